@@ -1,0 +1,47 @@
+"""Gradient accumulation, seen in one number: four batches of two give the step of one batch of eight.
+
+    python docs/examples/accumulation.py
+    accel launch --cpu --num_processes 2 docs/examples/accumulation.py
+
+The model is one weight `w`, the data `y = 2 x` for x = 1 … 8, the loss the mean of `(w x - y)²`. Its slope at
+`w = 0` is
+the mean of `-4 x²`, -102; so one step at rate 0.02 must end at 2.04, whole or in parts, on any number of processes.
+"""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel import Accelerator
+
+
+def weight_after(num_parts: int, *, weighted: bool = False) -> float:
+    """Return the weight after one optimizer step over all eight samples, cut into `num_parts` batches."""
+    x = torch.arange(1.0, 9.0).unsqueeze(1)
+    accelerator = Accelerator()
+    accelerator.gradient_accumulation_steps = num_parts // accelerator.num_processes
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    loader = DataLoader(TensorDataset(x, 2 * x), batch_size=8 // num_parts)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for inputs, targets in loader:
+        with accelerator.accumulate(model):
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            accelerator.backward(loss, num_items=len(inputs) if weighted else None)
+            optimizer.step()
+            optimizer.zero_grad()
+    return accelerator.unwrap_model(model).weight.item()
+
+
+def main() -> None:
+    accelerator = Accelerator()
+    whole = accelerator.num_processes  # as few parts as there are processes: no accumulation
+    accelerator.print(f"without accumulation: {weight_after(whole):.5f}")
+    accelerator.print(f"with accumulation:    {weight_after(4):.5f}")
+    accelerator.print(f"weighted by samples:  {weight_after(4, weighted=True):.5f}")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""`accel launch --use_mpirun` with the real Open MPI and MPICH, where they are installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+SUM = """
+import json, os, sys
+import torch
+from accel import Accelerator
+accelerator = Accelerator(cpu=True)
+total = accelerator.reduce(torch.tensor([float(accelerator.process_index + 1)]), "sum")
+seen = [accelerator.process_index, accelerator.num_processes, accelerator.local_process_index, total.item()]
+with open(f"{sys.argv[1]}/{accelerator.process_index}.json", "w") as file:
+    json.dump(seen, file)
+accelerator.end_training()
+"""
+WAIT = "import os, sys, time; open(f'{sys.argv[1]}/{os.getpid()}', 'w').close(); time.sleep(60)"
+
+# What the installed programs are called where several MPIs live side by side (Debian).
+PROGRAMS = ("mpirun.openmpi", "mpirun.mpich")
+
+
+@pytest.fixture(params=PROGRAMS)
+def start(request, tmp_path):
+    """Start a script with one of the MPIs as `mpirun`."""
+    program = shutil.which(request.param)
+    if program is None:
+        pytest.skip(f"`{request.param}` is not installed")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "mpirun").symlink_to(program)
+    if shutil.which("hydra_pmi_proxy"):  # MPICH looks for it beside the program
+        (folder / "hydra_pmi_proxy").symlink_to(shutil.which("hydra_pmi_proxy"))
+
+    def run(body: str, *arguments: str) -> subprocess.Popen[str]:
+        script = tmp_path / "train.py"
+        script.write_text(body)
+        environ = os.environ | {
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "HF_HOME": str(tmp_path / "hf"),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "accel_launch",
+            "launch",
+            "--cpu",
+            "--use_mpirun",
+            "--num_processes=2",
+        ]
+        return subprocess.Popen(
+            [*command, str(script), *arguments],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    return run
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    try:
+        _, stderr = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    return process.returncode, stderr
+
+
+def test_two_ranks_add_up(start, tmp_path: Path):
+    code, stderr = finish(start(SUM, str(tmp_path)))
+    assert (code, [line for line in stderr.splitlines() if "error" in line.lower()]) == (0, [])
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == [rank, 2, rank, 3.0]
+
+
+def test_a_failing_rank_gives_its_exit_code(start):
+    assert finish(start("import sys; sys.exit(3)"))[0] == 3
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_when_the_launcher_is_ended(start, tmp_path, signum):
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    process = start(WAIT, str(pids))
+    deadline = time.monotonic() + 30
+    while len(list(pids.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    ranks = [psutil.Process(int(path.name)) for path in pids.iterdir()]
+    process.send_signal(signum)
+    finish(process)
+    _, alive = psutil.wait_procs(ranks, timeout=5)
+    assert [rank for rank in alive if rank.status() != psutil.STATUS_ZOMBIE] == []

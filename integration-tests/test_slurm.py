@@ -1,0 +1,118 @@
+"""`accel launch` within a real SLURM job of two nodes, and `accel launch --slurm`."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location("slurm_cluster", Path(__file__).with_name("slurm_cluster.py"))
+slurm = importlib.util.module_from_spec(_spec)
+sys.modules["slurm_cluster"] = slurm
+_spec.loader.exec_module(slurm)
+
+ACCEL = [sys.executable, "-m", "accel_launch", "launch", "--cpu"]
+SUM = """
+import os
+import torch
+from accel import Accelerator
+accelerator = Accelerator(cpu=True)
+total = accelerator.reduce(torch.tensor([float(accelerator.process_index + 1)]), "sum")
+node = os.environ["SLURMD_NODENAME"]
+print(f"rank {accelerator.process_index} of {accelerator.num_processes} on {node} sees {total.item()}", flush=True)
+accelerator.end_training()
+"""
+# Waits for a SIGTERM in the first run of the job, and is through at once in the second.
+AGAIN = """
+import os, signal, sys, time
+count = os.environ.get("SLURM_RESTART_COUNT", "0")
+def save(*_):
+    print("saved in run", count, flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("run", count, "of", os.environ["SLURM_JOB_ID"], flush=True)
+time.sleep(60 if count == "0" else 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[slurm.Cluster]:
+    reason = slurm.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with slurm.cluster(tmp_path_factory.mktemp("slurm")) as made:
+        yield made
+
+
+@pytest.fixture
+def script(cluster):
+    def write(body: str) -> str:
+        (cluster.folder / "train.py").write_text(body)
+        return "train.py"
+
+    return write
+
+
+def wait_for(file: Path, text: str, timeout_s: float = 60) -> str:
+    deadline = time.monotonic() + timeout_s
+    while not (file.exists() and text in file.read_text()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"no `{text}` in {file.read_text() if file.exists() else 'a missing file'}")
+        time.sleep(0.3)
+    return file.read_text()
+
+
+def test_one_task_per_node_finds_its_machines(cluster, script):
+    told = cluster.run("srun", "-N2", "--ntasks-per-node=1", *ACCEL, "--num_processes=4", script(SUM))
+    assert sorted(line for line in told.splitlines() if line.startswith("rank")) == [
+        f"rank {rank} of 4 on n{rank // 2} sees 10.0" for rank in range(4)
+    ]
+
+
+def test_a_batch_job_starts_on_all_its_nodes(cluster, script):
+    flags = ["--slurm", "--num_machines=2", "--slurm_options=--output=job-%j.out"]
+    told = cluster.run(*ACCEL, *flags, script(SUM))
+    job = re.fullmatch(r"Submitted batch job (\d+)\n", told)[1]
+    output = wait_for(cluster.folder / f"job-{job}.out", "rank 1 of 2")
+    assert "rank 1 of 2 on n1 sees 3.0" in output
+
+
+def test_exit_codes_come_through(cluster, script):
+    command = [
+        "srun",
+        "-N2",
+        "--ntasks-per-node=1",
+        *ACCEL,
+        "--num_processes=2",
+        script("raise SystemExit(3)"),
+    ]
+    with pytest.raises(AssertionError, match="gave 3"):
+        cluster.run(*command)
+
+
+def test_an_array_is_several_jobs(cluster, script):
+    flags = ["--slurm", "--slurm_array=0-1", "--slurm_options=--output=array-%a.out"]
+    cluster.run(*ACCEL, *flags, script("import os; print('task', os.environ['SLURM_ARRAY_TASK_ID'])"))
+    for task in (0, 1):
+        assert wait_for(cluster.folder / f"array-{task}.out", "task") == f"task {task}\n"
+
+
+def test_a_job_that_gets_a_sigterm_saves_and_queues_again(cluster, script):
+    flags = ["--slurm", "--slurm_requeue", "--slurm_options=--output=again.out --begin=now"]
+    told = cluster.run(*ACCEL, *flags, script(AGAIN))
+    job = told.split()[-1]
+    output = cluster.folder / "again.out"
+    wait_for(output, "run 0 of")
+    cluster.run("scancel", "--signal=TERM", "--batch", job)
+    wait_for(output, "saved in run 0")
+    # SLURM holds a job back for a while that it has just put into the queue again.
+    deadline = time.monotonic() + 20
+    while "JobState=PENDING" not in cluster.run("scontrol", "show", "job", job, check=False):
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+    assert "Restarts=1" in cluster.run("scontrol", "show", "job", job)

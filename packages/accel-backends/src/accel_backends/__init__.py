@@ -1,0 +1,81 @@
+"""How a PyTorch model is trained: strategies, precisions, optimizer and scheduler wrappers."""
+
+from typing import TYPE_CHECKING
+
+from accel_state.lazy import attach
+
+if TYPE_CHECKING:
+    from accel_backends.containers import is_compiled_module as is_compiled_module
+    from accel_backends.containers import register_container as register_container
+    from accel_backends.handlers.autocast import AutocastKwargs as AutocastKwargs
+    from accel_backends.handlers.collection import collect as collect
+    from accel_backends.handlers.ddp import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+    from accel_backends.handlers.grad_scaler import GradScalerKwargs as GradScalerKwargs
+    from accel_backends.handlers.profile import ProfileKwargs as ProfileKwargs
+    from accel_backends.optimizer import AcceleratedOptimizer as AcceleratedOptimizer
+    from accel_backends.plugins.dynamo import TorchDynamoPlugin as TorchDynamoPlugin
+    from accel_backends.precisions.context import (
+        get_mixed_precision_context_manager as get_mixed_precision_context_manager,
+    )
+    from accel_backends.precisions.loss_scaler import LossScaler as LossScaler
+    from accel_backends.precisions.loss_scaler import get_grad_scaler as get_grad_scaler
+    from accel_backends.precisions.protocol import Precision as Precision
+    from accel_backends.precisions.selection import select_precision as select_precision
+    from accel_backends.scheduler import AcceleratedScheduler as AcceleratedScheduler
+    from accel_backends.state_placement import move_to_device as move_to_device
+    from accel_backends.strategies.bundle import Bundle as Bundle
+    from accel_backends.strategies.bundle import Placement as Placement
+    from accel_backends.strategies.context import SchedulerSettings as SchedulerSettings
+    from accel_backends.strategies.context import StrategyContext as StrategyContext
+    from accel_backends.strategies.protocol import Capabilities as Capabilities
+    from accel_backends.strategies.protocol import Strategy as Strategy
+    from accel_backends.strategies.selection import select_strategy as select_strategy
+    from accel_backends.transforms.compile import CompileTransform as CompileTransform
+    from accel_backends.transforms.compile import compile_model as compile_model
+    from accel_backends.transforms.protocol import ModelTransform as ModelTransform
+    from accel_backends.transforms.protocol import Stage as Stage
+    from accel_backends.transforms.regional import compile_regions as compile_regions
+    from accel_backends.transforms.regional import has_compiled_regions as has_compiled_regions
+    from accel_backends.transforms.regional import has_repeated_blocks as has_repeated_blocks
+    from accel_backends.transforms.regional import is_repeated_blocks as is_repeated_blocks
+    from accel_backends.unwrap import extract_model_from_parallel as extract_model_from_parallel
+
+__version__ = "0.1.0"
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "AcceleratedOptimizer": "accel_backends.optimizer",
+        "AcceleratedScheduler": "accel_backends.scheduler",
+        "AutocastKwargs": "accel_backends.handlers.autocast",
+        "Bundle": "accel_backends.strategies.bundle",
+        "Capabilities": "accel_backends.strategies.protocol",
+        "CompileTransform": "accel_backends.transforms.compile",
+        "DistributedDataParallelKwargs": "accel_backends.handlers.ddp",
+        "GradScalerKwargs": "accel_backends.handlers.grad_scaler",
+        "LossScaler": "accel_backends.precisions.loss_scaler",
+        "ModelTransform": "accel_backends.transforms.protocol",
+        "Placement": "accel_backends.strategies.bundle",
+        "Precision": "accel_backends.precisions.protocol",
+        "ProfileKwargs": "accel_backends.handlers.profile",
+        "SchedulerSettings": "accel_backends.strategies.context",
+        "Stage": "accel_backends.transforms.protocol",
+        "Strategy": "accel_backends.strategies.protocol",
+        "StrategyContext": "accel_backends.strategies.context",
+        "TorchDynamoPlugin": "accel_backends.plugins.dynamo",
+        "collect": "accel_backends.handlers.collection",
+        "compile_model": "accel_backends.transforms.compile",
+        "compile_regions": "accel_backends.transforms.regional",
+        "extract_model_from_parallel": "accel_backends.unwrap",
+        "get_grad_scaler": "accel_backends.precisions.loss_scaler",
+        "get_mixed_precision_context_manager": "accel_backends.precisions.context",
+        "has_compiled_regions": "accel_backends.transforms.regional",
+        "has_repeated_blocks": "accel_backends.transforms.regional",
+        "is_compiled_module": "accel_backends.containers",
+        "is_repeated_blocks": "accel_backends.transforms.regional",
+        "move_to_device": "accel_backends.state_placement",
+        "register_container": "accel_backends.containers",
+        "select_precision": "accel_backends.precisions.selection",
+        "select_strategy": "accel_backends.strategies.selection",
+    },
+)

@@ -1,0 +1,144 @@
+"""The optimizer that users hold: it steps when gradients are complete, and tells if it really stepped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from accel_backends.precisions.loss_scaler import step_scaled
+from accel_backends.state_placement import place_optimizer_state
+from accel_state.runtime import current_gradient
+
+
+class AcceleratedOptimizer(torch.optim.Optimizer):
+    """Wraps an optimizer so that `step` and `zero_grad` do nothing while gradients are being accumulated.
+
+    Args:
+        optimizer: The optimizer to wrap; it holds parameters and state, and hooks registered here end up on
+            it.
+        device_placement: Whether the optimizer's state is moved to the devices of its parameters.
+        scaler: The gradient scaler of fp16 training, None where gradients are not scaled.
+
+    Attributes that this class does not define are those of the wrapped optimizer.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        device_placement: bool = True,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        # Not Optimizer.__init__, which would set up parameter groups of its own.
+        self.optimizer = optimizer
+        self.scaler = scaler
+        self.device_placement = device_placement
+        self._gradient = current_gradient()
+        self._was_skipped = False
+        if device_placement:
+            place_optimizer_state(optimizer)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step the wrapped optimizer if this micro-batch completes the gradients; else do nothing.
+
+        Returns:
+            What the wrapped optimizer returns: the loss if ``closure`` computes one. None under a scaler.
+
+        Raises:
+            StateError: If ``closure`` is given while the loss is scaled.
+        """
+        if not self._gradient.sync_gradients:
+            return None
+        if self.scaler is None:
+            return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        self._was_skipped = not step_scaled(self.scaler, self.optimizer, closure)
+        return None
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Clear the gradients if this micro-batch completed them; else do nothing.
+
+        Args:
+            set_to_none: Passed to the wrapped optimizer; None leaves it to that optimizer's default.
+        """
+        if not self._gradient.sync_gradients:
+            return
+        if set_to_none is None:
+            self.optimizer.zero_grad()
+        else:
+            self.optimizer.zero_grad(set_to_none=set_to_none)
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last complete step left the parameters as they were, because gradients overflowed."""
+        return self._was_skipped
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of the wrapped optimizer."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = param_groups
+
+    @property
+    def state(self) -> Any:
+        """The state of the wrapped optimizer."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The defaults of the wrapped optimizer."""
+        return self.optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.optimizer.defaults = defaults
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters to the wrapped optimizer."""
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state dict of the wrapped optimizer."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a state dict into the wrapped optimizer; its tensors end up where the parameters are."""
+        self.optimizer.load_state_dict(dict(state_dict))
+        if self.device_placement:
+            place_optimizer_state(self.optimizer)
+
+    def train(self) -> None:
+        """Switch an optimizer that has a training mode (schedule-free ones) to it."""
+        self._switch_mode("train")
+
+    def eval(self) -> None:
+        """Switch an optimizer that has an evaluation mode (schedule-free ones) to it."""
+        self._switch_mode("eval")
+
+    def _switch_mode(self, mode: str) -> None:
+        switch = getattr(self.optimizer, mode, None)
+        if callable(switch):
+            switch()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":  # not there yet: this object is being unpickled
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The gradient state belongs to the process, not to the optimizer.
+        return {name: value for name, value in self.__dict__.items() if name != "_gradient"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._gradient = current_gradient()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.optimizer!r})"

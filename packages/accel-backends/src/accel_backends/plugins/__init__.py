@@ -1,0 +1,1 @@
+"""Settings objects for parts of training that have many, one file per part."""

@@ -1,0 +1,1 @@
+"""The number formats that the forward pass can run in, one file per member."""

@@ -1,0 +1,90 @@
+"""What the precisions that cast by `torch.autocast` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from accel_backends.containers import innermost
+from accel_backends.handlers.autocast import AutocastKwargs
+from accel_backends.precisions.forward import wrap_forward
+from accel_state.errors import ConfigError
+from accel_state.kwargs_handler import KwargsHandler
+
+if TYPE_CHECKING:
+    from accel_state.devices import DeviceBackend
+
+
+class AutocastPrecision:
+    """Casts operations inside forward to one type and outputs back to fp32; parameters stay as they are.
+
+    Raises:
+        ConfigError: If the device does not compute in the type, or torch has no autocast for it.
+    """
+
+    name: ClassVar[str]
+    compute_dtype: ClassVar[torch.dtype]
+    reads_handlers: ClassVar[tuple[type[KwargsHandler], ...]] = (AutocastKwargs,)
+    scaler: torch.amp.GradScaler | None = None
+
+    def __init__(
+        self, *, device_backend: DeviceBackend, handlers: Mapping[type[KwargsHandler], KwargsHandler]
+    ) -> None:
+        self.device_type: str = device_backend.name
+        if not torch.amp.is_autocast_available(self.device_type) or not device_backend.supports(
+            self.compute_dtype
+        ):
+            raise ConfigError(
+                f"`mixed_precision={self.name}` is not supported on this `{self.device_type}` device. "
+                "Use `mixed_precision=no`, or another device."
+            )
+        handler = handlers.get(AutocastKwargs)
+        self.handler = handler if isinstance(handler, AutocastKwargs) else AutocastKwargs()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that operations are cast to."""
+        return self.compute_dtype
+
+    def convert(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Bind autocast around the forward of the model inside all wrappers, and return ``model``."""
+        wrap_forward(
+            innermost(model),
+            device_type=self.device_type,
+            dtype=self.compute_dtype,
+            enabled=self.handler.enabled,
+            cache_enabled=self.handler.cache_enabled,
+        )
+        return model
+
+    def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+        """Return a context in which operations are cast, as ``handler`` says or else the run's own."""
+        choice = handler or self.handler
+        return torch.autocast(
+            self.device_type,
+            dtype=self.compute_dtype,
+            enabled=choice.enabled,
+            cache_enabled=choice.cache_enabled,
+        )
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return ``loss`` as it is."""
+        return loss
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Do nothing: gradients have their true size."""
+
+    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> bool:
+        """Step ``optimizer``; it always really steps."""
+        optimizer.step(closure)
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty dict: there is no state."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do nothing: there is no state."""

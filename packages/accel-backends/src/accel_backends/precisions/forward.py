@@ -1,0 +1,90 @@
+"""Binds autocast and the cast back to fp32 around a model's forward, once, and takes it off again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_ops.conversion import convert_to_fp32
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class AutocastForward:
+    """A forward that runs under autocast and returns fp32.
+
+    It is a plain object in the model's ``__dict__`` that refers to the original bound method, so that a model
+    can be copied and pickled with it, `inspect.signature` sees the original's parameters, and dynamo traces
+    through it.
+    """
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        *,
+        device_type: str,
+        dtype: torch.dtype,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        self.original = original
+        self.device_type = device_type
+        self.dtype = dtype
+        self.enabled = enabled
+        self.cache_enabled = cache_enabled
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self.original
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.original, "__name__", "forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # A fresh context each time: one shared instance forgets the outer state when a forward calls itself.
+        with torch.autocast(
+            self.device_type, dtype=self.dtype, enabled=self.enabled, cache_enabled=self.cache_enabled
+        ):
+            outputs = self.original(*args, **kwargs)
+        if type(outputs) is torch.Tensor:
+            return outputs.float() if outputs.dtype in _HALF else outputs
+        return convert_to_fp32(outputs)
+
+    def rebound(self, rebind: Callable[[Any], Any]) -> AutocastForward:
+        """Return a copy around ``rebind(original)``, for a shallow copy of the model."""
+        return AutocastForward(
+            rebind(self.original),
+            device_type=self.device_type,
+            dtype=self.dtype,
+            enabled=self.enabled,
+            cache_enabled=self.cache_enabled,
+        )
+
+
+def wrap_forward(model: nn.Module, **settings: Any) -> None:
+    """Put an `AutocastForward` with ``settings`` around ``model.forward``, in place of an earlier one."""
+    restore_forward(model)
+    model.forward = AutocastForward(model.forward, **settings)
+
+
+def restore_forward(model: nn.Module) -> None:
+    """Take the `AutocastForward` off ``model``, if there is one; what it wrapped is as it was before."""
+    wrapper = model.__dict__.get("forward")
+    if not isinstance(wrapper, AutocastForward):
+        return
+    del model.__dict__["forward"]
+    if not _is_own_method(wrapper.original, model):
+        model.__dict__["forward"] = wrapper.original
+
+
+def _is_own_method(forward: Callable[..., Any], model: nn.Module) -> bool:
+    return (
+        isinstance(forward, MethodType)
+        and forward.__self__ is model
+        and forward.__func__ is getattr(type(model).forward, "__func__", type(model).forward)
+    )

@@ -1,0 +1,56 @@
+"""Full precision: nothing is cast and nothing is scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from accel_backends.handlers.autocast import AutocastKwargs
+from accel_state.kwargs_handler import KwargsHandler
+
+if TYPE_CHECKING:
+    from accel_state.devices import DeviceBackend
+
+
+class FullPrecision:
+    """The precision `no`: the model computes in the types its parameters have."""
+
+    name: ClassVar[str] = "no"
+    reads_handlers: ClassVar[tuple[type[KwargsHandler], ...]] = ()
+    dtype: torch.dtype | None = None
+    scaler: torch.amp.GradScaler | None = None
+
+    def __init__(
+        self, *, device_backend: DeviceBackend, handlers: Mapping[type[KwargsHandler], KwargsHandler]
+    ) -> None:
+        del device_backend, handlers
+
+    def convert(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return ``model`` as it is."""
+        return model
+
+    def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+        """Return a context that does nothing: there is no type to cast to."""
+        return nullcontext()
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return ``loss`` as it is."""
+        return loss
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Do nothing: gradients have their true size."""
+
+    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> bool:
+        """Step ``optimizer``; it always really steps."""
+        optimizer.step(closure)
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty dict: there is no state."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do nothing: there is no state."""

@@ -1,0 +1,143 @@
+"""Loss scaling for fp16, right for several optimizers that share one scaler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import OptState
+
+from accel_state.enums import DistributedType
+from accel_state.errors import StateError
+
+Outputs = torch.Tensor | Iterable[torch.Tensor]
+
+
+class LossScaler(torch.amp.GradScaler):
+    """A `torch.amp.GradScaler` that may be updated after each optimizer's step.
+
+    torch wants `update` once per iteration, after all optimizers have stepped; nobody can tell an optimizer
+    wrapper that it is the last. So `update` is noted and takes place when the new scale is first needed: at
+    the next loss, at the next step of an optimizer that has stepped already, or when somebody looks. Until
+    then the gradients of the other optimizers are unscaled with the scale that their loss was multiplied
+    with.
+    """
+
+    _update_is_due = False
+
+    def scale(self, outputs: Any) -> Any:
+        """Return ``outputs`` times the scale that the steps so far have led to."""
+        self._update_if_due()
+        return super().scale(outputs)
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide this optimizer's gradients by the scale."""
+        self._begin_next_step_of(optimizer)
+        super().unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        """Step ``optimizer`` unless its gradients overflowed."""
+        self._begin_next_step_of(optimizer)
+        return super().step(optimizer, *args, **kwargs)
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """Note that the scale is to be adapted; a ``new_scale`` takes effect at once."""
+        if new_scale is None:
+            self._update_is_due = self.is_enabled()
+            return
+        self._update_is_due = False
+        super().update(new_scale)
+
+    def get_scale(self) -> float:
+        """Return the scale that the next loss will be multiplied with."""
+        self._update_if_due()
+        return super().get_scale()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the scaler, with all steps so far taken into account."""
+        self._update_if_due()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back the state of the scaler; steps before it no longer count."""
+        self._update_is_due = False
+        super().load_state_dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._update_if_due()
+        return super().__getstate__()
+
+    def _update_if_due(self) -> None:
+        if self._update_is_due:
+            self._update_is_due = False
+            super().update()
+
+    def _begin_next_step_of(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._update_is_due and _stage(self, optimizer) is OptState.STEPPED:
+            self._update_if_due()
+
+
+def unscale_once(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    """Unscale the gradients of ``optimizer`` unless that was done since its last step."""
+    if not scaler.is_enabled() or not _has_gradients(optimizer):
+        return
+    if _stage(scaler, optimizer) is not OptState.UNSCALED:
+        scaler.unscale_(optimizer)
+
+
+def step_scaled(
+    scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None
+) -> bool:
+    """Step ``optimizer`` under ``scaler``, update the scale, and return whether the parameters were updated.
+
+    Raises:
+        StateError: If a closure is given: the gradients that it computes would escape the scaling.
+    """
+    if not scaler.is_enabled():
+        optimizer.step(closure)
+        return True
+    if closure is not None:
+        raise StateError(
+            "An optimizer that needs a closure cannot step under the loss scaling of `mixed_precision=fp16`. "
+            "Use `mixed_precision=bf16` or `no`."
+        )
+    if not _has_gradients(optimizer):
+        # Nothing to check for overflow: torch's scaler would raise where plain torch does nothing.
+        optimizer.step()
+        return True
+    scaler.step(optimizer)
+    overflows = scaler._found_inf_per_device(optimizer).values()
+    stepped = not any(found.item() for found in overflows)
+    scaler.update()
+    return stepped
+
+
+def get_grad_scaler(
+    distributed_type: DistributedType | str | None = None, **kwargs: Any
+) -> torch.amp.GradScaler:
+    """Return a gradient scaler for this process's device.
+
+    Args:
+        distributed_type: The kind of distributed run; sharded parameters need a scaler that sees all shards.
+        **kwargs: Arguments of `torch.amp.GradScaler`.
+    """
+    if distributed_type == DistributedType.FSDP:
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+        return ShardedGradScaler(**kwargs)
+    from accel_state import PartialState
+
+    return LossScaler(PartialState().device.type, **kwargs)
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(
+        parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]
+    )
+
+
+def _stage(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> OptState:
+    # torch has no public way to ask; its own step() looks at the same entry.
+    states = scaler._per_optimizer_states
+    return states[id(optimizer)]["stage"] if id(optimizer) in states else OptState.READY

@@ -1,0 +1,63 @@
+"""What every precision does, whatever number format stands behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import torch
+
+from accel_backends.handlers.autocast import AutocastKwargs
+from accel_state.kwargs_handler import KwargsHandler
+
+if TYPE_CHECKING:
+    from accel_state.devices import DeviceBackend
+
+
+class Precision(Protocol):
+    """How a model computes and how its optimizer steps under one number format.
+
+    A member is constructed once per run as ``member(device_backend=…, handlers=…)`` by `select_precision`,
+    which is the moment to refuse a device that cannot do it.
+    """
+
+    name: ClassVar[str]
+    reads_handlers: ClassVar[tuple[type[KwargsHandler], ...]]
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The type that operations are cast to, or None where nothing is cast."""
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The gradient scaler, where the format needs one."""
+
+    def convert(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Make ``model`` compute in this format and return it; converting twice changes nothing more."""
+
+    def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+        """Return a context in which operations are cast, with ``handler`` instead of the run's own choice."""
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return what backward should be called on."""
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Bring this optimizer's gradients back to their true size, once per step."""
+
+    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> bool:
+        """Step ``optimizer`` and return whether the parameters were really updated."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold to go on where this run stands."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+
+
+class PrecisionFactory(Protocol):
+    """What the registry `accel.precisions` holds: usually the class itself."""
+
+    def __call__(
+        self, *, device_backend: DeviceBackend, handlers: Mapping[type[KwargsHandler], KwargsHandler]
+    ) -> Precision: ...

@@ -1,0 +1,44 @@
+"""Finds a precision by its name."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from accel_backends.handlers.autocast import AutocastKwargs
+from accel_backends.handlers.grad_scaler import GradScalerKwargs
+from accel_backends.precisions.protocol import Precision, PrecisionFactory
+from accel_state.kwargs_handler import KwargsHandler
+from accel_state.registry import Registry
+
+if TYPE_CHECKING:
+    from accel_state.devices import DeviceBackend
+
+PRECISIONS: Registry[PrecisionFactory] = Registry("precision", "accel.precisions")
+
+
+def select_precision(
+    name: str,
+    *,
+    device_backend: DeviceBackend,
+    handlers: Mapping[type[KwargsHandler], KwargsHandler] | None = None,
+) -> Precision:
+    """Return the precision called ``name``, set up for one device.
+
+    Args:
+        name: A member of the registry `accel.precisions`, such as ``bf16``.
+        device_backend: The device that models will compute on.
+        handlers: The run's handlers by class; those for autocast and scaling are read here.
+
+    Raises:
+        ConfigError: If nobody owns the name, or the device cannot compute in it.
+    """
+    given = handlers or {}
+    precision = PRECISIONS.get(str(name))(device_backend=device_backend, handlers=given)
+    for kind in (AutocastKwargs, GradScalerKwargs):
+        if kind in given and kind not in precision.reads_handlers:
+            warnings.warn(
+                f"`{kind.__name__}` has no effect with `mixed_precision={precision.name}`.", stacklevel=2
+            )
+    return precision

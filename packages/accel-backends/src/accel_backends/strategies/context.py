@@ -1,0 +1,69 @@
+"""What a strategy knows about the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from accel_state.topology import Topology
+
+if TYPE_CHECKING:
+    from accel_backends.precisions.protocol import Precision
+    from accel_backends.scheduler import SchedulerUnit
+    from accel_backends.transforms.protocol import ModelTransform
+    from accel_state.gradient_data import GradientData
+    from accel_state.kwargs_handler import KwargsHandler
+    from accel_state.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """How schedulers follow their optimizers; see `AcceleratedScheduler`."""
+
+    step_with_optimizer: bool = True
+    split_batches: bool = False
+    unit: SchedulerUnit = "process"
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyContext:
+    """The run as a strategy sees it; complete before `Strategy.setup`, never changed after.
+
+    Attributes:
+        runtime: This process: topology, device, gradient state.
+        precision: What converts models and scales losses.
+        handlers: The user's kwargs handlers by class.
+        plugin: The settings object of the strategy, where it has one.
+        device_placement: Whether objects are moved to the device unless said otherwise.
+        make_loader: Called as ``make_loader(loader, device_placement=bool)`` for each loader that is
+            prepared.
+        scheduling: How schedulers follow their optimizers.
+        transforms: What is done to each model, beside the precision, before it is wrapped.
+    """
+
+    runtime: Runtime
+    precision: Precision
+    handlers: Mapping[type[KwargsHandler], KwargsHandler] = field(default_factory=dict)
+    plugin: object | None = None
+    device_placement: bool = True
+    make_loader: Callable[..., Any] | None = None
+    scheduling: SchedulerSettings = SchedulerSettings()
+    transforms: Sequence[ModelTransform] = ()
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return self.runtime.device
+
+    @property
+    def topology(self) -> Topology:
+        """Which process this is, and of how many."""
+        return self.runtime.topology
+
+    @property
+    def gradient(self) -> GradientData:
+        """Whether gradients sync now; hot code keeps a reference of its own."""
+        return self.runtime.gradient

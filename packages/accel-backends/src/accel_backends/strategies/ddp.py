@@ -1,0 +1,107 @@
+"""Distributed data parallelism: every rank holds the whole model and gradients are averaged in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+from accel_backends.containers import layers
+from accel_backends.handlers.ddp import DistributedDataParallelKwargs
+from accel_backends.strategies.context import StrategyContext
+from accel_backends.strategies.ddp_ending import release_at_exit
+from accel_backends.strategies.placement import model_devices
+from accel_backends.strategies.protocol import Capabilities
+from accel_backends.strategies.replicated import ReplicatedStrategy
+from accel_state.errors import ConfigError
+
+_NOTHING = nullcontext()
+
+
+class DDPStrategy(ReplicatedStrategy):
+    """The strategy `ddp`, on any device that torch has a process group for."""
+
+    name: ClassVar[str] = "ddp"
+    capabilities: ClassVar[Capabilities] = Capabilities(can_defer_sync=True)
+
+    def setup(self, context: StrategyContext) -> None:
+        """Take in the run.
+
+        Raises:
+            ConfigError: If there is no process group to average gradients over.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ConfigError(
+                "The strategy `ddp` needs a process group, and this process has none. "
+                "Start the script with `accel launch` or torchrun, or use the strategy `single`."
+            )
+        super().setup(context)
+        handler = context.handlers.get(DistributedDataParallelKwargs)
+        self._handler = (
+            handler if isinstance(handler, DistributedDataParallelKwargs) else DistributedDataParallelKwargs()
+        )
+
+    def _parallelise(self, model: nn.Module) -> nn.Module:
+        """Wrap ``model`` unless it is wrapped already or nothing in it is trained. All ranks together."""
+        if ddp_of(model) is not None or not any(parameter.requires_grad for parameter in model.parameters()):
+            return model
+        wrapped = DistributedDataParallel(model, device_ids=_device_ids(model), **self._handler.to_kwargs())
+        self._handler.register_comm_hook(wrapped)
+        release_at_exit(wrapped)
+        return wrapped
+
+    def gradient_sync(self, model: nn.Module, *, enabled: bool) -> AbstractContextManager[Any]:
+        """Return a context in which gradients of ``model`` are reduced, or only added up on this rank."""
+        if enabled:
+            return _NOTHING
+        ddp = ddp_of(model)
+        return _NOTHING if ddp is None else ddp.no_sync()
+
+    def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Return a context for a backward that reduces gradients although its forward ran without sync."""
+        ddp = ddp_of(model)
+        return _NOTHING if ddp is None else _synchronised_backward(ddp)
+
+    def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
+        """Return a context in which ranks may run out of batches at different times.
+
+        A rank that is done answers the collectives of the others until all are done. Communicates: all ranks.
+        """
+        joinables = [ddp_of(model) or model for model in models]
+        return Join(joinables, enable=True, throw_on_early_termination=False)
+
+
+def ddp_of(model: Any) -> DistributedDataParallel | None:
+    """Return the `DistributedDataParallel` among the wrappers around a model, None if there is none."""
+    if isinstance(model, DistributedDataParallel):
+        return model
+    if not isinstance(model, nn.Module):
+        return None
+    return next((layer for layer in layers(model) if isinstance(layer, DistributedDataParallel)), None)
+
+
+def _device_ids(model: nn.Module) -> list[torch.device] | None:
+    """Return what DDP moves inputs to: the model's device if it has a number, None for the CPU or several."""
+    devices = model_devices(model)
+    return (
+        list(devices) if len(devices) == 1 and all(device.index is not None for device in devices) else None
+    )
+
+
+@contextmanager
+def _synchronised_backward(ddp: DistributedDataParallel) -> Iterator[None]:
+    was_required = ddp.require_backward_grad_sync, ddp.require_forward_param_sync
+    ddp.require_backward_grad_sync = ddp.require_forward_param_sync = True
+    # What DDP's forward does when it is not under no_sync. Parameters that backward does not reach are not
+    # searched for, since the outputs are gone: with find_unused_parameters backward must reach all.
+    ddp.reducer.prepare_for_backward([])
+    try:
+        yield
+    finally:
+        ddp.require_backward_grad_sync, ddp.require_forward_param_sync = was_required

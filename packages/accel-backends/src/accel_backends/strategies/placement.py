@@ -1,0 +1,50 @@
+"""Puts a model on the device of its process."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import nn
+
+
+def model_devices(model: nn.Module) -> set[torch.device]:
+    """Return the devices that parameters and buffers of ``model`` are on, meta included."""
+    return {tensor.device for tensor in itertools.chain(model.parameters(), model.buffers())}
+
+
+def place_model(model: nn.Module, device: torch.device) -> nn.Module:
+    """Move ``model`` to ``device`` and return it; one that is spread over several devices stays as it is.
+
+    Tied weights stay tied. Between the CPU and most accelerators parameters are moved in place, so that
+    optimizers built before keep theirs; where torch must make new ones (XLA, meta) they do not.
+    """
+    if is_spread(model):
+        return model
+    ties = _tied_names(model)
+    model.to(device)
+    for first, *others in ties:
+        for name in others:
+            _set_parameter(model, name, model.get_parameter(first))
+    return model
+
+
+def _tied_names(model: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has more than one."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [tied for tied in names.values() if len(tied) > 1]
+
+
+def _set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    owner, _, attribute = name.rpartition(".")
+    model.get_submodule(owner)._parameters[attribute] = parameter
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Whether ``model`` was placed over several devices on purpose, with a device map or by hand."""
+    device_map = getattr(model, "hf_device_map", None)
+    if device_map is not None:
+        return len(set(device_map.values())) > 1
+    return len(model_devices(model) - {torch.device("cpu")}) > 1

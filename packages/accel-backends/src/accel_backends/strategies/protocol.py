@@ -1,0 +1,121 @@
+"""What every strategy does, whatever engine stands behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import torch
+from torch import nn
+
+from accel_backends.strategies.bundle import Bundle, Placement
+
+if TYPE_CHECKING:
+    from accel_backends.strategies.context import StrategyContext
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What callers may have to know about a strategy, so that nobody asks which one it is.
+
+    Attributes:
+        shards_parameters: A rank holds parts of the parameters; a full state must be gathered by all ranks
+            together.
+        joint_prepare: Models and their optimizers must be prepared in one call.
+        owns_backward: The engine divides and scales the loss itself.
+        owns_step: The engine clips, steps and clears gradients itself, at the boundaries that it counts.
+        can_defer_sync: `gradient_sync(enabled=False)` saves communication; without it there is nothing to
+            defer.
+        mesh_axes: Axes of `ParallelismConfig` along which the strategy splits the work; others may not be on.
+    """
+
+    shards_parameters: bool = False
+    joint_prepare: bool = False
+    owns_backward: bool = False
+    owns_step: bool = False
+    can_defer_sync: bool = False
+    mesh_axes: frozenset[str] = frozenset({"dp_replicate"})
+
+
+class Strategy(Protocol):
+    """How models are placed, wrapped, synchronised and stepped.
+
+    A member is constructed without arguments, set up once, and then used for all objects of the run. Methods
+    that communicate say so; every rank must call those, in the same order.
+    """
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+
+    def setup(self, context: StrategyContext) -> None:
+        """Take in the run; refuse here what can never work.
+
+        Raises:
+            ConfigError: If the run asks for something that this strategy or this machine cannot do.
+        """
+
+    def prepare(
+        self, bundle: Bundle, *, device_placement: Placement | None = None, evaluation_mode: bool = False
+    ) -> Bundle:
+        """Return the prepared objects in the same order. Every rank must call it; it may communicate."""
+
+    def prepare_model(
+        self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Place, convert, transform and wrap one model; evaluation needs no wrapper for gradients."""
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
+    ) -> torch.optim.Optimizer:
+        """Return the optimizer that the user will hold."""
+
+    def prepare_scheduler(self, scheduler: Any, *, optimizers: Sequence[torch.optim.Optimizer] = ()) -> Any:
+        """Return the scheduler that the user will hold; ``optimizers`` are those prepared with it."""
+
+    def unwrap(
+        self,
+        model: nn.Module,
+        *,
+        keep_fp32_wrapper: bool = True,
+        keep_torch_compile: bool = True,
+        recursive: bool = False,
+    ) -> nn.Module:
+        """Return the user's model inside what `prepare_model` put around it."""
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Compute gradients, scaled as the precision wants; reduced over ranks unless that is deferred."""
+
+    def gradient_sync(self, model: nn.Module, *, enabled: bool) -> AbstractContextManager[Any]:
+        """Return a context for forward and backward in which gradients are reduced, or only added up."""
+
+    def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Return a context for a backward that must reduce gradients although its forward deferred that."""
+
+    def clip_grad_norm(
+        self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor | None:
+        """Clip the norm of all (unscaled) gradients together and return what it was."""
+
+    def clip_grad_value(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
+        """Clip each (unscaled) gradient value."""
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return the full state of the user's model, with the keys it had before it was prepared."""
+
+    def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
+        """Load a full state; return missing and unexpected keys as `torch.nn.Module.load_state_dict` does."""
+
+    def optimizer_state(
+        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+    ) -> dict[str, Any]:
+        """Return the full state of ``optimizer``; a sharding strategy needs the ``model`` that it steps."""
+
+    def load_optimizer_state(
+        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
+    ) -> None:
+        """Load a full state into ``optimizer``."""
+
+    def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
+        """Return a context in which ranks may run out of batches at different times."""

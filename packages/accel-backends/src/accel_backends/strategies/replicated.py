@@ -1,0 +1,182 @@
+"""What the strategies share in which every rank holds the whole model."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from accel_backends.optimizer import AcceleratedOptimizer
+from accel_backends.scheduler import AcceleratedScheduler
+from accel_backends.strategies.bundle import Bundle, Placement
+from accel_backends.strategies.context import StrategyContext
+from accel_backends.strategies.placement import place_model
+from accel_backends.strategies.protocol import Capabilities
+from accel_backends.transforms.low_precision import LowPrecisionTransform
+from accel_backends.transforms.protocol import apply_transforms
+from accel_backends.unwrap import extract_model_from_parallel
+
+_NOTHING = nullcontext()
+
+
+class ReplicatedStrategy:
+    """Places, converts and transforms models, and leaves it to a subclass to wrap them for parallel work."""
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    context: StrategyContext
+
+    def setup(self, context: StrategyContext) -> None:
+        """Take in the run."""
+        self.context = context
+        self._scale = context.precision.scale if context.precision.scaler is not None else None
+        self._transforms = (LowPrecisionTransform(context.precision), *context.transforms)
+        # To find the optimizer of a scheduler that is prepared later; the user's references keep them alive.
+        self._optimizers: weakref.WeakSet[AcceleratedOptimizer] = weakref.WeakSet()
+
+    def prepare(
+        self, bundle: Bundle, *, device_placement: Placement | None = None, evaluation_mode: bool = False
+    ) -> Bundle:
+        """Return the prepared objects in the same order."""
+        chosen = device_placement or Placement()
+        models = [
+            self.prepare_model(model, device_placement=place, evaluation_mode=evaluation_mode)
+            for model, place in self._placed(bundle.models, chosen.models)
+        ]
+        optimizers: list[torch.optim.Optimizer] = [
+            self.prepare_optimizer(optimizer, device_placement=place)
+            for optimizer, place in self._placed(bundle.optimizers, chosen.optimizers)
+        ]
+        schedulers = [
+            self.prepare_scheduler(scheduler, optimizers=optimizers) for scheduler in bundle.schedulers
+        ]
+        loaders = [
+            self.prepare_loader(loader, device_placement=place)
+            for loader, place in self._placed(bundle.loaders, chosen.loaders)
+        ]
+        return Bundle(models=models, optimizers=optimizers, schedulers=schedulers, loaders=loaders)
+
+    def prepare_model(
+        self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Place, convert, transform and wrap one model."""
+        if self._choice(device_placement):
+            model = place_model(model, self.context.device)
+        model = apply_transforms(model, self._transforms, evaluation_mode=evaluation_mode)
+        return model if evaluation_mode else self._parallelise(model)
+
+    def _parallelise(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
+    ) -> AcceleratedOptimizer:
+        """Wrap ``optimizer``; one that is wrapped already is returned as it is."""
+        if not isinstance(optimizer, AcceleratedOptimizer):
+            optimizer = AcceleratedOptimizer(
+                optimizer,
+                device_placement=self._choice(device_placement),
+                scaler=self.context.precision.scaler,
+            )
+        self._optimizers.add(optimizer)
+        return optimizer
+
+    def prepare_scheduler(
+        self, scheduler: Any, *, optimizers: Sequence[torch.optim.Optimizer] = ()
+    ) -> AcceleratedScheduler:
+        """Wrap ``scheduler`` to follow its own optimizer, or all of ``optimizers`` if that is unknown."""
+        if isinstance(scheduler, AcceleratedScheduler):
+            return scheduler
+        own = getattr(scheduler, "optimizer", None)
+        known = [prepared for prepared in self._optimizers if own is prepared or own is prepared.optimizer]
+        settings = self.context.scheduling
+        return AcceleratedScheduler(
+            scheduler,
+            known or list(optimizers),
+            step_with_optimizer=settings.step_with_optimizer,
+            split_batches=settings.split_batches,
+            scheduler_unit=settings.unit,
+            num_replicas=self.context.topology.world_size,
+        )
+
+    def prepare_loader(self, loader: Any, *, device_placement: bool | None = None) -> Any:
+        """Hand ``loader`` to the run's ``make_loader``, or return it as it is where there is none."""
+        if self.context.make_loader is None:
+            return loader
+        return self.context.make_loader(loader, device_placement=self._choice(device_placement))
+
+    def unwrap(
+        self,
+        model: nn.Module,
+        *,
+        keep_fp32_wrapper: bool = True,
+        keep_torch_compile: bool = True,
+        recursive: bool = False,
+    ) -> nn.Module:
+        """Return the user's model inside what `prepare_model` put around it."""
+        return extract_model_from_parallel(
+            model,
+            keep_fp32_wrapper=keep_fp32_wrapper,
+            keep_torch_compile=keep_torch_compile,
+            recursive=recursive,
+        )
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Compute gradients of ``loss``, scaled under fp16; ``kwargs`` go to `torch.Tensor.backward`."""
+        scale = self._scale
+        (loss if scale is None else scale(loss)).backward(**kwargs)  # type: ignore[no-untyped-call]
+
+    def gradient_sync(self, model: nn.Module, *, enabled: bool) -> AbstractContextManager[Any]:
+        """Return a context that does nothing: there is nothing to reduce."""
+        return _NOTHING
+
+    def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Return a context that does nothing: there is nothing to reduce."""
+        return _NOTHING
+
+    def clip_grad_norm(
+        self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor | None:
+        """Clip the norm of all gradients together and return what it was."""
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+
+    def clip_grad_value(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
+        """Clip each gradient value to plus or minus ``clip_value``."""
+        torch.nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return the state of the user's model; every rank has all of it."""
+        return self.unwrap(model, keep_torch_compile=False).state_dict()
+
+    def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
+        """Load the state into the user's model; every rank loads all of it."""
+        return self.unwrap(model, keep_torch_compile=False).load_state_dict(state, strict=strict)
+
+    def optimizer_state(
+        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+    ) -> dict[str, Any]:
+        """Return the state of ``optimizer``; every rank has all of it."""
+        return optimizer.state_dict()
+
+    def load_optimizer_state(
+        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
+    ) -> None:
+        """Load the state into ``optimizer``; every rank loads all of it."""
+        optimizer.load_state_dict(dict(state))
+
+    def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
+        """Return a context that does nothing: there are no other ranks to wait for."""
+        return _NOTHING
+
+    def _choice(self, device_placement: bool | None) -> bool:
+        return self.context.device_placement if device_placement is None else device_placement
+
+    def _placed(self, objects: Sequence[Any], chosen: Sequence[bool]) -> Iterable[tuple[Any, bool | None]]:
+        if not chosen:
+            return [(item, None) for item in objects]
+        return zip(objects, chosen, strict=True)

@@ -1,0 +1,127 @@
+"""Gradients packed for the wire: the hooks that run on gloo, in two real processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from accel_backends import DistributedDataParallelKwargs
+from accel_state.enums import DDPCommunicationHookType
+from accel_state.errors import ConfigError
+
+SIDE = 48
+NUM_STEPS = 8
+
+
+def body_trains(**options):
+    """Train a matrix towards the same target on both ranks' data; return distance and last weights."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(SIDE, SIDE, bias=False))
+    # Nearly of rank one, so that PowerSGD can follow, but not exactly, so that it can be told apart.
+    target = torch.randn(SIDE, 1) @ torch.randn(1, SIDE) + 0.05 * torch.randn(SIDE, SIDE)
+    DistributedDataParallelKwargs(**options).register_comm_hook(model)
+    model.module.weight.data.zero_()
+    optimizer = torch.optim.SGD(model.parameters(), lr=4.0)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(NUM_STEPS):
+        rows = torch.randn(256, SIDE, generator=generator)
+        loss = (model(rows) - rows @ target.T).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    distance = (model.module.weight.detach() - target).norm() / target.norm()
+    return distance.item(), model.module.weight.detach().clone()
+
+
+def run(world, **options):
+    (distance, first), (_, second) = world(2).run(body_trains, **options)
+    # Not bit for bit: each rank multiplies the factors itself, and the ring sums in another order on each.
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-6)
+    return distance, first
+
+
+def test_the_fp16_hook_averages_in_half_precision(world):
+    _, plain = run(world)
+    _, packed = run(world, comm_hook="fp16")
+    assert not torch.equal(packed, plain)
+    # fp16 keeps 11 bits of each gradient.
+    torch.testing.assert_close(packed, plain, rtol=0, atol=plain.abs().max().item() * 2**-9)
+
+
+@pytest.mark.parametrize("hook", ["power_sgd", "batched_power_sgd"])
+@pytest.mark.parametrize("wrapper", ["no", "fp16"])
+def test_power_sgd_compresses_and_still_gets_there(world, hook, wrapper):
+    plain_distance, plain = run(world)
+    options = {"start_powerSGD_iter": 2, "matrix_approximation_rank": 2}
+    distance, compressed = run(world, comm_hook=hook, comm_wrapper=wrapper, comm_state_option=options)
+    assert not torch.allclose(compressed, plain, rtol=0, atol=1e-4)
+    assert distance < 2 * plain_distance + 0.05
+
+
+def test_batched_power_sgd_of_full_rank_is_the_plain_average(world):
+    _, plain = run(world)
+    options = {"start_powerSGD_iter": 2, "matrix_approximation_rank": SIDE}
+    _, packed = run(world, comm_hook="batched_power_sgd", comm_state_option=options)
+    torch.testing.assert_close(packed, plain, rtol=0, atol=1e-4)
+
+
+def body_repeats_one_gradient(use_error_feedback):
+    """Take 40 steps along the same gradient and return how far the sum is from 40 times that gradient."""
+    torch.manual_seed(0)
+    gradient = torch.randn(12, 12)
+    model = DistributedDataParallel(nn.Linear(12, 12, bias=False))
+    options = {"start_powerSGD_iter": 2, "use_error_feedback": use_error_feedback}
+    handler = DistributedDataParallelKwargs(comm_hook="batched_power_sgd", comm_state_option=options)
+    handler.register_comm_hook(model)
+    total = torch.zeros(12, 12)
+    for _ in range(40):
+        model.zero_grad()
+        (model(torch.eye(12)).T * gradient).sum().backward()
+        total += model.module.weight.grad
+    return ((total / 40 - gradient).norm() / gradient.norm()).item()
+
+
+def test_what_batched_power_sgd_leaves_out_is_made_up_for_later(world):
+    with_feedback, _ = world(2).run(body_repeats_one_gradient, True)
+    without_feedback, _ = world(2).run(body_repeats_one_gradient, False)
+    assert without_feedback > 0.5  # one of twelve directions per step, always the same
+    assert with_feedback < 0.5 * without_feedback
+
+
+def body_registers(**options):
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    DistributedDataParallelKwargs(**options).register_comm_hook(model)
+    return len(model._comm_hooks)
+
+
+@pytest.mark.parametrize(
+    "options", [{"comm_hook": "bf16"}, {"comm_hook": "power_sgd", "comm_wrapper": "bf16"}]
+)
+def test_bf16_without_nccl_is_refused_with_a_way_out(world, options):
+    with pytest.raises(ConfigError, match="cannot be used here.*Choose fp16 or power_sgd"):
+        world(2).run(body_registers, **options)
+
+
+def test_no_hook_registers_nothing(world):
+    assert world(2).run(body_registers) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"comm_wrapper": "fp16"}, "wraps no hook"),
+        ({"comm_hook": "fp16", "comm_wrapper": "power_sgd"}, "`comm_wrapper` must be one of no, fp16, bf16"),
+        ({"comm_hook": "fp16", "comm_state_option": {"matrix_approximation_rank": 2}}, "has no effect"),
+        ({"comm_hook": "fp8"}, "DDPCommunicationHookType"),
+    ],
+)
+def test_choices_without_effect_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        DistributedDataParallelKwargs(**options)
+
+
+def test_hooks_are_known_by_member_and_by_string():
+    assert DistributedDataParallelKwargs(comm_hook="fp16").comm_hook is DDPCommunicationHookType.FP16

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from accel_backends import AutocastKwargs, collect, select_precision
+from accel_state.devices import device_backend
+
+CPU = device_backend("cpu")
+
+
+def test_bf16_needs_no_scaler():
+    precision = select_precision("bf16", device_backend=CPU)
+    loss = torch.ones((), requires_grad=True)
+    assert (precision.scaler, precision.dtype) == (None, torch.bfloat16)
+    assert precision.scale(loss) is loss
+
+
+def test_autocast_casts_as_the_run_says_and_as_a_handler_says():
+    precision = select_precision("bf16", device_backend=CPU)
+    layer = nn.Linear(2, 2)
+    with precision.autocast():
+        assert layer(torch.ones(1, 2)).dtype is torch.bfloat16
+    with precision.autocast(AutocastKwargs(enabled=False)):
+        assert layer(torch.ones(1, 2)).dtype is torch.float32
+
+
+def test_a_handler_of_the_run_reaches_the_forward():
+    off = collect([AutocastKwargs(enabled=False)])
+    precision = select_precision("bf16", device_backend=CPU, handlers=off)
+    model = nn.Linear(2, 2)
+    seen = []
+    model.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    layer = nn.Sequential(model)
+    precision.convert(layer)
+    layer(torch.ones(1, 2))
+    assert seen == [torch.float32]
+
+
+def test_conversion_reaches_the_model_inside_a_compiled_module():
+    precision = select_precision("bf16", device_backend=CPU)
+    inner = nn.Sequential(nn.Linear(2, 2))
+    compiled = torch.compile(inner, backend="eager")
+    compiled(torch.ones(1, 2))
+    assert precision.convert(compiled) is compiled
+    assert "forward" in inner.__dict__
+    plain = nn.Sequential(inner[0])
+    torch.testing.assert_close(compiled(torch.ones(1, 2)), precision.convert(plain)(torch.ones(1, 2)))
+
+
+def test_a_small_model_trains():
+    precision = select_precision("bf16", device_backend=CPU)
+    torch.manual_seed(0)
+    model = precision.convert(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    rows = torch.randn(64, 4)
+    target = rows.sum(dim=1, keepdim=True)
+    losses = []
+    for _ in range(80):
+        loss = (model(rows) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.1 * losses[0]

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from accel_backends import LossScaler, get_grad_scaler
+from accel_backends.precisions.loss_scaler import step_scaled, unscale_once
+from accel_state import PartialState
+from accel_state.errors import StateError
+
+
+def pair():
+    """Two weights with an optimizer each."""
+    weights = [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))]
+    return weights, [torch.optim.SGD([weight], lr=0.5) for weight in weights]
+
+
+@pytest.fixture
+def scaler():
+    return LossScaler("cpu", init_scale=8.0)
+
+
+def test_an_overflow_in_one_optimizer_does_not_change_how_another_is_unscaled(scaler):
+    (first, second), (one, other) = pair()
+    scaler.scale(first.sum() + second.sum()).backward()
+    first.grad.fill_(torch.inf)
+    assert step_scaled(scaler, one) is False
+    assert step_scaled(scaler, other) is True
+    assert second.item() == 0.5
+    assert scaler.get_scale() == 4.0
+
+
+def test_two_optimizers_that_step_once_each_count_as_one_good_step():
+    scaler = LossScaler("cpu", init_scale=8.0, growth_interval=2)
+    (first, second), (one, other) = pair()
+    scales = []
+    for _ in range(2):
+        scaler.scale(first.sum() + second.sum()).backward()
+        step_scaled(scaler, one)
+        step_scaled(scaler, other)
+        scales.append(scaler.get_scale())
+    assert scales == [8.0, 16.0]
+
+
+def test_alternating_optimizers_each_see_the_scale_of_their_own_loss():
+    scaler = LossScaler("cpu", init_scale=8.0)
+    (first, second), (one, other) = pair()
+    scaler.scale(first.sum()).backward()
+    first.grad.fill_(torch.nan)
+    assert step_scaled(scaler, one) is False
+    loss = scaler.scale(second.sum())
+    assert loss.item() == 4.0
+    loss.backward()
+    assert step_scaled(scaler, other) is True
+    assert second.item() == 0.5
+
+
+def test_stepping_again_without_a_new_loss_updates_first(scaler):
+    (first, _), (one, _) = pair()
+    scaler.scale(first.sum()).backward()
+    first.grad.fill_(torch.inf)
+    assert step_scaled(scaler, one) is False
+    first.grad.fill_(4.0)
+    assert step_scaled(scaler, one) is True
+    assert first.item() == 0.5
+
+
+@pytest.mark.parametrize("looks", [LossScaler.get_scale, lambda scaler: scaler.state_dict()["scale"]])
+def test_looking_shows_the_scale_after_all_steps(scaler, looks):
+    (first, _), (one, _) = pair()
+    scaler.scale(first.sum()).backward()
+    first.grad.fill_(torch.inf)
+    step_scaled(scaler, one)
+    assert looks(scaler) == 4.0
+
+
+def test_a_new_scale_takes_effect_at_once(scaler):
+    (first, _), (one, _) = pair()
+    scaler.scale(first.sum()).backward()
+    step_scaled(scaler, one)
+    scaler.update(2.0)
+    assert scaler.get_scale() == 2.0
+
+
+def test_a_loaded_state_is_not_changed_by_steps_before_it(scaler):
+    (first, _), (one, _) = pair()
+    state = scaler.state_dict()
+    scaler.scale(first.sum()).backward()
+    first.grad.fill_(torch.inf)
+    step_scaled(scaler, one)
+    scaler.load_state_dict(state)
+    assert scaler.get_scale() == 8.0
+
+
+@pytest.mark.parametrize("copied_by", [copy.deepcopy, lambda scaler: pickle.loads(pickle.dumps(scaler))])
+def test_it_can_be_copied_between_steps(scaler, copied_by):
+    (first, _), (one, _) = pair()
+    scaler.scale(first.sum()).backward()
+    first.grad.fill_(torch.inf)
+    step_scaled(scaler, one)
+    assert copied_by(scaler).get_scale() == 4.0
+
+
+def test_an_optimizer_without_gradients_steps_as_in_plain_torch(scaler):
+    (first, _), (one, _) = pair()
+    scaler.scale(first.sum())
+    unscale_once(scaler, one)
+    assert step_scaled(scaler, one) is True
+    assert first.item() == 1.0
+
+
+def test_a_plain_torch_scaler_works_too():
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    (first, _), (one, _) = pair()
+    scaler.scale(first.sum()).backward()
+    unscale_once(scaler, one)
+    unscale_once(scaler, one)
+    assert step_scaled(scaler, one) is True
+    assert first.item() == 0.5
+    first.grad.fill_(torch.inf)
+    assert step_scaled(scaler, one) is False
+    assert scaler.get_scale() == 4.0
+
+
+def test_a_fused_optimizer_reports_the_step_that_its_kernel_skipped(scaler):
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.AdamW([weight], lr=0.5, fused=True)
+    scaler.scale(weight.sum()).backward()
+    weight.grad.fill_(torch.inf)
+    assert step_scaled(scaler, optimizer) is False
+    assert weight.item() == 1.0
+    weight.grad = None
+    scaler.scale(weight.sum()).backward()
+    assert step_scaled(scaler, optimizer) is True
+    assert weight.item() != 1.0
+
+
+def test_a_closure_under_scaling_is_refused(scaler):
+    _, (one, _) = pair()
+    with pytest.raises(StateError, match="needs a closure.*bf16"):
+        step_scaled(scaler, one, lambda: None)
+
+
+def test_get_grad_scaler_is_for_the_device_of_this_process(fresh_state):
+    PartialState(cpu=True)
+    scaler = get_grad_scaler(init_scale=4.0)
+    assert isinstance(scaler, torch.amp.GradScaler)
+    assert scaler.scale(torch.ones(())).item() == 4.0
+
+
+def test_get_grad_scaler_for_sharded_parameters_sees_all_shards(fresh_state, world):
+    assert world(2).run(body_sharded_scaler) == ["ShardedGradScaler"] * 2
+
+
+def body_sharded_scaler():
+    return type(get_grad_scaler("FSDP")).__name__

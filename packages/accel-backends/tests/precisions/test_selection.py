@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from accel_backends import AutocastKwargs, GradScalerKwargs, collect, select_precision
+from accel_backends.precisions.selection import PRECISIONS
+from accel_state.devices import device_backend
+from accel_state.devices.cpu import CpuBackend
+from accel_state.enums import PrecisionType
+from accel_state.errors import ConfigError, UnknownNameError
+
+CPU = device_backend("cpu")
+
+
+class OldDevice(CpuBackend):
+    """A CPU that only knows full precision."""
+
+    def supports(self, dtype: torch.dtype) -> bool:
+        return dtype is torch.float32
+
+
+class DeviceWithoutAutocast(CpuBackend):
+    name = "meta"
+
+
+@pytest.mark.parametrize("name", ["no", "bf16", "fp16", PrecisionType.BF16])
+def test_members_are_found_by_name_and_by_enum(name):
+    assert select_precision(name, device_backend=CPU).name == str(name)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(UnknownNameError, match="Unknown precision `bf61`.*Did you mean `bf16`"):
+        select_precision("bf61", device_backend=CPU)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+@pytest.mark.parametrize("device", [OldDevice(), DeviceWithoutAutocast()])
+def test_a_device_that_cannot_is_refused_by_name_with_a_way_out(name, device):
+    expected = f"`mixed_precision={name}` is not supported on this `{device.name}` device. Use `mixed_pr"
+    with pytest.raises(ConfigError, match=expected):
+        select_precision(name, device_backend=device)
+
+
+@pytest.mark.parametrize(
+    ("name", "handler"), [("no", AutocastKwargs()), ("no", GradScalerKwargs()), ("bf16", GradScalerKwargs())]
+)
+def test_a_handler_without_effect_is_told(name, handler):
+    with pytest.warns(UserWarning, match=f"`{type(handler).__name__}` has no effect.*{name}"):
+        select_precision(name, device_backend=CPU, handlers=collect([handler]))
+
+
+def test_a_third_party_adds_a_precision():
+    class Mine:
+        name = "mine"
+        reads_handlers = ()
+
+        def __init__(self, *, device_backend, handlers):
+            self.device_backend = device_backend
+
+    PRECISIONS.register("mine", Mine)
+    try:
+        assert select_precision("mine", device_backend=CPU).device_backend is CPU
+    finally:
+        PRECISIONS.unregister("mine")

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from accel_backends import (
+    CompileTransform,
+    TorchDynamoPlugin,
+    compile_model,
+    has_compiled_regions,
+    is_compiled_module,
+)
+from accel_backends.precisions.forward import wrap_forward
+from accel_state.testing import run_script
+
+
+def blocks():
+    return nn.Sequential(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]))
+
+
+def test_no_backend_compiles_nothing():
+    model = nn.Linear(2, 2)
+    assert compile_model(model, TorchDynamoPlugin(backend="no")) is model
+
+
+def test_a_model_is_compiled_as_the_plugin_says():
+    compiled = compile_model(nn.Sequential(nn.Linear(2, 2)), TorchDynamoPlugin(backend="eager"))
+    assert is_compiled_module(compiled)
+    assert list(compiled.state_dict()) == ["0.weight", "0.bias"]
+    assert compiled(torch.ones(1, 2)).shape == (1, 2)
+
+
+def test_regions_are_compiled_if_the_plugin_says_so():
+    plugin = TorchDynamoPlugin(backend="eager", use_regional_compilation=True)
+    assert has_compiled_regions(compile_model(blocks(), plugin))
+    assert is_compiled_module(compile_model(blocks(), TorchDynamoPlugin(backend="eager")))
+
+
+def test_what_is_compiled_already_is_left_alone():
+    plugin = TorchDynamoPlugin(backend="eager", use_regional_compilation=True)
+    whole = torch.compile(nn.Linear(2, 2), backend="eager")
+    regional = compile_model(blocks(), plugin)
+    assert compile_model(whole, plugin) is whole
+    assert compile_model(regional, plugin) is regional
+
+
+@pytest.mark.parametrize("evaluation_mode", [True, False])
+def test_the_transform_compiles_for_training_and_evaluation(evaluation_mode):
+    transform = CompileTransform(TorchDynamoPlugin(backend="eager"))
+    assert is_compiled_module(transform.apply(nn.Linear(2, 2), evaluation_mode=evaluation_mode))
+
+
+def test_mixed_precision_and_regions_go_together():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+
+        def forward(self, rows):
+            for block in self.blocks:
+                rows = block(rows)
+            return rows
+
+    model = Net()
+    wrap_forward(model, device_type="cpu", dtype=torch.bfloat16)
+    compiled = compile_model(model, TorchDynamoPlugin(backend="eager", use_regional_compilation=True))
+    seen = []
+    compiled.blocks[1].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    rows = torch.ones(1, 2)
+    output = compiled(rows)
+    assert (output.dtype, seen) == (torch.float32, [torch.bfloat16])
+    torch.testing.assert_close(output, model(rows))
+
+
+INDUCTOR_SCRIPT = """
+import torch
+from torch import nn
+from accel_backends import TorchDynamoPlugin, compile_model
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, rows):
+        for block in self.blocks:
+            rows = torch.tanh(block(rows))
+        return rows
+
+torch.manual_seed(0)
+model = Net()
+compiled = compile_model(model, TorchDynamoPlugin(backend="inductor", use_regional_compilation=True))
+rows = torch.randn(3, 4)
+compiled(rows).sum().backward()
+gradients = [parameter.grad.clone() for parameter in model.parameters()]
+model.zero_grad()
+model(rows).sum().backward()
+for ours, parameter in zip(gradients, model.parameters(), strict=True):
+    torch.testing.assert_close(ours, parameter.grad)
+print("same gradients")
+"""
+
+
+@pytest.mark.slow
+def test_inductor_trains_a_regional_model(tmp_path):
+    """In a process of its own: the compiler starts workers that outlive the test."""
+    script = tmp_path / "regional.py"
+    script.write_text(INDUCTOR_SCRIPT)
+    result = run_script(script, env={"TORCHINDUCTOR_COMPILE_THREADS": "1"}, timeout_s=120)
+    assert result.returncode == 0, result.stderr
+    assert "same gradients" in result.stdout

@@ -1,0 +1,271 @@
+"""Models spread over devices, memory and disk, ready to run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.device_maps import (
+    DeviceMap,
+    check_device_map,
+    check_tied_parameters_on_same_device,
+    device_of,
+)
+from accel_bigmodel.hooks.align import AlignDevicesHook
+from accel_bigmodel.hooks.attaching import add_hook_to_module, hooks_of, remove_hook_from_submodules
+from accel_bigmodel.hooks.blocks import attach_align_device_hook_on_blocks
+from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
+from accel_bigmodel.module_tensors import find_tied_parameters
+from accel_bigmodel.moving import guard_moves
+from accel_bigmodel.offload.folder import offload_state_dict
+from accel_bigmodel.offload.placeholders import stored_values
+from accel_bigmodel.offload.prefetch import Prefetcher
+from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader, extract_submodules_state_dict
+from accel_bigmodel.placing import TiedParams
+from accel_state.errors import ConfigError
+
+
+def cpu_offload(
+    model: nn.Module,
+    execution_device: torch.device | str | int | None = None,
+    offload_buffers: bool = False,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+    preload_module_classes: Sequence[str] | None = None,
+    *,
+    prefetch: bool = True,
+) -> nn.Module:
+    """Keep all parameters of ``model`` in memory, and bring each module's to a device for its forward.
+
+    Args:
+        model: Changed in place and returned.
+        execution_device: Where it runs; by default where its first parameter is.
+        offload_buffers: Offload buffers too.
+        state_dict: The weights; by default those of the model, moved to the CPU.
+        preload_module_classes: Names of classes whose whole inside is brought at once.
+        prefetch: Bring the next module's weights while one computes.
+    """
+    device = _execution_device(model, execution_device)
+    weights = _weights_on_cpu(model) if state_dict is None else state_dict
+    _attach(model, device, weights, offload_buffers, preload_module_classes, prefetch=prefetch)
+    return model
+
+
+def cpu_offload_with_hook(
+    model: nn.Module,
+    execution_device: int | str | torch.device | None = None,
+    prev_module_hook: UserCpuOffloadHook | None = None,
+) -> tuple[nn.Module, UserCpuOffloadHook]:
+    """Keep a whole model on the CPU until it is called; it stays on its device until the hook sends it back.
+
+    Args:
+        model: Changed in place.
+        execution_device: Where it runs; by default the first accelerator, else the CPU.
+        prev_module_hook: Of the model before it in a pipeline, which is sent back when this one is called.
+
+    Returns:
+        The model, and the hook with ``offload()`` and ``remove()``.
+    """
+    hook = CpuOffload(execution_device=execution_device, prev_module_hook=prev_module_hook)
+    add_hook_to_module(model, hook, append=True)
+    return model, UserCpuOffloadHook(model, hook)
+
+
+def disk_offload(
+    model: nn.Module,
+    offload_dir: str | os.PathLike[str],
+    execution_device: torch.device | str | int | None = None,
+    offload_buffers: bool = False,
+    preload_module_classes: Sequence[str] | None = None,
+    *,
+    prefetch: bool = True,
+) -> nn.Module:
+    """Keep all parameters of ``model`` in a folder, and bring each module's to a device for its forward.
+
+    Args:
+        model: Changed in place and returned. Its weights are written to the folder; if it has none (it is on the
+            meta device), the folder must hold them already.
+        offload_dir: Made if missing.
+        execution_device: Where it runs; by default where its first parameter is, the CPU for a skeleton.
+        offload_buffers: Offload buffers too.
+        preload_module_classes: Names of classes whose whole inside is brought at once.
+        prefetch: Bring the next module's weights while one computes.
+    """
+    device = _execution_device(model, execution_device)
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        offload_state_dict(offload_dir, _weights_on_cpu(model))
+    weights = _with_ties(model, OffloadedWeightsLoader(save_folder=offload_dir))
+    _attach(model, device, weights, offload_buffers, preload_module_classes, prefetch=prefetch)
+    return model
+
+
+def dispatch_model(
+    model: nn.Module,
+    device_map: DeviceMap,
+    main_device: torch.device | str | int | None = None,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+    offload_dir: str | os.PathLike[str] | None = None,
+    offload_index: Mapping[str, Any] | None = None,
+    offload_buffers: bool = False,
+    skip_keys: str | Sequence[str] | None = None,
+    preload_module_classes: Sequence[str] | None = None,
+    force_hooks: bool = False,
+    *,
+    prefetch: bool = True,
+) -> nn.Module:
+    """Put every part of ``model`` where ``device_map`` says, and make it run from there.
+
+    The map is kept as ``model.hf_device_map``. Offloaded weights are shown by tensors on the meta device;
+    gradients for them are refused, as they would be lost.
+
+    Args:
+        model: Changed in place and returned.
+        device_map: A device, ``"cpu"`` or ``"disk"`` for every part.
+        main_device: Runs what is offloaded; by default the first device of the map that is neither ``"cpu"`` nor
+            ``"disk"``, else the CPU, and then what is on ``"cpu"`` simply stays there.
+        state_dict: The weights of the parts on the CPU; by default those of the model.
+        offload_dir: For parts on disk: written to, unless ``offload_index`` says where the weights are.
+        offload_index: As for `OffloadedWeightsLoader`.
+        offload_buffers: Offload buffers too.
+        skip_keys: Keyword arguments (such as caches) that are never moved.
+        preload_module_classes: Names of classes whose whole inside is brought at once.
+        force_hooks: Add hooks even if all is on one device.
+        prefetch: Bring the next module's weights while one computes.
+
+    Raises:
+        ConfigError: If the map does not fit the model, or weights on disk have nowhere to be.
+    """
+    check_device_map(model, device_map)
+    main = _main_device(device_map) if main_device is None else torch.device(main_device)
+    kept_away = ("disk",) if main.type in ("cpu", "mps") else ("cpu", "disk")
+    away = [name for name, device in device_map.items() if str(device) in kept_away]
+    devices = {name: main if str(d) in ("cpu", "disk") else torch.device(d) for name, d in device_map.items()}
+    if not away and len(set(devices.values())) == 1 and not force_hooks:
+        model.to(main)
+    else:
+        check_tied_parameters_on_same_device(find_tied_parameters(model), device_map)
+        weights = _weights_away(model, device_map, kept_away, state_dict, offload_dir, offload_index)
+        tied = _tied_addresses(model)
+        attach_align_device_hook_on_blocks(
+            model, execution_device={"": main, **devices}, offload={name: name in away for name in ["", *devices]},
+            weights_map=weights, offload_buffers=offload_buffers, skip_keys=skip_keys,
+            preload_module_classes=preload_module_classes, tied_params_map=tied,
+        )  # fmt: skip
+        _start_prefetching(model, prefetch=prefetch)
+        guard_moves(model, has_offloaded=bool(away))
+    model.hf_device_map = dict(device_map)  # type: ignore[assignment]
+    return model
+
+
+def _attach(
+    model: nn.Module,
+    device: torch.device,
+    weights: Mapping[str, Any],
+    offload_buffers: bool,
+    preload: Sequence[str] | None,
+    *,
+    prefetch: bool,
+) -> None:
+    remove_hook_from_submodules(model)
+    attach_align_device_hook_on_blocks(
+        model, execution_device=device, offload=True, weights_map=weights, offload_buffers=offload_buffers,
+        preload_module_classes=preload,
+    )  # fmt: skip
+    _start_prefetching(model, prefetch=prefetch)
+
+
+def _start_prefetching(model: nn.Module, *, prefetch: bool) -> None:
+    prefetcher = Prefetcher()
+    for module in model.modules():
+        for hook in hooks_of(module):
+            if isinstance(hook, AlignDevicesHook):
+                hook.ties = {}  # they hold the tensors that were in the model before
+                if hook.members and prefetch:
+                    hook.prefetcher = prefetcher
+
+
+def _execution_device(model: nn.Module, given: torch.device | str | int | None) -> torch.device:
+    if given is not None:
+        return torch.device(given)
+    first = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    return torch.device("cpu") if first.type == "meta" else first
+
+
+def _main_device(device_map: DeviceMap) -> torch.device:
+    named = [device for device in device_map.values() if str(device) not in ("cpu", "disk")]
+    return torch.device(named[0] if named else "cpu")
+
+
+def _weights_on_cpu(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return all weights by name, second names and buffers outside the state dict included."""
+    moved: dict[int, torch.Tensor] = {}
+    found = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for _, tensor in found:
+        if id(tensor) not in moved and not tensor.is_meta:
+            moved[id(tensor)] = stored_values(tensor).detach().to("cpu")
+    return {name: moved[id(tensor)] for name, tensor in found if id(tensor) in moved}
+
+
+def _weights_away(
+    model: nn.Module,
+    device_map: DeviceMap,
+    kept_away: Sequence[str],
+    state_dict: Mapping[str, torch.Tensor] | None,
+    offload_dir: str | os.PathLike[str] | None,
+    offload_index: Mapping[str, Any] | None,
+) -> Mapping[str, Any] | None:
+    """Return where the weights of offloaded modules are, written to disk first where they have to be."""
+    if not any(str(device) in kept_away for device in device_map.values()):
+        return None
+    in_memory = dict(_weights_on_cpu(model) if state_dict is None else state_dict)
+    on_disk = [name for name, device in device_map.items() if str(device) == "disk"]
+    if on_disk and offload_index is None:
+        to_write = _of_modules(in_memory, on_disk, device_map)
+        if offload_dir is None and to_write and state_dict is None:
+            raise ConfigError(
+                f"`device_map` puts {', '.join(f'`{name}`' for name in on_disk[:5])} on disk, but there is no folder "
+                "for it. Give `offload_dir`, or an `offload_index` that says where the weights are."
+            )
+        if offload_dir is not None and (to_write or not Path(offload_dir, "index.json").is_file()):
+            offload_state_dict(offload_dir, to_write)
+    if (on_disk and offload_dir is not None) or offload_index is not None:
+        loader = OffloadedWeightsLoader(None, offload_dir, offload_index)
+        for name in _of_modules(in_memory, on_disk, device_map):
+            if name in loader:
+                in_memory.pop(name)
+        return _with_ties(model, OffloadedWeightsLoader(in_memory, offload_dir, loader.index))
+    return _with_ties(model, OffloadedWeightsLoader(in_memory))
+
+
+def _of_modules(
+    weights: Mapping[str, torch.Tensor], names: list[str], device_map: DeviceMap
+) -> dict[str, torch.Tensor]:
+    inside = extract_submodules_state_dict(weights, names)
+    return {name: tensor for name, tensor in inside.items() if str(device_of(name, device_map)) == "disk"}
+
+
+def _with_ties(model: nn.Module, loader: OffloadedWeightsLoader) -> OffloadedWeightsLoader:
+    """Let every name of a tied weight find it, whichever of them it is stored under."""
+    index, state = dict(loader.index), dict(loader.state_dict)
+    for group in find_tied_parameters(model):
+        known = next((name for name in group if name in loader), None)
+        for name in group:
+            if known is None or name in loader:
+                continue
+            if known in state:
+                state[name] = state[known]
+            elif "safetensors_file" in index[known]:
+                index[name] = {"weight_name": known, **index[known]}
+            else:
+                state[name] = loader[known]
+    return OffloadedWeightsLoader(state, loader.save_folder, index)
+
+
+def _tied_addresses(model: nn.Module) -> TiedParams:
+    by_name = dict(model.named_parameters(remove_duplicate=False))
+    tied = [by_name[name] for group in find_tied_parameters(model) for name in group]
+    return {tensor.data_ptr(): {} for tensor in tied if not tensor.is_meta}

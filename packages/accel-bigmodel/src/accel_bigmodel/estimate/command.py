@@ -1,0 +1,57 @@
+"""Estimate the memory that a model takes to load, to train and to run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
+SHOWN = ("float32", "float16", "int8", "int4")
+STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3", "offload")
+
+
+class EstimateMemoryCommand:
+    """``accel estimate-memory``."""
+
+    help = "Estimate the memory that a model takes to load, to train and to run"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flags."""
+        parser.add_argument(
+            "model_name",
+            help="a folder, a config.json, a name on the Hub, or `module:factory` of any model",
+        )
+        parser.add_argument("--library_name", choices=("timm", "transformers"), help="whose model it is")
+        parser.add_argument(
+            "--dtypes", nargs="+", default=list(SHOWN), choices=DTYPES, help="rows of the table"
+        )
+        parser.add_argument(
+            "--trust_remote_code", action="store_true", help="run code from the Hub; only if you have read it"
+        )
+        parser.add_argument("--strategy", choices=STRATEGIES, help="show training bytes per process under it")
+        parser.add_argument("--num_processes", type=int, default=1, help="processes that train (default 1)")
+        parser.add_argument("--batch_size", type=int, help="show activations and KV cache for this batch")
+        parser.add_argument(
+            "--sequence_length", type=int, default=512, help="tokens per sample (default 512)"
+        )
+        parser.add_argument("--json", action="store_true", help="print bytes as JSON")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Print the estimate."""
+        from accel_bigmodel.estimate.models import create_empty_model
+        from accel_bigmodel.estimate.report import Question, as_text, estimate
+
+        model = create_empty_model(arguments.model_name, arguments.library_name, arguments.trust_remote_code)
+        question = Question(
+            name=arguments.model_name, dtypes=tuple(arguments.dtypes), strategy=arguments.strategy,
+            num_processes=arguments.num_processes, batch_size=arguments.batch_size,
+            sequence_length=arguments.sequence_length,
+        )  # fmt: skip
+        answer: dict[str, Any] = estimate(model, question)
+        sys.stdout.write((json.dumps(answer, indent=2) if arguments.json else as_text(answer)) + "\n")
+        return 0
+
+
+command = EstimateMemoryCommand()

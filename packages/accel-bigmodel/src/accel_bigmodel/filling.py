@@ -1,0 +1,213 @@
+"""Tensors out of files into the places of a model."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.aliases import repair_aliases
+from accel_bigmodel.checkpoint_files import CheckpointFile, opener
+from accel_bigmodel.device_maps import DeviceMap, device_of
+from accel_bigmodel.formats.direct_reads import DirectReads
+from accel_bigmodel.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout
+from accel_bigmodel.offload.folder import offload_weight, save_offload_index
+from accel_bigmodel.state_targets import Target, extra_states
+from accel_state.errors import CheckpointError, ConfigError
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where tensors go, and as what type of number; the fields are arguments of `load_checkpoint_in_model`."""
+
+    device_map: DeviceMap | None = None
+    dtype: torch.dtype | None = None
+    keep_in_fp32_modules: tuple[str, ...] = ()
+    folder: Path | None = None
+    offload_buffers: bool = False
+    may_map: bool = False
+    quantizes: bool = False
+
+    def device(self, name: str, tensor: torch.Tensor) -> torch.device | None:
+        """Return the device of a tensor, ``None`` for the disk."""
+        if self.device_map is None:
+            return _CPU if tensor.is_meta else tensor.device
+        found = device_of(name, self.device_map)
+        if found == "disk":
+            is_buffer = not isinstance(tensor, torch.nn.Parameter)
+            return _CPU if is_buffer and not self.offload_buffers else None
+        return _CPU if found is None else torch.device(found)
+
+    def dtype_of(self, name: str, tensor: torch.Tensor) -> torch.dtype:
+        """Return what a tensor is stored as in the model."""
+        if self.dtype is None or not tensor.is_floating_point():
+            return tensor.dtype
+        kept = any(f".{module}." in f".{name}" for module in self.keep_in_fp32_modules)
+        return torch.float32 if kept else self.dtype
+
+
+class Filling:
+    """One load: fills the places of a model from one file after the other."""
+
+    def __init__(self, model: nn.Module, places: dict[str, Target], to: Destination) -> None:
+        self.offload_index: dict[str, Any] = {}
+        self._model = model
+        self._places, self._extras, self._to = places, extra_states(model), to
+        self._first_names: dict[int, str] = {}
+        self._folder_index: dict[str, Any] = {}
+
+    def fill_from(self, file: CheckpointFile, layout: SafetensorsLayout | None) -> None:
+        """Fill all places that ``file`` has values for; ``layout`` is that of a safetensors file."""
+        if layout is not None:
+            self._from_safetensors(file, layout)
+            return
+        with opener(file.path)(file.path) as reader:
+            for name in names_in(file, list(reader.keys()), set()):
+                if name in self._extras:
+                    self._extras[name].set_extra_state(reader.read(name))
+                elif name in self._places:
+                    self._from_value(name, reader.read(name), file)
+
+    def finish(self) -> None:
+        """Note in the offload folder where the weights on disk are."""
+        repair_aliases(self._model, self._replaced())
+        if self._to.folder is not None and self.offload_index:
+            self._to.folder.mkdir(parents=True, exist_ok=True)
+            save_offload_index(self.offload_index, self._to.folder)
+
+    def _replaced(self) -> dict[int, torch.Tensor]:
+        """Return what took the place of tensors without values, by identity of these."""
+        replaced: dict[int, torch.Tensor] = {}
+        for target in self._places.values():
+            if target.tensor.is_meta:
+                owner, name = target.places[0]
+                replaced[id(target.tensor)] = getattr(owner, name)
+        return replaced
+
+    def _from_safetensors(self, file: CheckpointFile, layout: SafetensorsLayout) -> None:
+        mapped = MappedFile(file.path) if layout.ranges else None
+        reads = DirectReads(file.path)
+        fresh: list[tuple[Target, torch.Tensor]] = []
+        twins: list[tuple[str, Target, ByteRange]] = []
+        for name in names_in(file, [*layout.ranges, *layout.second_names], set(layout.second_names)):
+            target = self._places.get(name)
+            if target is None:
+                continue
+            first = self._first_names.setdefault(id(target), name)
+            if first != name:
+                if name not in layout.second_names:
+                    twins.append((name, target, layout.ranges[name]))
+                continue
+            device, dtype = self._to.device(name, target.tensor), self._to.dtype_of(name, target.tensor)
+            place = layout[name]
+            assert mapped is not None
+            if device is None:
+                self._leave_on_disk(name, target, dtype, layout, mapped.tensor(place))
+            elif device.type != "cpu" or dtype != place.dtype:
+                target.fill(mapped.tensor(place), device=device, dtype=dtype)
+            elif self._to.may_map:
+                target.replace(mapped.tensor(place))
+            else:
+                tensor = target.memory()
+                if tensor is None:
+                    tensor = torch.empty(place.shape, dtype=dtype)
+                    fresh.append((target, tensor))
+                reads.add(tensor, start=place.start, num_bytes=place.num_bytes)
+        reads.run()
+        for target, tensor in fresh:
+            target.replace(tensor)
+        for name, target, place in twins:
+            assert mapped is not None
+            self._check_twin(name, target, mapped.tensor(place))
+
+    def _from_value(self, name: str, value: Any, file: CheckpointFile) -> None:
+        target = self._places[name]
+        if self._first_names.setdefault(id(target), name) != name:
+            self._check_twin(name, target, value)
+            return
+        device, dtype = self._to.device(name, target.tensor), self._to.dtype_of(name, target.tensor)
+        if device is None:
+            self._write_to_folder(name, target, value.to(dtype), str(file.path))
+        elif self._to.may_map and device.type == "cpu" and value.dtype == dtype:
+            target.replace(value)
+        else:
+            target.fill(value, device=device, dtype=dtype)
+
+    def _leave_on_disk(
+        self, name: str, target: Target, dtype: torch.dtype, layout: SafetensorsLayout, value: torch.Tensor
+    ) -> None:
+        if value.dtype != dtype and self._to.folder is not None:
+            self._write_to_folder(name, target, value.to(dtype), str(layout.path))
+            return
+        stored = layout.second_names.get(name, name)
+        told = str(dtype).removeprefix("torch.")
+        target.empty(dtype)
+        self.offload_index[name] = {
+            "safetensors_file": str(layout.path.resolve()), "weight_name": stored, "dtype": told,
+            "shape": list(value.shape),
+        }  # fmt: skip
+
+    def _write_to_folder(self, name: str, target: Target, value: torch.Tensor, origin: str) -> None:
+        if self._to.folder is None:
+            raise ConfigError(
+                f"`device_map` leaves `{name}` on disk, but it cannot be read from `{origin}` piece by piece. Give "
+                "`offload_folder`, to which it is written, or convert the checkpoint to safetensors."
+            )
+        self._to.folder.mkdir(parents=True, exist_ok=True)
+        offload_weight(value, name, self._to.folder, self.offload_index)
+        target.empty(value.dtype)
+
+    def _check_twin(self, name: str, target: Target, value: torch.Tensor) -> None:
+        """Check that a second name of tied weights comes with the same values."""
+        now = target.current()
+        if not now.is_meta and not torch.equal(now, value.to(now)):
+            raise CheckpointError(
+                f"`{self._first_names[id(target)]}` and `{name}` are one tied weight in the model, but differ in the "
+                "checkpoint. Untie them in the model, or remove one from the checkpoint."
+            )
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Keep Python from searching for garbage meanwhile.
+
+    Each of many thousand new tensors would count towards a search through all objects of the process; there is no
+    garbage in cycles here.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def shapes_in(file: CheckpointFile, layout: SafetensorsLayout | None) -> dict[str, torch.Size | None]:
+    """Return the names in a file that count, with their shapes; ``None`` for what is no tensor."""
+    if layout is not None:
+        names = names_in(file, [*layout.ranges, *layout.second_names], set(layout.second_names))
+        return {name: torch.Size(layout[name].shape) for name in names}
+    with opener(file.path)(file.path) as reader:
+        return {name: reader.shape(name) for name in names_in(file, list(reader.keys()), set())}
+
+
+def names_in(file: CheckpointFile, names: list[str], second_names: set[str]) -> list[str]:
+    """Return the names in a file that count, which are all it holds or those that its index lists."""
+    if file.names is None:
+        return names
+    lacking = sorted(file.names.difference(names))
+    if lacking:
+        raise CheckpointError(
+            f"`{file.path}` lacks {', '.join(lacking[:5])}, promised by its index. "
+            "Files of two different saves may have been mixed."
+        )
+    return [name for name in names if name in file.names or name in second_names]

@@ -1,0 +1,115 @@
+"""Bytes of a file straight into the memory of tensors: in file order, by several threads, without a buffer between."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel_state.errors import CheckpointError
+
+_JOB_BYTES = 32 << 20
+_MOST_BUFFERS = 512  # a call of the system takes 1024 at most
+_NUM_THREADS = 4
+
+
+@dataclass(slots=True)
+class Segment:
+    """A run of bytes in a file, for one address in memory."""
+
+    start: int
+    num_bytes: int
+    address: int
+
+
+class DirectReads:
+    """What is to be read from one file.
+
+    The tensors must be contiguous, on the CPU, and stay alive until `run` returns.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._segments: list[Segment] = []
+
+    def add(self, tensor: torch.Tensor, *, start: int, num_bytes: int) -> None:
+        """Fill ``tensor`` with the bytes from ``start`` on."""
+        if num_bytes:
+            self._segments.append(Segment(start, num_bytes, tensor.data_ptr()))
+
+    def jobs(self) -> Iterator[list[Segment]]:
+        """Yield adjoining segments, as many as one read takes."""
+        job: list[Segment] = []
+        size = 0
+        for segment in _in_pieces(sorted(self._segments, key=lambda segment: segment.start)):
+            follows = job and job[-1].start + job[-1].num_bytes == segment.start
+            if job and (not follows or size + segment.num_bytes > _JOB_BYTES or len(job) == _MOST_BUFFERS):
+                yield job
+                job, size = [], 0
+            job.append(segment)
+            size += segment.num_bytes
+        if job:
+            yield job
+
+    def run(self) -> None:
+        """Read everything; returns when it is there.
+
+        Raises:
+            CheckpointError: If the file ends too early.
+        """
+        jobs = list(self.jobs())
+        with self._path.open("rb", buffering=0) as file:
+            num_threads = min(_NUM_THREADS, os.cpu_count() or 1, len(jobs))
+            if num_threads <= 1:
+                for job in jobs:
+                    self._read(file, job)
+                return
+            with ThreadPoolExecutor(num_threads, thread_name_prefix="accel-read") as pool:
+                for _ in pool.map(lambda job: self._read(file, job), jobs):
+                    pass
+
+    def _read(self, file: Any, job: Sequence[Segment]) -> None:
+        buffers = [(ctypes.c_char * segment.num_bytes).from_address(segment.address) for segment in job]
+        wanted = sum(segment.num_bytes for segment in job)
+        position, got = job[0].start, 0
+        if hasattr(os, "preadv"):
+            got = os.preadv(file.fileno(), buffers, position)
+        if got < wanted:
+            self._read_rest(file.fileno(), buffers, position, skip=got)
+
+    def _read_rest(self, descriptor: int, buffers: Sequence[Any], position: int, *, skip: int) -> None:
+        """Finish what one call left undone: the system may stop early, and not each can read into several places."""
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B")
+            position += len(view)
+            skipped = min(skip, len(view))
+            skip -= skipped
+            view = view[skipped:]
+            while len(view):
+                begin = position - len(view)
+                part = _read_at(descriptor, view, begin)
+                if not part:
+                    raise CheckpointError(f"`{self._path}` ends too early. Copy or save it again.")
+                view = view[part:]
+
+
+def _read_at(descriptor: int, view: memoryview, begin: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [view], begin)
+    # Only systems without `pread` come here; a descriptor of its own keeps the position of others alone.
+    with open(os.dup(descriptor), "rb", buffering=0) as file:  # noqa: PTH123
+        file.seek(begin)
+        return file.readinto(view) or 0
+
+
+def _in_pieces(segments: Sequence[Segment]) -> Iterator[Segment]:
+    for segment in segments:
+        for done in range(0, segment.num_bytes, _JOB_BYTES):
+            size = min(_JOB_BYTES, segment.num_bytes - done)
+            yield Segment(segment.start + done, size, segment.address + done)

@@ -1,0 +1,166 @@
+"""Where each tensor lies in a safetensors file: read or mapped by offset, without a copy of the file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel_state.errors import CheckpointError
+
+_DTYPES: dict[str, torch.dtype] = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16,
+    "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64, "I64": torch.int64, "F16": torch.float16,
+    "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+}  # fmt: skip
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+ALIGNMENT = 64
+_LARGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """One tensor in a file; ``start`` counts from the beginning of the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsLayout:
+    """Which bytes of a file belong to which tensor."""
+
+    path: Path
+    ranges: Mapping[str, ByteRange]
+    second_names: Mapping[str, str]
+
+    def __getitem__(self, name: str) -> ByteRange:
+        """Return the place of a tensor by its own name or a second one."""
+        return self.ranges[self.second_names.get(name, name)]
+
+
+def read_layout(path: Path) -> SafetensorsLayout:
+    """Return the layout of a file, from its header alone.
+
+    Raises:
+        CheckpointError: If it is no safetensors file, or its header and its length contradict each other.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(_LARGEST_HEADER, size - 8):
+            raise _unreadable(path, "its header does not fit into it")
+        try:
+            header = json.loads(file.read(length))
+        except ValueError as error:
+            raise _unreadable(path, f"its header is no JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise _unreadable(path, "its header is no table")
+    metadata = header.pop("__metadata__", None) or {}
+    ranges = {name: _range(path, name, entry, 8 + length, size) for name, entry in header.items()}
+    second = {name: kept for name, kept in metadata.items() if kept in ranges and name not in ranges}
+    return SafetensorsLayout(path, ranges, second)
+
+
+def _range(path: Path, name: str, entry: Any, base: int, size: int) -> ByteRange:
+    try:
+        shape, (start, end), dtype = entry["shape"], entry["data_offsets"], _DTYPES[entry["dtype"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path, f"`{name}` is described in a way that is not known ({error})") from error
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if start < 0 or base + end > size or end - start != num_bytes:
+        raise _unreadable(path, f"`{name}` does not lie inside it")
+    return ByteRange(dtype, tuple(shape), base + start, num_bytes)
+
+
+def _unreadable(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"`{path}` is not a readable safetensors file: {why}. It may be cut short; copy or save it again."
+    )
+
+
+def write_aligned(tensors: Mapping[str, torch.Tensor], path: Path, *, metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file whose tensors begin, where the format allows it, at multiples of 64 bytes.
+
+    Mapped, these can be computed with as they lie: matrix kernels choose their order of summation by the alignment
+    of what they are given, so that elsewhere the last bits would differ.
+
+    Args:
+        tensors: Contiguous, on the CPU.
+        path: A new file.
+        metadata: Goes into the header.
+    """
+    # No gaps are allowed, so those that would shift the next come last, the widest types first.
+    names = sorted(tensors, key=lambda n: (tensors[n].nbytes % ALIGNMENT != 0, -tensors[n].dtype.itemsize, n))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        if tensor.dtype not in _CODES:
+            raise CheckpointError(
+                f"safetensors cannot hold `{name}`, which is {tensor.dtype}. Pass `safe_serialization=False`."
+            )
+        header[name] = {
+            "dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end, end + tensor.nbytes]
+        }  # fmt: skip
+        end += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            if tensors[name].numel():
+                file.write(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+
+
+class MappedFile:
+    """A file mapped into memory; tensors are views, read from disk when touched, private when written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        num_bytes = path.stat().st_size
+        self._storage: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=num_bytes)
+
+    def tensor(self, place: ByteRange) -> torch.Tensor:
+        """Return a tensor on the mapped bytes; a copy if they do not lie where the processor can use them."""
+        item = place.dtype.itemsize
+        if place.start % item:
+            raw = torch.empty(0, dtype=torch.uint8).set_(self._storage, place.start, (place.num_bytes,), (1,))
+            return raw.clone().view(place.dtype).reshape(place.shape)
+        return torch.empty(0, dtype=place.dtype).set_(
+            self._storage, place.start // item, place.shape, _contiguous_strides(place.shape)
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MappedFile:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MappedFile, (self.path,)
+
+
+def announce(path: Path, start: int, num_bytes: int) -> None:
+    """Tell the system that a part of a file will be read soon, where it can be told."""
+    if hasattr(os, "posix_fadvise"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, start, num_bytes, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
+
+
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

@@ -1,0 +1,110 @@
+"""Add hooks to modules and take them away."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.hooks.protocol import ModelHook, SequentialHook
+
+
+class HookedForward:
+    """Stands in place of a module's ``forward``.
+
+    It finds hook and forward through its module, so that a deep copy of the module runs the copy's own.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.__name__, self.__doc__ = "forward", module._old_forward.__doc__
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The module's own forward, whose signature `inspect` shows."""
+        return self.module._old_forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self.module
+        hook: ModelHook = module._hf_hook
+        args, kwargs = hook.pre_forward(module, *args, **kwargs)
+        try:
+            if hook.no_grad:
+                with torch.no_grad():
+                    output = module._old_forward(*args, **kwargs)
+            else:
+                output = module._old_forward(*args, **kwargs)
+        except BaseException:
+            hook.after_error(module)
+            raise
+        return hook.post_forward(module, output)
+
+
+def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False) -> nn.Module:
+    """Run ``hook`` around the forward of ``module``, and return the module.
+
+    Args:
+        module: Changed in place: it gets the attributes ``_hf_hook`` and ``_old_forward``.
+        hook: Replaces an earlier hook, which is removed first.
+        append: Keep an earlier hook, and run the new one after it.
+    """
+    parts: Any = module
+    earlier = getattr(parts, "_hf_hook", None)
+    if append and earlier is not None:
+        # The earlier one is at work already: only the new one is still to be prepared.
+        module = hook.init_hook(module)
+        parts._hf_hook = SequentialHook(*_flat(earlier), hook)
+        return module
+    if earlier is not None:
+        remove_hook_from_module(module)
+    parts._old_forward = module.forward
+    try:
+        module = hook.init_hook(module)
+    except BaseException:
+        del parts._old_forward
+        raise
+    parts._hf_hook = hook
+    parts.forward = HookedForward(module)
+    return module
+
+
+def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Module:
+    """Take the hook away, if there is one, and return the module as it was before.
+
+    Args:
+        module: Changed in place.
+        recurse: Also those inside.
+    """
+    parts: Any = module
+    hook = parts.__dict__.pop("_hf_hook", None)
+    if hook is not None:
+        hook.detach_hook(module)
+    if "_old_forward" in parts.__dict__:
+        old = parts.__dict__.pop("_old_forward")
+        if isinstance(parts.__dict__.get("forward"), HookedForward):
+            del parts.forward
+            if getattr(old, "__func__", None) is not getattr(type(module), "forward", None):
+                parts.forward = old
+    if recurse:
+        for child in module.children():
+            remove_hook_from_module(child, recurse=True)
+    return module
+
+
+def remove_hook_from_submodules(module: nn.Module) -> None:
+    """Take the hooks of ``module`` and of everything inside away."""
+    remove_hook_from_module(module, recurse=True)
+
+
+def hooks_of(module: nn.Module) -> list[ModelHook]:
+    """Return the hooks of a module, one by one."""
+    hook = getattr(module, "_hf_hook", None)
+    return [] if hook is None else _flat(hook)
+
+
+def _flat(hook: ModelHook) -> list[ModelHook]:
+    if isinstance(hook, SequentialHook):
+        return functools.reduce(lambda found, inner: found + _flat(inner), hook.hooks, list[ModelHook]())
+    return [hook]

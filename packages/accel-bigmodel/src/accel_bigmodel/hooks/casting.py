@@ -1,0 +1,101 @@
+"""Weights kept in a small dtype and cast up for their module's forward."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.hooks.attaching import add_hook_to_module
+from accel_bigmodel.hooks.protocol import ModelHook
+
+SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING: tuple[type[nn.Module], ...] = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Linear,
+)
+
+
+class LayerwiseCastingHook(ModelHook):
+    """Keeps the weights of a module in ``storage_dtype`` and casts them up for its forward.
+
+    Args:
+        storage_dtype: Between forwards, such as ``torch.float8_e4m3fn``.
+        compute_dtype: During the forward.
+        non_blocking: Do not wait for the casts.
+    """
+
+    def __init__(self, storage_dtype: torch.dtype, compute_dtype: torch.dtype, non_blocking: bool) -> None:
+        self.storage_dtype = storage_dtype
+        self.compute_dtype = compute_dtype
+        self.non_blocking = non_blocking
+
+    def init_hook(self, module: nn.Module) -> nn.Module:
+        module.to(dtype=self.storage_dtype, non_blocking=self.non_blocking)
+        return module
+
+    def pre_forward(
+        self, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        module.to(dtype=self.compute_dtype, non_blocking=self.non_blocking)
+        return args, kwargs
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        module.to(dtype=self.storage_dtype, non_blocking=self.non_blocking)
+        return output
+
+    def after_error(self, module: nn.Module) -> None:
+        module.to(dtype=self.storage_dtype, non_blocking=self.non_blocking)
+
+
+def attach_layerwise_casting_hooks(
+    module: nn.Module,
+    storage_dtype: torch.dtype,
+    compute_dtype: torch.dtype,
+    skip_modules_pattern: str | Sequence[str] | None = None,
+    skip_modules_classes: tuple[type[nn.Module], ...] | None = None,
+    non_blocking: bool = False,
+) -> None:
+    """Add a `LayerwiseCastingHook` to every linear and convolution inside ``module``.
+
+    Args:
+        module: The model, or a part of it.
+        storage_dtype: As for the hook.
+        compute_dtype: As for the hook.
+        skip_modules_pattern: Regular expressions, searched in dotted names; what they find is left alone. ``None``
+            (and no classes) casts ``module`` as a whole.
+        skip_modules_classes: Classes that are left alone.
+        non_blocking: As for the hook.
+    """
+    hook = LayerwiseCastingHook(storage_dtype, compute_dtype, non_blocking)
+    if skip_modules_classes is None and skip_modules_pattern is None:
+        add_hook_to_module(module, hook, append=True)
+        return
+    patterns = (
+        (skip_modules_pattern,) if isinstance(skip_modules_pattern, str) else skip_modules_pattern or ()
+    )
+    _attach(module, "", hook, tuple(patterns), skip_modules_classes or ())
+
+
+def _attach(
+    module: nn.Module,
+    name: str,
+    hook: LayerwiseCastingHook,
+    patterns: tuple[str, ...],
+    classes: tuple[type[nn.Module], ...],
+) -> None:
+    if isinstance(module, classes) or any(re.search(pattern, name) for pattern in patterns):
+        return
+    if isinstance(module, SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING):
+        fresh = LayerwiseCastingHook(hook.storage_dtype, hook.compute_dtype, hook.non_blocking)
+        add_hook_to_module(module, fresh, append=True)
+        return
+    for child_name, child in module.named_children():
+        _attach(child, f"{name}.{child_name}" if name else child_name, hook, patterns, classes)

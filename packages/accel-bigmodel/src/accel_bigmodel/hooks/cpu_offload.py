@@ -1,0 +1,67 @@
+"""Whole models that wait on the CPU until they are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.hooks.attaching import remove_hook_from_module
+from accel_bigmodel.hooks.protocol import ModelHook
+from accel_ops.memory import clear_device_cache
+from accel_ops.placement import send_to_device
+from accel_state.devices import current_device_backend
+
+
+class CpuOffload(ModelHook):
+    """Keeps a model on the CPU until its forward is called, then moves it and leaves it there.
+
+    Args:
+        execution_device: Where it runs; by default the first accelerator, else the CPU.
+        prev_module_hook: Of the model that runs before it in a pipeline, and is sent back first.
+    """
+
+    def __init__(
+        self,
+        execution_device: str | int | torch.device | None = None,
+        prev_module_hook: UserCpuOffloadHook | None = None,
+    ) -> None:
+        self.prev_module_hook = prev_module_hook
+        self.execution_device = (
+            current_device_backend().device(0) if execution_device is None else torch.device(execution_device)
+        )
+
+    def init_hook(self, module: nn.Module) -> nn.Module:
+        return module.to("cpu")
+
+    def pre_forward(
+        self, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self.prev_module_hook is not None and isinstance(self.prev_module_hook, UserCpuOffloadHook):
+            previous = self.prev_module_hook
+            if _device(previous.model) != torch.device("cpu"):
+                previous.offload()
+        module.to(self.execution_device)
+        return send_to_device(args, self.execution_device), send_to_device(kwargs, self.execution_device)
+
+
+class UserCpuOffloadHook:
+    """What `cpu_offload_with_hook` returns: sends the model back to the CPU when its user says so."""
+
+    def __init__(self, model: nn.Module, hook: ModelHook) -> None:
+        self.model = model
+        self.hook = hook
+
+    def offload(self) -> None:
+        """Move the model to the CPU and free its memory on the accelerator."""
+        self.hook.init_hook(self.model)
+        clear_device_cache()
+
+    def remove(self) -> None:
+        """Take the hook off the model, which stays where it is."""
+        remove_hook_from_module(self.model)
+
+
+def _device(model: nn.Module) -> torch.device | None:
+    return next((parameter.device for parameter in model.parameters()), None)

@@ -1,0 +1,74 @@
+"""What a hook is, and several as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+
+class ModelHook:
+    """Code that runs before and after the forward of a module; subclass it and `add_hook_to_module`."""
+
+    no_grad = False
+
+    def init_hook(self, module: nn.Module) -> nn.Module:
+        """Prepare ``module`` when the hook is added, and return it."""
+        return module
+
+    def pre_forward(
+        self, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments that the forward gets."""
+        return args, kwargs
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        """Return what the caller gets instead of ``output``."""
+        return output
+
+    def after_error(self, module: nn.Module) -> None:
+        """Put right what `pre_forward` did, when the forward raised and `post_forward` is not called."""
+
+    def detach_hook(self, module: nn.Module) -> nn.Module:
+        """Undo `init_hook` when the hook is removed, and return ``module``."""
+        return module
+
+
+class SequentialHook(ModelHook):
+    """Several hooks, one after the other."""
+
+    def __init__(self, *hooks: ModelHook) -> None:
+        self.hooks = hooks
+
+    def init_hook(self, module: nn.Module) -> nn.Module:
+        for hook in self.hooks:
+            module = hook.init_hook(module)
+        return module
+
+    def pre_forward(
+        self, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        entered: list[ModelHook] = []
+        try:
+            for hook in self.hooks:
+                args, kwargs = hook.pre_forward(module, *args, **kwargs)
+                entered.append(hook)
+        except BaseException:
+            for hook in reversed(entered):
+                hook.after_error(module)
+            raise
+        return args, kwargs
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        for hook in self.hooks:
+            output = hook.post_forward(module, output)
+        return output
+
+    def after_error(self, module: nn.Module) -> None:
+        for hook in reversed(self.hooks):
+            hook.after_error(module)
+
+    def detach_hook(self, module: nn.Module) -> nn.Module:
+        for hook in self.hooks:
+            module = hook.detach_hook(module)
+        return module

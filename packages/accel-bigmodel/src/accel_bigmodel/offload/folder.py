@@ -1,0 +1,124 @@
+"""Offload folders: one raw file per weight and an ``index.json`` with dtypes and shapes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.checkpoint_files import is_plain
+from accel_bigmodel.dtypes import as_torch_dtype
+from accel_bigmodel.formats.safetensor_ranges import ByteRange, MappedFile
+from accel_bigmodel.placing import set_module_tensor_to_device
+from accel_state.errors import CheckpointError
+
+INDEX_NAME = "index.json"
+
+
+def offload_weight(
+    weight: torch.Tensor,
+    weight_name: str,
+    offload_folder: str | os.PathLike[str],
+    index: MutableMapping[str, Any] | None = None,
+) -> MutableMapping[str, Any] | None:
+    """Write one weight to ``offload_folder`` as raw bytes; note it in ``index`` and return that.
+
+    Raises:
+        CheckpointError: If the weight has no values, or its name is no name of a file.
+    """
+    if weight.is_meta:
+        raise CheckpointError(f"`{weight_name}` cannot be offloaded: on the meta device it has no values.")
+    dense = weight.detach().cpu().contiguous()
+    path = weight_file(Path(offload_folder), weight_name)
+    raw = dense.reshape(-1).view(torch.uint8) if dense.numel() else torch.empty(0, dtype=torch.uint8)
+    staged = path.with_name(path.name + ".part")
+    with staged.open("wb") as file:
+        file.write(raw.numpy().data)
+    staged.replace(path)  # a model that still maps the earlier file keeps its values
+    if index is not None:
+        index[weight_name] = {"dtype": str(dense.dtype).removeprefix("torch."), "shape": list(dense.shape)}
+    return index
+
+
+def load_offloaded_weight(
+    weight_file: str | os.PathLike[str], weight_info: Mapping[str, Any]
+) -> torch.Tensor:
+    """Return a weight that `offload_weight` wrote, mapped from its file.
+
+    Args:
+        weight_file: The file.
+        weight_info: What the index says of it: ``dtype`` and ``shape``.
+
+    Raises:
+        CheckpointError: If the file is missing or shorter than the index says.
+    """
+    path, shape = Path(weight_file), tuple(weight_info["shape"])
+    dtype = as_torch_dtype(weight_info["dtype"])
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if not path.is_file() or path.stat().st_size < num_bytes:
+        raise CheckpointError(
+            f"The offloaded weight `{path}` is missing or cut short. Offload the model again."
+        )
+    if num_bytes == 0:
+        return torch.empty(shape, dtype=dtype)
+    return MappedFile(path).tensor(ByteRange(dtype, shape, 0, num_bytes))
+
+
+def save_offload_index(index: Mapping[str, Any], offload_folder: str | os.PathLike[str]) -> None:
+    """Add ``index`` to the ``index.json`` of a folder; nothing is written if it is empty."""
+    if not index:
+        return
+    path = Path(offload_folder, INDEX_NAME)
+    merged = {**(read_offload_index(offload_folder) if path.is_file() else {}), **index}
+    staged = path.with_name(INDEX_NAME + ".part")
+    staged.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
+    staged.replace(path)
+
+
+def read_offload_index(offload_folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the index of an offload folder.
+
+    Raises:
+        CheckpointError: If there is none, or it is not readable.
+    """
+    path = Path(offload_folder, INDEX_NAME)
+    if not path.is_file():
+        raise CheckpointError(f"`{offload_folder}` holds no offloaded weights: `{INDEX_NAME}` is missing.")
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"The index `{path}` is not readable JSON: {error}") from error
+    if not isinstance(index, dict):
+        raise CheckpointError(f"The index `{path}` must be a table of weights.")
+    return index
+
+
+def offload_state_dict(save_dir: str | os.PathLike[str], state_dict: Mapping[str, torch.Tensor]) -> None:
+    """Write every tensor of a state dict to a folder, and its index last."""
+    Path(save_dir).mkdir(parents=True, exist_ok=True)
+    index: dict[str, Any] = {}
+    for name, tensor in state_dict.items():
+        offload_weight(tensor, name, save_dir, index)
+    save_offload_index(index, save_dir)
+
+
+def load_offloaded_weights(
+    model: nn.Module, index: Mapping[str, Any] | None, offload_folder: str | os.PathLike[str]
+) -> None:
+    """Put the weights that ``index`` names back into ``model``, on the CPU."""
+    for name, info in (index or {}).items():
+        weight = load_offloaded_weight(weight_file(Path(offload_folder), name), info)
+        set_module_tensor_to_device(model, name, "cpu", value=weight.clone())
+
+
+def weight_file(folder: Path, name: str) -> Path:
+    """Return the file of a weight; a name that reaches out of the folder is refused."""
+    if not is_plain(f"{name}.dat"):
+        raise CheckpointError(f"`{name}` cannot be the name of a file inside `{folder}`.")
+    return folder / f"{name}.dat"

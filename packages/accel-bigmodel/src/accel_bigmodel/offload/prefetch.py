@@ -1,0 +1,112 @@
+"""The next block's weights, fetched by a background thread while this one computes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from accel_bigmodel.offload.placeholders import Origin
+from accel_state.errors import AccelError
+
+_IDLE_S = 2.0
+
+
+class Block(Protocol):
+    """A module whose weights are fetched together."""
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        """Where its weights come from."""
+        ...
+
+
+class Prefetcher:
+    """Guesses which block comes next, from what came next last time, and fetches it.
+
+    At most one block is fetched ahead, so that with the one in use two are in memory. A wrong guess is dropped: it
+    costs time and changes no result.
+    """
+
+    def __init__(self) -> None:
+        self._after: dict[tuple[int, int], Block] = {}
+        self._before = self._current = 0
+        self._guess: Block | None = None
+        self._lock = threading.Lock()
+
+    def entered(self, block: Block) -> None:
+        """Note that ``block`` runs now, and fetch the one that followed it last time."""
+        with self._lock:
+            guess, self._guess = self._guess, None
+            if guess is not None and guess is not block:
+                _drop(guess)
+            self._after[self._before, self._current] = block
+            self._before, self._current = self._current, id(block)
+            following = self._after.get((self._before, self._current))
+            if following is None or following is block:
+                return
+            self._guess = following
+        _worker.submit(self, following)
+
+    def wants(self, block: Block) -> bool:
+        """Whether ``block`` is still the one expected next."""
+        return self._guess is block
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Prefetcher:
+        copied: Prefetcher = memo.setdefault(id(self), Prefetcher())
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Prefetcher, ()
+
+
+class _Worker:
+    """One thread for the whole process, which ends when there is nothing to do."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Prefetcher, Block]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def submit(self, prefetcher: Prefetcher, block: Block) -> None:
+        with self._lock:
+            self._jobs.put((prefetcher, block))
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="accel-prefetch", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                prefetcher, block = self._jobs.get(timeout=_IDLE_S)
+            except queue.Empty:
+                with self._lock:
+                    if self._jobs.empty():
+                        self._thread = None
+                        return
+                continue
+            _fetch(prefetcher, block)
+            del prefetcher, block  # an idle worker keeps no model alive
+
+
+def _fetch(prefetcher: Prefetcher, block: Block) -> None:
+    for origin in block.origins:
+        if not prefetcher.wants(block):
+            _drop(block)
+            return
+        try:
+            with torch.no_grad():
+                origin.prefetch()
+        except (AccelError, OSError, RuntimeError, KeyError):
+            return  # the forward fetches it itself, and raises what there is to raise
+
+
+def _drop(block: Block) -> None:
+    for origin in block.origins:
+        origin.forget()
+
+
+_worker = _Worker()

@@ -1,0 +1,94 @@
+"""The values of offloaded models, for those who want them outside a forward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.hooks.align import AlignDevicesHook
+from accel_bigmodel.hooks.attaching import hooks_of
+from accel_bigmodel.offload.placeholders import origin_of, stored_values
+from accel_bigmodel.placing import set_module_tensor_to_device
+
+
+def has_offloaded_params(module: nn.Module) -> bool:
+    """Whether weights of ``module`` itself are kept elsewhere between forwards."""
+    return any(isinstance(hook, AlignDevicesHook) and hook.offload for hook in hooks_of(module))
+
+
+def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, Any]:
+    """Return the state dict of a model, its offloaded weights as they lie in memory or mapped from disk."""
+    return {
+        name: stored_values(value) if isinstance(value, torch.Tensor) else value
+        for name, value in model.state_dict(keep_vars=True).items()
+    }
+
+
+def get_state_dict_from_offload(
+    module: nn.Module,
+    module_name: str,
+    state_dict: MutableMapping[str, Any],
+    device_to_put_offload: int | str | torch.device = "cpu",
+) -> MutableMapping[str, Any]:
+    """Put the offloaded weights of one module into a state dict, on a device, and return it.
+
+    Args:
+        module: The module that has the weight.
+        module_name: Dotted name of a weight of it, from the model down.
+        state_dict: Changed in place: all weights of the module get their values.
+        device_to_put_offload: Where the values go.
+    """
+    root = module_name.rpartition(".")[0]
+    for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+        full = f"{root}.{name}" if root else name
+        if full in state_dict and origin_of(tensor) is not None:
+            state_dict[full] = stored_values(tensor).to(device_to_put_offload)
+    return state_dict
+
+
+@contextlib.contextmanager
+def align_module_device(
+    module: nn.Module, execution_device: torch.device | str | int | None = None
+) -> Iterator[None]:
+    """Within this context the weights of ``module`` itself are real and on one device.
+
+    What is written to them stays written.
+
+    Args:
+        module: Offloaded or not.
+        execution_device: Where to; by default where the module's hook runs it, or where its weights are.
+    """
+    align = [hook for hook in hooks_of(module) if isinstance(hook, AlignDevicesHook) and hook.offload]
+    if align:
+        with _brought(align[0], execution_device):
+            yield
+        return
+    if execution_device is None:
+        yield
+        return
+    before = {name: parameter.device for name, parameter in module.named_parameters(recurse=False)}
+    try:
+        for name in before:
+            set_module_tensor_to_device(module, name, execution_device)
+        yield
+    finally:
+        for name, device in before.items():
+            set_module_tensor_to_device(module, name, device)
+
+
+@contextlib.contextmanager
+def _brought(hook: AlignDevicesHook, device: torch.device | str | int | None) -> Iterator[None]:
+    devices = [origin.device for origin in hook.origins]
+    try:
+        for origin in hook.origins:
+            origin.device = origin.device if device is None else torch.device(device)
+            origin.forget()
+        with hook.weights_here():
+            yield
+    finally:
+        for origin, usual in zip(hook.origins, devices, strict=True):
+            origin.device = usual

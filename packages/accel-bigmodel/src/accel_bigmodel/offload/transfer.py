@@ -1,0 +1,78 @@
+"""Weights on their way to the device that uses them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_PAGE_BYTES = 4096
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A tensor that is, or soon will be, on its device.
+
+    Args:
+        tensor: The values there.
+        event: Set once the copy is done, on devices that copy in a stream of their own.
+        source: Kept until then: the copy reads from it.
+    """
+
+    tensor: torch.Tensor
+    event: Any = None
+    source: torch.Tensor | None = None
+
+    def take(self) -> torch.Tensor:
+        """Return the tensor, for use in the current stream."""
+        if self.event is not None:
+            stream = torch.get_device_module(self.tensor.device).current_stream(self.tensor.device)
+            stream.wait_event(self.event)
+            self.tensor.record_stream(stream)
+            self.event = self.source = None
+        return self.tensor
+
+
+def bring(stored: torch.Tensor, device: torch.device, *, ahead: bool = False) -> Arrival:
+    """Start bringing ``stored`` to ``device``; values that are used where they lie are not copied.
+
+    Args:
+        stored: Where the values are kept: in memory, or mapped from a file.
+        device: Where they are used.
+        ahead: They are not needed at once: read a mapped file now, copy in a stream beside that of the forward.
+    """
+    if device.type == "cpu" and stored.device.type == "cpu":
+        if ahead:
+            _touch(stored)
+        return Arrival(stored)
+    if ahead and device.type == "cuda" and stored.device.type == "cpu":
+        return _copy_beside(stored, device)
+    return Arrival(stored.to(device))
+
+
+def _touch(tensor: torch.Tensor) -> None:
+    """Read one byte of each page, so that the forward finds them in memory."""
+    if tensor.is_contiguous() and tensor.nbytes >= _PAGE_BYTES:
+        raw = tensor.detach().reshape(-1).view(torch.uint8)
+        raw[::_PAGE_BYTES].max()
+
+
+def _copy_beside(stored: torch.Tensor, device: torch.device) -> Arrival:
+    """Copy through pinned memory in a side stream."""
+    module = torch.get_device_module(device)
+    pinned = stored if stored.is_pinned() else stored.contiguous().pin_memory()
+    stream = _side_stream(device)
+    with module.stream(stream):
+        copied = pinned.to(device, non_blocking=True)
+        event = stream.record_event()
+    return Arrival(copied, event, pinned)
+
+
+_streams: dict[torch.device, Any] = {}
+
+
+def _side_stream(device: torch.device) -> Any:
+    if device not in _streams:
+        _streams[device] = torch.get_device_module(device).Stream(device)
+    return _streams[device]

@@ -1,0 +1,126 @@
+"""Weights by name, wherever they lie: in memory, in an offload folder, in the original safetensors files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel_bigmodel.dtypes import as_torch_dtype
+from accel_bigmodel.formats.safetensor_ranges import (
+    ALIGNMENT,
+    MappedFile,
+    SafetensorsLayout,
+    announce,
+    read_layout,
+)
+from accel_bigmodel.offload.folder import load_offloaded_weight, read_offload_index, weight_file
+from accel_state.errors import CheckpointError, ConfigError
+
+
+class PrefixedDataset(Mapping[str, Any]):
+    """The part of a mapping whose keys start with ``prefix``, which the caller leaves out."""
+
+    def __init__(self, dataset: Mapping[str, Any], prefix: str) -> None:
+        self.dataset = dataset
+        self.prefix = prefix
+
+    def __getitem__(self, key: str) -> Any:
+        return self.dataset[f"{self.prefix}{key}"]
+
+    def __contains__(self, key: object) -> bool:
+        return f"{self.prefix}{key}" in self.dataset
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([key for key in self.dataset if key.startswith(self.prefix)])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
+    """Weights in memory and on disk under one face; what is on disk is mapped, not read, until it is used.
+
+    Args:
+        state_dict: Weights in memory.
+        save_folder: A folder that `offload_state_dict` wrote.
+        index: Instead of the folder's own index. An entry has ``dtype`` and ``shape``, or points into
+            a safetensors file: ``safetensors_file``, ``weight_name`` and, if it is to be cast, ``dtype``.
+        device: Where weights from safetensors files are put; the CPU by default.
+
+    Raises:
+        ConfigError: If neither weights nor a place to look for them are given.
+    """
+
+    def __init__(
+        self,
+        state_dict: Mapping[str, torch.Tensor] | None = None,
+        save_folder: str | os.PathLike[str] | None = None,
+        index: Mapping[str, Any] | None = None,
+        device: str | int | torch.device | None = None,
+    ) -> None:
+        if state_dict is None and save_folder is None and index is None:
+            raise ConfigError("Give weights: a `state_dict`, a `save_folder` or an `index`.")
+        self.state_dict: Mapping[str, torch.Tensor] = {} if state_dict is None else state_dict
+        if index is None and save_folder is not None:
+            index = read_offload_index(save_folder)
+        self.index: Mapping[str, Any] = {} if index is None else index
+        self.save_folder = None if save_folder is None else Path(save_folder)
+        self.device = device
+        self.all_keys = [*self.state_dict, *(key for key in self.index if key not in self.state_dict)]
+        self._files: dict[str, tuple[SafetensorsLayout, MappedFile]] = {}
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        if key in self.state_dict:
+            return self.state_dict[key]
+        entry = self.index[key]
+        if entry.get("safetensors_file") is not None:
+            return self._from_safetensors(entry["safetensors_file"], entry.get("weight_name", key), entry)
+        if self.save_folder is None:
+            raise CheckpointError(f"`{key}` lies in an offload folder, but no `save_folder` was given.")
+        return load_offloaded_weight(weight_file(self.save_folder, key), entry)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.all_keys)
+
+    def __len__(self) -> int:
+        return len(self.all_keys)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OffloadedWeightsLoader:
+        return self  # nothing here changes: what a model writes to its weights, it keeps itself
+
+    def announce(self, key: str) -> None:
+        """Tell the system that a weight on disk will be read soon."""
+        entry = self.index.get(key)
+        if key not in self.state_dict and entry is not None and entry.get("safetensors_file") is not None:
+            layout, file = self._open(entry["safetensors_file"])
+            place = layout[entry.get("weight_name", key)]
+            announce(file.path, place.start, place.num_bytes)
+
+    def _from_safetensors(self, path: str, name: str, entry: Mapping[str, Any]) -> torch.Tensor:
+        layout, file = self._open(path)
+        tensor = file.tensor(layout[name])
+        if tensor.data_ptr() % ALIGNMENT:
+            tensor = tensor.clone()  # kernels would sum in another order than for the resident model
+        if entry.get("dtype") is not None and tensor.is_floating_point():
+            tensor = tensor.to(as_torch_dtype(entry["dtype"]))
+        return tensor if self.device is None else tensor.to(self.device)
+
+    def _open(self, path: str) -> tuple[SafetensorsLayout, MappedFile]:
+        if path not in self._files:
+            self._files[path] = (read_layout(Path(path)), MappedFile(Path(path)))
+        return self._files[path]
+
+
+def extract_submodules_state_dict(
+    state_dict: Mapping[str, Any], submodule_names: list[str]
+) -> dict[str, Any]:
+    """Return the entries of a state dict that are, or lie inside, one of ``submodule_names``."""
+    return {
+        name: value
+        for name, value in state_dict.items()
+        if any(f"{name}.".startswith(f"{module}.") or module == "" for module in submodule_names)
+    }

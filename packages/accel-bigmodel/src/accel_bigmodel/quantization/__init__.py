@@ -1,0 +1,1 @@
+"""Weights in 8 or 4 bits, with bitsandbytes."""

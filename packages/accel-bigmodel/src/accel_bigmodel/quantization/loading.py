@@ -1,0 +1,233 @@
+"""Models in 8 or 4 bits, from a checkpoint or from memory."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.allocation import infer_auto_device_map
+from accel_bigmodel.auto_dispatch import MODES
+from accel_bigmodel.checkpoint_files import checkpoint_files, opener
+from accel_bigmodel.device_maps import DeviceMap, check_device_map, device_of
+from accel_bigmodel.dispatch import dispatch_model
+from accel_bigmodel.loading import load_checkpoint_in_model
+from accel_bigmodel.max_memory import MaxMemory, get_balanced_memory
+from accel_bigmodel.offload.folder import offload_weight
+from accel_bigmodel.placing import set_module_tensor_to_device
+from accel_bigmodel.quantization.configuration import BnbQuantizationConfig
+from accel_bigmodel.quantization.layers import (
+    get_keys_to_not_convert,
+    linear_names,
+    quantized_layer,
+    require_bitsandbytes,
+    restored_8bit_layer,
+    swap,
+)
+from accel_state.devices import current_device_backend
+from accel_state.enums import CustomDtype
+from accel_state.errors import ConfigError, UnknownNameError
+
+
+def load_and_quantize_model(
+    model: nn.Module,
+    bnb_quantization_config: BnbQuantizationConfig,
+    weights_location: str | os.PathLike[str] | None = None,
+    device_map: str | Mapping[str, int | str | torch.device] | None = None,
+    no_split_module_classes: Sequence[str] | None = None,
+    max_memory: MaxMemory | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    offload_state_dict: bool = False,
+) -> nn.Module:
+    """Quantise the linear layers of ``model``, layer by layer, and return it ready to run.
+
+    A checkpoint is mapped, so that beside the quantised model only one layer is in memory. One that was saved
+    in 8 bits is taken as it is.
+
+    Args:
+        model: A skeleton, or loaded. Changed in place.
+        bnb_quantization_config: How.
+        weights_location: For a skeleton: as the checkpoint of `load_checkpoint_in_model`.
+        device_map: Where parts go, or a mode; by default all go to the first accelerator, else the CPU. Parts on
+            the disk are quantised too with 8 bits; with 4 bits they stay in ``torch_dtype``.
+        no_split_module_classes: Names of classes that stay on one device.
+        max_memory: As for `get_max_memory`.
+        offload_folder: For parts on disk.
+        offload_state_dict: Changes nothing, as for `load_checkpoint_in_model`.
+
+    Raises:
+        NotAvailableError: If bitsandbytes is not installed.
+        ConfigError: If a skeleton comes without weights.
+    """
+    require_bitsandbytes()
+    config = bnb_quantization_config
+    skipped = get_keys_to_not_convert(model) if config.skip_modules is None else list(config.skip_modules)
+    skipped += config.keep_in_fp32_modules or []
+    placed = get_quantized_model_device_map(model, config, device_map, max_memory, no_split_module_classes)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        if weights_location is None:
+            raise ConfigError("`model` has no weights: give `weights_location`, or load it first.")
+        _load(model, config, weights_location, skipped)
+    _quantize(model, config, skipped, placed)
+    _cast_rest(model, config)
+    return dispatch_model(model, placed, offload_dir=offload_folder)
+
+
+def get_quantized_model_device_map(
+    model: nn.Module,
+    bnb_quantization_config: BnbQuantizationConfig,
+    device_map: str | Mapping[str, int | str | torch.device] | None = None,
+    max_memory: MaxMemory | None = None,
+    no_split_module_classes: Sequence[str] | None = None,
+) -> DeviceMap:
+    """Return where the parts of a model go, counted in the bytes that they will take once quantised.
+
+    Args:
+        model: Before it is quantised.
+        bnb_quantization_config: How it will be.
+        device_map: As for `load_and_quantize_model`.
+        max_memory: As for `get_max_memory`.
+        no_split_module_classes: Names of classes that stay on one device.
+    """
+    if device_map is None:
+        return {"": current_device_backend().device(0)}
+    if not isinstance(device_map, str):
+        check_device_map(model, device_map)
+        return device_map
+    if device_map not in MODES:
+        raise UnknownNameError.of("`device_map`", device_map, MODES)
+    config = bnb_quantization_config
+    skipped = get_keys_to_not_convert(model) if config.skip_modules is None else config.skip_modules
+    special: dict[str, str | torch.dtype | CustomDtype] = {
+        f"{name}.weight": config.target_dtype
+        for name in linear_names(model, [*skipped, *(config.keep_in_fp32_modules or [])])
+    }
+    if device_map != "sequential":
+        max_memory = get_balanced_memory(
+            model, max_memory, no_split_module_classes, dtype=config.torch_dtype, special_dtypes=special,
+            low_zero=device_map == "balanced_low_0",
+        )  # fmt: skip
+    return infer_auto_device_map(
+        model, max_memory, no_split_module_classes, dtype=config.torch_dtype, special_dtypes=special
+    )
+
+
+def quantize_and_offload_8bit(
+    model: nn.Module,
+    param: torch.Tensor,
+    param_name: str,
+    new_dtype: torch.dtype,
+    offload_folder: str | os.PathLike[str],
+    offload_index: MutableMapping[str, Any],
+    fp16_statistics: torch.Tensor | None,
+) -> None:
+    """Write one weight to an offload folder in 8 bits, with its scales, and leave it empty in the model.
+
+    Args:
+        model: Has a parameter ``param_name``.
+        param: Its values; already 8-bit ones if ``fp16_statistics`` is given.
+        param_name: Dotted name.
+        new_dtype: Of the empty parameter that stays.
+        offload_folder: Must exist.
+        offload_index: Gets the entries.
+        fp16_statistics: The scales of 8-bit values.
+    """
+    bnb = require_bitsandbytes()
+    values, scales = param, fp16_statistics
+    if scales is None:
+        quantized = bnb.nn.Int8Params(param.detach().cpu(), requires_grad=False, has_fp16_weights=False).to(
+            "cpu"
+        )
+        values, scales = quantized.data, quantized.SCB
+    offload_weight(values, param_name, offload_folder, offload_index)
+    assert scales is not None
+    offload_weight(scales, param_name.replace("weight", "SCB"), offload_folder, offload_index)
+    set_module_tensor_to_device(
+        model, param_name, "meta", dtype=new_dtype, value=torch.empty(param.shape, device="meta")
+    )
+
+
+def _load(
+    model: nn.Module, config: BnbQuantizationConfig, checkpoint: str | os.PathLike[str], skipped: list[str]
+) -> None:
+    scales = _scales_in(checkpoint)
+    if not scales:
+        load_checkpoint_in_model(model, checkpoint, mmap=True)
+        return
+    if config.load_in_4bit:
+        raise ConfigError(
+            f"`{checkpoint}` was saved in 8 bits and cannot be loaded in 4. Use the original weights."
+        )
+    weights = _read(checkpoint, [f"{name}.weight" for name in scales])
+    for name in linear_names(model, skipped):
+        if name in scales:
+            layer: Any = model.get_submodule(name)
+            swap(
+                model,
+                name,
+                restored_8bit_layer(
+                    layer, config, weights[f"{name}.weight"], scales[name], torch.device("cpu")
+                ),
+            )
+    with warnings.catch_warnings():
+        # The scales are in the layers already; the names of what else is missing were checked when it was saved.
+        warnings.filterwarnings("ignore", message="(?s).*(SCB|weight_format)")
+        _load_rest(model, checkpoint)
+
+
+def _load_rest(model: nn.Module, checkpoint: str | os.PathLike[str]) -> None:
+    by_name = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    empty = [name for name, tensor in by_name.items() if tensor.is_meta]
+    for name, value in _read(checkpoint, empty).items():
+        set_module_tensor_to_device(model, name, "cpu", value=value.clone())
+
+
+def _scales_in(checkpoint: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for file in checkpoint_files(checkpoint):
+        with opener(file.path)(file.path) as reader:
+            for name in [*reader.keys()]:
+                if name.endswith(".SCB"):
+                    found[name.removesuffix(".SCB")] = reader.read(name).clone()
+    return found
+
+
+def _read(checkpoint: str | os.PathLike[str], names: Sequence[str]) -> dict[str, torch.Tensor]:
+    wanted, found = set(names), dict[str, torch.Tensor]()
+    for file in checkpoint_files(checkpoint):
+        with opener(file.path)(file.path) as reader:
+            found.update({name: reader.read(name) for name in [*reader.keys()] if name in wanted})
+    missing = sorted(wanted.difference(found))
+    if missing:
+        raise ConfigError(f"`{Path(checkpoint)}` lacks {', '.join(missing[:5])}.")
+    return found
+
+
+def _quantize(
+    model: nn.Module, config: BnbQuantizationConfig, skipped: list[str], device_map: DeviceMap
+) -> None:
+    for name in linear_names(model, skipped):
+        where = device_of(name, device_map)
+        if config.load_in_4bit and where == "disk":
+            continue
+        device = torch.device("cpu") if where in (None, "disk") else torch.device(where)
+        layer: Any = model.get_submodule(name)
+        swap(model, name, quantized_layer(layer, config, device))
+
+
+def _cast_rest(model: nn.Module, config: BnbQuantizationConfig) -> None:
+    dtype = config.torch_dtype
+    if dtype is None and current_device_backend().name != "cpu":
+        dtype = torch.float16
+    assert dtype is None or isinstance(dtype, torch.dtype)
+    kept = config.keep_in_fp32_modules or []
+    for name, parameter in model.named_parameters():
+        is_kept = any(f".{one}." in f".{name}" for one in kept)
+        wanted = torch.float32 if is_kept else dtype
+        if wanted is not None and parameter.is_floating_point() and parameter.dtype != wanted:
+            parameter.data = parameter.data.to(wanted)

@@ -1,0 +1,146 @@
+"""Models without weights: parameters that land on another device the moment they are registered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.nn.parameter import UninitializedParameter
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from accel_state.environment.door import read
+
+# Functions whose result is made of a size alone. `arange`, `linspace` and `tensor` are not among them:
+# modules read such values while they are built, and on the meta device there would be nothing to read.
+_FILLERS = frozenset({torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn})
+
+
+@contextmanager
+def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
+    """Build models in this context without memory for their parameters, which land on the meta device.
+
+    Args:
+        include_buffers: Whether buffers, too, become empty, and tensors that ``__init__`` makes of a size
+            alone (``torch.zeros``, ``torch.randn`` …). What is not in a checkpoint (buffers that are not
+            persistent, plain attributes) is then lost. ``None`` reads ``ACCELERATE_INIT_INCLUDE_BUFFERS``,
+            false by default.
+
+    Only modules that this thread builds are concerned; contexts can be nested, the innermost counts.
+    """
+    with init_on_device(torch.device("meta"), include_buffers=include_buffers):
+        yield
+
+
+@contextmanager
+def init_on_device(device: torch.device | str | int, include_buffers: bool | None = None) -> Iterator[None]:
+    """Build models in this context with their parameters on ``device``.
+
+    Tied parameters stay tied, and keep their class and attributes. A parameter is made where ``__init__``
+    makes it and moves when it is registered, before ``reset_parameters`` fills it.
+
+    Args:
+        device: Where parameters go.
+        include_buffers: Whether buffers go there too, and what ``__init__`` makes with torch's factory
+            functions (on the meta device only those that need no more than a size). ``None`` reads
+            ``ACCELERATE_INIT_INCLUDE_BUFFERS``, false by default.
+
+    Only modules that this thread builds are concerned; contexts can be nested, the innermost counts.
+    """
+    target = torch.device(device)
+    if include_buffers is None:
+        include_buffers = bool(read("init_include_buffers"))
+    placement = _Placement(target, include_buffers=include_buffers)
+    with ExitStack() as stack:
+        _current.stack.append(placement)
+        stack.callback(_current.stack.pop)
+        # torch annotates these hooks as returning nothing, and documents that what they return is registered.
+        on_parameter: Any = _move_parameter
+        on_buffer: Any = _move_buffer
+        stack.enter_context(register_module_parameter_registration_hook(on_parameter))
+        stack.enter_context(register_module_buffer_registration_hook(on_buffer))
+        if include_buffers:
+            stack.enter_context(_FillersOn(target) if target.type == "meta" else target)
+        yield
+
+
+class _Placement:
+    """What one context does to the tensors that are registered in it."""
+
+    def __init__(self, device: torch.device, *, include_buffers: bool) -> None:
+        self.device = device
+        self.include_buffers = include_buffers
+        # Weak, so that a moved tensor's memory is free at once; a tie is the same tensor registered again.
+        self._moved = WeakTensorKeyDictionary()
+
+    def place(self, tensor: torch.Tensor, move: Callable[[Any, torch.device], torch.Tensor]) -> torch.Tensor:
+        """Return ``tensor`` on this context's device, the same object whenever the same tensor comes."""
+        if _is_on(tensor, self.device):
+            return tensor
+        if tensor not in self._moved:
+            self._moved[tensor] = move(tensor, self.device)
+        moved: torch.Tensor = self._moved[tensor]
+        return moved
+
+
+class _Stack(threading.local):
+    """The contexts that this thread is in, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Placement] = []
+
+
+_current = _Stack()
+
+
+def _move_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+    if parameter is None or not _current.stack:
+        return None
+    placed = _current.stack[-1].place(parameter, _parameter_on)
+    assert isinstance(placed, nn.Parameter)
+    return placed
+
+
+def _move_buffer(module: nn.Module, name: str, buffer: torch.Tensor | None) -> torch.Tensor | None:
+    if buffer is None or not _current.stack or not _current.stack[-1].include_buffers:
+        return None
+    return _current.stack[-1].place(buffer, torch.Tensor.to)
+
+
+def _parameter_on(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
+    if isinstance(parameter, UninitializedParameter):
+        lazy: Any = type(parameter)
+        moved = lazy(requires_grad=parameter.requires_grad, device=device)
+    else:
+        moved = type(parameter)(parameter.detach().to(device), requires_grad=parameter.requires_grad)
+    moved.__dict__.update(parameter.__dict__)
+    assert isinstance(moved, nn.Parameter)
+    return moved
+
+
+def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
+    return tensor.device.type == device.type and device.index in (None, tensor.device.index)
+
+
+class _FillersOn(TorchFunctionMode):
+    """Sends `_FILLERS` to a device where the caller names none."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        arguments = dict(kwargs or {})
+        if func in _FILLERS and arguments.get("device") is None:
+            arguments["device"] = self._device
+        return func(*args, **arguments)

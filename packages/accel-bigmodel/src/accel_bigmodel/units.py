@@ -1,0 +1,50 @@
+"""Numbers of bytes, read from and written for people."""
+
+from __future__ import annotations
+
+import re
+
+from accel_state.errors import ConfigError
+
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SIZE = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<prefix>[KMGT]?)(?P<binary>I?)(?P<byte>B?)\s*")
+
+
+def convert_file_size_to_int(size: int | str) -> int:
+    """Return the number of bytes that ``size`` stands for.
+
+    Args:
+        size: Bytes as an integer, or a number with its unit: ``"5MB"`` is 5 * 10**6, ``"10GiB"`` is
+            10 * 2**30. Case does not matter, except that ``"Gb"`` (gigabits to some) is refused.
+
+    Raises:
+        ConfigError: If ``size`` is negative, or is not a number with a known unit.
+    """
+    if isinstance(size, bool) or not isinstance(size, int | str):
+        raise ConfigError(f"`{size!r}` is not a size. Give bytes as an integer, or a string such as `10GiB`.")
+    if isinstance(size, int):
+        if size < 0:
+            raise ConfigError(f"`{size}` is not a size: bytes cannot be negative.")
+        return size
+    return _parse(size)
+
+
+def _parse(size: str) -> int:
+    match = _SIZE.fullmatch(size.upper())
+    if match is None or (match["binary"] and not match["prefix"]) or (match["prefix"] and not match["byte"]):
+        raise ConfigError(f"`{size}` is not a size. Write a number and a unit, such as `5MB` or `10GiB`.")
+    if re.search(r"[KMGT]i?b", size):
+        unit = match["prefix"]
+        raise ConfigError(f"`{size}` may mean bits or bytes. Write `{unit}B` or `{unit}iB` for bytes.")
+    base = 1024 if match["binary"] else 1000
+    return int(float(match["number"]) * base ** _POWERS[match["prefix"]])
+
+
+def convert_bytes(size: float) -> str:
+    """Return a number of bytes as people read it, in steps of 1024: ``"512 bytes"``, ``"1.5 GB"``."""
+    amount = size
+    for unit in ("bytes", "KB", "MB", "GB", "TB"):
+        if abs(amount) < 1024 or unit == "TB":
+            break
+        amount /= 1024
+    return f"{round(amount, 2)} {unit}"

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import nn
+
+from accel_bigmodel import attach_align_device_hook, cpu_offload
+from accel_bigmodel.hooks.align import AlignDevicesHook
+from accel_bigmodel.hooks.attaching import hooks_of
+from accel_bigmodel.offload.prefetch import Prefetcher
+
+
+class Watched(Mapping):
+    """Weights that tell in which thread each is read."""
+
+    def __init__(self, weights):
+        self.weights, self.log, self.ready = dict(weights), [], threading.Condition()
+
+    def __getitem__(self, name):
+        with self.ready:
+            self.log.append((threading.current_thread() is threading.main_thread(), name))
+            self.ready.notify_all()
+        return self.weights[name]
+
+    def __iter__(self):
+        return iter(self.weights)
+
+    def __len__(self):
+        return len(self.weights)
+
+    def wait_for(self, name):
+        with self.ready:
+            assert self.ready.wait_for(lambda: (False, name) in self.log, timeout=20)
+
+
+def watched_model(num_layers: int) -> tuple[nn.ModuleList, Watched]:
+    model = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(num_layers))
+    weights = Watched(model.state_dict())
+    attach_align_device_hook(model, torch.device("cpu"), offload=True, weights_map=weights)
+    prefetcher = Prefetcher()
+    for module in model:
+        for hook in hooks_of(module):
+            hook.prefetcher = prefetcher
+    return model, weights
+
+
+def run(model, order):
+    x = torch.ones(1, 4)
+    with torch.no_grad():
+        for number in order:
+            x = model[number](x)
+    return x
+
+
+def test_the_second_forward_finds_the_next_weights_on_their_way():
+    model, weights = watched_model(3)
+    first = run(model, [0, 1, 2])
+    assert all(in_main for in_main, _ in weights.log)
+    weights.log.clear()
+    x = torch.ones(1, 4)
+    with torch.no_grad():
+        for number in (0, 1, 2):
+            x = model[number](x)
+            if number < 2 and number > 0:
+                weights.wait_for(f"{number + 1}.weight")
+    assert torch.equal(x, first)
+    assert (True, "2.weight") not in weights.log  # the background had it
+
+
+def test_a_varying_order_changes_no_result():
+    model, weights = watched_model(4)
+    resident = [weights.weights[f"{number}.weight"] for number in range(4)]
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2], [0, 1, 2, 3], [2, 2, 0, 1], [1, 3, 1, 3, 0]):
+        x = torch.ones(1, 4)
+        for number in order:
+            x = x @ resident[number].T
+        assert torch.equal(run(model, order), x)
+
+
+def test_at_most_two_blocks_are_in_memory():
+    model, _ = watched_model(5)
+    for _ in range(3):
+        x = torch.ones(1, 4)
+        for layer in model:
+            with torch.no_grad():
+                x = layer(x)
+            origins = [origin for module in model for hook in hooks_of(module) for origin in hook.origins]
+            assert sum(origin.live is not None or origin._arrival is not None for origin in origins) <= 2
+
+
+def test_an_error_in_the_background_is_raised_where_the_weight_is_used():
+    model, weights = watched_model(2)
+    run(model, [0, 1])
+    run(model, [0, 1])
+    del weights.weights["1.weight"]
+    with pytest.raises(KeyError, match=r"1\.weight"):
+        run(model, [0, 1])
+
+
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_one_argument_turns_it_off(prefetch):
+    model = cpu_offload(nn.Sequential(nn.Linear(2, 2)), "cpu", prefetch=prefetch)
+    (hook,) = [hook for hook in hooks_of(model[0]) if isinstance(hook, AlignDevicesHook)]
+    assert (hook.prefetcher is not None) == prefetch

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from accel_bigmodel import (
+    BnbQuantizationConfig,
+    get_keys_to_not_convert,
+    get_parameter_device,
+    get_quantized_model_device_map,
+    has_4bit_bnb_layers,
+    init_empty_weights,
+    load_and_quantize_model,
+    save_model,
+)
+from accel_state.availability import is_bnb_available
+from accel_state.errors import ConfigError, NotAvailableError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+needs_bitsandbytes = pytest.mark.skipif(
+    not is_bnb_available(), reason="needs bitsandbytes: pip install accel-bigmodel[bnb]"
+)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 64)
+        self.up = nn.Linear(64, 128)
+        self.norm = nn.LayerNorm(128)
+        self.down = nn.Linear(128, 64)
+        self.head = nn.Linear(64, 16)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.down(torch.relu(self.norm(self.up(self.embed(tokens)))))
+        return self.head(x.to(self.head.weight.dtype))
+
+
+TOKENS = torch.arange(16)[None]
+
+
+@pytest.fixture
+def original():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def skeleton() -> Net:
+    with init_empty_weights():
+        return Net().eval()
+
+
+def test_without_bitsandbytes_the_way_out_is_told(monkeypatch, original):
+    monkeypatch.setattr("accel_bigmodel.quantization.layers.is_bnb_available", lambda: False)
+    with pytest.raises(NotAvailableError, match="pip install bitsandbytes"):
+        load_and_quantize_model(original, BnbQuantizationConfig(load_in_8bit=True))
+    assert not has_4bit_bnb_layers(original)
+
+
+def test_the_last_module_and_tied_ones_are_left_alone(original):
+    assert get_keys_to_not_convert(original) == ["head"]
+    original.up.weight = original.embed.weight
+    assert get_keys_to_not_convert(original) == ["embed", "head", "up"]
+    assert get_parameter_device(original) == torch.device("cpu")
+
+
+def test_maps_count_quantised_bytes(original):
+    config = BnbQuantizationConfig(load_in_8bit=True)
+    limits = {"cpu": 64 * 16 * 8 + 4000 + 64 * 128 * 2 + 128 * 4 * 3 + 64 * 4}
+    assert get_quantized_model_device_map(original, config, "auto", limits) == {"": "cpu"}
+    assert get_quantized_model_device_map(original, config, {"": "cpu"}) == {"": "cpu"}
+
+
+KINDS = {
+    "8bit": {"load_in_8bit": True},
+    "fp4": {"load_in_4bit": True, "bnb_4bit_compute_dtype": "fp32"},
+    "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "fp32"},
+    "nf4 double": {
+        "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_compute_dtype": "bf16",
+    },
+}  # fmt: skip
+CLOSE = {"8bit": 0.02, "fp4": 0.6, "nf4": 0.5, "nf4 double": 0.5}
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("from_meta", [True, False])
+def test_a_quantised_model_is_close_to_the_original(tmp_path, original, kind, from_meta):
+    save_model(original, tmp_path)
+    model = skeleton() if from_meta else copy.deepcopy(original)
+    config = BnbQuantizationConfig(**KINDS[kind])
+    quantised = load_and_quantize_model(model, config, tmp_path if from_meta else None)
+    with torch.no_grad():
+        error = (quantised(TOKENS) - original(TOKENS)).abs().max()
+    assert 0 < error < CLOSE[kind]  # bounds of rounding 128-long products to these many bits
+    assert quantised.up.weight.dtype == (torch.int8 if kind == "8bit" else torch.uint8)
+    assert has_4bit_bnb_layers(quantised) == (kind != "8bit")
+    assert type(quantised.head) is nn.Linear
+
+
+@needs_bitsandbytes
+def test_modules_can_be_left_out_and_kept_in_float32(original):
+    config = BnbQuantizationConfig(
+        load_in_8bit=True, skip_modules=["down"], keep_in_fp32_modules=["norm"], torch_dtype=torch.bfloat16
+    )
+    model = load_and_quantize_model(original, config)
+    assert (type(model.down), type(model.head).__name__) == (nn.Linear, "Linear8bitLt")
+    assert (model.norm.weight.dtype, model.embed.weight.dtype) == (torch.float32, torch.bfloat16)
+
+
+@needs_bitsandbytes
+def test_8_bits_are_saved_and_come_back_the_same(tmp_path, original):
+    config = BnbQuantizationConfig(load_in_8bit=True)
+    model = load_and_quantize_model(original, config)
+    save_model(model, tmp_path)
+    again = load_and_quantize_model(skeleton(), config, tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(TOKENS), model(TOKENS))
+    with pytest.raises(ConfigError, match="saved in 8 bits and cannot be loaded in 4"):
+        load_and_quantize_model(skeleton(), BnbQuantizationConfig(load_in_4bit=True), tmp_path)
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("kind", ["8bit", "nf4"])
+def test_parts_can_be_offloaded(tmp_path, original, kind):
+    save_model(original, tmp_path / "w")
+    config = BnbQuantizationConfig(**KINDS[kind])
+    device_map = {"": "cpu", "down": "disk", "head": "disk"}
+    model = load_and_quantize_model(
+        skeleton(), config, tmp_path / "w", device_map, offload_folder=tmp_path / "o"
+    )
+    resident = load_and_quantize_model(skeleton(), config, tmp_path / "w")
+    assert model.down.weight.is_meta
+    with torch.no_grad():
+        error = (model(TOKENS) - resident(TOKENS)).abs().max()
+        for _ in range(2):
+            assert (model(TOKENS) - original(TOKENS)).abs().max() < CLOSE[kind]
+    assert error == 0 or kind == "nf4"  # in 4 bits what is on disk keeps its dtype
+
+
+def test_a_skeleton_needs_weights(monkeypatch):
+    if not is_bnb_available():
+        pytest.skip("needs bitsandbytes")
+    with pytest.raises(ConfigError, match="give `weights_location`"):
+        load_and_quantize_model(skeleton(), BnbQuantizationConfig(load_in_8bit=True))

@@ -1,0 +1,137 @@
+"""The samples of one rank of a stream."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from itertools import cycle, islice
+from typing import Any, Self
+
+from torch.utils.data import IterableDataset
+
+from accel_data.step_shape import StepShape, full_step
+from accel_state.errors import ConfigError
+
+
+class IterableDatasetShard(IterableDataset[Any]):
+    """Yield the samples of one rank, so that batches cut from them together are the stream in its order.
+
+    On two processes, with a batch size of 4 and the samples ``0`` to ``7``, process 0 yields ``0, 1, 2, 3``
+    and process 1 ``4, 5, 6, 7``; with ``split_batches`` process 0 yields ``0, 1, 4, 5`` and process 1 ``2, 3,
+    6, 7``. Every rank reads the whole stream.
+
+    Args:
+        dataset: The stream. In a worker process it yields what it yields there; it has to know about workers
+            itself.
+        batch_size: Rows of each rank's batch, or of all ranks together with ``split_batches``.
+        drop_last: Leave out the last samples if they do not fill a batch on every rank.
+        num_processes: Ranks that share the stream.
+        process_index: The rank of this shard.
+        split_batches: See ``batch_size``.
+        even_batches: Complete the last step with samples from the beginning.
+
+    Raises:
+        ConfigError: If ``split_batches`` and the batch size is no multiple of the number of processes.
+    """
+
+    def __init__(
+        self,
+        dataset: IterableDataset[Any],
+        batch_size: int = 1,
+        drop_last: bool = False,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+        *,
+        even_batches: bool = True,
+    ) -> None:
+        if split_batches and batch_size % num_processes:
+            raise ConfigError(
+                "`split_batches` needs a batch size that is a multiple of the number of processes "
+                f"({num_processes}), got {batch_size}. Change the batch size or pass `split_batches=False`."
+            )
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.split_batches = split_batches
+        self.even_batches = even_batches
+        self.epoch = 0
+        self._start = 0
+        self._is_marking = False
+
+    @property
+    def rows_per_rank(self) -> int:
+        """Rows of one rank in a full step."""
+        return self.batch_size // self.num_processes if self.split_batches else self.batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the stream its epoch, if it wants to know."""
+        self.epoch = epoch
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
+    def starting_at(self, samples: int) -> Self:
+        """Return a shard of what follows the first ``samples`` samples of the stream."""
+        shard = copy.copy(self)
+        shard._start = samples
+        return shard
+
+    def marking(self) -> Self:
+        """Return a shard that yields `Marked` samples, which know the shape of their step."""
+        shard = copy.copy(self)
+        shard._is_marking = True
+        return shard
+
+    def __len__(self) -> int:
+        rows, total = self.rows_per_rank, len(self.dataset)  # type: ignore[arg-type]
+        full, rest = divmod(total, rows * self.num_processes)
+        if self.drop_last:
+            return full * rows
+        if self.even_batches:
+            return (full + bool(rest)) * rows
+        return full * rows + min(max(rest - self.process_index * rows, 0), rows)
+
+    def __iter__(self) -> Iterator[Any]:
+        for piece, shape in self._steps():
+            if self._is_marking:
+                yield from (Marked(sample, shape) for sample in piece)
+            else:
+                yield from piece
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "dataset" not in self.__dict__:
+            raise AttributeError(
+                f"`{type(self).__name__}` object has no attribute `{name}`.", name=name, obj=self
+            )
+        return getattr(self.dataset, name)
+
+    def _steps(self) -> Iterator[tuple[list[Any], StepShape]]:
+        """Yield this rank's samples step by step, having read no further than the step."""
+        rows, ranks = self.rows_per_rank, self.num_processes
+        full, mine = full_step(rows, ranks), slice(self.process_index * rows, (self.process_index + 1) * rows)
+        stream = iter(self.dataset)
+        head = list(islice(stream, min(self._start, rows * ranks)))
+        next(islice(stream, self._start - len(head), self._start - len(head)), None)
+        while step := list(islice(stream, rows * ranks)):
+            head += step[: rows * ranks - len(head)]
+            if len(step) == rows * ranks:
+                yield step[mine], full
+                continue
+            if not self.drop_last:
+                real = tuple(min(max(len(step) - rank * rows, 0), rows) for rank in range(ranks))
+                if self.even_batches:
+                    step += islice(cycle(head), rows * ranks - len(step))
+                yield step[mine], StepShape(full.rows if self.even_batches else real, real)
+            return
+
+
+class Marked:
+    """A sample and the shape of the step that it belongs to."""
+
+    __slots__ = ("sample", "shape")
+
+    def __init__(self, sample: Any, shape: StepShape) -> None:
+        self.sample = sample
+        self.shape = shape

@@ -1,0 +1,39 @@
+"""What the ranks must agree on before an epoch: the randomness of its order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from accel_data.samplers.seedable import SeedableRandomSampler
+from accel_ops.objects import broadcast_object_list
+from accel_ops.rng_sync import synchronize_rng_states
+from accel_state.enums import RNGType
+
+
+def agree_on_order(
+    sampler: Any, generator: torch.Generator | None, *, rng_types: Sequence[str | RNGType], is_shared: bool
+) -> None:
+    """Give every rank the main process's randomness; all ranks must call it.
+
+    Args:
+        sampler: The sampler of the loader.
+        generator: What the order is drawn from.
+        rng_types: Further generators to synchronise. That of the order always is when the ranks share it:
+            they would otherwise read different samples.
+        is_shared: Whether the ranks deal the order among each other.
+    """
+    others = [kind for kind in rng_types if RNGType(kind) != RNGType.GENERATOR]
+    if others:
+        synchronize_rng_states(others)
+    if not is_shared:
+        return
+    if isinstance(sampler, SeedableRandomSampler):
+        if not sampler.is_seed_given:
+            seed = [sampler.initial_seed]
+            broadcast_object_list(seed)
+            sampler.initial_seed, sampler.is_seed_given = seed[0], True
+    elif generator is not None:
+        synchronize_rng_states([RNGType.GENERATOR], generator)

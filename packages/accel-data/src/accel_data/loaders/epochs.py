@@ -1,0 +1,48 @@
+"""Where an epoch number has to arrive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader
+
+
+def get_sampler(dataloader: DataLoader[Any]) -> Any:
+    """Return the sampler that yields single indices, under all batch samplers; None if there is none."""
+    if dataloader.batch_sampler is None and dataloader._dataset_kind == 1:
+        return None
+    source = dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
+    inner = innermost_batch_sampler(source)
+    # Without batches the source is the sampler itself, unless it was put there to make lists of indices.
+    is_sampler = inner is source and dataloader.batch_sampler is None and not isinstance(source, BatchSampler)
+    return source if is_sampler else getattr(inner, "sampler", None)
+
+
+def set_sampler(dataloader: DataLoader[Any], sampler: Any) -> None:
+    """Make ``sampler`` the one that yields single indices, under all batch samplers."""
+    if isinstance(dataloader.sampler, BatchSampler):
+        innermost_batch_sampler(dataloader.sampler).sampler = sampler
+        return
+    dataloader.__dict__["sampler"] = sampler
+    if dataloader.batch_sampler is not None:
+        innermost_batch_sampler(dataloader.batch_sampler).sampler = sampler
+
+
+def innermost_batch_sampler(batch_sampler: Any) -> Any:
+    """Return the batch sampler that the user gave, without ours around it."""
+    while (inner := getattr(batch_sampler, "batch_sampler", None)) is not None:
+        batch_sampler = inner
+    return batch_sampler
+
+
+def set_epoch(dataloader: DataLoader[Any], epoch: int) -> None:
+    """Tell ``epoch`` to everything of the loader that has a ``set_epoch``: batch sampler, sampler, data
+    set.
+    """
+    told: list[Any] = []
+    sources = (dataloader.batch_sampler, dataloader.sampler, get_sampler(dataloader), dataloader.dataset)
+    for source in sources:
+        inner = innermost_batch_sampler(source)
+        if hasattr(inner, "set_epoch") and not any(inner is one for one in told):
+            inner.set_epoch(epoch)
+            told.append(inner)

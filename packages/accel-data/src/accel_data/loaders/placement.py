@@ -1,0 +1,115 @@
+"""Batches on their way to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+
+from accel_ops.placement import send_to_device
+from accel_ops.structures import is_container, recursively_apply
+
+
+class Placement(Protocol):
+    """Puts batches on a device, in two parts so that the copy can run while the batch before is used."""
+
+    def begin(self, batch: Any) -> Any:
+        """Begin to copy, as early as possible; return what `finish` needs."""
+        ...
+
+    def finish(self, begun: Any) -> Any:
+        """Return the batch on the device."""
+        ...
+
+    def all_of(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches on the device."""
+        ...
+
+
+class DirectPlacement:
+    """Copy when the batch is asked for."""
+
+    def __init__(self, device: torch.device, *, non_blocking: bool) -> None:
+        self._device = device
+        self._non_blocking = non_blocking
+
+    def begin(self, batch: Any) -> Any:
+        return batch
+
+    def finish(self, begun: Any) -> Any:
+        return send_to_device(begun, self._device, non_blocking=self._non_blocking)
+
+    def all_of(self, batches: Iterator[Any]) -> Iterator[Any]:
+        return map(self.finish, batches)
+
+
+class SideStreamPlacement:
+    """Copy on a CUDA stream of its own, one batch ahead; for batches in pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def begin(self, batch: Any) -> tuple[Any, torch.cuda.Event | None]:
+        if not _is_transparent(batch):
+            # Nobody could tell the allocator which tensors of the object the other stream uses.
+            return send_to_device(batch, self._device, non_blocking=True), None
+        with torch.cuda.stream(self._side):
+            copied = send_to_device(batch, self._device, non_blocking=True)
+            done: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self._side)
+        return copied, done
+
+    def finish(self, begun: tuple[Any, torch.cuda.Event | None]) -> Any:
+        copied, done = begun
+        if done is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(done)
+            recursively_apply(lambda tensor: tensor.record_stream(current), copied)
+        return copied
+
+    def all_of(self, batches: Iterator[Any]) -> Iterator[Any]:
+        before = None
+        for batch in batches:
+            begun = self.begin(batch)
+            if before is not None:
+                yield self.finish(before)
+            before = begun
+        if before is not None:
+            yield self.finish(before)
+
+
+def placement(
+    device: torch.device | str | int | None, *, non_blocking: bool, is_pinned: bool
+) -> Placement | None:
+    """Return what puts batches on ``device``, or None if there is nothing to do.
+
+    On a machine without an accelerator batches are on the CPU already.
+
+    Args:
+        device: Where to.
+        non_blocking: Do not wait for the copies.
+        is_pinned: Whether the batches come in pinned memory.
+    """
+    if device is None:
+        return None
+    device = torch.device(device)
+    if device.type == "cpu" and not torch.accelerator.is_available():
+        return None
+    if device.type == "cuda" and non_blocking and is_pinned:
+        return SideStreamPlacement(device)
+    return DirectPlacement(device, non_blocking=non_blocking)
+
+
+def _is_transparent(batch: Any) -> bool:
+    """Tell whether all that moves are tensors in containers that can be looked into."""
+    opaque: list[Any] = []
+
+    def visit(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) and hasattr(value, "to"):
+            opaque.append(value)
+        return value
+
+    recursively_apply(visit, batch, test_type=lambda value: not is_container(value) or hasattr(value, "to"))
+    return not opaque

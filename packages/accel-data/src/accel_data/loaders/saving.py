@@ -1,0 +1,164 @@
+"""A loader's progress as plain data."""
+
+from __future__ import annotations
+
+import base64
+import warnings
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from accel_data.loaders.epochs import get_sampler
+from accel_data.loaders.progress import Progress, Resumption
+from accel_data.loaders.sharding import index_shard, is_iterable
+from accel_data.loaders.streams import has_state, stream_of
+from accel_data.samplers.run import Position
+from accel_data.samplers.seedable import SeedableRandomSampler
+from accel_state.errors import CheckpointError
+
+VERSION = 1
+
+
+def save_progress(progress: Progress, base: DataLoader[Any], num_ranks: int) -> dict[str, Any]:
+    """Return the state of a loader: numbers and strings, and what a data set with a state of its own adds.
+
+    Args:
+        progress: Of the loader.
+        base: The loader that reads.
+        num_ranks: Ranks that share the data.
+    """
+    position = progress.position()
+    order_state, is_drawn = _order_state(progress, base)
+    sampler = get_sampler(base)
+    return {
+        "version": VERSION,
+        "epoch": progress.epoch,
+        "samples": position.samples,
+        "batches": position.batches,
+        "num_processes": num_ranks,
+        "num_samples": num_samples(base),
+        "seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
+        "generator": None if order_state is None else _to_text(order_state),
+        "is_order_drawn": is_drawn,
+        "dataset": _dataset_state(progress, base),
+        "loader": _kept(progress, "loader_state"),
+        "is_complete": _kept(progress, "is_complete"),
+    }
+
+
+def load_progress(
+    state: dict[str, Any], progress: Progress, base: DataLoader[Any], num_ranks: int, *, position: bool
+) -> None:
+    """Let the next pass begin where ``state`` says.
+
+    Raises:
+        CheckpointError: If the state is of another version, or of a data set of another length.
+    """
+    _check_version(state)
+    if position:
+        _check_length(state, base)
+    sampler = get_sampler(base)
+    if isinstance(sampler, SeedableRandomSampler) and state["seed"] is not None:
+        sampler.initial_seed, sampler.is_seed_given = state["seed"], True
+    order_state = None if state["generator"] is None else _from_text(state["generator"])
+    if not state["is_order_drawn"]:
+        _set_generator(base, order_state)
+        order_state = None
+    progress.begin_pass(Position())
+    progress.epoch = state["epoch"]
+    if not is_iterable(base) and state["dataset"] is not None:
+        base.dataset.load_state_dict(state["dataset"])  # type: ignore[attr-defined]
+    progress.resumption = Resumption(
+        position=Position(state["samples"], state["batches"]) if position else Position(),
+        order_state=order_state,
+        dataset_state=state["dataset"] if position and is_iterable(base) else None,
+        loader_state=state["loader"] if position else None,
+        num_ranks=state["num_processes"],
+        is_complete=state["is_complete"] and position,
+    )
+
+
+def num_samples(base: DataLoader[Any]) -> int | None:
+    """Return the length of an epoch over all ranks, None if it is not known."""
+    shard = index_shard(base)
+    if shard is None:
+        return None
+    try:
+        return len(get_sampler(base))
+    except TypeError:  # a sampler without a length
+        return None
+
+
+def _order_state(progress: Progress, base: DataLoader[Any]) -> tuple[torch.Tensor | None, bool]:
+    """Return the state that the epoch's order is drawn from, and whether it has been drawn already."""
+    generator = _generator(base)
+    is_drawn = progress.run is not None and progress.run.has_drawn
+    if generator is None:
+        return None, False
+    if progress.resumption is not None and progress.resumption.order_state is not None:
+        return progress.resumption.order_state, True
+    if is_drawn and progress.run is not None:
+        return progress.run.order_state, True
+    return generator.get_state(), False
+
+
+def _generator(base: DataLoader[Any]) -> torch.Generator | None:
+    """Return the generator of the order, None if there is none or its state follows from the seed."""
+    shard = index_shard(base)
+    if shard is None or isinstance(get_sampler(base), SeedableRandomSampler):
+        found = getattr(stream_of(base), "generator", None)
+        return found if shard is None and isinstance(found, torch.Generator) else None
+    return shard.generator
+
+
+def _set_generator(base: DataLoader[Any], state: torch.Tensor | None) -> None:
+    generator = _generator(base)
+    if generator is not None and state is not None:
+        generator.set_state(state)
+
+
+def _dataset_state(progress: Progress, base: DataLoader[Any]) -> Any:
+    if is_iterable(base):
+        return _kept(progress, "dataset_state")
+    dataset: Any = base.dataset
+    if not has_state(dataset):
+        return None
+    if base.num_workers > 0:
+        warnings.warn(
+            "The data set has a state, but the loader's workers have copies of it whose states are out of "
+            "reach: it is not saved. Use `num_workers=0` if it matters.",
+            stacklevel=4,
+        )
+        return None
+    return dataset.state_dict()
+
+
+def _kept(progress: Progress, name: str) -> Any:
+    return getattr(progress if progress.resumption is None else progress.resumption, name)
+
+
+def _check_version(state: dict[str, Any]) -> None:
+    if state.get("version") != VERSION:
+        raise CheckpointError(
+            f"The state of a data loader has version {state.get('version')!r}, "
+            f"this release reads version {VERSION}. Load it with the release that wrote it."
+        )
+
+
+def _check_length(state: dict[str, Any], base: DataLoader[Any]) -> None:
+    here = num_samples(base)
+    if here is not None and state["num_samples"] is not None and here != state["num_samples"]:
+        raise CheckpointError(
+            f"The state of the data loader was saved with {state['num_samples']} samples, "
+            f"but there are {here} now. Use the data set and the sampler of the saved run, or begin the "
+            "epoch anew with `position=False`."
+        )
+
+
+def _to_text(state: torch.Tensor) -> str:
+    return base64.b64encode(bytes(state.tolist())).decode("ascii")
+
+
+def _from_text(text: str) -> torch.Tensor:
+    return torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,0 +1,95 @@
+"""The loader of a rank that reads for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from accel_data.iterable_shard import IterableDatasetShard
+from accel_data.loaders.prepared import PreparedLoader
+from accel_data.loaders.reading import read_ahead, read_planned, read_streamed
+from accel_data.loaders.sharding import index_shard
+from accel_data.mesh import data_ranks
+from accel_data.samplers.batch_shard import BatchSamplerShard
+from accel_state.enums import RNGType
+from accel_state.errors import StateError
+
+
+class DataLoaderShard(PreparedLoader):
+    """Read this rank's batches, put them on the device, and know which is the last.
+
+    Args:
+        dataset: As for `DataLoader`.
+        device: Where to put the batches. None: they stay where they are.
+        rng_types: Generators to synchronise at the start of each epoch.
+        synchronized_generator: The generator that the order is drawn from.
+        skip_batches: Leave out that many of this rank's batches at the start of each epoch.
+        use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
+        torch_device_mesh: Mesh that says which ranks read the same.
+        iteration: The epoch to begin with.
+        **kwargs: As for `DataLoader`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        device: torch.device | None = None,
+        rng_types: Sequence[str | RNGType] | None = None,
+        synchronized_generator: torch.Generator | None = None,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        torch_device_mesh: Any = None,
+        iteration: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dataset, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
+        self._set_up(
+            device=device,
+            rng_types=rng_types,
+            synchronized_generator=synchronized_generator,
+            skip_batches=skip_batches,
+            non_blocking=_non_blocking,
+            iteration=iteration,
+            ranks=None if torch_device_mesh is None else data_ranks(torch_device_mesh),
+        )
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether the last step is filled up so that all ranks get as much. May be set between epochs."""
+        source = self._dealing_source()
+        return source is not None and source.even_batches
+
+    @even_batches.setter
+    def even_batches(self, even_batches: bool) -> None:
+        source = self._dealing_source()
+        if source is None:
+            raise StateError(
+                "`even_batches` cannot be set on this data loader: its data set shards itself, so nobody "
+                "deals its batches."
+            )
+        source.even_batches = even_batches
+
+    def _dealing_source(self) -> BatchSamplerShard | IterableDatasetShard | None:
+        dataset: Any = self.base_dataloader.dataset
+        return dataset if isinstance(dataset, IterableDatasetShard) else index_shard(self.base_dataloader)
+
+    def _read(self) -> Iterator[Any]:
+        self._announce_epoch(is_shared=self.data_ranks.num_ranks > 1)
+        place = self._placement()
+        progress, base = self._progress, self.base_dataloader
+        shard = index_shard(base)
+        if shard is None:
+            batches = self._notes.beside(self._begin_stream_pass(is_whole=False))
+            state = self._loader_state if self.use_stateful_dataloader else None
+            step_size = self._step_size()
+            return read_ahead(
+                batches, place, loader=self, progress=progress, step_size=step_size, loader_state=state
+            )
+        run = self._begin_index_pass(shard)
+        if run.plan is not None:
+            return read_planned(iter(base), run.plan, place, loader=self, progress=progress)
+        return read_streamed(iter(base), run, place, loader=self, progress=progress)

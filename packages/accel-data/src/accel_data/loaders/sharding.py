@@ -1,0 +1,130 @@
+"""One rank's version of a loader."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
+
+from accel_data.loaders.cloning import clone_loader
+from accel_data.loaders.epochs import get_sampler, innermost_batch_sampler
+from accel_data.samplers.batch_shard import BatchSamplerShard
+from accel_data.samplers.index_shard import IndexSamplerShard
+from accel_data.samplers.seedable import SeedableRandomSampler
+from accel_state.errors import ConfigError
+
+
+def is_iterable(loader: DataLoader[Any]) -> bool:
+    """Tell whether ``loader`` reads a stream, without indices."""
+    return bool(loader._dataset_kind == 1)
+
+
+def index_shard(loader: DataLoader[Any]) -> BatchSamplerShard | None:
+    """Return the shard that gives ``loader`` its indices, None if it has none."""
+    for source in (loader.batch_sampler, loader.sampler):
+        if isinstance(source, BatchSamplerShard):
+            return source
+        if isinstance(source, IndexSamplerShard):
+            return source.batch_sampler
+    return None
+
+
+def with_sampler(loader: DataLoader[Any], sampler: Any) -> DataLoader[Any]:
+    """Return a loader like ``loader`` whose indices come from ``sampler``; the given one is left as it is."""
+    if loader.batch_sampler is None and not isinstance(loader.sampler, BatchSampler):
+        return clone_loader(loader, sampler=sampler)
+    field = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    batches = copy.copy(innermost_batch_sampler(getattr(loader, field)))
+    batches.sampler = sampler
+    return clone_loader(loader, **({"sampler": sampler} | {field: batches}))
+
+
+def with_own_generator(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Give a `RandomSampler` without a generator one of its own, seeded from torch's.
+
+    Without it every rank would draw from the global generator, whose state depends on what else the rank has
+    drawn.
+    """
+    sampler = get_sampler(loader)
+    if not isinstance(sampler, RandomSampler) or sampler.generator is not None:
+        return loader
+    sampler = copy.copy(sampler)
+    sampler.generator = torch.Generator()
+    sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+    return with_sampler(loader, sampler)
+
+
+def with_seedable_sampler(loader: DataLoader[Any], data_seed: int | None) -> DataLoader[Any]:
+    """Replace a `RandomSampler` by one whose order depends on the seed and the epoch alone."""
+    sampler = get_sampler(loader)
+    if not isinstance(sampler, RandomSampler) or isinstance(sampler, SeedableRandomSampler):
+        return loader
+    seedable = SeedableRandomSampler(
+        sampler.data_source,
+        replacement=sampler.replacement,
+        num_samples=sampler._num_samples,
+        generator=sampler.generator,
+        data_seed=data_seed,
+    )
+    return with_sampler(loader, seedable)
+
+
+def shard_indices(
+    loader: DataLoader[Any],
+    *,
+    num_processes: int,
+    process_index: int,
+    split_batches: bool,
+    even_batches: bool,
+) -> DataLoader[Any]:
+    """Return ``loader`` with one rank's share of its indices; a loader that has been sharded stays as it
+    is.
+    """
+    if index_shard(loader) is not None:
+        return loader
+    _refuse_distributed_sampler(loader, num_processes)
+    batches = loader.batch_sampler
+    if batches is None and not isinstance(loader.sampler, BatchSampler):
+        single = IndexSamplerShard(
+            loader.sampler,
+            num_processes=num_processes,
+            process_index=process_index,
+            even_batches=even_batches,
+        )
+        return clone_loader(loader, sampler=single)
+    field = "batch_sampler" if batches is not None else "sampler"
+    shard = BatchSamplerShard(
+        batches if batches is not None else loader.sampler,
+        num_processes,
+        process_index,
+        split_batches,
+        even_batches,
+    )
+    return clone_loader(loader, **{field: shard})
+
+
+def _refuse_distributed_sampler(loader: DataLoader[Any], num_processes: int) -> None:
+    sampler = get_sampler(loader)
+    if num_processes > 1 and isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+        raise ConfigError(
+            f"The sampler is a `DistributedSampler` that yields one part of {sampler.num_replicas} already; "
+            f"sharing that part among {num_processes} processes again would lose samples. Use `shuffle=True` "
+            "or a plain sampler."
+        )
+
+
+def fork(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a loader like ``loader`` whose shard can be at another place of the epoch; samplers below are
+    shared.
+    """
+    if isinstance(loader.batch_sampler, BatchSamplerShard):
+        return clone_loader(loader, batch_sampler=copy.copy(loader.batch_sampler))
+    if isinstance(loader.sampler, BatchSamplerShard):
+        return clone_loader(loader, sampler=copy.copy(loader.sampler))
+    if isinstance(loader.sampler, IndexSamplerShard):
+        single = copy.copy(loader.sampler)
+        single.batch_sampler = copy.copy(single.batch_sampler)
+        return clone_loader(loader, sampler=single)
+    return clone_loader(loader)

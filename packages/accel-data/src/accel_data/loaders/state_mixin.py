@@ -1,0 +1,44 @@
+"""What a loader tells the gradient state while it is read."""
+
+from __future__ import annotations
+
+from accel_data.step_shape import StepShape
+from accel_state.runtime import current_gradient
+
+
+class DataLoaderStateMixin:
+    """Make a loader known to `GradientState` between `begin` and `end`.
+
+    Attributes:
+        end_of_dataloader: Whether the batch at hand is this rank's last.
+        remainder: Samples in the last global batch if it is not full; 0 if it is full; -1 while that is
+            unknown.
+        will_pad: Whether the last step is known to repeat samples.
+        step_shape: Rows and real rows of every rank in the step at hand; None when they cannot be known.
+    """
+
+    end_of_dataloader: bool = False
+    remainder: int = -1
+    step_shape: StepShape | None = None
+    will_pad: bool = False
+
+    @property
+    def counts_batches(self) -> bool:
+        """Whether the shape counts whole batches instead of rows."""
+        return False
+
+    def reset(self) -> None:
+        """Forget what is known about the pass."""
+        self.end_of_dataloader = False
+        self.remainder = -1
+        self.step_shape = None
+        self.will_pad = False
+
+    def begin(self) -> None:
+        """Start a pass: this loader becomes the active one."""
+        self.reset()
+        current_gradient()._add_dataloader(self)
+
+    def end(self) -> None:
+        """End a pass, complete or not: the loader around this one becomes active again."""
+        current_gradient()._remove_dataloader(self)

@@ -1,0 +1,134 @@
+"""What is known about a batch, carried beside it: from where it is read, perhaps in a worker, to the loader's
+loop.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from accel_data.iterable_shard import IterableDatasetShard, Marked
+from accel_data.loaders.cloning import clone_loader
+from accel_data.step_shape import StepShape
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What is known about a batch.
+
+    Args:
+        num_samples: Samples that it was made from; None without automatic batching.
+        shape: The shape of its step.
+        dataset_state: State of the data set right after it was read.
+    """
+
+    num_samples: int | None = None
+    shape: StepShape | None = None
+    dataset_state: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """A batch on its way out of the collation, perhaps to another process, with its note."""
+
+    batch: Any
+    note: Note
+
+    def pin_memory(self, device: Any = None) -> Tagged:
+        """Pin the batch; called by torch."""
+        pinned = pin_memory(self.batch, device)  # type: ignore[no-untyped-call]
+        return replace(self, batch=pinned)
+
+
+class TaggingCollate:
+    """Collate like ``collate``, from samples that may be `Marked`, and tag the batch.
+
+    Args:
+        collate: The loader's own.
+        is_batching: Whether ``collate`` makes a batch from a list of samples, not from what the data set
+            returned.
+        dataset: Whose state to note after each batch; None where that is of no use.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], dataset: Any = None, *, is_batching: bool) -> None:
+        self.collate = collate
+        self.is_batching = is_batching
+        self.dataset = dataset
+
+    def __call__(self, samples: Any) -> Tagged:
+        state = None if self.dataset is None else self.dataset.state_dict()
+        if isinstance(samples, Marked):
+            return Tagged(self.collate(samples.sample), Note(None, samples.shape, state))
+        num_samples, shape = len(samples) if self.is_batching else None, None
+        if self.is_batching and samples and isinstance(samples[0], Marked):
+            shape = samples[0].shape
+            samples = [marked.sample for marked in samples]
+        return Tagged(self.collate(samples), Note(num_samples, shape, state))
+
+
+class Notes:
+    """The note of the batch that was fetched last."""
+
+    def __init__(self) -> None:
+        self.last: Note | None = None
+
+    def beside(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Note | None]]:
+        """Yield each batch with its note, None for a batch that came without one."""
+        self.last = None
+        for batch in batches:
+            yield batch, self.last
+            self.last = None
+
+
+class _Untagging:
+    """An iterator of torch's that hands out bare batches and keeps their notes; everything else is the inner
+    one's.
+    """
+
+    def __init__(self, inner: Any, notes: Notes) -> None:
+        self._inner = inner
+        self._notes = notes
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        fetched = next(self._inner)
+        if not isinstance(fetched, Tagged):
+            return fetched
+        self._notes.last = fetched.note
+        return fetched.batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def tagging(loader: DataLoader[Any], notes: Notes, *, stateful_dataset: Any = None) -> DataLoader[Any]:
+    """Return a loader that reads like ``loader`` and leaves in ``notes`` what is known about each batch.
+
+    A class with an iteration of its own sees the batches without tags.
+
+    Args:
+        loader: The loader.
+        notes: Where the notes go.
+        stateful_dataset: Data set whose state is to be noted after each batch; it must be read in this
+            process.
+    """
+    collate = TaggingCollate(loader.collate_fn, stateful_dataset, is_batching=loader._auto_collation)
+    dataset = loader.dataset.marking() if isinstance(loader.dataset, IterableDatasetShard) else loader.dataset
+    tagged = clone_loader(loader, dataset=dataset, collate_fn=collate)
+    # Weakly: a cycle would keep the workers alive until the garbage collector comes by.
+    itself = weakref.ref(tagged)
+
+    def get_iterator() -> _Untagging:
+        own = itself()
+        assert own is not None, "called by the loader itself"
+        return _Untagging(type(own)._get_iterator(own), notes)
+
+    tagged.__dict__["_get_iterator"] = get_iterator
+    return tagged

@@ -1,0 +1,130 @@
+"""Gather what was computed from a step: the samples of the data set, each once, in order."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from accel_data.mesh import DataRanks
+from accel_data.step_shape import StepShape
+from accel_data.subgroup import gather_among
+from accel_data.trimming import check_items, check_rows, select_blocks, select_rows
+from accel_ops.description import find_device
+from accel_ops.gathering import gather
+from accel_ops.objects import gather_object
+from accel_ops.placement import send_to_device
+from accel_ops.rows import concatenate
+from accel_ops.transport import current_transport
+from accel_state.errors import StateError
+from accel_state.runtime import current_gradient
+
+
+def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> Any:
+    """Gather over all ranks and remove the rows that only filled up the last step.
+
+    Call it in the loop over a prepared loader, on every rank that has a batch. Over the whole loop it returns
+    exactly the samples of the data set, in the order of the epoch. Outside of loops it is `gather`.
+
+    Args:
+        input_data: Nested tensors with one row for each row of this rank's batch, of equal shapes on all
+            ranks. With ``use_gather_object`` a list with one item for each row.
+        use_gather_object: Gather objects instead of tensors; returns one list.
+
+    Returns:
+        The same structure on every rank that called it. In the last step of a loader with
+        ``even_batches=False`` only the ranks with a batch take part, and their batches may differ in length.
+
+    Raises:
+        StateError: If rows have to be removed and nobody can know which: the data has no row for each sample,
+            or the loader cannot know where the data set ended.
+    """
+    if current_transport().world_size == 1:
+        return _gather(input_data, use_gather_object)
+    loader = current_gradient().active_dataloader
+    if loader is None:
+        _warn_outside_of_loops()
+        return _gather(input_data, use_gather_object)
+    shape: StepShape | None = loader.step_shape
+    if shape is None:
+        _check_unknown(loader)
+        return _gather(input_data, use_gather_object)
+    ranks = _data_ranks(loader)
+    if not shape.is_even:
+        return _gather_uneven(input_data, shape, ranks, use_gather_object)
+    is_plain = shape.is_plain and not ranks.is_shared
+    if is_plain and not loader.will_pad:
+        return _gather(input_data, use_gather_object)
+    if not loader.counts_batches:
+        # From the first step on, if the last one is going to be filled up: better now than after a long
+        # evaluation.
+        (check_items if use_gather_object else check_rows)(input_data, shape.rows[0])
+    if is_plain:
+        return _gather(input_data, use_gather_object)
+    if use_gather_object:
+        return _select_items(gather_object([input_data]), shape, ranks.readers, loader.counts_batches)
+    gathered = gather(input_data)
+    if loader.counts_batches:
+        return select_blocks(gathered, shape, ranks.readers, len(ranks.of_world))
+    return select_rows(gathered, shape, ranks.readers)
+
+
+def _gather(data: Any, use_gather_object: bool) -> Any:
+    return gather_object(data) if use_gather_object else gather(data)
+
+
+def _select_items(
+    values: list[Any], shape: StepShape, readers: tuple[int, ...], counts_batches: bool
+) -> list[Any]:
+    kept = zip(readers, shape.real, strict=True)
+    return [
+        item for one, real in kept if real for item in _items(values[one])[: None if counts_batches else real]
+    ]
+
+
+def _items(value: Any) -> list[Any]:
+    """Return the items that `gather_object` would make of a value."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _gather_uneven(data: Any, shape: StepShape, ranks: DataRanks, use_gather_object: bool) -> Any:
+    """Gather among the ranks with a batch, whose lengths may differ; nothing is repeated in such a step."""
+    members = tuple(one for one, number in enumerate(ranks.of_world) if shape.rows[number])
+    readers = set(ranks.readers)
+    device = None if use_gather_object else find_device(data)
+    values = gather_among(members, data if use_gather_object else send_to_device(data, torch.device("cpu")))
+    kept = [value for one, value in zip(members, values, strict=True) if one in readers]
+    if not use_gather_object:
+        joined = concatenate(kept)
+        return joined if device is None else send_to_device(joined, device)
+    return [item for value in kept for item in _items(value)]
+
+
+def _data_ranks(loader: Any) -> DataRanks:
+    ranks: DataRanks = loader.data_ranks
+    world_size = current_transport().world_size
+    if len(ranks.of_world) != world_size:
+        raise StateError(
+            f"The active data loader was prepared for {len(ranks.of_world)} processes, but {world_size} are "
+            "running, so which of the gathered rows belong together cannot be known. Prepare it without "
+            "`num_processes`, or use `gather`."
+        )
+    return ranks
+
+
+def _check_unknown(loader: Any) -> None:
+    if loader.end_of_dataloader:
+        raise StateError(
+            "The data set of the active data loader ended at a place that this rank cannot know, so which of "
+            "the gathered rows repeat others cannot be known either. Prepare the loader with "
+            "`dispatch_batches=True`, or use `gather`."
+        )
+
+
+def _warn_outside_of_loops() -> None:
+    warnings.warn(
+        "`gather_for_metrics` was called outside of a loop over a prepared data loader: nothing is removed, "
+        "so samples that were read twice to fill the last step stay in. Call it in the loop, for each batch.",
+        stacklevel=3,
+    )

@@ -1,0 +1,143 @@
+"""Make one rank's loader out of an ordinary one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from accel_data.loaders.cloning import to_stateful
+from accel_data.loaders.dispatcher import DataLoaderDispatcher
+from accel_data.loaders.epochs import get_sampler
+from accel_data.loaders.prepared import PreparedLoader
+from accel_data.loaders.shard import DataLoaderShard
+from accel_data.loaders.sharding import (
+    index_shard,
+    is_iterable,
+    shard_indices,
+    with_own_generator,
+    with_seedable_sampler,
+)
+from accel_data.loaders.streams import shard_stream, stream_of
+from accel_data.mesh import DataRanks, all_different, data_ranks
+from accel_state.enums import RNGType
+from accel_state.errors import ConfigError
+
+
+def prepare_data_loader(
+    dataloader: DataLoader[Any],
+    device: torch.device | None = None,
+    num_processes: int | None = None,
+    process_index: int | None = None,
+    split_batches: bool = False,
+    put_on_device: bool = False,
+    rng_types: Sequence[str | RNGType] | None = None,
+    dispatch_batches: bool | None = None,
+    even_batches: bool = True,
+    slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    use_seedable_sampler: bool = False,
+    data_seed: int | None = None,
+    non_blocking: bool = False,
+    use_stateful_dataloader: bool = False,
+    torch_device_mesh: Any = None,
+) -> DataLoader[Any]:
+    """Return a loader that yields this process's part of ``dataloader``, which stays as it is.
+
+    Args:
+        dataloader: The loader to share out. Its class, data set, workers, collation, pinning and generator
+            are kept.
+        device: Where the batches go. None: the device of `PartialState`.
+        num_processes: Processes that share the data. None: those of the run. A mesh knows better than both.
+        process_index: This process among them. None: likewise.
+        split_batches: Cut each batch into one piece for each process, instead of dealing whole batches.
+        put_on_device: Move the batches to the device.
+        rng_types: Generators to synchronise at the start of each epoch. The one that the order is drawn from
+            always is.
+        dispatch_batches: Read on the main process alone. None: True for an `IterableDataset`.
+        even_batches: Complete the last global batch with samples from the start of the epoch.
+        slice_fn_for_dispatch: Cuts a batch when dispatching, called like `slice_tensors`.
+        use_seedable_sampler: Replace a `RandomSampler` by a `SeedableRandomSampler`.
+        data_seed: Seed of the seedable sampler. None: torch's current seed on the main process.
+        non_blocking: Copy to the device without waiting; wants ``pin_memory=True``.
+        use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
+        torch_device_mesh: Mesh of the run: ranks that differ only on its tensor, context or pipeline axes
+            read the same.
+
+    Raises:
+        ConfigError: If the parameters contradict each other or the loader.
+    """
+    if isinstance(dataloader, PreparedLoader):
+        return dataloader
+    ranks = _ranks(num_processes, process_index, torch_device_mesh)
+    if use_stateful_dataloader:
+        dataloader = to_stateful(dataloader)
+    streams = is_iterable(dataloader)
+    dispatch = streams if dispatch_batches is None else dispatch_batches
+    if slice_fn_for_dispatch is not None and not dispatch:
+        warnings.warn("`slice_fn_for_dispatch` has no effect without `dispatch_batches=True`.", stacklevel=2)
+    if not streams:
+        if use_seedable_sampler:
+            dataloader = with_seedable_sampler(dataloader, data_seed)
+        dataloader = with_own_generator(dataloader)
+    even = even_batches and ranks.num_ranks > 1
+    if not dispatch and (not streams or len(ranks.of_world) > 1):
+        dataloader = (shard_stream if streams else shard_indices)(
+            dataloader,
+            num_processes=ranks.num_ranks,
+            process_index=ranks.rank,
+            split_batches=split_batches,
+            even_batches=even,
+        )
+    prepared = (DataLoaderDispatcher if dispatch else DataLoaderShard)._around(dataloader)
+    prepared._set_up(
+        device=_device(device) if put_on_device else None,
+        rng_types=rng_types,
+        synchronized_generator=_order_generator(dataloader),
+        non_blocking=non_blocking,
+        ranks=ranks,
+    )
+    if isinstance(prepared, DataLoaderDispatcher):
+        prepared._set_up_dispatch(
+            split_batches=split_batches, even_batches=even, slice_fn=slice_fn_for_dispatch
+        )
+    return prepared
+
+
+def ranks_of_run() -> DataRanks:
+    """Return this process's place among all processes of the run, each of which reads data of its own."""
+    from accel_state.partial_state import PartialState
+
+    state = PartialState()
+    return all_different(state.num_processes, state.process_index)
+
+
+def _order_generator(dataloader: DataLoader[Any]) -> torch.Generator | None:
+    source = (
+        stream_of(dataloader)
+        if is_iterable(dataloader)
+        else (index_shard(dataloader) or get_sampler(dataloader))
+    )
+    generator = getattr(source, "generator", None)
+    return generator if isinstance(generator, torch.Generator) else None
+
+
+def _ranks(num_processes: int | None, process_index: int | None, mesh: Any) -> DataRanks:
+    if (num_processes is None) != (process_index is None):
+        raise ConfigError("`num_processes` and `process_index` belong together: pass both or neither.")
+    if mesh is not None:
+        return data_ranks(mesh)
+    if num_processes is not None and process_index is not None:
+        return all_different(num_processes, process_index)
+    return ranks_of_run()
+
+
+def _device(device: torch.device | None) -> torch.device:
+    if device is not None:
+        return device
+    from accel_state.partial_state import PartialState
+
+    placed: torch.device = PartialState().device
+    return placed

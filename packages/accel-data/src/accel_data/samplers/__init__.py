@@ -1,0 +1,1 @@
+"""Samplers: the order of an epoch, and each rank's part of it."""

@@ -1,0 +1,117 @@
+"""The order of an epoch as a sequence that can be entered anywhere, for the samplers where that is
+possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
+
+import torch
+from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+
+_BLOCK = 1 << 14
+
+
+class TensorOrder(Sequence[int]):
+    """A drawn order whose numbers become Python integers a block at a time, so that an epoch starts at
+    once.
+    """
+
+    def __init__(self, drawn: torch.Tensor, *, finish: Callable[[], object] | None = None) -> None:
+        """Wrap ``drawn``; ``finish`` is what the sampler still draws, and throws away, when it has been read
+        out.
+        """
+        self._drawn = drawn
+        self.finish = finish
+        self._length = len(drawn)
+        self._low = 0
+        self._block: list[int] = []
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, int):
+            return int(self._drawn[index])
+        low, high, _ = index.indices(self._length)
+        begin = low - self._low
+        if begin < 0 or high > self._low + len(self._block):
+            self._low, begin = low, 0
+            self._block = self._drawn[low : max(high, low + _BLOCK)].tolist()
+        return self._block[begin : begin + high - low]
+
+
+def draw_order(sampler: Iterable[int]) -> Sequence[int] | None:
+    """Draw the order of one epoch from ``sampler``, or return None where only iterating it can tell.
+
+    The numbers, and what is drawn from which generator, are those that iterating the sampler gives.
+    """
+    if isinstance(sampler, (list, tuple, range)):
+        return sampler
+    draw = _DRAWS.get(type(sampler).__iter__)
+    return None if draw is None else draw(sampler)
+
+
+def has_order(sampler: Iterable[int]) -> bool:
+    """Tell whether `draw_order` can tell the order of ``sampler``."""
+    return isinstance(sampler, (list, tuple, range)) or type(sampler).__iter__ in _DRAWS
+
+
+def _draw_sequential(sampler: Any) -> Sequence[int]:
+    return range(len(sampler.data_source))
+
+
+def _draw_random(sampler: Any) -> Sequence[int]:
+    generator = sampler.generator
+    if generator is None:
+        generator = torch.Generator()
+        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+    return draw_random(sampler, generator)
+
+
+def draw_random(sampler: RandomSampler, generator: torch.Generator) -> TensorOrder:
+    """Draw what `RandomSampler` yields in one epoch, from ``generator``."""
+    size, wanted = len(sampler.data_source), sampler.num_samples
+    if sampler.replacement:
+        sizes = [32] * (wanted // 32) + [wanted % 32]
+        draws = [
+            torch.randint(high=size, size=(part,), dtype=torch.int64, generator=generator) for part in sizes
+        ]
+        return TensorOrder(torch.cat(draws))
+    draws = [torch.randperm(size, generator=generator) for _ in range(wanted // size)]
+    rest = wanted % size
+    if rest:
+        draws.append(torch.randperm(size, generator=generator)[:rest])
+        return TensorOrder(torch.cat(draws))
+    drawn = draws[0] if len(draws) == 1 else torch.cat(draws)
+    return TensorOrder(drawn, finish=lambda: torch.randperm(size, generator=generator))
+
+
+def _draw_subset(sampler: Any) -> Sequence[int]:
+    indices = sampler.indices
+    return [indices[i] for i in torch.randperm(len(indices), generator=sampler.generator).tolist()]
+
+
+def _draw_weighted(sampler: Any) -> Sequence[int]:
+    weights, wanted = sampler.weights, sampler.num_samples
+    return TensorOrder(torch.multinomial(weights, wanted, sampler.replacement, generator=sampler.generator))
+
+
+_DRAWS: dict[Any, Any] = {
+    SequentialSampler.__iter__: _draw_sequential,
+    RandomSampler.__iter__: _draw_random,
+    SubsetRandomSampler.__iter__: _draw_subset,
+    WeightedRandomSampler.__iter__: _draw_weighted,
+}
+
+
+def register_draw(sampler_class: type[Any], draw: Any) -> None:
+    """Teach `draw_order` a sampler class: ``draw(sampler)`` returns the order that iterating it would
+    give.
+    """
+    _DRAWS[sampler_class.__iter__] = draw

@@ -1,0 +1,91 @@
+"""The arithmetic of sharding: which rank reads which position of the epoch's order at which step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accel_data.step_shape import StepShape, full_step
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """Positions ``[start, num_samples)`` of an epoch, dealt to the ranks in steps of ``rows * num_ranks``.
+
+    At step ``i`` rank ``r`` reads ``rows`` positions from ``start + (i * num_ranks + r) * rows``, so what the
+    ranks read in one step, one after the other, is a stretch of the epoch in its own order. Splitting a batch
+    of ``rows * num_ranks`` and dealing whole batches of ``rows`` are the same thing.
+
+    Args:
+        num_samples: Length of the epoch.
+        rows: Rows of one rank in one step.
+        num_ranks: Ranks that share the epoch.
+        rank: The rank this plan is asked for.
+        even: Complete the last step with positions from the beginning of the epoch.
+        drop_last: Leave out a last step that is not full.
+        start: Position of the first sample, larger than 0 when an epoch is resumed.
+    """
+
+    num_samples: int
+    rows: int
+    num_ranks: int
+    rank: int
+    even: bool
+    drop_last: bool
+    start: int = 0
+
+    @property
+    def global_rows(self) -> int:
+        """Positions that one full step covers."""
+        return self.rows * self.num_ranks
+
+    @property
+    def remaining(self) -> int:
+        """Samples from ``start`` to the end of the epoch."""
+        return max(0, self.num_samples - self.start)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps in which at least one rank has a batch."""
+        if self.drop_last:
+            return self.remaining // self.global_rows
+        return -(-self.remaining // self.global_rows)
+
+    @property
+    def num_own_steps(self) -> int:
+        """Steps in which this rank has a batch: the first ones."""
+        if self.even or self.drop_last:
+            return self.num_steps
+        mine = self.remaining - self.rank * self.rows
+        return max(0, -(-mine // self.global_rows))
+
+    @property
+    def remainder(self) -> int:
+        """Samples in the last step if it is not full, else 0."""
+        return 0 if self.drop_last else self.remaining % self.global_rows
+
+    def consumed(self, steps: int) -> int:
+        """Return the position after ``steps`` steps."""
+        return min(self.start + steps * self.global_rows, max(self.start, self.num_samples))
+
+    def indices(self, order: Sequence[int], step: int) -> list[int]:
+        """Return what this rank reads at ``step`` of the epoch whose order is ``order``."""
+        low = self.start + (step * self.num_ranks + self.rank) * self.rows
+        high = low + self.rows
+        if high <= self.num_samples:
+            return list(order[low:high])
+        if not self.even:
+            return list(order[low : self.num_samples])
+        return [order[position % self.num_samples] for position in range(low, high)]
+
+    def full_shape(self) -> StepShape:
+        """Return the shape of every step but perhaps the last."""
+        return full_step(self.rows, self.num_ranks)
+
+    def shape(self, step: int) -> StepShape:
+        """Return the shape of ``step``."""
+        left = self.remaining - step * self.global_rows
+        if left >= self.global_rows:
+            return self.full_shape()
+        real = tuple(min(max(left - rank * self.rows, 0), self.rows) for rank in range(self.num_ranks))
+        return StepShape((self.rows,) * self.num_ranks if self.even else real, real)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+
+from accel_data.dispatch.dealing import Dealer
+from accel_data.step_shape import StepShape, full_step
+
+
+def test_full_batches_are_handed_on_untouched() -> None:
+    batches = [torch.arange(2), torch.arange(2, 4)]
+    deal = Dealer(num_ranks=2, rows=2, split=False, even=True).deal(batches, batches)
+    assert all(piece is batch for piece, batch in zip(deal.pieces, batches, strict=True))
+    assert deal.shape == full_step(2, 2)
+
+
+def test_every_small_step() -> None:
+    for num, rows, size, split, even in product(
+        (1, 2, 3), (1, 2, 3), range(1, 10), (False, True), (False, True)
+    ):
+        size = min(size, num * rows)
+        data = torch.arange(100, 100 + size)
+        batches = [data] if split else list(data.split(rows))
+        head = [torch.arange(num * rows)] if split else list(torch.arange(num * rows).split(rows))
+        deal = Dealer(num, rows, split, even).deal(batches, head)
+        stream = [row for piece in deal.pieces if piece is not None for row in piece.tolist()]
+        assert stream[:size] == data.tolist()
+        assert [0 if piece is None else len(piece) for piece in deal.pieces] == list(deal.shape.rows)
+        assert deal.shape.num_real == size
+        assert stream[size:] == (list(range(num * rows - size)) if even else [])
+        assert deal.num_with_batch == sum(piece is not None for piece in deal.pieces)
+        assert deal.num_batches == len(batches)
+
+
+def test_rows_that_do_not_join_are_completed_with_their_own() -> None:
+    batches = [torch.ones(2, 3), torch.full((1, 5), 7.0)]
+    deal = Dealer(num_ranks=3, rows=2, split=False, even=True).deal(batches, batches)
+    assert deal.shape == StepShape((2, 2, 2), (2, 1, 0))
+    assert [tuple(piece.shape) for piece in deal.pieces] == [(2, 3), (2, 5), (2, 3)]
+
+
+def test_without_a_known_size_a_rank_that_lacks_a_batch_repeats_rows() -> None:
+    batches = [torch.arange(3)]
+    deal = Dealer(num_ranks=2, rows=None, split=False, even=True).deal(batches, batches)
+    assert deal.shape.is_even
+    assert deal.shape.num_real == 3

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from torch.utils.data import DataLoader
+
+from accel_data import DataLoaderAdapter, DataLoaderShard
+
+# torchdata 0.11 calls what torch 2.13 has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+
+def test_it_reads_like_the_loader_it_is_built_like() -> None:
+    adapter = DataLoaderAdapter([1, 2, 3], batch_size=2, collate_fn=list)
+    assert list(adapter) == [[1, 2], [3]]
+    assert len(adapter) == 2
+    assert isinstance(adapter, DataLoader)
+    assert adapter.dataset == [1, 2, 3]
+
+
+def test_an_unknown_attribute_is_an_attribute_error() -> None:
+    adapter = DataLoaderAdapter([1])
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        _ = adapter.nothing_of_the_kind
+
+
+def test_a_plain_loader_has_no_state() -> None:
+    with pytest.raises(AttributeError, match="state_dict"):
+        DataLoaderAdapter([1]).state_dict()
+
+
+def test_with_torchdata_it_is_a_stateful_loader() -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    adapter = DataLoaderAdapter([1, 2, 3], use_stateful_dataloader=True, batch_size=1, collate_fn=list)
+    assert isinstance(adapter, stateful)
+    assert isinstance(pickle.loads(pickle.dumps(adapter)), stateful)
+    iterator = iter(adapter)
+    next(iterator)
+    again = DataLoaderAdapter([1, 2, 3], use_stateful_dataloader=True, batch_size=1, collate_fn=list)
+    again.load_state_dict(adapter.state_dict())
+    assert list(again) == [[2], [3]]
+
+
+def test_a_shard_can_be_built_like_a_loader() -> None:
+    shard = DataLoaderShard([1, 2, 3, 4, 5], batch_size=2, collate_fn=list, skip_batches=1, iteration=3)
+    assert list(shard) == [[3, 4], [5]]
+    assert shard.iteration == 4
+
+
+def test_a_shard_can_be_built_on_torchdatas_loader() -> None:
+    pytest.importorskip("torchdata")
+    with_torchdata = DataLoaderShard([1, 2], use_stateful_dataloader=True, batch_size=1, collate_fn=list)
+    assert list(with_torchdata) == [[1], [2]]
+    assert hasattr(with_torchdata, "load_state_dict")

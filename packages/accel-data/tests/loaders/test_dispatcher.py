@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from accel_data import prepare_data_loader
+from accel_state.errors import ConfigError, StateError
+from accel_state.gradient_state import GradientState
+from accel_state.partial_state import PartialState
+
+
+class Sentences(IterableDataset):
+    """Samples of a tensor, a text, and a number of tokens of their own."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for index in range(self.size):
+            yield {"id": index, "text": f"sentence {index}", "tokens": torch.full((index % 3 + 1,), index)}
+
+
+def pad_to_longest(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    tokens = torch.nn.utils.rnn.pad_sequence([sample["tokens"] for sample in samples], batch_first=True)
+    return {
+        "id": torch.tensor([sample["id"] for sample in samples]),
+        "text": [sample["text"] for sample in samples],
+        "tokens": tokens,
+        "note": "for all",
+    }
+
+
+def dispatch_sentences(size: int, split: bool) -> list[dict[str, Any]]:
+    world_size = PartialState().num_processes
+    loader = DataLoader(Sentences(size), batch_size=2 * world_size if split else 2, collate_fn=pad_to_longest)
+    return list(prepare_data_loader(loader, split_batches=split))
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("num", [2, 3])
+def test_texts_and_ragged_tensors_arrive_row_by_row(
+    world: Callable[[int], Any], num: int, split: bool
+) -> None:
+    size = 4 * num + 1
+    ranks = world(num).run(dispatch_sentences, size, split)
+    ids = [index for step in zip(*ranks, strict=True) for batch in step for index in batch["id"].tolist()]
+    assert ids[:size] == list(range(size))
+    for batches in ranks:
+        for batch in batches:
+            assert len(batch["text"]) == len(batch["id"]) == len(batch["tokens"]) == 2
+            assert batch["text"] == [f"sentence {index}" for index in batch["id"].tolist()]
+            assert batch["tokens"][:, 0].tolist() == batch["id"].tolist()
+            assert batch["note"] == "for all"
+
+
+class Failing(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(8)
+        raise KeyError("the disk is full")
+
+
+def read_until_it_fails() -> tuple[list[list[int]], str]:
+    seen: list[list[int]] = []
+    try:
+        for batch in prepare_data_loader(DataLoader(Failing(), batch_size=2)):
+            seen.append(batch.tolist())
+            assert not GradientState().end_of_dataloader
+            torch.distributed.barrier()
+    except (KeyError, StateError) as error:
+        return seen, f"{type(error).__name__}: {error}"
+    return seen, "no error"
+
+
+def test_an_error_while_reading_reaches_every_rank_where_its_step_would_have_come(
+    world: Callable[[int], Any],
+) -> None:
+    first, second = world(2).run(read_until_it_fails, timeout_s=20)
+    assert first == ([[0, 1], [4, 5]], "KeyError: 'the disk is full'")
+    assert second[0] == [[2, 3], [6, 7]]
+    assert second[1].startswith("StateError: Rank 0 reads the data for all ranks and failed")
+
+
+def fail_at_once() -> str:
+    class Broken(IterableDataset):
+        def __iter__(self) -> Iterator[int]:
+            raise KeyError("nothing there")
+
+    try:
+        list(prepare_data_loader(DataLoader(Broken())))
+    except (KeyError, StateError) as error:
+        return type(error).__name__
+    return "no error"
+
+
+def test_an_error_before_the_first_step_reaches_every_rank(world: Callable[[int], Any]) -> None:
+    assert world(2).run(fail_at_once, timeout_s=20) == ["KeyError", "StateError"]
+
+
+def columns(
+    data: Any, tensor_slice: slice, process_index: int | None = None, num_processes: int | None = None
+) -> Any:
+    return data[tensor_slice] * 10 + (process_index or 0)
+
+
+def dispatch_with_a_slice_function() -> list[list[int]]:
+    loader = DataLoader(list(range(8)), batch_size=2)
+    prepared = prepare_data_loader(loader, dispatch_batches=True, slice_fn_for_dispatch=columns)
+    return [batch.tolist() for batch in prepared]
+
+
+def test_a_slice_function_cuts_each_ranks_part(world: Callable[[int], Any]) -> None:
+    assert world(2).run(dispatch_with_a_slice_function) == [[[0, 10], [40, 50]], [[21, 31], [61, 71]]]
+
+
+class Growing(IterableDataset):
+    """Batches whose size, dtype and structure change from step to step."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for size in (1, 5000, 3, 200_000, 0, 7):
+            yield {"x": torch.full((2, size), size, dtype=torch.int32)}
+        yield {"x": torch.ones(2, 3, dtype=torch.bfloat16), "y": (torch.tensor(5.0), [torch.zeros(2, 0)])}
+        yield {"x": torch.tensor([1 + 2j, 3j]), "flag": torch.tensor([True, False])}
+
+
+def dispatch_growing() -> list[Any]:
+    return list(prepare_data_loader(DataLoader(Growing(), batch_size=None)))
+
+
+def test_batches_may_change_in_size_and_structure(world: Callable[[int], Any]) -> None:
+    expected = list(Growing())
+    ranks = world(2).run(dispatch_growing)
+    received = [batch for step in zip(*ranks, strict=True) for batch in step]
+    assert len(received) == len(expected)
+    for batch, original in zip(received, expected, strict=True):
+        assert batch.keys() == original.keys()
+        assert torch.equal(batch["x"], original["x"])
+        assert batch["x"].dtype == original["x"].dtype
+    assert received[6]["y"][0].item() == 5.0
+    assert received[7]["flag"].tolist() == [True, False]
+
+
+def leave_early_and_come_back() -> list[list[int]]:
+    loader = prepare_data_loader(DataLoader(list(range(12)), batch_size=2), dispatch_batches=True)
+    seen = []
+    for batch in loader:
+        seen.append(batch.tolist())
+        break
+    seen += [batch.tolist() for batch in loader]
+    return seen
+
+
+def test_a_loop_left_early_does_not_leave_a_step_behind(world: Callable[[int], Any]) -> None:
+    first, second = world(2).run(leave_early_and_come_back)
+    assert first == [[0, 1], [0, 1], [4, 5], [8, 9]]
+    assert second == [[2, 3], [2, 3], [6, 7], [10, 11]]
+
+
+def expanding(samples: list[int]) -> torch.Tensor:
+    return torch.tensor([value for sample in samples for value in (sample, sample)])
+
+
+def dispatch_expanded() -> list[Any]:
+    prepared = prepare_data_loader(
+        DataLoader(list(range(5)), batch_size=2, collate_fn=expanding), dispatch_batches=True
+    )
+    return [(batch.tolist(), prepared.step_shape.real) for batch in prepared]  # type: ignore[attr-defined]
+
+
+def test_batches_whose_rows_are_not_samples_are_handed_on_whole(world: Callable[[int], Any]) -> None:
+    first, second = world(2).run(dispatch_expanded)
+    assert first == [([0, 0, 1, 1], (4, 4)), ([4, 4], (2, 0))]
+    assert second == [([2, 2, 3, 3], (4, 4)), ([4, 4], (2, 0))]
+
+
+def test_a_batch_without_rows_cannot_be_cut() -> None:
+    loader = DataLoader([1, 2, 3, 4], batch_size=2, collate_fn=lambda samples: 7.0)
+    prepared = prepare_data_loader(
+        loader, num_processes=2, process_index=0, dispatch_batches=True, split_batches=True
+    )
+    with pytest.raises(ConfigError, match="batch of type `float` has no rows"):
+        next(iter(prepared))
+
+
+def test_a_batch_that_does_not_divide_cannot_be_split() -> None:
+    with pytest.raises(ConfigError, match=r"number of processes \(2\), got 3"):
+        prepare_data_loader(
+            DataLoader([1, 2, 3], batch_size=3),  # type: ignore[arg-type]
+            num_processes=2,
+            process_index=0,
+            dispatch_batches=True,
+            split_batches=True,
+        )
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, [[0, 1], [4, 0]]),
+        ({"even_batches": False}, [[0, 1], [4]]),
+        ({"split_batches": True}, [[0], [2], [4]]),
+    ],
+)
+def test_dispatched_steps_are_completed_like_others(flags: dict[str, Any], expected: list[Any]) -> None:
+    loader = DataLoader(list(range(5)), batch_size=2)
+    prepared = prepare_data_loader(loader, num_processes=2, process_index=0, dispatch_batches=True, **flags)
+    assert [batch.tolist() for batch in prepared] == expected
+    assert len(prepared) == len(expected)
+
+
+def test_incomplete_steps_are_dropped() -> None:
+    loader = DataLoader(list(range(7)), batch_size=2, drop_last=True)
+    prepared = prepare_data_loader(loader, num_processes=2, process_index=1, dispatch_batches=True)
+    assert [batch.tolist() for batch in prepared] == [[2, 3]]
+    assert len(prepared) == 1

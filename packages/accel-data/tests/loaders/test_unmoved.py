@@ -1,0 +1,64 @@
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from accel_data import prepare_data_loader, skip_first_batches
+from accel_data.loaders.unmoved import generators_unmoved
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+def loader() -> DataLoader:
+    return prepare_data_loader(
+        DataLoader(torch.arange(12), batch_size=2, shuffle=True), device=torch.device("cpu")
+    )
+
+
+def draws(batches, *, num_batches: int) -> list[tuple[list[int], float]]:
+    """Read batches and draw a number after each, as dropout would."""
+    return [
+        (batch.tolist(), torch.rand(()).item()) for _, batch in zip(range(num_batches), batches, strict=False)
+    ]
+
+
+def test_what_is_drawn_in_the_block_is_drawn_again_after_it():
+    with generators_unmoved(is_continued=True):
+        first = torch.rand(3)
+    assert torch.equal(torch.rand(3), first)
+
+
+def test_at_the_start_of_an_epoch_generators_move():
+    torch.manual_seed(0)
+    expected = torch.rand(2)[1]
+    torch.manual_seed(0)
+    with generators_unmoved(is_continued=False):
+        torch.rand(())
+    assert torch.rand(()) == expected
+
+
+def test_an_epoch_that_is_gone_on_with_draws_what_the_unbroken_one_drew():
+    torch.manual_seed(0)
+    unbroken = draws(loader(), num_batches=6)
+    torch.manual_seed(0)
+    begun = loader()
+    draws(begun, num_batches=3)
+    state, generator = begun.state_dict(), torch.get_rng_state()
+    torch.manual_seed(99)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    torch.set_rng_state(generator)
+    assert draws(resumed, num_batches=3) == unbroken[3:]
+
+
+def test_skipping_to_where_an_epoch_was_left_draws_what_the_unbroken_one_drew():
+    torch.manual_seed(0)
+    unbroken = draws(loader(), num_batches=6)
+    torch.manual_seed(0)
+    begun = loader()
+    draws(begun, num_batches=3)
+    state, generator = begun.state_dict(), torch.get_rng_state()
+    torch.manual_seed(99)
+    resumed = loader()
+    resumed.load_state_dict(state, position=False)
+    torch.set_rng_state(generator)
+    assert draws(skip_first_batches(resumed, 3), num_batches=3) == unbroken[3:]

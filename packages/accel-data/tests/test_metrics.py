@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
+
+from accel_data import gather_for_metrics, prepare_data_loader
+from accel_state.errors import StateError
+from accel_state.partial_state import PartialState
+
+MAP_CASES = list(product((0, 1, 2, 5, 8, 13), (1, 2, 3), (False, True), (False, True), (False, True)))
+
+
+class Numbers(IterableDataset):
+    """The numbers below `size`, with or without a length."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.size))
+
+
+class SizedNumbers(Numbers):
+    def __len__(self) -> int:
+        return self.size
+
+
+class Chunks(Dataset):
+    """Makes batches of its own: item i has two rows."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([2 * index, 2 * index + 1])
+
+
+def gathered(loader: Any, *, use_gather_object: bool = False) -> list[int]:
+    """Return what evaluation over the loop sees."""
+    seen: list[int] = []
+    for batch in loader:
+        data = (
+            batch.tolist() if use_gather_object else {"x": batch, "nested": (batch * 2, [batch.view(-1, 1)])}
+        )
+        result = gather_for_metrics(data, use_gather_object=use_gather_object)
+        if use_gather_object:
+            seen += result
+            continue
+        assert torch.equal(result["nested"][0], result["x"] * 2)
+        assert torch.equal(result["nested"][1][0].view(-1), result["x"])
+        seen += result["x"].tolist()
+    return seen
+
+
+def evaluate_map_style() -> list[Any]:
+    world_size = PartialState().num_processes
+    wrong: list[Any] = []
+    for size, rows, split, even, objects in MAP_CASES:
+        batch_size = rows * world_size if split else rows
+        loader = DataLoader(list(range(size)), batch_size=batch_size)
+        prepared = prepare_data_loader(loader, split_batches=split, even_batches=even)
+        seen = gathered(prepared, use_gather_object=objects)
+        # Without even batches a rank that has run out of batches is not there to see the last step.
+        expected = list(range(size)) if even else list(range(min(size, len(prepared) * rows * world_size)))
+        if seen != expected:
+            wrong.append((size, rows, split, even, objects, seen))
+    return wrong
+
+
+@pytest.mark.parametrize("num", [2, 3])
+def test_map_style_evaluation_sees_every_sample_once_and_in_order(
+    world: Callable[[int], Any], num: int
+) -> None:
+    assert world(num).run(evaluate_map_style) == [[]] * num
+
+
+def evaluate_streams(dispatch: bool) -> list[Any]:
+    world_size = PartialState().num_processes
+    wrong: list[Any] = []
+    for size, rows, split, workers in product((0, 1, 2, 5, 8, 13), (1, 3), (False, True), (0, 1)):
+        if workers and (size, rows) != (13, 3):
+            continue
+        for kind in (Numbers, SizedNumbers):
+            loader = DataLoader(
+                kind(size), batch_size=rows * world_size if split else rows, num_workers=workers
+            )
+            prepared = prepare_data_loader(loader, split_batches=split, dispatch_batches=dispatch)
+            if (seen := gathered(prepared)) != list(range(size)):
+                wrong.append((size, rows, split, kind.__name__, seen))
+    return wrong
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+@pytest.mark.parametrize("num", [2, 3])
+def test_stream_evaluation_sees_every_sample_once_and_in_order(
+    world: Callable[[int], Any], num: int, dispatch: bool
+) -> None:
+    assert world(num).run(evaluate_streams, dispatch) == [[]] * num
+
+
+def evaluate_dispatched_map_style() -> list[Any]:
+    world_size = PartialState().num_processes
+    wrong: list[Any] = []
+    for size, rows, split, even in product((0, 1, 2, 5, 8, 13), (1, 3), (False, True), (False, True)):
+        loader = DataLoader(list(range(size)), batch_size=rows * world_size if split else rows)
+        prepared = prepare_data_loader(loader, split_batches=split, even_batches=even, dispatch_batches=True)
+        seen = gathered(prepared)
+        expected = list(range(size)) if even else list(range(min(size, len(prepared) * rows * world_size)))
+        if seen != expected or len(prepared) < 0:
+            wrong.append((size, rows, split, even, seen))
+    return wrong
+
+
+@pytest.mark.parametrize("num", [2, 3])
+def test_dispatched_map_style_evaluation_is_exact(world: Callable[[int], Any], num: int) -> None:
+    assert world(num).run(evaluate_dispatched_map_style) == [[]] * num
+
+
+def evaluate_batches_of_the_data_set() -> list[int]:
+    prepared = prepare_data_loader(DataLoader(Chunks(5), batch_size=None))
+    return [row for batch in prepared for row in gather_for_metrics(batch).tolist()]
+
+
+def test_batches_that_the_data_set_makes_are_removed_as_a_whole(world: Callable[[int], Any]) -> None:
+    assert world(2).run(evaluate_batches_of_the_data_set) == [list(range(10))] * 2
+
+
+class Ragged(BatchSampler):
+    """Batches of different sizes, without a `batch_size`."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[0, 1, 2], [3], [4, 5], [6, 7, 8, 9], [10]])
+
+    def __len__(self) -> int:
+        return 5
+
+
+def evaluate_ragged_batches() -> list[int]:
+    loader = DataLoader(list(range(11)), batch_sampler=Ragged())
+    return gathered(prepare_data_loader(loader, even_batches=False))
+
+
+def test_batches_of_different_sizes_are_gathered_as_they_are(world: Callable[[int], Any]) -> None:
+    assert world(2).run(evaluate_ragged_batches) == [list(range(11)), list(range(10))]
+
+
+def leave_and_nest() -> list[list[int]]:
+    train = prepare_data_loader(DataLoader(list(range(7)), batch_size=2))
+    evaluation = prepare_data_loader(DataLoader(list(range(100, 105)), batch_size=2))
+    for _ in evaluation:
+        break
+    results = [gathered(evaluation)]
+    outer: list[int] = []
+    for number, batch in enumerate(train):
+        if number == 1:
+            results.append(gathered(evaluation))
+            for _ in evaluation:
+                break
+        outer += gather_for_metrics(batch).tolist()
+    return [*results, outer, gathered(train)]
+
+
+def test_loops_left_early_and_loops_in_loops_do_not_disturb_each_other(world: Callable[[int], Any]) -> None:
+    small, large = list(range(100, 105)), list(range(7))
+    assert world(2).run(leave_and_nest) == [[small, small, large, large]] * 2
+
+
+def gather_a_mean() -> tuple[int, str]:
+    loader = prepare_data_loader(DataLoader(list(range(9)), batch_size=2))
+    steps = 0
+    try:
+        for batch in loader:
+            gather_for_metrics(batch.float().mean())
+            steps += 1
+    except StateError as error:
+        return steps, str(error)
+    return steps, "no error"
+
+
+def test_a_mean_is_refused_from_the_first_step_on(world: Callable[[int], Any]) -> None:
+    for steps, message in world(2).run(gather_a_mean):
+        assert steps == 0
+        assert "A tensor of shape () has no rows, but this rank's batch has 2" in message
+
+
+def gather_a_mean_of_full_steps() -> list[float]:
+    loader = prepare_data_loader(DataLoader(list(range(11)), batch_size=2, drop_last=True))
+    return [value for batch in loader for value in gather_for_metrics(batch.float().mean()).tolist()]
+
+
+def test_a_mean_is_gathered_where_no_step_is_filled_up(world: Callable[[int], Any]) -> None:
+    assert world(2).run(gather_a_mean_of_full_steps) == [[0.5, 2.5, 4.5, 6.5]] * 2
+
+
+def gather_one_object() -> None:
+    loader = prepare_data_loader(DataLoader(list(range(5)), batch_size=2))
+    for _ in loader:
+        gather_for_metrics({"a": 1}, use_gather_object=True)
+
+
+def test_an_object_without_items_is_refused(world: Callable[[int], Any]) -> None:
+    with pytest.raises(StateError, match="object of type `dict` has no rows"):
+        world(2).run(gather_one_object)
+
+
+class SelfSharding(Numbers):
+    num_shards = 4
+
+    def shard(self, num_shards: int, index: int) -> SelfSharding:
+        part = SelfSharding(self.size)
+        part.__dict__.update(num=num_shards, index=index)
+        return part
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.__dict__.get("index", 0), self.size, self.__dict__.get("num", 1)))
+
+
+def evaluate_self_sharding() -> None:
+    loader = prepare_data_loader(DataLoader(SelfSharding(10), batch_size=2), dispatch_batches=False)
+    for batch in loader:
+        gather_for_metrics(batch)
+
+
+def test_an_end_that_nobody_knows_is_an_error(world: Callable[[int], Any]) -> None:
+    with pytest.raises(StateError, match="ended at a place that this rank cannot know"):
+        world(2).run(evaluate_self_sharding)
+
+
+def gather_outside() -> list[int]:
+    with pytest.warns(UserWarning, match="outside of a loop"):
+        result = gather_for_metrics(torch.tensor([PartialState().process_index]))
+    return list(result.tolist())
+
+
+def test_outside_of_loops_it_is_gather_with_a_warning(world: Callable[[int], Any]) -> None:
+    assert world(2).run(gather_outside) == [[0, 1], [0, 1]]
+
+
+def evaluate_with_foreign_ranks() -> None:
+    rank = PartialState().process_index
+    loader = prepare_data_loader(
+        DataLoader(list(range(8)), batch_size=2), num_processes=4, process_index=rank
+    )
+    for batch in loader:
+        gather_for_metrics(batch)
+
+
+def test_a_loader_prepared_for_other_processes_is_refused(world: Callable[[int], Any]) -> None:
+    with pytest.raises(StateError, match="prepared for 4 processes, but 2 are running"):
+        world(2).run(evaluate_with_foreign_ranks)
+
+
+def test_one_process_gets_back_what_it_gave(fresh_state: None) -> None:
+    loader = prepare_data_loader(DataLoader(list(range(5)), batch_size=2))
+    assert [row for batch in loader for row in gather_for_metrics(batch).tolist()] == list(range(5))
+    assert gather_for_metrics([1, 2], use_gather_object=True) == [1, 2]

@@ -1,0 +1,433 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+
+from accel_data import gather_for_metrics, prepare_data_loader, skip_first_batches
+from accel_state.errors import CheckpointError
+from accel_state.partial_state import PartialState
+
+# torchdata 0.11 calls what torch 2.13 has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+SIZE = 41
+EPOCHS = 3
+
+
+class Stream(IterableDataset):
+    def __init__(self, size: int = SIZE) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.size))
+
+
+class StatefulStream(Stream):
+    """A stream that can say where it is, and counts what it has really read."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        super().__init__(size)
+        self.position = 0
+        self.num_read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < self.size:
+            self.position += 1
+            self.num_read += 1
+            yield self.position - 1
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+class OddSampler(Sampler[int]):
+    """An order of its own, with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(5)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(reversed(torch.randperm(SIZE, generator=self.generator).tolist()))
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+class OddBatches:
+    batch_size = 3
+    drop_last = False
+
+    def __init__(self) -> None:
+        self.sampler = OddSampler()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(BatchSampler(self.sampler, 3, False))
+
+    def __len__(self) -> int:
+        return math.ceil(SIZE / 3)
+
+
+def shuffled(**kwargs: Any) -> DataLoader[Any]:
+    torch.manual_seed(1)
+    return DataLoader(range(SIZE), batch_size=3, shuffle=True, **kwargs)  # type: ignore[arg-type]
+
+
+KINDS: dict[str, tuple[Callable[[], DataLoader[Any]], dict[str, Any]]] = {
+    "in order": (lambda: DataLoader(range(SIZE), batch_size=3), {}),  # type: ignore[arg-type]
+    "shuffled": (shuffled, {}),
+    "own generator": (lambda: shuffled(generator=torch.Generator().manual_seed(2)), {}),
+    "seedable": (shuffled, {"use_seedable_sampler": True, "data_seed": 3}),
+    "own sampler": (lambda: DataLoader(range(SIZE), batch_size=3, sampler=OddSampler()), {}),  # type: ignore[arg-type]
+    "own batch sampler": (lambda: DataLoader(range(SIZE), batch_sampler=OddBatches()), {}),  # type: ignore[arg-type]
+    "no batches": (lambda: DataLoader(range(SIZE), batch_size=None), {}),  # type: ignore[arg-type]
+    "dispatched": (shuffled, {"dispatch_batches": True}),
+    "dispatched seedable": (
+        shuffled,
+        {"dispatch_batches": True, "use_seedable_sampler": True, "data_seed": 3},
+    ),
+    "dispatched own batch sampler": (
+        lambda: DataLoader(range(SIZE), batch_sampler=OddBatches()),  # type: ignore[arg-type]
+        {"dispatch_batches": True},
+    ),
+    "stream": (lambda: DataLoader(Stream(), batch_size=3), {"dispatch_batches": False}),
+    "dispatched stream": (lambda: DataLoader(Stream(), batch_size=3), {}),
+    "stateful stream": (lambda: DataLoader(StatefulStream(), batch_size=3), {"dispatch_batches": False}),
+    "dispatched stateful stream": (lambda: DataLoader(StatefulStream(), batch_size=3), {}),
+    "torchdata": (shuffled, {"use_stateful_dataloader": True}),
+    "torchdata stream": (lambda: DataLoader(Stream(), batch_size=3), {"use_stateful_dataloader": True}),
+}
+
+
+def start(kind: str, num: int, state: str | None = None) -> list[Any]:
+    """Return new loaders for ``num`` simulated ranks, as after a start of new processes."""
+    make, flags = KINDS[kind]
+    if flags.get("use_stateful_dataloader"):
+        pytest.importorskip("torchdata")
+    loaders: list[Any] = []
+    for rank in range(num):
+        loader: Any = prepare_data_loader(
+            make(), num_processes=num, process_index=rank, **({"even_batches": False} | flags)
+        )
+        if state is not None:
+            loader.load_state_dict(json.loads(state))
+        loaders.append(loader)
+    return loaders
+
+
+def rows(batch: Any) -> list[int]:
+    return torch.as_tensor(batch).reshape(-1).tolist()
+
+
+def read(loaders: list[Any], steps: int | None = None, *, epochs: int = 1) -> tuple[list[int], str]:
+    """Read the rest of this epoch, further epochs, or some steps; return the stream and the state of the first rank."""
+    stream: list[int] = []
+    state = ""
+    for _ in range(epochs):
+        iterators = [iter(loader) for loader in loaders]
+        for _ in range(steps) if steps is not None else iter(int, 1):
+            batches = [next(iterator, None) for iterator in iterators]
+            if batches[0] is None:
+                break
+            for batch in batches:
+                stream += [] if batch is None else rows(batch)
+        # Taken inside of the loop: the pass is still under way.
+        state = json.dumps(loaders[0].state_dict())
+    return stream, state
+
+
+def digest(stream: list[int]) -> str:
+    return hashlib.sha256(json.dumps(stream).encode()).hexdigest()
+
+
+@pytest.mark.filterwarnings("ignore:The data set is a stream")
+@pytest.mark.parametrize("kind", KINDS)
+def test_chains_of_saving_and_resuming_give_the_unbroken_stream(kind: str) -> None:
+    unbroken, _ = read(start(kind, 1), epochs=EPOCHS)
+    assert len(unbroken) == EPOCHS * SIZE
+    for seed in range(6):
+        choose = random.Random(seed)
+        stream: list[int] = []
+        state: str | None = None
+        num = 2
+        for _ in range(60):
+            if not (kind == "torchdata stream" and num == 2):
+                num = choose.choice([1, 2, 3, 5])
+            loaders = start(kind, num, state)
+            part, state = read(loaders, choose.randint(0, 6))
+            stream += part
+            if len(stream) >= EPOCHS * SIZE:
+                break
+        assert digest(stream[: len(unbroken)]) == digest(unbroken), (seed, kind)
+
+
+@pytest.mark.filterwarnings("ignore:The data set is a stream")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_can_be_saved_at_every_step_and_again_before_reading_on(kind: str) -> None:
+    reference, _ = read(start(kind, 2))
+    loaders = start(kind, 2)
+    seen: list[int] = []
+    for batches in zip(*loaders, strict=False):
+        seen += [row for batch in batches for row in rows(batch)]
+        state = json.dumps(loaders[0].state_dict())
+        again = start(kind, 2, state)
+        assert json.dumps(again[0].state_dict()) == state
+        rest, _ = read(again)
+        assert seen + rest == reference
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "seedable", "dispatched", "stateful stream"])
+def test_a_state_between_epochs_begins_the_next_one(kind: str) -> None:
+    unbroken, _ = read(start(kind, 1), epochs=2)
+    loaders = start(kind, 2)
+    first = [row for batches in zip_all(loaders) for batch in batches for row in rows(batch)]
+    state = loaders[0].state_dict()
+    assert (state["epoch"], state["samples"]) == (1, 0)
+    rest, _ = read(start(kind, 3, json.dumps(state)))
+    assert first + rest == unbroken
+
+
+def zip_all(loaders: list[Any]) -> Iterator[list[Any]]:
+    iterators = [iter(loader) for loader in loaders]
+    while batches := [batch for iterator in iterators if (batch := next(iterator, None)) is not None]:
+        yield batches
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    first=st.integers(1, 5),
+    then=st.integers(1, 5),
+    rows_then=st.integers(1, 7),
+    steps=st.integers(0, 9),
+    even=st.booleans(),
+)
+def test_number_of_ranks_and_batch_size_may_change(
+    first: int, then: int, rows_then: int, steps: int, even: bool
+) -> None:
+    def loaders(num: int, batch_size: int) -> list[Any]:
+        made = []
+        for rank in range(num):
+            torch.manual_seed(1)
+            loader = DataLoader(range(SIZE), batch_size=batch_size, shuffle=True)  # type: ignore[arg-type]
+            made.append(prepare_data_loader(loader, num_processes=num, process_index=rank, even_batches=even))
+        return made
+
+    def real_rows(some: list[Any], stop: int | None) -> list[int]:
+        stream: list[int] = []
+        for batches in islice(zip_all(some), stop):
+            shape = some[0].step_shape
+            stream += [row for batch, real in zip(batches, shape.real) for row in rows(batch)[:real]]
+        return stream
+
+    whole = real_rows(loaders(1, 3), None)
+    before = loaders(first, 3)
+    seen = real_rows(before, steps)
+    after = loaders(then, rows_then)
+    for loader in after:
+        loader.load_state_dict(before[0].state_dict())
+    if before[0].iteration == 0:
+        assert seen + real_rows(after, None) == whole
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("kind", ["shuffled", "dispatched"])
+def test_workers_that_read_ahead_do_not_move_the_position(kind: str, workers: int) -> None:
+    _, flags = KINDS[kind]
+
+    def loader(num_workers: int) -> Any:
+        given = shuffled(num_workers=num_workers)
+        return prepare_data_loader(given, num_processes=1, process_index=0, **flags)
+
+    whole = [rows(batch) for batch in loader(0)]
+    first = loader(workers)
+    iterator = iter(first)
+    seen = [rows(next(iterator)) for _ in range(4)]
+    state = first.state_dict()
+    del iterator
+    assert state["samples"] == 12
+    second = loader(workers)
+    second.load_state_dict(state)
+    assert seen + [rows(batch) for batch in second] == whole
+
+
+def test_a_stateful_stream_is_not_replayed() -> None:
+    _, state = read(start("stateful stream", 1), 5)
+    loader = start("stateful stream", 1, state)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert rows(next(iter(loader))) == [15, 16, 17]
+    # The first batch, and the one that is fetched ahead.
+    assert loader.dataset.num_read == 6
+
+
+def test_a_plain_stream_is_replayed_with_a_warning_that_counts() -> None:
+    _, state = read(start("stream", 2), 4)
+    loaders = start("stream", 2, state)
+    with pytest.warns(UserWarning, match="24 samples are read again"):
+        assert rows(next(iter(loaders[1]))) == [27, 28, 29]
+
+
+def test_a_stream_read_by_workers_is_replayed_batch_by_batch() -> None:
+    def loader() -> Any:
+        given = DataLoader(Stream(20), batch_size=3, num_workers=1)
+        return prepare_data_loader(given, num_processes=2, process_index=1, dispatch_batches=False)
+
+    first = loader()
+    iterator = iter(first)
+    assert [rows(next(iterator)) for _ in range(2)] == [[3, 4, 5], [9, 10, 11]]
+    state = first.state_dict()
+    second = loader()
+    second.load_state_dict(state)
+    with pytest.warns(UserWarning, match="2 batches are read again"):
+        assert [rows(batch) for batch in second] == [[15, 16, 17], [1, 2, 3]]
+    other = prepare_data_loader(
+        DataLoader(Stream(20), batch_size=3, num_workers=1),
+        num_processes=1,
+        process_index=0,
+        dispatch_batches=False,
+    )
+    other.load_state_dict(state)  # type: ignore[attr-defined]
+    with pytest.raises(CheckpointError, match="saved with 2 processes"):
+        next(iter(other))
+
+
+def test_torchdata_resumes_a_stateful_stream_in_its_workers() -> None:
+    pytest.importorskip("torchdata")
+
+    def loader() -> Any:
+        given = DataLoader(StatefulStream(), batch_size=3, num_workers=1)
+        return prepare_data_loader(given, num_processes=1, process_index=0, use_stateful_dataloader=True)
+
+    first = loader()
+    iterator = iter(first)
+    seen = [row for _ in range(4) for row in rows(next(iterator))]
+    state = first.state_dict()
+    second = loader()
+    second.load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert seen + [row for batch in second for row in rows(batch)] == list(range(SIZE))
+
+
+class Augmented(torch.utils.data.Dataset):
+    def __init__(self) -> None:
+        self.strength = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        self.strength += 1
+        return index
+
+    def state_dict(self) -> dict[str, int]:
+        return {"strength": self.strength}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.strength = state["strength"]
+
+
+def test_a_data_set_with_a_state_has_it_saved() -> None:
+    first, second = Augmented(), Augmented()
+    loader: Any = prepare_data_loader(DataLoader(first, batch_size=2), num_processes=1, process_index=0)
+    next(iter(loader))
+    other: Any = prepare_data_loader(DataLoader(second, batch_size=2), num_processes=1, process_index=0)
+    other.load_state_dict(loader.state_dict())
+    assert second.strength == 2
+
+
+def test_a_state_out_of_reach_in_the_workers_is_not_saved_silently() -> None:
+    loader: Any = prepare_data_loader(
+        DataLoader(Augmented(), batch_size=2, num_workers=1), num_processes=1, process_index=0
+    )
+    with pytest.warns(UserWarning, match="states are out of reach"):
+        assert loader.state_dict()["dataset"] is None
+
+
+def test_without_the_position_the_epoch_begins_anew_in_its_order() -> None:
+    whole, _ = read(start("shuffled", 1))
+    _, state = read(start("shuffled", 1), 4)
+    loader = start("shuffled", 1)[0]
+    loader.load_state_dict(json.loads(state), position=False)
+    assert [row for batch in loader for row in rows(batch)] == whole
+
+
+@pytest.mark.parametrize("position", [True, False])
+def test_skipping_counts_from_the_start_of_the_epoch_whatever_was_loaded(position: bool) -> None:
+    whole, _ = read(start("shuffled", 1), epochs=2)
+    _, state = read(start("shuffled", 1), 4)
+    loader = start("shuffled", 1)[0]
+    loader.load_state_dict(json.loads(state), position=position)
+    skipped = skip_first_batches(loader, 4)
+    stream = [row for batch in skipped for row in rows(batch)]
+    stream += [row for batch in loader for row in rows(batch)]
+    assert stream == whole[12:]
+
+
+def test_a_state_of_other_data_is_refused() -> None:
+    _, state = read(start("in order", 1), 2)
+    loader: Any = prepare_data_loader(DataLoader(range(7)), num_processes=1, process_index=0)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="saved with 41 samples, but there are 7 now"):
+        loader.load_state_dict(json.loads(state))
+
+
+def test_a_state_of_another_version_is_refused() -> None:
+    loader = start("in order", 1)[0]
+    with pytest.raises(CheckpointError, match="has version 99, this release reads version 1"):
+        loader.load_state_dict(loader.state_dict() | {"version": 99})
+
+
+def test_another_epoch_forgets_the_position() -> None:
+    _, state = read(start("seedable", 1), 3)
+    loader = start("seedable", 1, state)[0]
+    loader.set_epoch(2)
+    expected = torch.randperm(SIZE, generator=torch.Generator().manual_seed(5)).tolist()
+    assert [row for batch in loader for row in rows(batch)] == expected
+
+
+def save_in_the_middle(
+    state: dict[str, Any] | None, steps: int | None, dispatch: bool
+) -> tuple[list[int], Any]:
+    """Read on from a state on the ranks of this world, and save again."""
+    torch.manual_seed(PartialState().process_index)
+    loader: Any = prepare_data_loader(
+        DataLoader(range(SIZE), batch_size=3, shuffle=True),  # type: ignore[arg-type]
+        dispatch_batches=dispatch,
+    )
+    if state is not None:
+        loader.load_state_dict(state)
+    stream: list[int] = []
+    for step, batch in enumerate(loader, start=1):
+        stream += gather_for_metrics(batch).tolist()
+        if step == steps:
+            break
+    return stream, loader.state_dict()
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_an_epoch_begun_by_two_processes_is_ended_by_three(
+    world: Callable[[int], Any], dispatch: bool
+) -> None:
+    first, state = world(2).run(save_in_the_middle, None, 3, dispatch)[0]
+    second, state = world(3).run(save_in_the_middle, json.loads(json.dumps(state)), 1, dispatch)[0]
+    third, _ = world(2).run(save_in_the_middle, json.loads(json.dumps(state)), None, dispatch)[0]
+    assert [len(first), len(second)] == [18, 9]
+    assert sorted(first + second + third) == list(range(SIZE))
+    whole, _ = world(2).run(save_in_the_middle, None, None, dispatch)[0]
+    assert first + second + third == whole

@@ -1,0 +1,135 @@
+"""The ``accel`` command: find the subcommand that was asked for, and load only that one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from accel_launch import __version__
+from accel_launch.commands.protocol import COMMAND_GROUP, Command, summary_of
+from accel_launch.messages import complain, show
+from accel_state.entry_points import entry_points
+from accel_state.errors import AccelError, UnknownNameError, did_you_mean
+from accel_state.registry import Registry
+
+USAGE_ERROR = 2
+FAILURE = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``accel`` with ``argv`` (the process's own arguments by default) and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] in ([], ["-h"], ["--help"]):
+        show(help_text())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        show(f"accel {__version__}")
+        return 0
+    return run_command(arguments[0], arguments[1:])
+
+
+def launch(argv: Sequence[str] | None = None) -> int:
+    """Be the program ``accel-launch``, the same as ``accel launch``."""
+    return run_command("launch", list(sys.argv[1:] if argv is None else argv))
+
+
+def env(argv: Sequence[str] | None = None) -> int:
+    """Be the program ``accel-env``, the same as ``accel env``."""
+    return run_command("env", list(sys.argv[1:] if argv is None else argv))
+
+
+def config(argv: Sequence[str] | None = None) -> int:
+    """Be the program ``accel-config``, the same as ``accel config``."""
+    return run_command("config", list(sys.argv[1:] if argv is None else argv))
+
+
+def check(argv: Sequence[str] | None = None) -> int:
+    """Be the program ``accel-test``, the same as ``accel test``."""
+    return run_command("test", list(sys.argv[1:] if argv is None else argv))
+
+
+def tpu_config(argv: Sequence[str] | None = None) -> int:
+    """Be the program ``accel-tpu-config``, the same as ``accel tpu-config``."""
+    return run_command("tpu-config", list(sys.argv[1:] if argv is None else argv))
+
+
+def estimate_memory(argv: Sequence[str] | None = None) -> int:
+    """Be the program ``accel-estimate-memory``, the same as ``accel estimate-memory``."""
+    return run_command("estimate-memory", list(sys.argv[1:] if argv is None else argv))
+
+
+def run_command(name: str, arguments: Sequence[str]) -> int:
+    """Run one subcommand; what it refuses becomes one line on stderr and an exit code."""
+    registry: Registry[Command] = Registry("command", COMMAND_GROUP)
+    try:
+        command = registry.get(name)
+    except UnknownNameError as error:
+        complain(f"{error} See `accel --help`.")
+        return USAGE_ERROR
+    except AccelError as error:
+        return _failure(error)
+    try:
+        return command.run(_parse(name, command, arguments))
+    except AccelError as error:
+        return _failure(error)
+    except SystemExit as ending:  # how argparse ends after `--help` and after a usage error
+        return ending.code if isinstance(ending.code, int) else USAGE_ERROR
+
+
+def help_text() -> str:
+    """Return what ``accel --help`` prints; the one-line summaries are read without importing the commands."""
+    members = sorted({point.name: summary_of(point.value) for point in entry_points(COMMAND_GROUP)}.items())
+    width = max((len(name) for name, _ in members), default=0) + 2
+    listed = "\n".join(f"  {name:<{width}}{summary}".rstrip() for name, summary in members)
+    return (
+        "usage: accel [-h] [--version] COMMAND ...\n\n"
+        "Start one PyTorch script anywhere.\n\n"
+        f"commands:\n{listed}\n\n"
+        "options:\n  -h, --help     show this help\n  -V, --version  show the version\n\n"
+        "`accel COMMAND --help` tells more about one of them."
+    )
+
+
+def _parse(name: str, command: Command, arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=f"accel {name}",
+        description=f"{command.help}.",
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_arguments(parser)
+    _accept_both_spellings(parser)
+    namespace, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        # argparse has no public list of its flags
+        known = [
+            name for action in parser._actions for name in action.option_strings if name.startswith("--")
+        ]
+        parser.error(f"unknown option `{flag}`.{did_you_mean(flag, known)}")
+    return namespace
+
+
+def _accept_both_spellings(parser: argparse.ArgumentParser) -> None:
+    """Let ``--num-processes`` stand for ``--num_processes``, and the reverse; the help shows one of them."""
+    for action in parser._actions:
+        for flag in action.option_strings:
+            name = flag[2:]
+            for twin in (f"--{name.replace('_', '-')}", f"--{name.replace('-', '_')}"):
+                if flag.startswith("--"):
+                    # what `add_argument` would do, but without showing it
+                    parser._option_string_actions.setdefault(twin, action)
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                _accept_both_spellings(inner)
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+
+def _failure(error: AccelError) -> int:
+    complain(str(error))
+    return FAILURE

@@ -1,0 +1,100 @@
+"""Answer questions and write them to a config file; update or show that file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from accel_launch.config.asking.selection import make_asker
+from accel_launch.config.basic import location_of, write_basic_config
+from accel_launch.config.file import find_config
+from accel_launch.config.questionnaire import fill_in
+from accel_launch.config.shown import as_data, as_text, rows_of
+from accel_launch.config.writing import write_config
+from accel_launch.messages import complain, show
+from accel_launch.options import add_options, given_flags
+from accel_state.environment import snapshot
+from accel_state.errors import ConfigError
+
+_PLACE = "where the config file lies; your own place (`HF_HOME`, `XDG_CACHE_HOME`, `~/.cache`) if omitted"
+_INTERRUPTED = 130
+
+
+class ConfigCommand:
+    """``accel config``."""
+
+    help = "Answer questions and write them to a config file; update or show that file"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--config_file", metavar="FILE", default=None, help=_PLACE)
+        actions = parser.add_subparsers(dest="action", metavar="ACTION", title="instead of asking")
+        default = _action(actions, "default", "write a file that suits this machine, unless there is one")
+        default.add_argument(
+            "--mixed_precision", default="no", metavar="{no,fp16,bf16,fp8}", help="number format; default no"
+        )
+        _action(actions, "update", "add what newer files have to an older one, keeping what it says")
+        shown = _action(actions, "show", "show the settings of a launch, their values and who set them")
+        shown.add_argument("--all", action="store_true", help="show those with their default too")
+        shown.add_argument("--json", action="store_true", help="print it as JSON, with all of them")
+        add_options(shown)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        actions = {"default": write_default, "update": update, "show": show_settings, None: ask_and_write}
+        return actions[arguments.action](arguments)
+
+
+command = ConfigCommand()
+
+
+def ask_and_write(arguments: argparse.Namespace) -> int:
+    """Ask everything that matters, and write the file at the end only."""
+    environ = snapshot()
+    path = location_of(arguments.config_file, environ=environ)
+    try:
+        values = fill_in(make_asker(environ))
+    except KeyboardInterrupt:
+        complain("Interrupted; nothing was written.")
+        return _INTERRUPTED
+    write_config(path, values)
+    show(f"The configuration is saved at `{path}`.")
+    return 0
+
+
+def write_default(arguments: argparse.Namespace) -> int:
+    """Write a file that suits this machine."""
+    given = arguments.config_file
+    path = write_basic_config(arguments.mixed_precision, *([] if given is None else [given]))
+    if path:
+        show(f"The configuration is saved at `{path}`.")
+    return 0
+
+
+def update(arguments: argparse.Namespace) -> int:
+    """Write an existing file again, with the newer names and the keys it lacks."""
+    config = find_config(arguments.config_file, environ=snapshot())
+    if config.path is None:
+        raise ConfigError("There is no config file to update. Write one with `accel config`.")
+    write_config(config.path, config.values)
+    show(f"The configuration at `{config.path}` is up to date.")
+    return 0
+
+
+def show_settings(arguments: argparse.Namespace) -> int:
+    """Print every setting with its value and who set it."""
+    environ = snapshot()
+    config = find_config(arguments.config_file, environ=environ)
+    rows = rows_of(flags=given_flags(arguments), environ=environ, config=config)
+    shown = as_text(rows, config=config, is_all=arguments.all)
+    show(json.dumps(as_data(rows), indent=2) if arguments.json else shown)
+    return 0
+
+
+def _action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
+) -> argparse.ArgumentParser:
+    parser = actions.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
+    )
+    # SUPPRESS: a file named before the action stays named
+    parser.add_argument("--config_file", metavar="FILE", default=argparse.SUPPRESS, help=_PLACE)
+    return parser

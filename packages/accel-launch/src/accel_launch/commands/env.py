@@ -1,0 +1,97 @@
+"""Show versions, machine and config file, to paste into a bug report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from accel_launch.config.file import ConfigFile, find_config
+from accel_launch.gpus import gpus_of_machine
+from accel_launch.messages import show
+from accel_state.environment import snapshot
+
+PACKAGES = (
+    "accel",
+    "accel-state",
+    "accel-ops",
+    "accel-data",
+    "accel-bigmodel",
+    "accel-backends",
+    "accel-trackers",
+    "accel-launch",
+    "torch",
+    "numpy",
+    "safetensors",
+)
+_PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+
+
+class EnvCommand:
+    """``accel env``."""
+
+    help = "Show versions, machine and config file, to paste into a bug report"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--config_file", metavar="FILE", help="config file to show instead of your own")
+        parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        environ = snapshot()
+        report = environment_report(find_config(arguments.config_file, environ=environ), environ=environ)
+        show(json.dumps(report, indent=2, default=str) if arguments.json else as_text(report))
+        return 0
+
+
+command = EnvCommand()
+
+
+def environment_report(config: ConfigFile, *, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return what matters about this installation and machine, importing none of the packages it names."""
+    return {
+        "packages": {name: _version_of(name) for name in PACKAGES},
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "platform": platform.platform(),
+        "cpu_cores": os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "nvidia_gpus": len(gpus_of_machine()),
+        "variables": {name: value for name, value in sorted(environ.items()) if name.startswith(_PREFIXES)},
+        "config_file": None if config.path is None else str(config.path),
+        "config": dict(config.values),
+    }
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """Return the report as a Markdown list."""
+    lines: list[str] = []
+    for name, value in report.items():
+        title = name.replace("_", " ")
+        if isinstance(value, Mapping) and value:
+            lines += [f"- {title}:", *(f"    - {key}: {_shown(content)}" for key, content in value.items())]
+        else:
+            lines.append(f"- {title}: {_shown(value)}")
+    return "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None or value == {} else str(value)
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _memory_gib() -> float | None:
+    if not Path("/proc/meminfo").exists():
+        return None
+    kibibytes = int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0])
+    return round(kibibytes / 2**20, 1)

@@ -1,0 +1,118 @@
+"""Start a script, in as many processes as asked for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from accel_launch.config.file import find_config
+from accel_launch.gpus import visible_gpus
+from accel_launch.interpreter import interpreter_command
+from accel_launch.launchers.allocation import flags_of_step
+from accel_launch.launchers.selection import select_launcher
+from accel_launch.messages import show, warn
+from accel_launch.options import add_options, given_flags
+from accel_launch.relevance import without_effect
+from accel_launch.request import CommandKind, LaunchRequest, Machine, make_request
+from accel_state.environment import snapshot
+from accel_state.errors import ConfigError
+
+EXAMPLES = """\
+examples:
+  accel launch train.py --epochs 3                   one process, or one for each GPU
+  accel launch --num_processes 2 --cpu train.py      two processes on the CPU
+  accel launch --mixed_precision bf16 -m my.train    a module, in bf16
+  accel launch --num_processes 4 --dry-run train.py  say what would be started
+
+A setting comes from its flag, else the environment, else the config file, else its default.
+What follows SCRIPT is the script's, also what looks like a flag of ours.
+"""
+
+
+class LaunchCommand:
+    """``accel launch``."""
+
+    help = "Start a script, in as many processes as asked for"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.usage = "accel launch [options] SCRIPT [arguments of the script]"
+        parser.epilog = EXAMPLES
+        # One positional takes everything: a separate one for the script would make argparse swallow a `--`.
+        parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+        parser.add_argument("--config_file", metavar="FILE", help="Config file to use instead of your own.")
+        kind = parser.add_mutually_exclusive_group()
+        kind.add_argument(
+            "-m", "--module", action="store_true", help="SCRIPT is a module, as for `python -m`."
+        )
+        kind.add_argument(
+            "--no_python", action="store_true", help="SCRIPT is a program of its own, not Python's."
+        )
+        parser.add_argument(
+            "-q", "--quiet", action="store_true", help="Leave out the sentence that tells how a run failed."
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="Print what would be started, and start nothing."
+        )
+        parser.add_argument("--json", action="store_true", help="With --dry-run, print it as JSON.")
+        add_options(parser)
+        parser.set_defaults(refuse=parser.error)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        if arguments.json and not arguments.dry_run:
+            arguments.refuse("`--json` goes with `--dry-run` only")
+        if arguments.command in ([], ["--"]):
+            arguments.refuse("there is nothing to launch; name a script")
+        request = _request(arguments)
+        launcher = select_launcher(request)
+        plan = launcher.plan(request)
+        if arguments.dry_run:
+            show(json.dumps(plan.to_dict(), indent=2) if arguments.json else plan.describe())
+            return 0
+        return launcher.run(plan)
+
+
+command = LaunchCommand()
+
+
+def _request(arguments: argparse.Namespace) -> LaunchRequest:
+    environ = snapshot()
+    config = find_config(arguments.config_file, environ=environ)
+    kind: CommandKind = "module" if arguments.module else "executable" if arguments.no_python else "script"
+    request = make_request(
+        _checked_command(arguments.command, kind),
+        flags=_flags(arguments, environ),
+        config=config,
+        machine=Machine(_num_cpu_cores(), visible_gpus(environ), environ),
+        cwd=Path.cwd(),
+        kind=kind,
+        interpreter=interpreter_command(),
+        is_quiet=arguments.quiet,
+    )
+    for sentence in without_effect(request):
+        warn(sentence)
+    return request
+
+
+def _flags(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what the flags say; where they say nothing of machines, a task of SLURM's `srun` knows them."""
+    given = given_flags(arguments)
+    by_hand = given.keys() & {"num_machines", "machine_rank", "master_addr"}
+    return given if by_hand else flags_of_step(environ) | given
+
+
+def _checked_command(given: list[str], kind: CommandKind) -> tuple[str, ...]:
+    command = given[1:] if given[:1] == ["--"] else given
+    if kind == "script" and not Path(command[0]).exists():
+        raise ConfigError(
+            f"The script `{command[0]}` does not exist in `{Path.cwd()}`. For a module, use `-m`."
+        )
+    return tuple(command)
+
+
+def _num_cpu_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

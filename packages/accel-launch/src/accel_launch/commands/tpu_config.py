@@ -1,0 +1,123 @@
+"""Run commands on all machines of a TPU pod, to set it up."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from accel_launch.config.file import ConfigFile, find_config
+from accel_launch.messages import show
+from accel_launch.processes.ending import exit_code_for_shell
+from accel_state.environment import snapshot
+from accel_state.errors import ConfigError, LaunchError
+
+_SOURCE = "git+https://github.com/huggingface/accelerate.git"
+EPILOG = "What the flags do not say comes from the config file."
+
+
+class TpuConfigCommand:
+    """``accel tpu-config``."""
+
+    help = "Run commands on all machines of a TPU pod, to set it up"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.epilog = EPILOG
+        parser.add_argument("--config_file", metavar="FILE", help="config file to use instead of your own")
+        parser.add_argument("--tpu_name", metavar="NAME", help="name of the TPU")
+        parser.add_argument("--tpu_zone", metavar="ZONE", help="zone of the TPU")
+        parser.add_argument("--use_alpha", action="store_true", help="use `gcloud alpha`")
+        parser.add_argument("--command_file", metavar="FILE", help="file with the commands, one per line")
+        parser.add_argument(
+            "--command",
+            metavar="COMMAND",
+            action="append",
+            nargs="+",
+            help="a command to run; may be given several times",
+        )
+        parser.add_argument(
+            "--install_accelerate", action="store_true", help="install Accelerate there before the commands"
+        )
+        parser.add_argument(
+            "--accelerate_version",
+            metavar="VERSION",
+            default="latest",
+            help="version to install, `latest` or `dev` for the newest sources; default latest",
+        )
+        parser.add_argument("--debug", action="store_true", help="print the command instead of running it")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        config = find_config(arguments.config_file, environ=snapshot())
+        argv = gcloud_command(arguments, config)
+        if arguments.debug:
+            show(f"Running {shlex.join(argv)}")
+            return 0
+        return _run(argv)
+
+
+command = TpuConfigCommand()
+
+
+def gcloud_command(arguments: argparse.Namespace, config: ConfigFile) -> list[str]:
+    """Return the command line that runs everything on all machines of the pod.
+
+    Raises:
+        ConfigError: If neither flags nor config file say which TPU, where, or what to run.
+    """
+    name = _required(arguments.tpu_name or config.values.get("tpu_name"), "tpu_name", "the TPU")
+    zone = _required(arguments.tpu_zone or config.values.get("tpu_zone"), "tpu_zone", "its zone")
+    steps = ["cd /usr/share", *_installation(arguments), *_commands(arguments, config)]
+    return [
+        "gcloud",
+        *(["alpha"] if arguments.use_alpha else []),
+        *("compute", "tpus", "tpu-vm", "ssh", name),
+        *("--zone", zone, "--command", "; ".join(steps), "--worker", "all"),
+    ]
+
+
+def _required(value: Any, flag: str, what: str) -> str:
+    if not value:
+        raise ConfigError(f"`--{flag}` is missing: name {what} with the flag or in the config file.")
+    return str(value)
+
+
+def _installation(arguments: argparse.Namespace) -> list[str]:
+    if not arguments.install_accelerate:
+        return []
+    version = arguments.accelerate_version
+    package = {"latest": "accelerate -U", "dev": _SOURCE}.get(version, f"accelerate=={version}")
+    return [f"pip install {package}"]
+
+
+def _commands(arguments: argparse.Namespace, config: ConfigFile) -> list[str]:
+    given = [word for words in arguments.command or () for word in words]
+    file = arguments.command_file
+    if not given and file is None:
+        in_config = config.values.get("commands") or []
+        given = [in_config] if isinstance(in_config, str) else [str(one) for one in in_config]
+        file = config.values.get("command_file")
+    if file and not given:
+        given = _lines_of(Path(str(file)).expanduser())
+    if not given:
+        raise ConfigError("There is nothing to run on the pod: use `--command` or `--command_file`.")
+    return given
+
+
+def _lines_of(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The file of commands `{path}` cannot be read: {error}.") from error
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _run(argv: list[str]) -> int:
+    import subprocess
+
+    try:
+        return exit_code_for_shell(subprocess.run(argv, check=False).returncode)
+    except FileNotFoundError:
+        raise LaunchError(
+            "The program `gcloud` is not installed. See https://cloud.google.com/sdk."
+        ) from None

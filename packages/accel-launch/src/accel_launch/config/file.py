@@ -1,0 +1,133 @@
+"""Reading a config file: YAML or JSON in, checked keys out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from accel_launch.config.keys import ALIASES, PLAIN_KEYS, SECTIONS
+from accel_launch.config.kinds import problem_of
+from accel_launch.config.location import default_config_file
+from accel_state.errors import ConfigError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """The content of a config file, flat: keys inside a section are written ``section.key``."""
+
+    path: Path | None = None
+    values: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def find_config(path: str | None, *, environ: Mapping[str, str]) -> ConfigFile:
+    """Read the file at ``path``, or else the user's own, or else none.
+
+    Raises:
+        ConfigError: If ``path`` does not exist, or the file cannot be understood.
+    """
+    if path is not None:
+        return read_config(Path(path).expanduser())
+    default = default_config_file(environ)
+    return ConfigFile() if default is None else read_config(default)
+
+
+def read_config(path: Path) -> ConfigFile:
+    """Read one config file; its name decides whether it is JSON (``.json``) or YAML (anything else).
+
+    Raises:
+        ConfigError: If it cannot be read or parsed, is not a mapping, or has a key that nobody knows.
+    """
+    content = _parse(path, _text_of(path))
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"The config file `{path}` must hold `key: value` lines, but holds a {type(content).__name__}."
+        )
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        _check_known(key, (*PLAIN_KEYS, *SECTIONS), where=f"the config file `{path}`")
+        if key in SECTIONS:
+            values |= _section(key, value, path=path)
+        else:
+            values[key] = value
+    for key, value in values.items():
+        problem = problem_of(key, value)
+        if problem is not None:
+            raise ConfigError(f"`{key}` in the config file `{path}` cannot be used: {problem}.")
+    return ConfigFile(path, MappingProxyType({ALIASES.get(key, key): value for key, value in values.items()}))
+
+
+def _section(section: str, content: Any, *, path: Path) -> dict[str, Any]:
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"`{section}` in the config file `{path}` must hold `key: value` lines, "
+            f"but holds a {type(content).__name__}."
+        )
+    for key in content:
+        _check_known(key, SECTIONS[section], where=f"`{section}` in the config file `{path}`")
+    return {f"{section}.{key}": value for key, value in content.items()}
+
+
+def _check_known(key: Any, known: Iterable[str], *, where: str) -> None:
+    names = sorted(known)
+    if key not in names:
+        shown = " ".join(str(key)[:80].encode(errors="backslashreplace").decode().split())
+        raise ConfigError(f"Unknown key `{shown}` in {where}.{did_you_mean(shown, names)}")
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"The config file `{path}` does not exist.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The config file `{path}` cannot be read: {error}.") from error
+
+
+def _parse(path: Path, text: str) -> Any:
+    kind, parse = ("JSON", _from_json) if path.suffix == ".json" else ("YAML", _from_yaml)
+    try:
+        return parse(text)
+    except RecursionError:
+        raise ConfigError(f"The config file `{path}` is nested too deeply.") from None
+    except ValueError as error:
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"The config file `{path}` is not valid {kind}: {problem}.") from error
+
+
+def _from_json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_without_doubles)
+
+
+def _from_yaml(text: str) -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that stands twice, which YAML forbids and the package lets pass."""
+
+    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+        loader.flatten_mapping(node)
+        _without_doubles([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+        return dict(loader.construct_mapping(node, deep=True))
+
+    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    try:
+        return yaml.load(text, Loader)  # noqa: S506 (it is a SafeLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+def _without_doubles(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key[:80]!r} stands twice")
+        found[key] = value
+    return found

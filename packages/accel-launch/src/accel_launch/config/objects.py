@@ -1,0 +1,144 @@
+"""A config file as an object, for scripts that look into one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from accel_launch.config.file import find_config
+from accel_launch.config.keys import SECTIONS
+from accel_launch.engine import SAGEMAKER, engine_of_config
+from accel_launch.options import OPTIONS
+from accel_launch.resolution import resolve
+from accel_state.enums import ComputeEnvironment, DistributedType, SageMakerDistributedType
+from accel_state.environment import Setting, snapshot
+from accel_state.environment.parsers import boolean
+from accel_state.errors import ConfigError
+
+
+@dataclass
+class ClusterConfig:
+    """What a config file says of a run on machines of one's own; a section is a dict of its keys."""
+
+    compute_environment: ComputeEnvironment
+    distributed_type: DistributedType | SageMakerDistributedType
+    mixed_precision: str
+    use_cpu: bool
+    debug: bool
+    num_processes: int = -1
+    machine_rank: int = 0
+    num_machines: int = 1
+    gpu_ids: str | None = None
+    main_process_ip: str | None = None
+    main_process_port: int | None = None
+    rdzv_backend: str | None = "static"
+    same_network: bool | None = False
+    main_training_function: str = "main"
+    enable_cpu_affinity: bool = False
+    fp8_config: dict[str, Any] | None = None
+    deepspeed_config: dict[str, Any] | None = None
+    fsdp_config: dict[str, Any] | None = None
+    parallelism_config: dict[str, Any] | None = None
+    megatron_lm_config: dict[str, Any] | None = None
+    mpirun_config: dict[str, Any] | None = None
+    downcast_bf16: bool = False
+    tpu_name: str | None = None
+    tpu_zone: str | None = None
+    tpu_use_cluster: bool = False
+    tpu_use_sudo: bool = False
+    command_file: str | None = None
+    commands: list[str] | None = None
+    tpu_vm: list[str] | None = None
+    tpu_env: list[str] | None = None
+    dynamo_config: dict[str, Any] | None = None
+
+
+@dataclass
+class SageMakerConfig:
+    """What a config file says of a job on Amazon SageMaker."""
+
+    compute_environment: ComputeEnvironment
+    distributed_type: DistributedType | SageMakerDistributedType
+    mixed_precision: str
+    use_cpu: bool
+    debug: bool
+    ec2_instance_type: str
+    iam_role_name: str
+    image_uri: str | None = None
+    profile: str | None = None
+    region: str = "us-east-1"
+    num_machines: int = 1
+    gpu_ids: str = "all"
+    base_job_name: str = "accelerate-sagemaker-1"
+    pytorch_version: str = "1.10.2"
+    transformers_version: str = "4.17.0"
+    py_version: str = "py38"
+    sagemaker_inputs_file: str | None = None
+    sagemaker_metrics_file: str | None = None
+    additional_args: dict[str, Any] | None = None
+    dynamo_config: dict[str, Any] | None = None
+    enable_cpu_affinity: bool = False
+
+
+def load_config_from_file(config_file: str | None) -> ClusterConfig | SageMakerConfig:
+    """Return the content of ``config_file``, or of the user's own config file if it is None.
+
+    Raises:
+        ConfigError: If there is no such file, or it cannot be understood.
+    """
+    config = find_config(config_file, environ=snapshot())
+    if config.path is None:
+        raise ConfigError("There is no config file. Write one with `accel config`, or name one.")
+    engine = engine_of_config(config)
+    values: dict[str, Any] = dict(_FALLBACKS) | _nested(config.values)
+    values["compute_environment"] = ComputeEnvironment(values["compute_environment"])
+    words = [setting for setting in OPTIONS if setting.config_key in values and _is_word(setting)]
+    values |= {
+        str(setting.config_key): resolved.value
+        for setting, resolved in zip(
+            words, resolve(words, flags={}, environ={}, config=config).values(), strict=True
+        )
+    }
+    if engine == SAGEMAKER:
+        values["distributed_type"] = SageMakerDistributedType(values["distributed_type"] or "NO")
+        return _made(SageMakerConfig, values, where=str(config.path))
+    kind = engine or values["distributed_type"] or "NO"
+    values["distributed_type"] = DistributedType(kind)
+    return _made(ClusterConfig, values, where=str(config.path))
+
+
+_FALLBACKS = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "NO",
+    "mixed_precision": "no",
+    "use_cpu": False,
+    "debug": False,
+}
+_Made = TypeVar("_Made", ClusterConfig, SageMakerConfig)
+
+
+def _is_word(setting: Setting) -> bool:
+    """Tell whether YAML may have read a setting's word as a truth value, or the reverse."""
+    return setting.parse is boolean or "no" in (setting.choices or ())
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        if section in SECTIONS:
+            found.setdefault(section, {})[name] = value
+        else:
+            found[key] = value
+    return found
+
+
+def _made(kind: type[_Made], values: Mapping[str, Any], *, where: str) -> _Made:
+    known = {field.name: value for field in fields(kind) if (value := values.get(field.name)) is not None}
+    try:
+        return kind(**known)
+    except TypeError:
+        raise ConfigError(
+            f"`{where}` lacks the keys of a SageMaker job: `ec2_instance_type` and `iam_role_name`."
+        ) from None

@@ -1,0 +1,97 @@
+"""Writing a config file: the keys that every file has, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from accel_launch.config.keys import ALIASES
+
+# What stands in every file for a run on machines of one's own, and for a job on SageMaker.
+BASIS_HERE: Mapping[str, Any] = MappingProxyType(
+    {
+        "compute_environment": "LOCAL_MACHINE",
+        "debug": False,
+        "distributed_type": "NO",
+        "downcast_bf16": False,
+        "enable_cpu_affinity": False,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "mixed_precision": "no",
+        "num_machines": 1,
+        "num_processes": 1,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "tpu_env": [],
+        "tpu_use_cluster": False,
+        "tpu_use_sudo": False,
+        "use_cpu": False,
+    }
+)
+BASIS_SAGEMAKER: Mapping[str, Any] = MappingProxyType(
+    {
+        "base_job_name": "accelerate-sagemaker-1",
+        "compute_environment": "AMAZON_SAGEMAKER",
+        "debug": False,
+        "distributed_type": "NO",
+        "mixed_precision": "no",
+        "num_machines": 1,
+        "py_version": "py38",
+        "pytorch_version": "1.10.2",
+        "region": "us-east-1",
+        "transformers_version": "4.17.0",
+        "use_cpu": False,
+    }
+)
+# Keys that files have as lists; several values of any other stand in one text, with commas between them.
+_WRITTEN_AS_LISTS = frozenset({"commands", "fp8_config.override_linear_precision", "tpu_env", "tpu_vm"})
+# How the newest files spell keys that are called otherwise here.
+_WRITTEN_AS = {
+    called: spelled
+    for spelled, called in ALIASES.items()
+    if spelled.partition(".")[0] == called.partition(".")[0]
+}
+
+
+def document_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a file for flat ``values``: sections nested, the keys every file has filled in."""
+    is_sagemaker = values.get("compute_environment") == "AMAZON_SAGEMAKER"
+    document: dict[str, Any] = dict(BASIS_SAGEMAKER if is_sagemaker else BASIS_HERE)
+    for key, value in values.items():
+        section, _, name = _WRITTEN_AS.get(key, key).rpartition(".")
+        (document.setdefault(section, {}) if section else document)[name] = _plain(key, value)
+    if isinstance(document.get("downcast_bf16"), bool):
+        document["downcast_bf16"] = (
+            "yes" if document["downcast_bf16"] else "no"
+        )  # as files have always had it
+    return document
+
+
+def write_config(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a config file; ``.json`` in its name makes it JSON. A file that is there is replaced at once, or kept."""
+    document = document_of(values)
+    text = (
+        json.dumps(document, indent=2, sort_keys=True) + "\n"
+        if path.suffix == ".json"
+        else _as_yaml(document)
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def _plain(key: str, value: Any) -> Any:
+    if not isinstance(value, (tuple, list)):
+        return value
+    return list(value) if key in _WRITTEN_AS_LISTS else ",".join(str(part) for part in value)
+
+
+def _as_yaml(document: Mapping[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(dict(document), allow_unicode=True)

@@ -1,0 +1,4 @@
+"""The launchers, one file each.
+
+Other packages add theirs with the entry-point group ``accel.launchers``.
+"""

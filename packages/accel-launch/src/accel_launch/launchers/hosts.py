@@ -1,0 +1,87 @@
+"""The machines that ``--hosts`` or ``--hostfile`` name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from accel_launch.request import LaunchRequest
+from accel_state.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9_.@\[\]:%-]+?")
+_HOST = re.compile(rf"(?P<name>{_NAME.pattern})(?::(?P<slots>\d+))?")
+_LINE = re.compile(rf"(?P<name>{_NAME.pattern})(?:(?::|\s+slots\s*=\s*)(?P<slots>\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine, as ``ssh`` knows it, and how many processes it is to run, if said."""
+
+    name: str
+    slots: int | None = None
+
+    @property
+    def address(self) -> str:
+        """The name without the user's."""
+        return self.name.rpartition("@")[2]
+
+
+def hosts_of(request: LaunchRequest) -> tuple[Host, ...]:
+    """Return the machines that ``request`` names, in order.
+
+    Raises:
+        ConfigError: If they are named twice over, cannot be read, or one occurs twice.
+    """
+    names, file = request.value("hosts"), request.value("hostfile")
+    if names and file:
+        raise ConfigError("`--hosts` and `--hostfile` both name the machines. Give one of them.")
+    hosts = _from_names(names) if names else _from_file(request, file)
+    seen: set[str] = set()
+    for host in hosts:
+        if host.name in seen:
+            raise ConfigError(f"The host `{host.name}` is named twice. Give it once, as `{host.name}:N`.")
+        seen.add(host.name)
+    return hosts
+
+
+def num_ranks_on_each(request: LaunchRequest, hosts: tuple[Host, ...]) -> int:
+    """Return how many processes each host runs: the same number on all."""
+    slots = {host.slots for host in hosts if host.slots is not None}
+    if len(slots) > 1:
+        raise ConfigError(f"All hosts must run equally many processes, but theirs are {sorted(slots)}.")
+    asked: int | None = request.value("num_processes")
+    here = slots.pop() if slots else None
+    if asked is None:
+        return here or request.num_processes
+    if asked % len(hosts) or (here is not None and asked != here * len(hosts)):
+        raise ConfigError(
+            f"`--num_processes` is {asked}, which counts the processes of all hosts, but there are {len(hosts)} "
+            f"hosts{'' if here is None else f' with {here} each'}."
+        )
+    return asked // len(hosts)
+
+
+def _from_names(text: str) -> tuple[Host, ...]:
+    return tuple(_host(part.strip(), _HOST, "`--hosts`") for part in text.split(",") if part.strip())
+
+
+def _from_file(request: LaunchRequest, file: str) -> tuple[Host, ...]:
+    try:
+        lines = (request.cwd / file).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"The hostfile `{file}` cannot be read: {error.strerror}.") from error
+    texts = [line.partition("#")[0].strip() for line in lines]
+    hosts = tuple(_host(text, _LINE, f"the hostfile `{file}`") for text in texts if text)
+    if not hosts:
+        raise ConfigError(f"The hostfile `{file}` names no machine.")
+    return hosts
+
+
+def _host(text: str, pattern: re.Pattern[str], where: str) -> Host:
+    match = pattern.fullmatch(text)
+    # What begins with a dash would be an option to `ssh`.
+    if match is None or text.startswith("-") or match["slots"] == "0":
+        raise ConfigError(
+            f"`{text}` in {where} is no host. Write `host1` or `host1:4` (`host1 slots=4` in a file)."
+        )
+    return Host(match["name"], None if match["slots"] is None else int(match["slots"]))

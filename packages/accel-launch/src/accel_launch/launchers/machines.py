@@ -1,0 +1,65 @@
+"""Several machines, on each of which this command is given with its own ``--machine_rank``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from accel_launch.launchers.ranks import plan_ranks, report_file, run_here, run_with_port
+from accel_launch.launchers.routes import route
+from accel_launch.plan import LaunchPlan
+from accel_launch.request import LaunchRequest
+from accel_state.errors import ConfigError
+
+DEFAULT_PORT = 29500
+
+
+class MachinesLauncher:
+    """Starts the ranks of this machine; they meet those of the others at rank 0 (static rendezvous)."""
+
+    name: ClassVar[str] = "machines"
+
+    def accepts(self, request: LaunchRequest) -> bool:
+        return route(request) == self.name
+
+    def plan(self, request: LaunchRequest) -> LaunchPlan:
+        port = meeting_port(request)
+        processes = plan_ranks(
+            request,
+            num_here=request.num_local_processes,
+            machine_rank=request.machine_rank,
+            master_addr=meeting_address(request),
+        )
+        return LaunchPlan(
+            self.name,
+            tuple(process.with_variables(MASTER_PORT=str(port)) for process in processes),
+            num_ranks=request.num_processes,
+            grace_period_s=request.value("grace_period_s"),
+            port=port,
+            is_quiet=request.is_quiet,
+            report=report_file(request),
+        )
+
+    def run(self, plan: LaunchPlan) -> int:
+        is_where_they_meet = any(process.rank == 0 for process in plan.processes)
+        return run_with_port(plan) if is_where_they_meet else run_here(plan)
+
+
+def meeting_address(request: LaunchRequest) -> str:
+    """Return the address of the machine that the ranks meet at."""
+    address: str | None = request.value("master_addr")
+    if not address:
+        raise ConfigError(
+            "Several machines need `--main_process_ip`, the address of the machine with `--machine_rank 0`."
+        )
+    return address
+
+
+def meeting_port(request: LaunchRequest) -> int:
+    """Return the port that the ranks meet at."""
+    port: int | None = request.value("master_port")
+    if port == 0:
+        raise ConfigError(
+            "`--main_process_port` is 0, a free one, but several machines must agree on it. Give a number, or "
+            "start them all from here with `--hosts`."
+        )
+    return port or DEFAULT_PORT

@@ -1,0 +1,167 @@
+"""One process per rank through ``mpirun``: Open MPI, MPICH, Intel MPI or MVAPICH, which differ by a table."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import ClassVar
+
+from accel_launch.launchers.machines import DEFAULT_PORT
+from accel_launch.launchers.ports import held_port
+from accel_launch.launchers.ranks import asked_port, report_file, run_here, threads_per_process
+from accel_launch.launchers.routes import route
+from accel_launch.plan import LaunchPlan, ProcessPlan
+from accel_launch.processes.parent_death import tied_to_starter
+from accel_launch.request import LaunchRequest
+from accel_state.environment import snapshot
+from accel_state.errors import ConfigError, NotAvailableError
+
+_PROGRAM = "mpirun"
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """What one MPI calls things. ``sign`` is a word of its ``mpirun --version``."""
+
+    sign: str
+    hostfile: str
+    processes_per_host: str
+    forward: str  # for the names of variables, or `NAME VALUE` for one
+    forwards_values: bool = False
+    always: tuple[str, ...] = ()
+    on_one_machine: tuple[str, ...] = ()
+
+
+IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
+    {
+        "Open MPI": Implementation(
+            "Open MPI",
+            hostfile="--hostfile",
+            processes_per_host="-N",
+            forward="-x",
+            always=("--allow-run-as-root", "--bind-to", "none"),
+            on_one_machine=("--oversubscribe",),
+        ),
+        "Intel MPI": Implementation("Intel(R) MPI", "-f", "-ppn", "-genv", forwards_values=True),
+        "MVAPICH": Implementation("MVAPICH", "-f", "-ppn", "-genv", forwards_values=True),
+        "MPICH": Implementation("HYDRA", "-f", "-ppn", "-genv", forwards_values=True),
+    }
+)
+
+
+class MPILauncher:
+    """Starts ``mpirun``, which starts the ranks; they read who they are from its variables."""
+
+    name: ClassVar[str] = "mpi"
+
+    def accepts(self, request: LaunchRequest) -> bool:
+        return route(request) == self.name
+
+    def plan(self, request: LaunchRequest) -> LaunchPlan:
+        return plan_with(installed_implementation(), request)
+
+    def run(self, plan: LaunchPlan) -> int:
+        if plan.port is not None:
+            return run_here(plan)
+        with held_port(None) as port:
+            (process,) = plan.processes
+            process = replace(process, argv=_with_port(process.argv, port))
+            process = process.with_variables(MASTER_PORT=str(port))
+            return run_here(replace(plan, processes=(process,)))
+
+
+def plan_with(mpi: Implementation, request: LaunchRequest) -> LaunchPlan:
+    """Return the plan of ``request`` for one implementation of MPI.
+
+    Raises:
+        ConfigError: If several machines are asked for, but not said where they meet.
+    """
+    hostfile: str | None = request.value("mpirun_hostfile")
+    environ = _environ(request, is_on_machines=hostfile is not None)
+    port = int(environ["MASTER_PORT"]) if "MASTER_PORT" in environ else None
+    process = ProcessPlan(
+        argv=(
+            _PROGRAM,
+            *mpi.always,
+            "-n",
+            str(request.num_processes),
+            *(mpi.on_one_machine if hostfile is None else ()),
+            *((mpi.hostfile, hostfile) if hostfile is not None else ()),
+            *(
+                (mpi.processes_per_host, str(request.num_local_processes))
+                if hostfile is not None and request.num_machines > 1
+                else ()
+            ),
+            *_forwarded(mpi, environ if port is not None else environ | {"MASTER_PORT": ""}),
+            *tied_to_starter(request.program("-u")),
+        ),
+        cwd=request.cwd,
+        environ=environ,
+    )
+    return LaunchPlan(
+        "mpi",
+        (process,),
+        num_ranks=request.num_processes,
+        grace_period_s=request.value("grace_period_s"),
+        port=port,
+        is_quiet=request.is_quiet,
+        report=report_file(request),
+    )
+
+
+def installed_implementation() -> Implementation:
+    """Ask the ``mpirun`` that is installed whose it is.
+
+    Raises:
+        NotAvailableError: If there is none, or it is none that we know.
+    """
+    if shutil.which(_PROGRAM, path=snapshot().get("PATH")) is None:
+        raise NotAvailableError(
+            "`--use_mpirun` needs the program `mpirun`, which is not installed. Install Open MPI, MPICH or Intel "
+            "MPI, or leave the flag out."
+        )
+    told = subprocess.run([_PROGRAM, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    return implementation_of(told.stdout + told.stderr)
+
+
+def implementation_of(version_text: str) -> Implementation:
+    """Return whose ``mpirun --version`` says ``version_text``."""
+    for mpi in IMPLEMENTATIONS.values():
+        if mpi.sign in version_text:
+            return mpi
+    known = ", ".join(IMPLEMENTATIONS)
+    first_line = version_text.strip().partition("\n")[0]
+    raise NotAvailableError(f"`mpirun` says it is `{first_line}`, which is none of those known: {known}.")
+
+
+def _environ(request: LaunchRequest, *, is_on_machines: bool) -> dict[str, str]:
+    threads = threads_per_process(request, request.num_local_processes)
+    environ = {"OMP_NUM_THREADS": str(threads)} | request.environ()
+    if request.is_given("mpirun_ccl"):
+        environ["CCL_WORKER_COUNT"] = str(request.value("mpirun_ccl"))
+    address: str | None = request.value("master_addr")
+    if is_on_machines and request.num_machines > 1 and not address:
+        raise ConfigError(
+            "`--mpirun_hostfile` with several machines needs `--main_process_ip`, where ranks meet."
+        )
+    environ["MASTER_ADDR"] = address or "127.0.0.1"
+    port = asked_port(request) or (DEFAULT_PORT if is_on_machines else None)
+    return environ if port is None else environ | {"MASTER_PORT": str(port)}
+
+
+def _forwarded(mpi: Implementation, environ: Mapping[str, str]) -> list[str]:
+    words: list[str] = []
+    for name, value in sorted(environ.items()):
+        words += [mpi.forward, name, value] if mpi.forwards_values else [mpi.forward, name]
+    return words
+
+
+def _with_port(argv: tuple[str, ...], port: int) -> tuple[str, ...]:
+    """Fill in the port after ``-genv MASTER_PORT``; Open MPI takes it from the environment."""
+    if "-genv" not in argv:
+        return argv
+    at = argv.index("MASTER_PORT") + 1
+    return (*argv[:at], str(port), *argv[at + 1 :])

@@ -1,0 +1,30 @@
+"""The port at which the ranks meet: checked, or found and held until they take it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from accel_state.errors import LaunchError
+
+
+@contextmanager
+def held_port(port: int | None) -> Iterator[int]:
+    """Yield ``port``, or a free one for None, which nobody else is given meanwhile.
+
+    It is bound but not listened to, and marked as reusable, so that rank 0 can still take it.
+
+    Raises:
+        LaunchError: If ``port`` is taken.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind(("", port or 0))
+        except OSError as error:
+            raise LaunchError(
+                f"`--main_process_port` is {port}, but that port cannot be used: {error.strerror}. "
+                "Choose another, or 0 for one that is free."
+            ) from error
+        yield holder.getsockname()[1]

@@ -1,0 +1,113 @@
+"""The ranks of this machine: planned as processes with torchrun's variables, run, and reported on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from accel_launch.launchers.inheritance import variables_of_outer_run
+from accel_launch.launchers.ports import held_port
+from accel_launch.plan import LaunchPlan, ProcessPlan
+from accel_launch.processes.supervision import run_processes
+from accel_launch.reports.run_report import RankEnding, make_report
+from accel_launch.reports.telling import tell
+from accel_launch.request import LaunchRequest
+from accel_state.environment import snapshot
+
+
+def plan_ranks(
+    request: LaunchRequest, *, num_here: int, machine_rank: int = 0, master_addr: str = "127.0.0.1"
+) -> tuple[ProcessPlan, ...]:
+    """Return the processes of the ``num_here`` ranks of one machine."""
+    threads = {"OMP_NUM_THREADS": str(threads_per_process(request, num_here))}
+    of_outer_run = variables_of_outer_run(request.machine.environ)
+    processes = []
+    for local_rank in range(num_here):
+        rank = machine_rank * num_here + local_rank
+        own = rank_variables(
+            rank=rank,
+            world_size=request.num_processes,
+            local_rank=local_rank,
+            local_world_size=num_here,
+            machine_rank=machine_rank,
+            num_machines=request.num_machines,
+        )
+        environ = threads | request.environ() | own | {"MASTER_ADDR": master_addr}
+        unset = tuple(name for name in of_outer_run if name not in environ and name != "MASTER_PORT")
+        processes.append(ProcessPlan(request.program("-u"), request.cwd, environ, unset, rank=rank))
+    return tuple(processes)
+
+
+def asked_port(request: LaunchRequest) -> int | None:
+    """Return the port that was asked for; that of a run around this one was not meant for it."""
+    setting = request.settings["master_port"]
+    is_of_outer_run = setting.source == "environment" and variables_of_outer_run(request.machine.environ)
+    return None if is_of_outer_run else setting.value
+
+
+def rank_variables(
+    *,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    local_world_size: int,
+    machine_rank: int,
+    num_machines: int,
+) -> dict[str, str]:
+    """Return the variables by which torchrun tells a rank who it is."""
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_world_size,
+        "GROUP_RANK": machine_rank,
+        "GROUP_WORLD_SIZE": num_machines,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
+    }
+    # Rank 0 is where the ranks meet: there is no agent whose store they could share.
+    words = {"ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    return {name: str(number) for name, number in numbers.items()} | words
+
+
+def threads_per_process(request: LaunchRequest, num_here: int) -> int:
+    """Return the number of CPU threads of each rank: as asked for, or the cores divided among them."""
+    asked: int | None = request.value("num_cpu_threads_per_process")
+    return asked or max(1, request.machine.num_cpu_cores // num_here)
+
+
+def report_file(request: LaunchRequest) -> Path | None:
+    """Return the file that the report goes to, if any."""
+    asked: str | None = request.value("report")
+    return None if asked is None else request.cwd / asked
+
+
+def run_with_port(plan: LaunchPlan) -> int:
+    """Run the ranks of a plan whose port belongs to this machine."""
+    with held_port(plan.port) as port:
+        processes = tuple(process.with_variables(MASTER_PORT=str(port)) for process in plan.processes)
+        return run_here(replace(plan, processes=processes))
+
+
+def run_here(plan: LaunchPlan, *, prefixes: Sequence[str] | None = None) -> int:
+    """Run the processes of a plan on this machine, tell how they ended, and return the exit code."""
+    ending = run_processes(
+        plan.processes,
+        host_environ=snapshot(),
+        grace_period_s=plan.grace_period_s,
+        prefixes=prefixes,
+    )
+    host = socket.gethostname()
+    ranks = [
+        RankEnding(process.rank or 0, host, child)
+        for process, child in zip(plan.processes, ending.children, strict=True)
+    ]
+    report = make_report(
+        ranks, interrupted_by=ending.interrupted_by, num_memory_kills=ending.num_memory_kills
+    )
+    return tell(report, is_quiet=plan.is_quiet, file=plan.report)

@@ -1,0 +1,103 @@
+"""A batch job for SLURM: its script, printed with ``--dry-run`` or submitted (``--slurm``)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from typing import ClassVar
+
+from accel_launch.launchers.restated import restated
+from accel_launch.launchers.routes import route
+from accel_launch.messages import show
+from accel_launch.plan import LaunchPlan, ProcessPlan
+from accel_launch.request import LaunchRequest
+from accel_state.environment import snapshot
+from accel_state.errors import ConfigError, LaunchError, NotAvailableError
+
+_OWN_SETTINGS = ("slurm", "slurm_options", "slurm_array", "slurm_requeue", "num_machines")
+_ARRAY = re.compile(r"[\d,:-]+(%\d+)?")
+_TIMEOUT_S = 60
+
+# SLURM sends the batch script a SIGTERM before a job ends. The launcher hands it on, the ranks may save, and then
+# the job queues again under its own number.
+_REQUEUE = """\
+put_back() {
+    kill -TERM "$launcher" 2>/dev/null
+    wait "$launcher"
+    scontrol requeue "$SLURM_JOB_ID"
+    exit 143
+}
+trap put_back TERM
+"""
+
+
+class SLURMLauncher:
+    """Hands a batch script to ``sbatch``; within the job `accel launch` finds its nodes by itself."""
+
+    name: ClassVar[str] = "slurm"
+
+    def accepts(self, request: LaunchRequest) -> bool:
+        return route(request) == self.name
+
+    def plan(self, request: LaunchRequest) -> LaunchPlan:
+        return LaunchPlan(
+            self.name,
+            (ProcessPlan(("sbatch", "--parsable"), request.cwd),),
+            num_ranks=request.num_processes,
+            grace_period_s=request.value("grace_period_s"),
+            options={"script": batch_script(request)},
+        )
+
+    def run(self, plan: LaunchPlan) -> int:
+        (sbatch,) = plan.processes
+        if shutil.which("sbatch", path=snapshot().get("PATH")) is None:
+            raise NotAvailableError(
+                "`--slurm` needs the program `sbatch`, which is not installed here. Run it on a login node of the "
+                "cluster, or see the script with `--dry-run`."
+            )
+        submitted = subprocess.run(
+            sbatch.argv,
+            input=plan.options["script"],
+            cwd=sbatch.cwd,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        if submitted.returncode != 0:
+            raise LaunchError(f"`sbatch` refused the job: {submitted.stderr.strip()}")
+        show(f"Submitted batch job {submitted.stdout.strip().partition(';')[0]}")
+        return 0
+
+
+def batch_script(request: LaunchRequest) -> str:
+    """Return the script of the job."""
+    head = {
+        "job-name": request.command[0].rpartition("/")[2],
+        "nodes": str(request.num_machines),
+        "ntasks-per-node": "1",
+        "chdir": str(request.cwd),
+    }
+    array: str | None = request.value("slurm_array")
+    if array is not None:
+        if _ARRAY.fullmatch(array) is None:
+            raise ConfigError(
+                f"`--slurm_array` is `{array}`, but it must look like `0-9`, `1,3,5` or `0-9%2`."
+            )
+        head["array"] = array
+    requeues = bool(request.value("slurm_requeue"))
+    lines = [f"#SBATCH --{name}={shlex.quote(value)}" for name, value in head.items()]
+    if requeues:
+        # `B:` sends it to the batch script; a minute before the end of the job's time, or when it is preempted.
+        lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append", "#SBATCH --signal=B:TERM@60"]
+    lines += [
+        f"#SBATCH {shlex.quote(option)}" for option in shlex.split(request.value("slurm_options") or "")
+    ]
+    command = shlex.join(restated(request, without=_OWN_SETTINGS))
+    if requeues:
+        body = f'{_REQUEUE}{command} &\nlauncher=$!\nwait "$launcher"\n'
+    else:
+        body = f"exec {command}\n"
+    return "#!/bin/bash\n" + "\n".join(lines) + "\n\n" + body

@@ -1,0 +1,89 @@
+"""The program that runs the ranks of one machine for a launcher on another, as ``python -P -m accel_launch.node``.
+
+The first line of its standard input is the plan, as JSON. Each further line is the number of a signal for the
+ranks. The end of the input means that the launcher is gone: the ranks are killed. The last line it writes to
+stderr is a message for the launcher: how each rank ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from accel_launch.plan import ProcessPlan
+from accel_launch.processes.ending import exit_code_for_shell
+from accel_launch.processes.output import MESSAGE_MARK
+from accel_launch.processes.supervision import RunEnding, run_processes
+from accel_state.environment import snapshot
+
+# After an interrupt a second one kills at once, so this is how to kill from another thread.
+_KILL = (signal.SIGINT, signal.SIGINT)
+
+
+def main() -> int:
+    """Run one plan; return the exit code of the rank that failed first by the clock."""
+    # Unbuffered, since a thread that waits within a buffer's lock would disturb the end of the program.
+    orders = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115
+    plan = json.loads(orders.readline())
+    processes = [process_from(data) for data in plan["processes"]]
+    threading.Thread(target=_obey, args=(orders,), daemon=True).start()
+    ending = run_processes(processes, host_environ=snapshot(), grace_period_s=plan["grace_period_s"])
+    message = json.dumps(describe(processes, ending)).encode()
+    os.write(2, MESSAGE_MARK + b"\n" + MESSAGE_MARK + message + b"\n")
+    failed = sorted(
+        (child for child in ending.children if child.return_code != 0),
+        key=lambda child: child.failed_at or 0.0,
+    )
+    return exit_code_for_shell(failed[0].return_code) if failed else 0
+
+
+def process_from(data: Mapping[str, Any]) -> ProcessPlan:
+    """Return the process that `ProcessPlan.to_dict` told."""
+    return ProcessPlan(
+        tuple(data["argv"]),
+        Path(data["cwd"]),
+        data["environ"],
+        tuple(data["unset"]),
+        data["host"],
+        data["rank"],
+    )
+
+
+def describe(processes: list[ProcessPlan], ending: RunEnding) -> dict[str, Any]:
+    """Return how the ranks ended, as data; moments are told as seconds ago, since clocks differ."""
+    now = time.monotonic()
+    return {
+        "hostname": socket.gethostname(),
+        "interrupted_by": ending.interrupted_by,
+        "num_memory_kills": ending.num_memory_kills,
+        "ranks": [
+            {
+                "rank": process.rank,
+                "return_code": child.return_code,
+                "failed_ago_s": None if child.failed_at is None else now - child.failed_at,
+                "was_ended": child.was_ended,
+                "last_lines": child.last_lines[-50:],
+            }
+            for process, child in zip(processes, ending.children, strict=True)
+        ],
+    }
+
+
+def _obey(orders: IO[bytes]) -> None:
+    for line in orders:
+        os.kill(os.getpid(), int(line))
+    for signum in _KILL:
+        os.kill(os.getpid(), signum)
+        time.sleep(0.2)  # two that arrive together would be one
+
+
+if __name__ == "__main__":
+    sys.exit(main())

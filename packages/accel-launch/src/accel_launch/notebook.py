@@ -1,0 +1,222 @@
+"""Starting functions instead of scripts: `notebook_launcher` and `debug_launcher`.
+
+The one module of the package that runs in a process with torch: the processes are forked, so that they have
+what the notebook has defined. torch itself is imported when a launcher is called.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from accel_launch.gpus import visible_gpus
+from accel_launch.launchers.ports import held_port
+from accel_state.environment import patch_environment, snapshot
+from accel_state.errors import ConfigError, StateError
+
+# Packages that have been seen to use a GPU when they are imported.
+_SUSPECTS = ("bitsandbytes", "cupy", "deepspeed", "numba.cuda", "apex")
+_PRECISIONS = ("no", "fp16", "bf16", "fp8")
+
+
+class Rank:
+    """What a forked process does: learn who it is, then call the function. Sent to torch's launchers."""
+
+    def __init__(self, function: Callable[..., Any], variables: Mapping[str, str]) -> None:
+        self.function = function
+        self.variables = dict(variables)
+
+    def __call__(self, index: int, *args: Any) -> Any:
+        """Call the function as local rank ``index``."""
+        own = {"LOCAL_RANK": str(index), "RANK": str(index)}
+        with patch_environment(**(self.variables | own)):
+            return self.function(*args)
+
+
+def notebook_launcher(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    num_processes: int | None = None,
+    mixed_precision: str = "no",
+    use_port: str | int = "29500",
+    master_addr: str = "127.0.0.1",
+    node_rank: int = 0,
+    num_nodes: int = 1,
+    rdzv_backend: str = "static",
+    rdzv_endpoint: str = "",
+    rdzv_conf: Mapping[str, Any] | None = None,
+    rdzv_id: str = "none",
+    max_restarts: int = 0,
+    monitor_interval: float = 0.1,
+    log_line_prefix_template: str | None = None,
+) -> None:
+    """Train with several processes from a notebook, with what the notebook has defined.
+
+    Args:
+        function: What each process runs; it should make its own `Accelerator`.
+        args: Positional arguments for it.
+        num_processes: Processes on this machine: one for each GPU, or 1, if None. On a machine without GPUs they
+            run on the CPU.
+        mixed_precision: ``no``, ``fp16``, ``bf16`` or ``fp8``.
+        use_port: Where the processes meet; 0 for a free one (on one machine).
+        master_addr: Address of the machine with ``node_rank`` 0.
+        node_rank: Place of this machine among ``num_nodes``.
+        num_nodes: Number of machines; this must be called on each.
+        rdzv_backend: ``static``, ``c10d``, ... for torch's elastic agent.
+        rdzv_endpoint: Where the machines meet; from ``master_addr`` and ``use_port`` if empty.
+        rdzv_conf: Further settings of the rendezvous.
+        rdzv_id: Name of the run.
+        max_restarts: How often the processes are started again after a failure.
+        monitor_interval: Seconds between two looks at the processes.
+        log_line_prefix_template: What stands before each line that a process writes to a log.
+
+    Blocks until all processes have ended.
+
+    Raises:
+        ConfigError: If a value is wrong.
+        StateError: If this process has used a GPU or built an `Accelerator` already, so that it cannot be forked;
+            it names the import that did it, as far as can be told.
+    """
+    _check(mixed_precision, node_rank=node_rank, num_nodes=num_nodes)
+    if "torch_xla" in sys.modules or "PJRT_DEVICE" in snapshot():
+        _run_on_tpu(function, args, num_processes=num_processes, mixed_precision=mixed_precision)
+        return
+    gpus = visible_gpus(snapshot())
+    number = num_processes or len(gpus) or 1
+    if number < 1:
+        raise ConfigError(f"`num_processes` must be at least 1, got {number}.")
+    if gpus and number > len(gpus):
+        raise ConfigError(f"`num_processes` is {number}, but this machine has {len(gpus)} GPUs.")
+    settings = {"ACCELERATE_MIXED_PRECISION": mixed_precision} | (
+        {} if gpus else {"ACCELERATE_USE_CPU": "yes"}
+    )
+    if number == num_nodes == 1:
+        with patch_environment(**settings):
+            function(*args)
+        return
+    _check_can_fork()
+    if num_nodes == 1 and int(use_port) == 0:
+        with held_port(None) as port:
+            pass
+    else:
+        port = int(use_port)
+    _run_elastically(
+        ElasticRank(function, settings),
+        args,
+        {
+            "min_nodes": num_nodes,
+            "max_nodes": num_nodes,
+            "nproc_per_node": number,
+            "run_id": rdzv_id,
+            "rdzv_endpoint": rdzv_endpoint or f"{master_addr}:{port}",
+            "rdzv_backend": rdzv_backend,
+            "rdzv_configs": dict(rdzv_conf or {}) | ({"rank": node_rank} if rdzv_backend == "static" else {}),
+            "max_restarts": max_restarts,
+            "monitor_interval": monitor_interval,
+            "log_line_prefix_template": log_line_prefix_template,
+            "start_method": "fork",
+        },
+    )
+
+
+def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> None:
+    """Run a function in some processes on the CPU, to try out what it does in several.
+
+    Args:
+        function: What each process runs.
+        args: Positional arguments for it.
+        num_processes: How many.
+
+    Blocks until all have ended; the exception of one that fails is raised here.
+    """
+    _check_can_fork()
+    from torch.multiprocessing.spawn import start_processes
+
+    with tempfile.TemporaryDirectory(prefix="accel-debug-") as folder, held_port(None) as port:
+        variables = {
+            "ACCELERATE_DEBUG_RDV_FILE": str(Path(folder) / "meeting"),
+            "ACCELERATE_USE_CPU": "yes",
+            "LOCAL_WORLD_SIZE": str(num_processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(num_processes),
+        }
+        rank = Rank(function, variables)
+        # torch leaves this function unannotated
+        start_processes(rank, args=tuple(args), nprocs=num_processes, start_method="fork")  # type: ignore[no-untyped-call]
+
+
+def first_user_of_cuda() -> str | None:
+    """Return the import or call that used a GPU in this process first, None if nothing has, as far as known."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    suspects = [name for name in _SUSPECTS if name in sys.modules]
+    return f"the import of `{suspects[0]}`, it seems" if suspects else "something in this notebook"
+
+
+def _check(mixed_precision: str, *, node_rank: int, num_nodes: int) -> None:
+    if mixed_precision.lower() not in _PRECISIONS:
+        raise ConfigError(
+            f"`mixed_precision` is `{mixed_precision}`, but it must be one of: {', '.join(_PRECISIONS)}."
+        )
+    if num_nodes < 1 or not 0 <= node_rank < num_nodes:
+        raise ConfigError(f"`node_rank` is {node_rank}, but it must lie below `num_nodes`, {num_nodes}.")
+
+
+def _check_can_fork() -> None:
+    from accel_state.runtime import has_runtime
+
+    if has_runtime():
+        raise StateError(
+            "An `Accelerator` was built in this notebook before `notebook_launcher`, so its processes cannot be "
+            "forked from here. Build it within the function that is launched, and restart the notebook's kernel."
+        )
+    culprit = first_user_of_cuda()
+    if culprit is not None:
+        raise StateError(
+            f"A GPU was used before `notebook_launcher`, by {culprit}, so processes cannot be forked from here. "
+            "Move what uses it into the function that is launched, and restart the notebook's kernel."
+        )
+
+
+def _run_elastically(rank: ElasticRank, args: Sequence[Any], settings: Mapping[str, Any]) -> None:
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    known = {name: value for name, value in settings.items() if value is not None}
+    template = known.pop("log_line_prefix_template", None)
+    if template is not None:
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+
+        known["logs_specs"] = DefaultLogsSpecs()
+        known["log_line_prefix_template"] = template
+    elastic_launch(LaunchConfig(**known), rank)(*args)
+
+
+class ElasticRank:
+    """The function of an elastic run: torch's agent has said who it is."""
+
+    def __init__(self, function: Callable[..., Any], variables: Mapping[str, str]) -> None:
+        self.function = function
+        self.variables = dict(variables)
+        self.__name__ = self.__qualname__ = "notebook_function"  # torch names the entry point by it
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function."""
+        with patch_environment(**self.variables):
+            return self.function(*args)
+
+
+def _run_on_tpu(
+    function: Callable[..., Any], args: Sequence[Any], *, num_processes: int | None, mixed_precision: str
+) -> None:
+    import torch_xla
+
+    def on_core(index: int) -> None:
+        with patch_environment(ACCELERATE_MIXED_PRECISION=mixed_precision):
+            function(*args)
+
+    torch_xla.launch(on_core, debug_single_process=num_processes == 1)

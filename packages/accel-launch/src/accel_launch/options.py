@@ -1,0 +1,145 @@
+"""The settings that ``accel launch`` takes: which they are, and how they become flags."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from accel_launch.tables import (
+    deepspeed,
+    fp8,
+    hardware,
+    hosts,
+    machines,
+    mpi,
+    sagemaker,
+    slurm,
+    tpu,
+    watching,
+)
+from accel_state.environment import SETTINGS, Setting
+from accel_state.environment.parsers import boolean, count, index, number, port
+from accel_state.environment.settings import SECTIONS
+
+_OWN = {setting.name: setting for setting in hardware.SETTINGS}
+
+
+def _of_table(title: str, *left_out: str) -> tuple[Setting, ...]:
+    """Return the settings of a section of accel-state's table that have a flag or a config key."""
+    return tuple(
+        setting
+        for setting in SECTIONS[title]
+        if (setting.flag or setting.config_key) and setting.name not in left_out
+    )
+
+
+# Headings of the help, and the settings below each. A launcher for another engine adds its section here.
+OPTION_GROUPS: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
+    {
+        "what to run on": (
+            SETTINGS["num_processes"],
+            SETTINGS["use_cpu"],
+            _OWN["multi_gpu"],
+            _OWN["tpu"],
+            _OWN["gpu_ids"],
+            SETTINGS["num_cpu_threads_per_process"],
+            SETTINGS["cpu_affinity"],
+            _OWN["ipex"],
+            _OWN["use_xpu"],
+        ),
+        "how to train": (
+            SETTINGS["mixed_precision"],
+            SETTINGS["gradient_accumulation_steps"],
+            SETTINGS["debug_mode"],
+            SETTINGS["use_fsdp"],
+            SETTINGS["use_deepspeed"],
+            SETTINGS["use_megatron_lm"],
+            SETTINGS["use_parallelism_config"],
+        ),
+        "compilation": _of_table("Compilation"),
+        machines.TITLE: (SETTINGS["master_addr"], SETTINGS["master_port"], *machines.SETTINGS),
+        hosts.TITLE: hosts.SETTINGS,
+        watching.TITLE: watching.SETTINGS,
+        "FSDP": _of_table("FSDP", "use_fsdp"),
+        "DeepSpeed": _of_table("DeepSpeed", "use_deepspeed"),
+        deepspeed.TITLE: deepspeed.SETTINGS,
+        "Megatron-LM": _of_table("Megatron-LM", "use_megatron_lm"),
+        "parallelism sizes": _of_table("Combined parallelism", "use_parallelism_config"),
+        fp8.TITLE: (*_of_table("FP8"), *fp8.SETTINGS),
+        mpi.TITLE: mpi.SETTINGS,
+        slurm.TITLE: slurm.SETTINGS,
+        tpu.TITLE: (SETTINGS["tpu_name"], *tpu.SETTINGS, SETTINGS["downcast_bf16"]),
+        sagemaker.TITLE: sagemaker.SETTINGS,
+    }
+)
+OPTIONS: tuple[Setting, ...] = tuple(setting for group in OPTION_GROUPS.values() for setting in group)
+
+# Booleans whose flag takes no value; the flags of all others take `true` or `false`.
+_SWITCHES = """
+    cpu_affinity debug_mode downcast_bf16 dynamo_use_dynamic dynamo_use_fullgraph
+    dynamo_use_regional_compilation fp8_use_autocast_during_eval ipex multi_gpu no_tpu_cluster same_network
+    slurm slurm_requeue tpu tpu_cluster tpu_use_sudo use_cpu use_deepspeed use_fsdp use_megatron_lm use_mpirun
+    use_parallelism_config use_xpu
+"""
+SWITCHES = frozenset(_SWITCHES.split())
+# Flags that may be given several times; their texts are joined with commas.
+_REPEATED = frozenset({"tpu_vm", "tpu_env"})
+_SHORT_FLAGS = {"tee": "-t"}
+_OTHER_SPELLINGS = {"fsdp_backward_prefetch": "--fsdp_backward_prefetch"}
+_METAVARS = {boolean: "{true,false}", count: "N", index: "N", number: "X", port: "PORT"}
+# Where the table has no default, but a launch does.
+_DEFAULTS = {
+    "num_processes": "one for each GPU, or 1",
+    "num_cpu_threads_per_process": "the cores, divided among the processes",
+    "master_port": "a free one",
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of every setting; a flag that is not given leaves None in the namespace."""
+    for heading, settings in OPTION_GROUPS.items():
+        group = parser.add_argument_group(heading)
+        for setting in settings:
+            for flag, text in _spellings(setting):
+                group.add_argument(*flag, dest=setting.name, default=None, help=text, **_kind(setting))
+
+
+def given_flags(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the text of each setting that was given as a flag."""
+    found = {setting.name: getattr(arguments, setting.name) for setting in OPTIONS if setting.flag}
+    return {
+        name: ",".join(value) if isinstance(value, list) else value
+        for name, value in found.items()
+        if value is not None
+    }
+
+
+def _spellings(setting: Setting) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield each way to write the flag of a setting, with its help; other spellings are not shown there."""
+    if setting.flag is not None:
+        short = _SHORT_FLAGS.get(setting.name)
+        yield ((short, setting.flag) if short else (setting.flag,)), _help(setting)
+    if setting.name in _OTHER_SPELLINGS:
+        yield (_OTHER_SPELLINGS[setting.name],), argparse.SUPPRESS
+
+
+def _kind(setting: Setting) -> dict[str, Any]:
+    if setting.name in SWITCHES:
+        return {"action": "store_const", "const": "true"}
+    action = "append" if setting.name in _REPEATED else "store"
+    return {"action": action, "metavar": _metavar(setting)}
+
+
+def _metavar(setting: Setting) -> str:
+    if setting.choices is not None and len(setting.choices) <= 4:
+        return "{" + ",".join(setting.choices) + "}"
+    return _METAVARS.get(setting.parse, setting.name.rpartition("_")[2].upper())
+
+
+def _help(setting: Setting) -> str:
+    default = _DEFAULTS.get(setting.name, setting.default)
+    has_none = default is None or default is False or default == ()
+    text = setting.help if has_none else f"{setting.help} Default: {setting.text_of(default)}."
+    return text.replace("%", "%%")

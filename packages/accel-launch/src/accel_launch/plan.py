@@ -1,0 +1,100 @@
+"""A launch as plain data: which command runs where, in which directory, with which variables."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+LOCAL_HOST = "localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """One process to start. Its environment is the host's, less ``unset``, plus ``environ``.
+
+    ``rank`` is the rank that the process is; None for one that is more, or none at all.
+    """
+
+    argv: tuple[str, ...]
+    cwd: Path
+    environ: Mapping[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    host: str = LOCAL_HOST
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "environ", MappingProxyType(dict(self.environ)))
+
+    def environ_on(self, host_environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the whole environment of the process on a host whose own environment is ``host_environ``."""
+        kept = {name: value for name, value in host_environ.items() if name not in self.unset}
+        return kept | dict(self.environ)
+
+    def with_variables(self, **variables: str) -> ProcessPlan:
+        """Return it with further variables, such as a port that was found while starting."""
+        return replace(self, environ={**self.environ, **variables})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON-ready data."""
+        return {
+            "host": self.host,
+            "rank": self.rank,
+            "argv": list(self.argv),
+            "cwd": str(self.cwd),
+            "environ": dict(sorted(self.environ.items())),
+            "unset": list(self.unset),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """What a launcher is going to do; nothing has happened yet.
+
+    ``processes`` are those that the launcher itself starts; an agent among them may start the ranks, whose
+    number is ``num_ranks``. ``port`` must be free; None lets one be found while starting. ``is_quiet`` leaves
+    out the report on the screen that says how a run failed; ``report`` is a file to write it to as JSON.
+    ``options`` is what else this launcher has to know to run the plan.
+    """
+
+    launcher: str
+    processes: tuple[ProcessPlan, ...]
+    num_ranks: int
+    grace_period_s: float = 30.0
+    port: int | None = None
+    is_quiet: bool = False
+    report: Path | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON-ready data."""
+        return {
+            "launcher": self.launcher,
+            "num_ranks": self.num_ranks,
+            "grace_period_s": self.grace_period_s,
+            "port": self.port,
+            "is_quiet": self.is_quiet,
+            "report": None if self.report is None else str(self.report),
+            "options": dict(self.options),
+            "processes": [process.to_dict() for process in self.processes],
+        }
+
+    def describe(self) -> str:
+        """Return it as a text for people, with commands that can be pasted into a shell."""
+        lines = [f"launcher     {self.launcher}", f"ranks        {self.num_ranks}"]
+        for process in self.processes:
+            lines += ["", f"host         {process.host}"]
+            lines += [] if process.rank is None else [f"rank         {process.rank}"]
+            lines += [f"directory    {process.cwd}"]
+            lines += [f"variable     {name}={value}" for name, value in sorted(process.environ.items())]
+            lines += [f"unset        {name}" for name in process.unset]
+            lines.append(f"command      {shlex.join(process.argv)}")
+        if "script" in self.options and self.launcher == "slurm":
+            lines += ["", self.options["script"].rstrip()]
+        return "\n".join(lines)

@@ -1,0 +1,131 @@
+"""One process of a run: started, listened to, and watched until it has ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from accel_launch.plan import ProcessPlan
+from accel_launch.processes.output import Output
+from accel_launch.processes.parent_death import tied_to_parent
+
+
+@dataclass(frozen=True, slots=True)
+class ChildEnding:
+    """How one process of a run ended.
+
+    ``return_code`` is ``-n`` for signal ``n``. ``failed_at`` is the moment, on the clock of `time.monotonic`,
+    at which it showed that it was failing: by a traceback, or by its end; None if it did not fail.
+    ``was_ended`` tells that it still ran when the run was over and was asked to end.
+    """
+
+    return_code: int
+    failed_at: float | None = None
+    was_ended: bool = False
+    last_lines: tuple[str, ...] = ()
+
+
+class Child:
+    """A running process; its output goes through `output`.
+
+    With ``orders`` it reads them from its standard input, which also brings the numbers of signals, one in a
+    line, instead of the signals; its end means that we are gone.
+    """
+
+    def __init__(
+        self, plan: ProcessPlan, *, prefix: str = "", is_by_line: bool = False, orders: bytes | None = None
+    ) -> None:
+        self.plan = plan
+        self._orders = orders
+        self._order_pipe: int | None = None
+        self.output = Output(prefix=prefix, is_by_line=is_by_line)
+        self.pid = 0
+        self.return_code: int | None = None
+        self._ended_at = 0.0
+        self._was_ended = False
+
+    @property
+    def is_running(self) -> bool:
+        return self.return_code is None
+
+    @property
+    def has_failed(self) -> bool:
+        return self.return_code not in (None, 0)
+
+    def start(self, host_environ: Mapping[str, str], *, group: int) -> None:
+        """Start it in the process group ``group``; 0 makes it the first of a new one."""
+        orders_for_it = None
+        if self._orders is not None:
+            orders_for_it, self._order_pipe = os.pipe()
+        process = subprocess.Popen(
+            tied_to_parent(self.plan.argv, parent_pid=os.getpid()),
+            env=self.plan.environ_on(host_environ),
+            cwd=self.plan.cwd,
+            process_group=group,
+            stdin=orders_for_it,
+            stdout=self.output.stdout,
+            stderr=self.output.stderr,
+        )
+        self.output.started()
+        if orders_for_it is not None:
+            os.close(orders_for_it)
+            self._order(self._orders or b"")
+        self.pid = process.pid
+        process.returncode = 0  # it is us who wait for it, so `subprocess` has nothing to clean up
+
+    def poll(self) -> int | None:
+        """Note whether it has ended; return the signal that has stopped it just now, if one has."""
+        if not self.is_running:
+            return None
+        pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+        if pid == 0:
+            return None
+        if os.WIFSTOPPED(status):
+            return os.WSTOPSIG(status)
+        self.return_code = os.waitstatus_to_exitcode(status)
+        self._ended_at = time.monotonic()
+        return None
+
+    def wait_for_end(self) -> None:
+        """Wait until it has ended, if it was ever started; somebody must have killed it."""
+        if self.pid and self.is_running:
+            os.waitpid(self.pid, 0)
+
+    def send(self, signum: int) -> None:
+        """Send it a signal, if it still runs; its number cannot be another's, for we have not waited for it."""
+        if not self.is_running:
+            return
+        if self._order_pipe is None:
+            os.kill(self.pid, signum)
+        else:
+            self._order(b"%d\n" % signum)
+
+    def ask_to_end(self, signum: int) -> None:
+        """Send a signal because the run is over for another reason."""
+        if self.is_running:
+            self._was_ended = True
+            self.send(signum)
+
+    def close(self) -> None:
+        """Let go of what it was talked to and listened to through."""
+        self.output.close()
+        if self._order_pipe is not None:
+            os.close(self._order_pipe)
+            self._order_pipe = None
+
+    def _order(self, text: bytes) -> None:
+        assert self._order_pipe is not None
+        try:
+            while text:
+                text = text[os.write(self._order_pipe, text) :]
+        except BrokenPipeError:  # it has ended
+            return
+
+    def ending(self) -> ChildEnding:
+        """Return how it ended."""
+        assert self.return_code is not None
+        failed_at = (self.output.tail.traceback_at or self._ended_at) if self.return_code != 0 else None
+        return ChildEnding(self.return_code, failed_at, self._was_ended, self.output.tail.lines())

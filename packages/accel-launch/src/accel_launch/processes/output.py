@@ -1,0 +1,169 @@
+"""Pass on what a process writes, at once and unchanged, and remember its last lines.
+
+What it writes to is a terminal where ours is one, so that progress bars and colours stay.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import termios
+import tty
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accel_launch.processes.tail import Tail
+
+# A line that begins with it is a message for the launcher and not for the screen.
+MESSAGE_MARK = b"\x1e"
+
+_STDOUT, _STDERR = 1, 2
+_CHUNK = 65536
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
+
+
+@dataclass(slots=True)
+class Channel:
+    """One way from a process to one of our own outputs.
+
+    By line, others that write to the same place cannot come in between; ``pending`` is the line not yet whole.
+    """
+
+    reader: int
+    writer: int
+    destination: int
+    tail: Tail
+    prefix: bytes = b""
+    is_by_line: bool = False
+    pending: bytes = b""
+    is_open: bool = True
+
+    def pump(self) -> bool:
+        """Pass on what is there without waiting for more; return whether there was anything."""
+        if not self.is_open:
+            return False
+        if os.isatty(self.reader):
+            _copy_window_size(self.destination, self.reader)
+        try:
+            chunk = os.read(self.reader, _CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:  # how a terminal says that nobody is left at its other side
+            chunk = b""
+        if not chunk:
+            self.close()
+            return False
+        self.tail.feed(chunk)
+        self._write(self._whole_lines(chunk) if self.is_by_line else chunk)
+        return True
+
+    def flush(self) -> None:
+        """Pass on a line that is not whole, such as a question to somebody at the terminal."""
+        if self.pending and not self.prefix:
+            self._write(self.pending)
+            self.pending = b""
+
+    def close(self) -> None:
+        """Pass on what is left of a line, and let the process know that nobody reads any more."""
+        if self.is_open:
+            if self.pending:
+                self._write(self.prefix + self.pending + (b"\n" if self.prefix else b""))
+            self.is_open = False
+            os.close(self.reader)
+
+    def _whole_lines(self, chunk: bytes) -> bytes:
+        text = self.pending + chunk
+        lines = _LINE.findall(text)
+        self.pending = text[sum(map(len, lines)) :]
+        return b"".join(self.prefix + line for line in lines if not line.startswith(MESSAGE_MARK))
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self.destination, view) :]
+            except BlockingIOError:  # somebody made our output non-blocking: wait until it takes more
+                _wait_until_writable(self.destination)
+            except BrokenPipeError:  # our reader has gone, so the process's has too
+                self.pending = b""
+                self.close()
+                return
+
+
+class Output:
+    """The outputs of one process: start it with `stdout` and `stderr`, then call `started`."""
+
+    def __init__(
+        self,
+        *,
+        prefix: str = "",
+        is_by_line: bool = False,
+        stdout: int = _STDOUT,
+        stderr: int = _STDERR,
+    ) -> None:
+        self.tail = Tail()
+        destinations = (stdout,) if _is_same_file(stdout, stderr) else (stdout, stderr)
+        self.channels: Sequence[Channel] = [
+            Channel(*_open_way(to), to, self.tail, prefix.encode(), is_by_line or bool(prefix))
+            for to in destinations
+        ]
+        self.stdout, self.stderr = self.channels[0].writer, self.channels[-1].writer
+
+    def started(self) -> None:
+        """Leave the writing ends to the process that has been started."""
+        for channel in self.channels:
+            os.close(channel.writer)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a line is waiting for its end."""
+        return any(channel.pending and not channel.prefix for channel in self.channels)
+
+    def flush(self) -> None:
+        """Pass on lines that are not whole."""
+        for channel in self.channels:
+            channel.flush()
+
+    def drain(self) -> None:
+        """Pass on all that is there."""
+        for channel in self.channels:
+            while channel.pump():
+                pass
+
+    def close(self) -> None:
+        """Pass on the rest and read no more."""
+        self.drain()
+        for channel in self.channels:
+            channel.close()
+
+
+def _open_way(destination: int) -> tuple[int, int]:
+    """Return the reading and the writing end of a terminal, if ``destination`` is one, or else of a pipe."""
+    if os.isatty(destination):
+        reader, writer = os.openpty()
+        tty.setraw(writer, termios.TCSANOW)  # the terminal that we write to does what terminals do
+        _copy_window_size(destination, reader)
+    else:
+        reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    return reader, writer
+
+
+def _copy_window_size(source: int, target: int) -> None:
+    try:
+        size = termios.tcgetwinsize(source)
+        if size != termios.tcgetwinsize(target):
+            termios.tcsetwinsize(target, size)
+    except termios.error:  # a terminal that has been closed has no size
+        return
+
+
+def _is_same_file(one: int, other: int) -> bool:
+    first, second = os.fstat(one), os.fstat(other)
+    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
+
+
+def _wait_until_writable(descriptor: int) -> None:
+    import select
+
+    select.select([], [descriptor], [], 1.0)

@@ -1,0 +1,48 @@
+"""Signals as events of a loop: a byte in a pipe wakes the loop, a handler notes what came."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def signals_as_events(on_signal: Callable[[int], None]) -> Iterator[int]:
+    """Call ``on_signal`` for the signals that are forwarded; yield a descriptor that is readable after any.
+
+    What is ignored stays ignored: `nohup accel launch` must survive a SIGHUP. Handlers are as before
+    afterwards. For the main thread only.
+    """
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if signum != signal.SIGCHLD:
+            on_signal(signum)
+
+    wanted = [signum for signum in FORWARDED_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    before = {signum: signal.signal(signum, handle) for signum in (*wanted, signal.SIGCHLD)}
+    descriptor_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(descriptor_before)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        os.close(reader)
+        os.close(writer)
+
+
+def clear_events(reader: int) -> None:
+    """Take the bytes away that woke the loop."""
+    try:
+        while os.read(reader, 4096):
+            pass
+    except BlockingIOError:
+        return

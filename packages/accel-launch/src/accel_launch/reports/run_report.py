@@ -1,0 +1,153 @@
+"""What became of a run: the rank that failed first, those that failed too, those that only died of it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from accel_launch.processes.child import ChildEnding
+from accel_launch.processes.ending import describe_ending, exit_code_for_shell, signal_name
+from accel_launch.reports.tracebacks import FoundException, find_exception
+
+Outcome = Literal["succeeded", "failed", "interrupted"]
+RankOutcome = Literal["finished", "failed first", "failed too", "died of it"]
+
+_NUM_LAST_LINES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """How one rank ended. ``exception`` is the one whose traceback is among its ``last_lines``."""
+
+    rank: int
+    host: str
+    outcome: RankOutcome
+    return_code: int
+    reason: str
+    exception: FoundException | None = None
+    last_lines: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON-ready data."""
+        exception = self.exception
+        return {
+            "rank": self.rank,
+            "host": self.host,
+            "outcome": self.outcome,
+            "exit_code": self.return_code if self.return_code >= 0 else None,
+            "signal": signal_name(-self.return_code) if self.return_code < 0 else None,
+            "reason": self.reason,
+            "exception": exception
+            and {
+                "type": exception.type,
+                "message": exception.message,
+                "file": exception.file,
+                "line": exception.line,
+                "function": exception.function,
+            },
+            "last_lines": list(self.last_lines),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """How a run ended, rank by rank; ``exit_code`` is the one that the launcher ends with."""
+
+    outcome: Outcome
+    exit_code: int
+    ranks: tuple[RankReport, ...]
+
+    @property
+    def first(self) -> RankReport | None:
+        """The rank that failed first; None if none failed by itself."""
+        return next((rank for rank in self.ranks if rank.outcome == "failed first"), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON-ready data."""
+        return {
+            "outcome": self.outcome,
+            "exit_code": self.exit_code,
+            "first_failure": None if self.first is None else self.first.to_dict(),
+            "ranks": [rank.to_dict() for rank in self.ranks],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnding:
+    """How the process of one rank on one host ended."""
+
+    rank: int
+    host: str
+    ending: ChildEnding
+
+
+def make_report(
+    ranks: Sequence[RankEnding], *, interrupted_by: int | None = None, num_memory_kills: int = 0
+) -> RunReport:
+    """Find the first cause among the endings of all ranks.
+
+    It is the rank whose failure showed first, but one that only complains of a lost peer comes after all
+    others, however quick it was. Ranks that were asked to end, or that lost a peer, died of it.
+    """
+    weights = {rank.rank: _weight(rank, find_exception(rank.ending.last_lines)) for rank in ranks}
+    failed = [rank for rank in ranks if rank.ending.return_code != 0]
+    first = min(
+        failed, key=lambda rank: (weights[rank.rank], rank.ending.failed_at or 0.0, rank.rank), default=None
+    )
+    was_stopped = interrupted_by is not None or (
+        first is not None and first.ending.return_code == -signal.SIGINT
+    )
+    outcome: Outcome = "interrupted" if was_stopped else "succeeded" if first is None else "failed"
+    cause = None if was_stopped else first
+    reports = [
+        _rank_report(rank, _outcome(rank, weights[rank.rank], first=cause), num_memory_kills=num_memory_kills)
+        for rank in ranks
+    ]
+    return RunReport(outcome, _exit_code(first, cause), tuple(reports))
+
+
+def _exit_code(first: RankEnding | None, cause: RankEnding | None) -> int:
+    if first is None:
+        return 0
+    if cause is not None and cause.ending.was_ended:
+        return 1  # what Python would have ended with, had there been time
+    return exit_code_for_shell(first.ending.return_code)
+
+
+# How plainly a rank is the cause of what happened, from "it failed of itself" to "it was told to end".
+_CAUSE, _WAS_FAILING, _LOST_A_PEER, _WAS_ENDED = range(4)
+_ENDED_BY_US = (-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)
+
+
+def _weight(rank: RankEnding, exception: FoundException | None) -> int:
+    has_lost_peer = exception is not None and exception.is_about_a_lost_peer
+    if rank.ending.was_ended and rank.ending.return_code in _ENDED_BY_US:
+        # One that is slow to end may have told of its exception long before it was told to end.
+        return _WAS_ENDED if exception is None or has_lost_peer else _WAS_FAILING
+    return _LOST_A_PEER if has_lost_peer else _CAUSE
+
+
+def _outcome(rank: RankEnding, weight: int, *, first: RankEnding | None) -> RankOutcome:
+    if rank.ending.return_code == 0:
+        return "finished"
+    if rank is first:
+        return "failed first"
+    return "died of it" if first is None or weight != _CAUSE else "failed too"
+
+
+def _rank_report(rank: RankEnding, outcome: RankOutcome, *, num_memory_kills: int) -> RankReport:
+    ending = rank.ending
+    was_failing = outcome == "failed first" and ending.was_ended
+    return RankReport(
+        rank.rank,
+        rank.host,
+        outcome,
+        ending.return_code,
+        "was failing"
+        if was_failing
+        else describe_ending(ending.return_code, num_memory_kills=num_memory_kills),
+        find_exception(ending.last_lines) if ending.return_code != 0 else None,
+        ending.last_lines[-_NUM_LAST_LINES:],
+    )

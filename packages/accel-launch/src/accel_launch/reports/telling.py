@@ -1,0 +1,81 @@
+"""Telling a report: a few lines on the screen, or a file of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from accel_launch.messages import complain
+from accel_launch.reports.run_report import RankReport, RunReport
+from accel_state.errors import LaunchError
+
+_NUM_SHOWN_LINES = 6
+
+
+def tell(report: RunReport, *, is_quiet: bool = False, file: Path | None = None) -> int:
+    """Say what failed, if anything did, write the report to ``file``, and return the exit code of the run."""
+    if file is not None:
+        write_report(report, file)
+    if report.outcome == "failed" and not is_quiet:
+        complain(describe(report))
+    return report.exit_code
+
+
+def describe(report: RunReport) -> str:
+    """Return the report of a failure as text for the end of the screen.
+
+    A run of one rank needs one sentence, since what the script wrote stands right above it.
+    """
+    first = report.first
+    assert first is not None
+    if len(report.ranks) == 1:
+        return f"The script {_how(first)}."
+    lines = [f"Rank {first.rank} on {first.host} failed first: it {_how(first)}."]
+    others = [rank for rank in report.ranks if rank is not first]
+    too: dict[str, list[int]] = {}
+    for rank in others:
+        if rank.outcome == "failed too":
+            too.setdefault(_how(rank), []).append(rank.rank)
+    lines += [f"  {_ranks(numbers)} {how}, too." for how, numbers in too.items()]
+    died = [rank.rank for rank in others if rank.outcome == "died of it"]
+    if died:
+        lines.append(f"  {_ranks(died)} only died of it.")
+    if first.last_lines:
+        lines.append(f"  The last lines of rank {first.rank}:")
+        lines += [f"    | {line}" for line in first.last_lines[-_NUM_SHOWN_LINES:]]
+    return "\n".join(lines)
+
+
+def write_report(report: RunReport, file: Path) -> None:
+    """Write the report as JSON, whole or not at all.
+
+    Raises:
+        LaunchError: If the file cannot be written.
+    """
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+        beside.replace(file)
+    except OSError as error:
+        raise LaunchError(f"The report `{file}` cannot be written: {error.strerror}.") from error
+
+
+def _how(rank: RankReport) -> str:
+    return rank.reason if rank.exception is None else f"{rank.reason}: {rank.exception.describe()}"
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"Rank {numbers[0]}" if len(numbers) == 1 else f"Ranks {compact(numbers)}"
+
+
+def compact(numbers: Sequence[int]) -> str:
+    """Return ``0-2, 5`` for 0, 1, 2 and 5."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)

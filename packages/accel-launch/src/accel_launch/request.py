@@ -1,0 +1,177 @@
+"""What a person asks for, with every setting decided: the question that a launcher answers with a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from accel_launch.config.file import ConfigFile
+from accel_launch.engine import choose_engine, with_engine
+from accel_launch.gpus import selected_gpus
+from accel_launch.options import OPTIONS
+from accel_launch.resolution import Resolved, resolve
+from accel_state.errors import ConfigError
+
+CommandKind = Literal["script", "module", "executable"]
+
+# Set for each rank by whoever starts it, so never handed down as settings.
+_OF_THE_LAUNCHER = frozenset({"num_processes", "master_addr", "master_port"})
+_FP8_OVERRIDES = ("FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_WGRAD")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the launcher knows of the machine it runs on."""
+
+    num_cpu_cores: int
+    gpus: tuple[str, ...]
+    environ: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """A command to run, and how.
+
+    ``num_processes`` counts those of all machines. ``engine`` is what trains, in the words of a config file
+    (``DEEPSPEED``, ``FSDP``, ``MEGATRON_LM``, ``XLA``, or ``AMAZON_SAGEMAKER`` for that service), None for plain
+    PyTorch. ``config`` is the file as it was read, for what is no setting.
+    """
+
+    command: tuple[str, ...]
+    settings: Mapping[str, Resolved]
+    machine: Machine
+    cwd: Path
+    kind: CommandKind = "script"
+    interpreter: tuple[str, ...] = ("python",)
+    num_processes: int = 1
+    num_machines: int = 1
+    machine_rank: int = 0
+    engine: str | None = None
+    is_quiet: bool = False
+    config: ConfigFile = field(default_factory=ConfigFile)
+
+    @property
+    def num_local_processes(self) -> int:
+        """The number of processes on each machine."""
+        return self.num_processes // self.num_machines
+
+    def value(self, name: str) -> Any:
+        """Return the value of a setting."""
+        return self.settings[name].value
+
+    def is_given(self, name: str) -> bool:
+        """Tell whether somebody set it: a flag, the environment or the config file."""
+        return self.settings[name].source != "default"
+
+    def program(self, *python_options: str) -> tuple[str, ...]:
+        """Return the command line of one rank."""
+        if self.kind == "executable":
+            return self.command
+        module = ("-m",) if self.kind == "module" else ()
+        return (*self.interpreter, *python_options, *module, *self.command)
+
+    def environ(self) -> dict[str, str]:
+        """Return the variables that carry to the ranks what was decided; defaults stay unsaid."""
+        found = {
+            setting.variable: setting.text_of(self.value(setting.name))
+            for setting in OPTIONS
+            if setting.variable
+            and setting.name not in _OF_THE_LAUNCHER
+            and self.is_given(setting.name)
+            and self.value(setting.name) is not None
+        }
+        overrides = self.value("fp8_override_linear_precision")
+        if overrides is not None:
+            found |= {name: str(on).lower() for name, on in zip(_FP8_OVERRIDES, overrides, strict=True)}
+        return found
+
+    def describe(self) -> str:
+        """Say in a few words what is asked for, for messages."""
+        parts = [
+            _counted(self.num_processes, "process", "processes"),
+            _counted(self.num_machines, "machine", "machines"),
+        ]
+        return " on ".join(parts) + (f" with {self.engine}" if self.engine else "")
+
+
+def make_request(
+    command: tuple[str, ...],
+    *,
+    flags: Mapping[str, str],
+    config: ConfigFile,
+    machine: Machine,
+    cwd: Path,
+    kind: CommandKind = "script",
+    interpreter: tuple[str, ...] = ("python",),
+    is_quiet: bool = False,
+) -> LaunchRequest:
+    """Decide every setting and check that they fit together.
+
+    Raises:
+        ConfigError: If a value is wrong, or two contradict each other.
+    """
+    settings = resolve(OPTIONS, flags=flags, environ=machine.environ, config=config)
+    engine = choose_engine(settings, config)
+    settings = with_engine(settings, engine, config)
+    num_machines = settings["num_machines"].value
+    return LaunchRequest(
+        command=command,
+        settings=MappingProxyType(settings),
+        machine=machine,
+        cwd=cwd,
+        kind=kind,
+        interpreter=interpreter,
+        num_processes=_num_processes(settings, machine, num_machines),
+        num_machines=num_machines,
+        machine_rank=_machine_rank(settings, num_machines),
+        engine=engine,
+        is_quiet=is_quiet,
+        config=config,
+    )
+
+
+def _num_processes(settings: Mapping[str, Resolved], machine: Machine, num_machines: int) -> int:
+    asked: int | None = settings["num_processes"].value
+    if asked is not None and asked % num_machines:
+        raise ConfigError(
+            f"`--num_processes` is {asked}, which cannot be divided among {num_machines} machines equally. "
+            f"It counts the processes of all machines."
+        )
+    if settings["use_cpu"].value:
+        return asked or num_machines
+    num_gpus = _num_gpus(settings, machine, None if asked is None else asked // num_machines)
+    return asked or num_machines * (num_gpus or 1)
+
+
+def _num_gpus(settings: Mapping[str, Resolved], machine: Machine, num_local_processes: int | None) -> int:
+    selection = settings["gpu_ids"]
+    if selection.source not in ("flag", "config file"):
+        return len(machine.gpus)
+    gpus = selected_gpus(selection.value, machine.gpus)
+    if len(gpus) != len(selection.value.split(",")):
+        raise ConfigError(
+            f"`--gpu_ids` is `{selection.value}`, but the GPUs of this machine "
+            f"are: {', '.join(machine.gpus) or 'none'}."
+        )
+    if num_local_processes is not None and num_local_processes > len(gpus):
+        raise ConfigError(
+            f"`--num_processes` asks for {num_local_processes} on this machine, but `--gpu_ids` names only "
+            f"{len(gpus)} of its GPUs."
+        )
+    return len(gpus)
+
+
+def _machine_rank(settings: Mapping[str, Resolved], num_machines: int) -> int:
+    rank: int = settings["machine_rank"].value
+    if rank >= num_machines:
+        raise ConfigError(
+            f"`--machine_rank` is {rank}, but the ranks of {num_machines} machines go from 0 to {num_machines - 1}."
+        )
+    return rank
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

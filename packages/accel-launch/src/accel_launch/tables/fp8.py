@@ -1,0 +1,28 @@
+"""Settings of 8-bit training that become several variables."""
+
+from __future__ import annotations
+
+from accel_state.environment import Setting
+from accel_state.environment.parsers import Parser, boolean
+
+
+def _to_three(text: str) -> tuple[bool, bool, bool]:
+    first, second, third = (boolean(part) for part in text.strip("()[] ").split(","))
+    return first, second, third
+
+
+three_booleans = Parser("three of true and false with commas between them", _to_three)
+
+TITLE = "8-bit training"
+
+SETTINGS = (
+    Setting(
+        "fp8_override_linear_precision",
+        "",
+        three_booleans,
+        None,
+        "Which products are done in higher precision: forward, inputs' and weights' gradients (Transformer Engine).",
+        flag="--fp8_override_linear_precision",
+        config_key="fp8_config.override_linear_precision",
+    ),
+)

@@ -1,0 +1,35 @@
+"""Settings of several machines that are started over ssh from here."""
+
+from __future__ import annotations
+
+from accel_state.environment import Setting
+from accel_state.environment.parsers import text
+
+TITLE = "several machines over ssh"
+
+SETTINGS = (
+    Setting(
+        "hosts",
+        "",
+        text,
+        None,
+        "Machines to start on, such as `host1,host2:4` (`:N` for N processes).",
+        flag="--hosts",
+    ),
+    Setting(
+        "hostfile",
+        "",
+        text,
+        None,
+        "File with one machine per line, such as `host1 slots=4`.",
+        flag="--hostfile",
+    ),
+    Setting(
+        "ssh_options",
+        "",
+        text,
+        None,
+        "Further options for `ssh`, such as `-p 2222 -i KEY`.",
+        flag="--ssh_options",
+    ),
+)

@@ -1,0 +1,79 @@
+"""Settings of a run on several machines, and of the agent that starts the ranks."""
+
+from __future__ import annotations
+
+from accel_state.environment import Setting
+from accel_state.environment.parsers import boolean, count, index, number, text
+
+TITLE = "several machines"
+
+SETTINGS = (
+    Setting(
+        "num_machines",
+        "",
+        count,
+        1,
+        "Number of machines.",
+        flag="--num_machines",
+        config_key="num_machines",
+    ),
+    Setting(
+        "machine_rank",
+        "",
+        index,
+        0,
+        "Place of this machine among them; 0 is where the ranks meet.",
+        flag="--machine_rank",
+        config_key="machine_rank",
+    ),
+    Setting(
+        "same_network",
+        "",
+        boolean,
+        True,
+        "All machines are on one local network.",
+        flag="--same_network",
+        config_key="same_network",
+    ),
+    Setting(
+        "rdzv_backend",
+        "",
+        text,
+        "static",
+        "How the machines find each other, such as `static` or `c10d`.",
+        flag="--rdzv_backend",
+        config_key="rdzv_backend",
+    ),
+    Setting(
+        "rdzv_conf",
+        "",
+        text,
+        None,
+        "Further settings of that, as `KEY=VALUE,KEY=VALUE`.",
+        flag="--rdzv_conf",
+    ),
+    Setting(
+        "max_restarts",
+        "",
+        index,
+        0,
+        "How often the ranks are started again after a failure.",
+        flag="--max_restarts",
+    ),
+    Setting(
+        "monitor_interval",
+        "",
+        number,
+        0.1,
+        "Seconds between two looks at the ranks.",
+        flag="--monitor_interval",
+    ),
+    Setting(
+        "role",
+        "",
+        text,
+        "default",
+        "Name of the workers' role.",
+        flag="--role",
+    ),
+)

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import version
+
+from accel_launch.cli import main
+from accel_launch.commands.env import as_text, environment_report
+from accel_launch.config.file import ConfigFile
+
+
+def test_report_names_versions_and_settings(tmp_path):
+    config = ConfigFile(tmp_path / "c.yaml", {"num_processes": 2})
+    report = environment_report(config, environ={"ACCELERATE_USE_CPU": "true", "PASSWORD": "x"})
+    assert report["packages"]["accel-launch"] == version("accel-launch")
+    assert report["packages"]["torch"] == version("torch")
+    assert report["python"].startswith(platform.python_version())
+    assert report["cpu_cores"] >= 1
+    assert report["variables"] == {"ACCELERATE_USE_CPU": "true"}  # and nothing that may be secret
+    assert report["config_file"] == str(tmp_path / "c.yaml")
+    assert report["config"] == {"num_processes": 2}
+
+
+def test_text_is_a_list_to_paste():
+    text = as_text({"packages": {"torch": "2.13.0", "numpy": None}, "config_file": None, "config": {}})
+    assert text == "- packages:\n    - torch: 2.13.0\n    - numpy: none\n- config file: none\n- config: none"
+
+
+def test_command_prints_text_or_json(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert main(["env"]) == 0
+    assert "- config file: none" in capsys.readouterr().out
+    (tmp_path / "c.yaml").write_text("num_processes: 2\n")
+    assert main(["env", "--json", "--config_file", str(tmp_path / "c.yaml")]) == 0
+    assert json.loads(capsys.readouterr().out)["config"] == {"num_processes": 2}

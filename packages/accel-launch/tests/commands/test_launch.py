@@ -1,0 +1,133 @@
+"""The command without starting anything: flags in, plan or refusal out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from accel_launch.cli import main
+from accel_launch.options import OPTION_GROUPS
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("ACCELERATE_MIXED_PRECISION", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf_home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def planned(capsys):
+    def plan(*arguments: str) -> dict:
+        assert main(["launch", "--dry-run", "--json", *arguments]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    "script_arguments",
+    [
+        ["--num_processes", "3"],
+        ["--cpu", "-h", "--help", "--dry-run"],
+        ["--", "-m", "--", "x"],
+        ["--config_file=mine.yaml", "-q"],
+        ["", "a b", "-1", "é", "--num_processes"],
+        ["launch", "--json"],
+    ],
+)
+@pytest.mark.parametrize("flags", [["--cpu"], ["--cpu", "--num_processes", "2"], ["--cpu", "--"]])
+def test_what_follows_the_script_is_the_scripts_untouched(planned, flags, script_arguments):
+    plan = planned(*flags, "train.py", *script_arguments)
+    for process in plan["processes"]:
+        assert process["argv"][-len(script_arguments) - 1 :] == ["train.py", *script_arguments]
+        assert process["environ"]["ACCELERATE_USE_CPU"] == "true"
+    assert plan["num_ranks"] == (2 if "2" in flags else 1)
+
+
+def test_a_module_and_a_program(planned):
+    assert planned("--cpu", "-m", "pkg.train", "-m")["processes"][0]["argv"][-3:] == ["-m", "pkg.train", "-m"]
+    assert planned("--cpu", "--no_python", "bash", "-c", "true")["processes"][0]["argv"] == [
+        "bash",
+        "-c",
+        "true",
+    ]
+
+
+def test_flag_before_variable_before_file(planned, workplace, monkeypatch):
+    file = workplace / "hf_home" / "accelerate" / "default_config.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("mixed_precision: fp16\nuse_cpu: true\n")
+    seen = []
+    for arguments in ([], ["--mixed_precision", "no"]):
+        seen.append(planned(*arguments, "train.py")["processes"][0]["environ"]["ACCELERATE_MIXED_PRECISION"])
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+        seen.append(planned(*arguments, "train.py")["processes"][0]["environ"]["ACCELERATE_MIXED_PRECISION"])
+    assert seen == ["fp16", "bf16", "no", "no"]
+
+
+def test_dry_run_tells_people_what_would_start(workplace, capsys):
+    assert main(["launch", "--cpu", "--num_processes", "2", "--dry-run", "train.py"]) == 0
+    text = capsys.readouterr().out
+    assert "launcher     local" in text
+    assert f"directory    {workplace}" in text
+    assert text.count("variable     ACCELERATE_USE_CPU=true") >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        ([], 2, "there is nothing to launch"),
+        (["--cpu", "--"], 2, "there is nothing to launch"),
+        (["--json", "train.py"], 2, "`--json` goes with `--dry-run` only"),
+        (["-m", "--no_python", "train.py"], 2, "not allowed with"),
+        (
+            ["--num_proces", "2", "train.py"],
+            2,
+            "unknown option `--num_proces`. Did you mean `--num_processes`?",
+        ),
+        (["--cp", "train.py"], 2, "unknown option `--cp`. Did you mean `--cpu`?"),
+        (["tarin.py"], 1, "error: The script `tarin.py` does not exist in"),
+        (["--config_file", "no.yaml", "train.py"], 1, "error: The config file `no.yaml` does not exist."),
+        (
+            ["--mixed_precision", "fp61", "train.py"],
+            1,
+            "must be one of: no, fp16, bf16, fp8. Did you mean `fp16`?",
+        ),
+        (
+            ["--num_processes", "two", "train.py"],
+            1,
+            "`--num_processes` is `two`, but it must be a whole number",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_line(capsys, arguments, exit_code, message):
+    assert main(["launch", *arguments]) == exit_code
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == (1 if exit_code == 1 else 2)  # usage comes with its own line
+
+
+def test_what_has_no_effect_is_named_once(workplace, capsys):
+    (workplace / "c.yaml").write_text("tpu_zone: europe\ntpu_use_sudo: false\nuse_cpu: true\n")
+    assert main(["launch", "--config_file", "c.yaml", "--zero-stage", "3", "--dry-run", "train.py"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: `--zero_stage` has no effect without `--use_deepspeed`.",
+        "warning: `tpu_zone` in `c.yaml` has no effect without `--tpu`.",
+    ]
+
+
+def test_help_is_grouped_and_ends_with_examples(capsys):
+    assert main(["launch", "--help"]) == 0
+    text = capsys.readouterr().out
+    headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["options:", *(f"{heading}:" for heading in OPTION_GROUPS), "examples:"]
+    assert text.startswith("usage: accel launch [options] SCRIPT [arguments of the script]\n")
+    assert "accel launch --num_processes 2 --cpu train.py" in text
+    assert max(len(line) for line in text.splitlines()) <= 100

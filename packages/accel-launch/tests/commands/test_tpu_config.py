@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+
+from accel_launch.cli import main, tpu_config
+
+SSH = "Running gcloud compute tpus tpu-vm ssh pod --zone here --command "
+
+
+@pytest.fixture
+def printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf_home"))
+
+    def run(*arguments: str) -> str:
+        assert main(["tpu-config", "--debug", *arguments]) == 0
+        return capsys.readouterr().out.rstrip("\n")
+
+    return run
+
+
+WHERE = ("--tpu_name", "pod", "--tpu-zone", "here")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["--command", "echo a"], "cd /usr/share; echo a"),
+        (["--command", "echo a", "--command", "ls -l; pwd"], "cd /usr/share; echo a; ls -l; pwd"),
+        (["--command", "a", "b"], "cd /usr/share; a; b"),
+        (["--command", "a", "--install_accelerate"], "cd /usr/share; pip install accelerate -U; a"),
+        (
+            ["--command", "a", "--install_accelerate", "--accelerate_version", "0.12.0"],
+            "cd /usr/share; pip install accelerate==0.12.0; a",
+        ),
+        (
+            ["--command", "a", "--install_accelerate", "--accelerate_version", "dev"],
+            "cd /usr/share; pip install git+https://github.com/huggingface/accelerate.git; a",
+        ),
+    ],
+)
+def test_the_exact_command_is_printed(printed, arguments, command):
+    assert printed(*WHERE, *arguments) == f"{SSH}'{command}' --worker all"
+
+
+def test_alpha(printed):
+    assert printed(*WHERE, "--use_alpha", "--command", "a").startswith("Running gcloud alpha compute tpus ")
+
+
+def test_the_config_file_and_the_file_of_commands_say_the_rest(printed, tmp_path):
+    (tmp_path / "commands.sh").write_text("echo hello\n\necho world\n")
+    config = tmp_path / "c.yaml"
+    config.write_text(f"tpu_name: pod\ntpu_zone: here\ncommand_file: {tmp_path / 'commands.sh'}\n")
+    expected = f"{SSH}'cd /usr/share; echo hello; echo world' --worker all"
+    assert printed("--config_file", str(config)) == expected
+    config.write_text("tpu_name: pod\ntpu_zone: other\ncommands: [echo hello, echo world]\n")
+    assert printed("--config_file", str(config), "--tpu_zone", "here") == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--command", "a"], "`--tpu_name` is missing"),
+        (["--tpu_name", "pod", "--command", "a"], "`--tpu_zone` is missing"),
+        (WHERE, "There is nothing to run on the pod"),
+        ([*WHERE, "--command_file", "none.sh"], "The file of commands `none.sh` cannot be read"),
+    ],
+)
+def test_what_is_missing_is_told(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf_home"))
+    assert tpu_config(["--debug", *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_is_run_and_its_exit_code_handed_on(tmp_path, monkeypatch, capfd):
+    program = tmp_path / "gcloud"
+    program.write_text('#!/bin/sh\nfor word in "$@"; do echo "<$word>"; done\nexit 7\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf_home"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["tpu-config", *WHERE, "--command", "echo $(id)"]) == 7
+    assert "<cd /usr/share; echo $(id)>\n<--worker>\n<all>\n" in capfd.readouterr().out
+
+
+def test_without_gcloud_the_way_out_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf_home"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["tpu-config", *WHERE, "--command", "a"]) == 1
+    assert "The program `gcloud` is not installed" in capsys.readouterr().err

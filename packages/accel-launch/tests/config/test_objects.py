@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from accel_launch.config.objects import load_config_from_file
+from accel_state.enums import ComputeEnvironment, DistributedType
+from accel_state.errors import ConfigError
+
+
+def test_words_that_yaml_takes_for_truth_values_are_words_again(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("mixed_precision: no\ndowncast_bf16: 'no'\ndistributed_type: NO\n")
+    loaded = load_config_from_file(str(path))
+    assert (loaded.mixed_precision, loaded.downcast_bf16) == ("no", False)
+    assert loaded.distributed_type is DistributedType.NO
+    assert loaded.compute_environment is ComputeEnvironment.LOCAL_MACHINE
+
+
+def test_without_a_name_it_is_the_users_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="There is no config file. Write one with `accel config`"):
+        load_config_from_file(None)
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "default_config.yaml").write_text("fsdp_config: {fsdp_version: 2}\n")
+    assert load_config_from_file(None).fsdp_config == {"fsdp_version": 2}
+
+
+def test_a_sagemaker_file_without_its_keys_is_refused(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("compute_environment: AMAZON_SAGEMAKER\n")
+    with pytest.raises(ConfigError, match="lacks the keys of a SageMaker job: `ec2_instance_type`"):
+        load_config_from_file(str(path))

@@ -1,0 +1,93 @@
+"""Files that the questionnaire of Accelerate 1.15 wrote, and those of its guides: they load as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accel_launch.config.file import read_config
+from accel_launch.config.objects import ClusterConfig, SageMakerConfig, load_config_from_file
+from accel_launch.config.writing import write_config
+from accel_launch.relevance import without_effect
+
+FILES = sorted((Path(__file__).parent / "peer_files").glob("*.yaml"))
+
+# file: engine, some variables of the ranks
+SAID = {
+    "basic": (None, {"ACCELERATE_USE_CPU": "true"}),
+    "deepspeed": (
+        "DEEPSPEED",
+        {
+            "ACCELERATE_USE_DEEPSPEED": "true",
+            "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2",
+            "ACCELERATE_GRADIENT_CLIPPING": "1.0",
+            "ACCELERATE_DEEPSPEED_ZERO3_INIT": "true",
+        },
+    ),
+    "deepspeed_file": (
+        "DEEPSPEED",
+        {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_MIXED_PRECISION": "fp16"},
+    ),
+    "fsdp1": (
+        "FSDP",
+        {
+            "ACCELERATE_USE_FSDP": "true",
+            "FSDP_BACKWARD_PREFETCH": "BACKWARD_PRE",
+            "FSDP_RESHARD_AFTER_FORWARD": "FULL_SHARD",
+            "FSDP_USE_ORIG_PARAMS": "true",
+        },
+    ),
+    "fsdp2": (
+        "FSDP",
+        {
+            "FSDP_VERSION": "2",
+            "FSDP_RESHARD_AFTER_FORWARD": "true",
+            "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+            "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2",
+        },
+    ),
+    "ipex": (None, {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "bf16"}),
+    "megatron": ("MEGATRON_LM", {"ACCELERATE_USE_MEGATRON_LM": "true", "MEGATRON_LM_TP_DEGREE": "2"}),
+    "mpi": (None, {"ACCELERATE_USE_CPU": "true"}),
+    "multi_gpu": (None, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}),
+    "multi_node": (None, {}),
+    "one_process": (None, {"ACCELERATE_MIXED_PRECISION": "no"}),
+    "sagemaker": ("AMAZON_SAGEMAKER", {"ACCELERATE_MIXED_PRECISION": "fp16"}),
+}
+
+
+def test_every_file_is_looked_at():
+    assert [path.stem for path in FILES] == sorted(SAID)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_it_means_what_it_says(request_for, path):
+    engine, variables = SAID[path.stem]
+    config = read_config(path)
+    request = request_for(config=config.values, gpus=("0", "1", "2", "3"))
+    assert request.engine == engine
+    assert variables.items() <= request.environ().items()
+    said = [sentence for sentence in without_effect(request) if "any more" not in sentence]
+    assert said == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_it_is_an_object_too(path):
+    loaded = load_config_from_file(str(path))
+    assert isinstance(loaded, SageMakerConfig if path.stem == "sagemaker" else ClusterConfig)
+    values = read_config(path).values
+    assert loaded.num_machines == values["num_machines"]
+    assert loaded.distributed_type == values["distributed_type"]
+    assert loaded.mixed_precision == values["mixed_precision"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_writing_it_again_keeps_what_it_says(tmp_path, path):
+    before = read_config(path).values
+    for name in ("again.yaml", "again.json"):
+        write_config(tmp_path / name, before)
+        after = read_config(tmp_path / name).values
+        assert {key: after[key] for key in before if key != "downcast_bf16"} == {
+            key: value for key, value in before.items() if key != "downcast_bf16"
+        }

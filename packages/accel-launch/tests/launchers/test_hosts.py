@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+
+from accel_launch.launchers.hosts import Host, hosts_of, num_ranks_on_each
+from accel_state.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a,b", (Host("a"), Host("b"))),
+        ("me@a.example:4, 10.0.0.2:4", (Host("me@a.example", 4), Host("10.0.0.2", 4))),
+    ],
+)
+def test_hosts_are_read_from_the_flag(request_for, text, hosts):
+    assert hosts_of(request_for(flags={"hosts": text})) == hosts
+    assert hosts[0].address in ("a", "a.example")
+
+
+def test_hosts_are_read_from_a_file(request_for, tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("# ours\nh1 slots=2\nh2:2  # second\n\nh3\n")
+    assert hosts_of(request_for(flags={"hostfile": str(file)})) == (Host("h1", 2), Host("h2", 2), Host("h3"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"hosts": "a,-oProxyCommand=x"}, "`-oProxyCommand=x` in `--hosts` is no host"),
+        ({"hosts": "a b"}, "`a b` in `--hosts` is no host"),
+        ({"hosts": "a:0"}, "is no host"),
+        ({"hosts": "a,a:2"}, "`a` is named twice"),
+        ({"hosts": "a", "hostfile": "x"}, "both name the machines"),
+        ({"hostfile": "missing"}, "The hostfile `missing` cannot be read: No such file"),
+    ],
+)
+def test_what_names_no_host_is_refused(request_for, flags, message):
+    with pytest.raises(ConfigError, match=message):
+        hosts_of(request_for(flags=flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "number"),
+    [
+        ({"hosts": "a,b"}, 1),
+        ({"hosts": "a:3,b:3"}, 3),
+        ({"hosts": "a:3,b"}, 3),
+        ({"hosts": "a,b", "num_processes": "8"}, 4),
+    ],
+)
+def test_each_host_runs_equally_many_processes(request_for, flags, number):
+    request = request_for(flags=flags)
+    assert num_ranks_on_each(request, hosts_of(request)) == number
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"hosts": "a:1,b:2"}, r"equally many processes, but theirs are \[1, 2\]"),
+        ({"hosts": "a,b", "num_processes": "3"}, "`--num_processes` is 3, .* there are 2 hosts"),
+        ({"hosts": "a:2,b:2", "num_processes": "6"}, "2 hosts with 2 each"),
+    ],
+)
+def test_processes_that_cannot_be_shared_are_refused(request_for, flags, message):
+    request = request_for(flags=flags)
+    with pytest.raises(ConfigError, match=message):
+        num_ranks_on_each(request, hosts_of(request))

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from accel_launch.launchers.allocation import flags_of_step
+from accel_launch.launchers.slurm import SLURMLauncher, batch_script
+from accel_launch.launchers.srun import SRunLauncher
+from accel_launch.plan import LaunchPlan, ProcessPlan
+from accel_state.errors import ConfigError, LaunchError, NotAvailableError
+
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_STEP_NODELIST": "gpu[03-04]",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "flags"),
+    [
+        (
+            {},
+            {
+                "num_machines": "2",
+                "machine_rank": "1",
+                "master_addr": "gpu03",
+                "master_port": str(15000 + 7 * 31),
+            },
+        ),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, {"num_processes": "1"}),
+        ({"SLURM_STEP_ID": ""}, {}),
+        ({"TORCHELASTIC_RUN_ID": "inner"}, {}),
+    ],
+)
+def test_a_task_of_srun_knows_its_machines(change, flags):
+    assert flags_of_step(STEP | change) == flags
+
+
+def script(request_for, *command, kind="script", **flags) -> list[str]:
+    request = request_for(*command, flags={"slurm": "true"} | flags, kind=kind)
+    assert SLURMLauncher().accepts(request)
+    return batch_script(request).splitlines()
+
+
+def test_the_script_asks_for_the_nodes_and_starts_the_same_launch(request_for):
+    flags = {"num_machines": "2", "num_processes": "8", "mixed_precision": "bf16", "use_cpu": "true"}
+    lines = script(request_for, "my train.py", "--lr", "$HOME", **flags)
+    assert lines[:5] == [
+        "#!/bin/bash",
+        "#SBATCH --job-name='my train.py'",
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --chdir=/srv",
+    ]
+    words = shlex.split(lines[-1])
+    assert words[:5] == ["exec", "python", "-m", "accel_launch", "launch"]
+    assert set(words[7:-4]) == {"--cpu", "--num_processes=8", "--mixed_precision=bf16"}
+    assert words[-4:] == ["--", "my train.py", "--lr", "$HOME"]
+
+
+def test_arrays_further_options_and_requeueing(request_for):
+    flags = {"slurm_array": "0-9%2", "slurm_requeue": "true", "slurm_options": "--time=1:00 --comment='a b'"}
+    lines = script(request_for, **flags)
+    for line in ("--array=0-9%2", "--requeue", "--signal=B:TERM@60", "--time=1:00", "'--comment=a b'"):
+        assert f"#SBATCH {line}" in lines
+    assert "trap put_back TERM" in lines
+    assert lines[-1] == 'wait "$launcher"'
+
+
+def test_an_array_that_is_none_is_refused(request_for):
+    with pytest.raises(ConfigError, match="`--slurm_array` is `0-9; rm`"):
+        script(request_for, slurm_array="0-9; rm")
+
+
+def test_the_shell_of_a_job_starts_a_launch_on_each_node(request_for):
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+    request = request_for("train.py", environ=environ, flags={"num_processes": "8"}, kind="module")
+    plan = SRunLauncher().plan(request)
+    assert plan.num_ranks == 8
+    argv = plan.processes[0].argv
+    assert argv[:5] == ("srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1")
+    assert argv[6:] == (
+        *("python", "-m", "accel_launch", "launch", "--config_file", "/srv/config.yaml"),
+        *("--num_processes=8", "-m", "--", "train.py"),
+    )
+
+
+@pytest.fixture
+def sbatch(tmp_path, monkeypatch):
+    def install(body: str) -> None:
+        program = tmp_path / "sbatch"
+        program.write_text(f"#!/bin/sh\n{body}\n")
+        program.chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin:/bin")
+    return install
+
+
+PLAN = LaunchPlan(
+    "slurm",
+    (ProcessPlan(("sbatch", "--parsable"), Path("/")),),
+    num_ranks=1,
+    options={"script": "#!/bin/bash\n"},
+)
+
+
+def test_the_script_is_handed_to_sbatch(sbatch, tmp_path, capsys):
+    sbatch(f'cat > {tmp_path}/seen; echo "42;cluster"')
+    assert SLURMLauncher().run(PLAN) == 0
+    assert (tmp_path / "seen").read_text() == "#!/bin/bash\n"
+    assert capsys.readouterr().out == "Submitted batch job 42\n"
+
+
+def test_what_sbatch_refuses_is_told(sbatch):
+    sbatch('echo "sbatch: error: no such partition" >&2; exit 1')
+    with pytest.raises(LaunchError, match="refused the job: sbatch: error: no such partition"):
+        SLURMLauncher().run(PLAN)
+
+
+def test_without_slurm_the_way_out_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotAvailableError, match="see the script with `--dry-run`"):
+        SLURMLauncher().run(PLAN)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from accel_launch.fingerprint import differences, fingerprint
+from accel_launch.launchers.hosts import Host
+from accel_launch.launchers.preflight import ssh_command
+from accel_launch.launchers.ssh import SSHLauncher
+from accel_launch.plan import LaunchPlan
+from accel_state.errors import LaunchError
+
+# A stand-in for ssh: runs the command here, with the shell's rules, as ssh would there; hosts called `far*` fail.
+FAKE_SSH = """#!{python}
+import os, shlex, sys
+host, text = sys.argv[-3], sys.argv[-1]
+if host.startswith("far"):
+    sys.exit("ssh: no route to host") if False else (sys.stderr.write("no route\\n"), os._exit(255))
+words = shlex.split(text)
+os.environ["FAKE_HOST"] = host
+os.execv(words[0], words)
+"""
+
+
+@pytest.fixture
+def fake_ssh(tmp_path, monkeypatch):
+    import sys
+
+    program = tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(FAKE_SSH.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+
+
+def plan(request_for, script: Path, *arguments: str, **flags: str) -> LaunchPlan:
+    from dataclasses import replace
+
+    request = request_for(str(script), *arguments, flags={"use_cpu": "true"} | flags)
+    import sys
+
+    request = replace(request, cwd=script.parent, interpreter=(sys.executable,))
+    return SSHLauncher().plan(request)
+
+
+def test_the_plan_says_what_runs_where(request_for, tmp_path):
+    made = plan(request_for, tmp_path / "t.py", hosts="me@h1,h2", num_processes="4", ssh_options="-p 2222")
+    assert [(process.host, process.rank) for process in made.processes] == [
+        ("me@h1", 0),
+        ("me@h1", 1),
+        ("h2", 2),
+        ("h2", 3),
+    ]
+    assert {process.environ["MASTER_ADDR"] for process in made.processes} == {"h1"}
+    assert made.processes[3].environ["LOCAL_RANK"] == "1"
+    assert made.options["ssh_options"] == "-p 2222"
+
+
+def test_ssh_gets_one_text_that_a_shell_reads_back(request_for):
+    command = ssh_command(Host("h1", 2), ["-p", "2222"], ["python", "-c", "a b; $HOME"])
+    assert command[:3] == ("ssh", "-p", "2222")
+    assert command[-3:-1] == ("h1", "--")
+    assert shlex.split(command[-1]) == ["python", "-c", "a b; $HOME"]
+    assert "BatchMode=yes" in command
+
+
+def test_ranks_run_on_their_hosts_and_secrets_stay_off_the_command_line(
+    request_for, tmp_path, fake_ssh, capfd
+):
+    script = tmp_path / "t.py"
+    script.write_text("import os, sys; print(os.environ['FAKE_HOST'], os.environ['RANK'], *sys.argv[1:])")
+    assert SSHLauncher().run(plan(request_for, script, "a b", hosts="h1,host2")) == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[h1   ] h1 0 a b", "[host2] host2 1 a b"]
+
+
+def test_the_first_cause_is_found_across_hosts(request_for, tmp_path, fake_ssh, capfd):
+    script = tmp_path / "t.py"
+    script.write_text(
+        "import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('mine')\ntime.sleep(60)"
+    )
+    made = plan(request_for, script, hosts="h1,h2", report="r.json", grace_period_s="5")
+    assert SSHLauncher().run(made) == 1
+    told = capfd.readouterr().err.partition("error: ")[2].splitlines()
+    assert told[0].startswith("Rank 1 on h2 failed first: it ended with exit code 1: ValueError: mine")
+    assert told[1] == "  Rank 0 only died of it."
+    assert json.loads((tmp_path / "r.json").read_text())["first_failure"]["host"] == "h2"
+
+
+def test_a_host_that_cannot_be_reached_ends_it_before_it_begins(request_for, tmp_path, fake_ssh):
+    script = tmp_path / "t.py"
+    script.write_text("open('started', 'w')")
+    with pytest.raises(LaunchError, match="Nothing was started, .*\n  far2: cannot be reached: no route"):
+        SSHLauncher().run(plan(request_for, script, hosts="h1,far2"))
+    assert not (tmp_path / "started").exists()
+
+
+def test_what_differs_is_named(tmp_path):
+    (tmp_path / "t.py").write_text("pass")
+    here = fingerprint(str(tmp_path), "t.py")
+    assert differences(here, here) == []
+    packages = {**here["packages"], "pytest": "0.1"}
+    assert packages.pop("psutil")
+    there = here | {"python": "2.7", "packages": packages, "script": "other"}
+    found = differences(here, there)
+    assert found[:2] == [f"Python is 2.7 instead of {here['python']}", "the script is another"]
+    assert f"`psutil` is missing instead of {here['packages']['psutil']}" in found
+    assert f"`pytest` is 0.1 instead of {here['packages']['pytest']}" in found
+    assert differences(here, here | {"directory": None}) == [f"the directory `{tmp_path}` is missing"]

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from accel_launch.processes.output import Output
+
+
+class Screen:
+    """Where a process's output goes in these tests: two pipes."""
+
+    def __init__(self) -> None:
+        self.out_reader, self.out = os.pipe()
+        self.err_reader, self.err = os.pipe()
+        for reader in (self.out_reader, self.err_reader):
+            os.set_blocking(reader, False)
+
+    def read(self) -> tuple[bytes, bytes]:
+        return self._read(self.out_reader), self._read(self.err_reader)
+
+    def _read(self, reader: int) -> bytes:
+        try:
+            return os.read(reader, 10**6)
+        except BlockingIOError:
+            return b""
+
+    def close(self) -> None:
+        for descriptor in (self.out_reader, self.out, self.err_reader, self.err):
+            os.close(descriptor)
+
+
+@pytest.fixture
+def screen() -> Iterator[Screen]:
+    made = Screen()
+    yield made
+    made.close()
+
+
+def test_bytes_are_passed_on_at_once_to_where_they_belong(screen):
+    output = Output(stdout=screen.out, stderr=screen.err)
+    os.write(output.stdout, b"no end of line")
+    os.write(output.stderr, b"\xff\r10%\r")
+    output.drain()
+    assert screen.read() == (b"no end of line", b"\xff\r10%\r")
+    output.started()
+    output.close()
+
+
+def test_one_destination_has_one_way_so_that_the_order_stays(screen):
+    output = Output(stdout=screen.out, stderr=screen.out)
+    assert output.stdout == output.stderr
+    output.started()
+    output.close()
+
+
+def test_by_line_a_line_waits_for_its_end_or_for_patience_to_end(screen):
+    output = Output(is_by_line=True, stdout=screen.out, stderr=screen.err)
+    os.write(output.stdout, b"one\ntw")
+    output.drain()
+    assert (screen.read(), output.has_pending) == ((b"one\n", b""), True)
+    os.write(output.stdout, b"o\nname? ")
+    output.drain()
+    output.flush()
+    assert (screen.read(), output.has_pending) == ((b"two\nname? ", b""), False)
+    output.started()
+    output.close()
+
+
+def test_a_prefix_stands_before_each_line_and_the_last_gets_an_end(screen):
+    output = Output(prefix="[h1] ", stdout=screen.out, stderr=screen.err)
+    os.write(output.stderr, b"10%\r20%\rdone\nlast")
+    output.started()
+    output.close()
+    assert screen.read() == (b"", b"[h1] 10%\r[h1] 20%\r[h1] done\n[h1] last\n")
+    assert output.tail.lines() == ("done", "last")
+
+
+def test_when_nobody_reads_us_any_more_the_process_learns_it():
+    reader, writer = os.pipe()
+    output = Output(stdout=writer, stderr=writer)
+    os.close(reader)
+    os.write(output.stdout, b"for nobody")
+    output.drain()
+    with pytest.raises(BrokenPipeError):
+        os.write(output.stdout, b"more")
+    output.started()
+    output.close()
+    os.close(writer)
+
+
+def test_a_terminal_is_played_where_there_is_one():
+    terminal, destination = os.openpty()
+    output = Output(stdout=destination, stderr=destination)
+    assert os.isatty(output.stdout)
+    os.write(output.stdout, b"one\n")
+    output.started()
+    output.close()
+    assert os.read(terminal, 100) == b"one\r\n"
+    os.close(terminal)
+    os.close(destination)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from accel_launch.processes.terminal import controlling_terminal
+
+pexpect = pytest.importorskip("pexpect", reason="a terminal is played by pexpect")
+
+SUPERVISOR = """
+import sys
+from pathlib import Path
+from accel_launch.plan import ProcessPlan
+from accel_launch.processes.supervision import run_processes
+plan = ProcessPlan((sys.executable, "-c", sys.argv[1]), Path.cwd())
+ending = run_processes([plan], host_environ={})
+print("ended", ending.children[0].return_code, ending.interrupted_by)
+"""
+
+TIDY = """
+import time
+try:
+    print("up")
+    time.sleep(30)
+except KeyboardInterrupt:
+    time.sleep(0.5)  # a second interrupt would come in here
+    print("tidy")
+"""
+
+
+@pytest.fixture
+def terminal():
+    spawned = []
+
+    def start(code: str):
+        spawned.append(pexpect.spawn(sys.executable, ["-c", SUPERVISOR, code], timeout=20, encoding="utf-8"))
+        return spawned[-1]
+
+    yield start
+    for process in spawned:
+        process.close(force=True)
+
+
+def test_the_script_can_read_the_keyboard(terminal):
+    session = terminal("print('read', input('name? '))")
+    session.expect_exact("name? ")
+    session.sendline("Ada")
+    session.expect_exact("read Ada")
+    session.expect_exact("ended 0 None")
+
+
+def test_ctrl_c_reaches_the_script_once(terminal):
+    session = terminal(TIDY)
+    session.expect_exact("up")
+    session.sendintr()
+    session.expect_exact("tidy")
+    session.expect_exact("ended 0 None")
+
+
+def test_ctrl_z_stops_the_whole_job_and_fg_continues_it(terminal):
+    session = pexpect.spawn("bash", ["--norc", "--noprofile", "-i"], timeout=20, encoding="utf-8")
+    try:
+        session.sendline("PS1='ready> '")
+        session.expect_exact("ready> ")
+        session.sendline(f"{sys.executable} -c '{SUPERVISOR}' 'print(\"up\"); print(\"read\", input())'")
+        session.expect_exact("up\r\n")
+        session.sendcontrol("z")
+        session.expect("Stopped")
+        session.expect_exact("ready> ")
+        session.sendline("fg")
+        session.sendline("Ada")
+        session.expect_exact("read Ada")
+        session.expect_exact("ended 0 None")
+    finally:
+        session.close(force=True)
+
+
+def test_output_goes_to_a_terminal_of_the_same_size_where_ours_is_one(terminal):
+    code = "import os, sys; print(sys.stdout.isatty(), sys.stderr.isatty(), *os.get_terminal_size(1))"
+    session = terminal(code)
+    session.expect_exact("True True 80 24\r\n")
+    session.expect_exact("ended 0 None")
+
+
+def test_without_a_terminal_there_is_none_to_lend(monkeypatch, tmp_path):
+    with (tmp_path / "input").open("w+") as no_terminal:
+        monkeypatch.setattr(sys, "__stdin__", no_terminal)
+        assert controlling_terminal() is None
+    assert controlling_terminal() is None  # closed

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel_launch import __version__
+from accel_launch.cli import env, launch, main
+
+LIGHT = """
+import sys
+from accel_launch.cli import main
+code = main(sys.argv[1:])
+heavy = sorted({"torch", "numpy", "yaml", "psutil", "accel_launch.elastic_agent"} & set(sys.modules))
+print("heavy:", *heavy, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def run(*command: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=60, check=False, **options
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
+def test_help_lists_the_commands(capsys, arguments):
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: accel ")
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "launch Start a script, in as many processes as asked for" in lines
+    assert "env Show versions, machine and config file, to paste into a bug report" in lines
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"accel {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [("lanch", "Did you mean `launch`? See `accel --help`.\n"), ("--cpu", ". See `accel --help`.\n")],
+)
+def test_an_unknown_command_is_a_usage_error_with_the_nearest_name(capsys, name, ending):
+    assert main([name]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: Unknown command `{name}`. Known: ")
+    assert message.endswith(ending)
+
+
+def test_the_aliases_are_the_commands(capsys):
+    assert launch(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: accel launch ")
+    assert env(["--nothing"]) == 2
+    assert "unknown option `--nothing`" in capsys.readouterr().err
+
+
+def test_a_wrong_flag_of_a_command_is_a_usage_error(capsys):
+    assert main(["env", "--jsno"]) == 2
+    assert "unknown option `--jsno`. Did you mean `--json`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["launch", "--help"],
+        ["env", "--json"],
+        ["launch", "--dry-run", "--num_processes=2", "x.py"],
+    ],
+)
+def test_nothing_heavy_is_imported(tmp_path, arguments, no_user_config):
+    (tmp_path / "x.py").touch()
+    finished = run("-c", LIGHT, *arguments, cwd=tmp_path, env=no_user_config)
+    assert finished.returncode == 0
+    assert finished.stderr.splitlines()[-1] == "heavy:"
+
+
+def test_the_launcher_stays_light_while_a_script_runs(tmp_path, no_user_config):
+    script = tmp_path / "x.py"
+    script.write_text("raise SystemExit(5)")
+    finished = run("-c", LIGHT, "launch", "--cpu", str(script), cwd=tmp_path, env=no_user_config)
+    assert finished.returncode == 5
+    assert finished.stderr.splitlines() == ["error: The script ended with exit code 5.", "heavy:"]
+
+
+def test_python_dash_m_is_the_command_and_hands_its_options_on(tmp_path, no_user_config):
+    script = tmp_path / "x.py"
+    script.write_text("import sys; print(sys.flags.dev_mode, sys.argv[1:])")
+    finished = run(
+        "-X", "dev", "-m", "accel_launch", "launch", "--cpu", str(script), "-m", "--cpu", env=no_user_config
+    )
+    assert (finished.returncode, finished.stdout) == (0, "True ['-m', '--cpu']\n")
+
+
+@pytest.mark.parametrize(("program", "usage"), [("accel", "accel "), ("accel-launch", "accel launch ")])
+def test_the_installed_programs_start(program, usage):
+    path = Path(sys.executable).parent / program
+    finished = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    assert finished.stdout.startswith(f"usage: {usage}")

@@ -1,0 +1,166 @@
+"""Real processes through the real command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+WRITE = """
+import json, os, sys
+from pathlib import Path
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+         "OMP_NUM_THREADS", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU")
+seen = {name: os.environ.get(name) for name in names} | {"argv": sys.argv[1:]}
+Path(sys.argv[0]).with_name(f"rank{os.environ.get('RANK', 'none')}.json").write_text(json.dumps(seen))
+"""
+# The last rank fails in the first attempt, and in the second if told so.
+TRY = """
+import os, sys, time
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("pid", os.getpid(), flush=True)
+if rank == "1" and attempt in sys.argv[1:]:
+    raise ValueError(f"attempt {attempt}")
+time.sleep(60 if sys.argv[1:] and attempt == sys.argv[-1] else 0)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path):
+    def write(text: str) -> str:
+        path = tmp_path / "script.py"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def start(*arguments: str, env: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "accel_launch", "launch", "--cpu", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | env,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    try:
+        stdout, stderr = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, stdout, stderr
+
+
+def pids_told(process: subprocess.Popen[str], number: int) -> list[int]:
+    """Wait for a line from each rank."""
+    return [int(process.stdout.readline().split()[1]) for _ in range(number)]
+
+
+def are_gone(pids: list[int], within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while any(is_running(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_one_process_is_started_as_by_hand(tmp_path, script, no_user_config):
+    code, _, stderr = finish(
+        start("--mixed_precision", "bf16", script(WRITE), "--num_processes", "3", env=no_user_config)
+    )
+    assert (code, stderr) == (0, "")
+    seen = json.loads((tmp_path / "ranknone.json").read_text())
+    assert seen["argv"] == ["--num_processes", "3"]
+    assert seen["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert seen["WORLD_SIZE"] is None
+
+
+def test_two_processes_know_their_ranks_and_settings(tmp_path, script, no_user_config):
+    arguments = ["--cpu", "--", "-h", "a b"]
+    code, _, stderr = finish(
+        start(
+            "--num_processes",
+            "2",
+            "--num_cpu_threads_per_process",
+            "3",
+            script(WRITE),
+            *arguments,
+            env=no_user_config,
+        )
+    )
+    assert (code, stderr) == (0, "")
+    for rank in ("0", "1"):
+        seen = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        assert (seen["RANK"], seen["LOCAL_RANK"], seen["WORLD_SIZE"]) == (rank, rank, "2")
+        assert seen["LOCAL_WORLD_SIZE"] == "2"
+        assert seen["MASTER_ADDR"]
+        assert int(seen["MASTER_PORT"]) > 0
+        assert seen["OMP_NUM_THREADS"] == "3"
+        assert seen["ACCELERATE_USE_CPU"] == "true"
+        assert seen["argv"] == arguments
+
+
+@pytest.mark.parametrize(
+    ("failing", "exit_code", "end"),
+    [(["0"], 0, []), (["0", "1"], 1, ["    | ValueError: attempt 1"])],
+)
+def test_ranks_start_again_after_a_failure_but_not_more_often_than_asked(
+    script, no_user_config, failing, exit_code, end
+):
+    arguments = ["--num_processes=2", "--max_restarts=1", script(TRY), *failing]
+    if exit_code == 0:
+        arguments[-1:] = ["0", "none"]
+    code, stdout, stderr = finish(start(*arguments, env=no_user_config))
+    assert code == exit_code
+    assert stdout.count("pid ") == 4
+    assert stderr.splitlines()[-1:] == (end or ["ValueError: attempt 0"])
+    assert ("error: Rank 1 on " in stderr) == (exit_code != 0)
+
+
+def test_no_rank_outlives_an_agent_whose_launcher_is_killed(script, no_user_config):
+    process = start("--num_processes=2", "--max_restarts=1", script(TRY), "0", "0", env=no_user_config)
+    pids = pids_told(process, 2)
+    process.kill()
+    finish(process)
+    assert are_gone(pids, within_s=2)
+
+
+def test_output_is_kept_in_files_too(tmp_path, script, no_user_config):
+    flags = ["--num_processes=2", "--tee=3", f"--log_dir={tmp_path / 'logs'}", "--role=trainer"]
+    code, stdout, _ = finish(start(*flags, script(TRY), env=no_user_config))
+    assert code == 0
+    assert "[trainer0]:pid " in stdout
+    files = sorted((tmp_path / "logs").rglob("stdout.log"))
+    assert [file.parent.name for file in files] == ["0", "1"]
+    assert all(file.read_text().startswith("pid ") for file in files)
+
+
+def test_the_launcher_itself_stays_small(script, no_user_config):
+    waits = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(60)"
+    process = start("--num_processes", "2", script(waits), env=no_user_config)
+    pids = pids_told(process, 2)
+    resident_mib = psutil.Process(process.pid).memory_info().rss / 2**20
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    assert are_gone(pids, within_s=2)
+    assert resident_mib < 40

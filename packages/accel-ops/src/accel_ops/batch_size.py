@@ -1,0 +1,116 @@
+"""Find the largest batch size that fits into memory, the same on every rank."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, overload
+
+from accel_ops.attempts import Attempt
+from accel_ops.memory import clear_device_cache, should_reduce_batch_size
+
+
+@overload
+def find_executable_batch_size(
+    function: None = None,
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[..., int] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+@overload
+def find_executable_batch_size(
+    function: Callable[..., Any],
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[..., int] | None = None,
+) -> Callable[..., Any]: ...
+def find_executable_batch_size(
+    function: Callable[..., Any] | None = None,
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[..., int] | None = None,
+) -> Callable[..., Any]:
+    """Call a function that takes the batch size first with ever smaller sizes while memory runs out.
+
+    The caller leaves the batch size out. Whatever needs device memory must be made inside the function;
+    before each try what the last one left is collected. A later call starts with the size that the last one
+    ended with.
+
+    Where there are several processes, all must call the function. Each try ends with an agreement: if memory
+    ran out on one rank, all ranks try the smaller size, also those that had finished, or that were waiting
+    for that rank in a collective (see :mod:`accel_ops.attempts`).
+
+    Args:
+        function: What to decorate; without it a decorator is returned.
+        starting_batch_size: The first size to try.
+        reduce_batch_size_fn: Returns the next size to try, given the current one (or nothing, if it takes no
+            argument).
+
+    Raises:
+        TypeError: If the caller passes a batch size.
+        RuntimeError: If the size has come down to zero.
+    """
+    if function is None:
+        return functools.partial(
+            find_executable_batch_size,
+            starting_batch_size=starting_batch_size,
+            reduce_batch_size_fn=reduce_batch_size_fn,
+        )
+    smaller = _with_argument(reduce_batch_size_fn) if reduce_batch_size_fn is not None else _half
+    batch_size = starting_batch_size
+
+    @functools.wraps(function)
+    def search(*args: Any, **kwargs: Any) -> Any:
+        nonlocal batch_size
+        _refuse_batch_size(function, args)
+        clear_device_cache(garbage_collection=True)
+        while batch_size > 0:
+            has_finished, result = _try(function, batch_size, args, kwargs)
+            if has_finished:
+                return result
+            clear_device_cache(garbage_collection=True)
+            batch_size = smaller(batch_size)
+        raise RuntimeError("No executable batch size found, reached zero.")
+
+    return search
+
+
+def _try(
+    function: Callable[..., Any], batch_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[bool, Any]:
+    """Call the function and agree with the other ranks; return whether it worked on all, and the result."""
+    attempt = Attempt()
+    try:
+        result = function(batch_size, *args, **kwargs)
+    except (RuntimeError, MemoryError) as error:
+        # The traceback, which holds the function's tensors, ends with this block.
+        if attempt.must_repeat("out of memory" if should_reduce_batch_size(error) else "failed"):
+            return False, None
+        raise
+    except BaseException:
+        attempt.must_repeat("failed")
+        raise
+    return not attempt.must_repeat("finished"), result
+
+
+def _half(batch_size: int) -> int:
+    return batch_size // 2
+
+
+def _with_argument(reduce_batch_size_fn: Callable[..., int]) -> Callable[[int], int]:
+    if inspect.signature(reduce_batch_size_fn).parameters:
+        return reduce_batch_size_fn
+    return lambda batch_size: reduce_batch_size_fn()
+
+
+def _refuse_batch_size(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Raise TypeError if there are more arguments than the function has room for beside the batch size."""
+    parameters = list(inspect.signature(function).parameters.values())
+    takes_any_number = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    if takes_any_number or len(parameters) >= len(args) + 1:
+        return
+    names = [parameter.name for parameter in parameters[1:]]
+    rest = ", ".join(f"{name}={value}" for name, value in zip(names, args[1:], strict=False))
+    name = getattr(function, "__name__", repr(function))
+    raise TypeError(
+        f"Batch size was passed into `{name}` as the first argument when called. "
+        f"Remove this as the decorator already does so: `{name}({rest})`"
+    )

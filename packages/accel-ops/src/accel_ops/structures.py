@@ -1,0 +1,134 @@
+"""Walk nested data: lists, tuples, named tuples, mappings and dataclasses, all keeping their type."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+
+def is_torch_tensor(tensor: object) -> bool:
+    """Tell whether the value is a ``torch.Tensor``."""
+    return isinstance(tensor, torch.Tensor)
+
+
+def is_namedtuple(data: object) -> bool:
+    """Tell whether the value is an instance of a named tuple class."""
+    fields = getattr(data, "_fields", None)
+    return (
+        isinstance(data, tuple)
+        and isinstance(fields, tuple)
+        and all(isinstance(name, str) for name in fields)
+    )
+
+
+def is_dataclass_instance(data: object) -> bool:
+    """Tell whether the value is an instance of a dataclass (the class itself is a leaf)."""
+    return dataclasses.is_dataclass(data) and not isinstance(data, type)
+
+
+def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
+    """Return the values of ``generator`` in a sequence of the type of ``obj``.
+
+    A named tuple takes its fields one by one, every other list or tuple takes them as one sequence.
+    """
+    if is_namedtuple(obj):
+        return type(obj)(*generator)
+    # torch's structured results (`torch.return_types.max`) accept a sequence, not a generator.
+    return type(obj)(tuple(generator))
+
+
+def rebuild_mapping(data: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:
+    """Return a mapping like ``data`` (type, attributes) with ``values`` for the same keys."""
+    if isinstance(data, (dict, UserDict)):
+        # These two have a shallow copy that does not share its items with the original.
+        rebuilt = copy.copy(data)
+        for key, value in values.items():
+            rebuilt[key] = value
+        return rebuilt
+    # The convention of Mapping classes: one positional argument.
+    make: Callable[[dict[Any, Any]], Any] = type(data)
+    return make(dict(values))
+
+
+def rebuild_dataclass(data: Any, values: Mapping[str, Any]) -> Any:
+    """Return a shallow copy of the dataclass ``data`` with the given field values, frozen or not."""
+    rebuilt = copy.copy(data)
+    for name, value in values.items():
+        object.__setattr__(rebuilt, name, value)
+    return rebuilt
+
+
+def map_children(data: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a container like the container ``data`` with ``function`` applied to each direct child."""
+    kind = type(data)
+    if kind is dict:
+        return {key: function(value) for key, value in data.items()}
+    if kind is list:
+        return [function(value) for value in data]
+    if kind is tuple:
+        return tuple([function(value) for value in data])
+    if isinstance(data, (list, tuple)):
+        return honor_type(data, [function(value) for value in data])
+    if isinstance(data, Mapping):
+        return rebuild_mapping(data, {key: function(value) for key, value in data.items()})
+    return rebuild_dataclass(data, {name: function(value) for name, value in dataclass_items(data)})
+
+
+def dataclass_items(data: Any) -> list[tuple[str, Any]]:
+    """Return the fields of a dataclass instance that are set, with their values."""
+    return [
+        (field.name, getattr(data, field.name))
+        for field in dataclasses.fields(data)
+        if hasattr(data, field.name)
+    ]
+
+
+def is_container(data: object) -> bool:
+    """Tell whether nested data continues below the value."""
+    return isinstance(data, (list, tuple, Mapping)) or is_dataclass_instance(data)
+
+
+def recursively_apply(
+    func: Callable[..., Any],
+    data: Any,
+    *args: Any,
+    test_type: Callable[[Any], bool] = is_torch_tensor,
+    error_on_other_type: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Apply ``func`` to every leaf of nested data that passes ``test_type``; the structure stays.
+
+    Args:
+        func: Called as ``func(leaf, *args, **kwargs)``.
+        data: A leaf, or lists, tuples, named tuples, mappings and dataclasses of them, nested at will.
+        test_type: Which values are leaves to work on. A container that passes the test is not entered.
+        error_on_other_type: Refuse leaves that fail the test; otherwise they are handed on unchanged.
+
+    Raises:
+        TypeError: If a leaf fails the test and ``error_on_other_type`` is set.
+    """
+
+    def visit(value: Any) -> Any:
+        if test_type(value):
+            return func(value, *args, **kwargs)
+        if is_container(value):
+            return map_children(value, visit)
+        if error_on_other_type:
+            raise TypeError(unsupported_leaf(value, user=func, test=test_type))
+        return value
+
+    return visit(data)
+
+
+def unsupported_leaf(value: object, *, user: object, test: object = is_torch_tensor) -> str:
+    """Say that a leaf cannot be worked on, by whom, and which ones can."""
+    return (
+        f"Unsupported types ({type(value)}) passed to `{getattr(user, '__name__', user)}`. Only nested "
+        "list/tuple/"
+        f"dicts of objects that are valid for `{getattr(test, '__name__', test)}` should be passed."
+    )

@@ -1,0 +1,108 @@
+"""Binding a process to the CPU cores that are near its GPU (NUMA affinity)."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from accel_state.environment import read, snapshot, variable
+from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.process_environments import detect_topology
+
+_BITS_PER_WORD = 64
+
+
+@dataclass
+class CPUInformation:
+    """A process's place in a run on CPUs."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+
+def get_cpu_distributed_information() -> CPUInformation:
+    """Return this process's ranks and sizes as its environment tells them, whoever started it."""
+    topology = detect_topology(snapshot())
+    return CPUInformation(topology.rank, topology.world_size, topology.local_rank, topology.local_world_size)
+
+
+@functools.cache
+def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
+    """Bind this process to the cores near the GPU of its local rank, once.
+
+    Further calls with the same arguments do nothing; `override_numa_affinity` binds anew.
+
+    Args:
+        local_process_index: The rank on this machine, which is also the index of the visible GPU.
+        verbose: Say which cores; by default where ``ACCELERATE_DEBUG_MODE`` is on.
+
+    Raises:
+        NotAvailableError: If `pynvml`, the driver or the operating system cannot do it.
+    """
+    override_numa_affinity(local_process_index, verbose)
+
+
+def override_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
+    """Bind this process to the cores near the GPU of its local rank, whatever it is bound to now.
+
+    Args and errors as for `set_numa_affinity`.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        raise NotAvailableError("Binding processes to cores needs Linux. Switch `enable_cpu_affinity` off.")
+    cores = _near_cores(local_process_index) & os.sched_getaffinity(0)
+    if not cores:
+        raise NotAvailableError(
+            f"None of the cores near GPU {local_process_index} is open to this process. "
+            "Widen its CPU set, or switch `enable_cpu_affinity` off."
+        )
+    os.sched_setaffinity(0, cores)
+    if read("debug_mode") if verbose is None else verbose:
+        print(f"Process {local_process_index} runs on {len(cores)} cores: {sorted(cores)}", flush=True)  # noqa: T201 -- asked for
+
+
+def _near_cores(local_process_index: int) -> set[int]:
+    nvml = _nvml()
+    nvml.nvmlInit()
+    try:
+        handle = _gpu_handle(nvml, local_process_index)
+        num_words = -(-(os.cpu_count() or 1) // _BITS_PER_WORD)
+        words = nvml.nvmlDeviceGetCpuAffinity(handle, num_words)
+    finally:
+        nvml.nvmlShutdown()
+    return {
+        word_index * _BITS_PER_WORD + bit
+        for word_index, word in enumerate(words)
+        for bit in range(_BITS_PER_WORD)
+        if int(word) >> bit & 1
+    }
+
+
+def _gpu_handle(nvml: Any, local_process_index: int) -> Any:
+    """Return NVML's handle of a visible GPU; NVML itself counts hidden ones too."""
+    visible = variable("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return nvml.nvmlDeviceGetHandleByIndex(local_process_index)
+    devices = [device.strip() for device in visible.split(",") if device.strip()]
+    if local_process_index >= len(devices):
+        raise ConfigError(
+            f"Process {local_process_index} of this machine has no GPU: `CUDA_VISIBLE_DEVICES` is "
+            f"`{visible}`."
+        )
+    device = devices[local_process_index]
+    if device.isdecimal():
+        return nvml.nvmlDeviceGetHandleByIndex(int(device))
+    return nvml.nvmlDeviceGetHandleByUUID(device)
+
+
+def _nvml() -> Any:
+    from accel_state.availability import why_not
+
+    reason = why_not("pynvml")
+    if reason is not None:
+        raise NotAvailableError(f"Binding processes to cores near their GPU needs `pynvml`. {reason}")
+    return import_module("pynvml")

@@ -1,0 +1,144 @@
+"""Builds the runtime from arguments and environment; the only time that the environment is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from accel_state import process_group
+from accel_state.devices.protocol import DeviceBackend
+from accel_state.devices.selection import current_device_backend, device_backend_of, require_device_backend
+from accel_state.enums import DistributedType
+from accel_state.environment import parse_flag_from_env, read, snapshot
+from accel_state.errors import ConfigError, StateError
+from accel_state.process_environments import detect_topology
+from accel_state.runtime import (
+    Runtime,
+    current_gradient,
+    current_runtime,
+    has_runtime,
+    install_runtime,
+    runtime_lock,
+)
+from accel_state.topology import Topology
+
+
+def obtain_runtime(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
+    """Return the runtime of this process, building it on the first call.
+
+    Raises:
+        StateError: If it exists already and contradicts the arguments.
+    """
+    process_group.check_options(options)
+    with runtime_lock():
+        if not has_runtime():
+            install_runtime(_build(cpu=cpu, options=options))
+        else:
+            _check_agrees(current_runtime(), cpu=cpu, options=options)
+        return current_runtime()
+
+
+def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
+    is_cpu_forced = cpu or read("use_cpu")
+    device_backend, chosen = _choose_device(is_cpu_forced)
+    topology = device_backend.refine_topology(_topology(options))
+    backend: str | None = None
+    if process_group.is_group_up():
+        topology, backend = process_group.adopt_group(topology, options=options)
+    device = device_backend.place(topology) if chosen is None else _place_chosen(chosen, topology)
+    if device.type != "cpu":
+        device_backend.set_device(device)
+    if backend is None and topology.world_size > 1:
+        backend = _set_up_group(topology, device_backend, options)
+    if read("cpu_affinity"):
+        from accel_state.affinity import set_numa_affinity
+
+        set_numa_affinity(topology.local_rank)
+    return Runtime(
+        topology=topology,
+        device=device,
+        device_backend=device_backend,
+        backend=backend,
+        distributed_type=device_backend.distributed_type if topology.world_size > 1 else DistributedType.NO,
+        is_cpu_forced=is_cpu_forced,
+        debug=read("debug_mode"),
+        fork_launched=parse_flag_from_env("FORK_LAUNCHED"),
+        gradient=current_gradient(),
+        group_request=dict(options),
+    )
+
+
+def _topology(options: Mapping[str, Any]) -> Topology:
+    """Return the environment's topology, or the one that the user's ``rank`` and ``world_size`` tell."""
+    if not {"rank", "world_size"} & set(options):
+        return detect_topology(snapshot())
+    rank, world_size = options.get("rank"), options.get("world_size")
+    if rank is None or world_size is None:
+        raise ConfigError("`rank` and `world_size` belong together: give both, or neither.")
+    return replace(Topology(), rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
+
+
+def _choose_device(is_cpu_forced: bool) -> tuple[DeviceBackend, torch.device | None]:
+    """Return the kind of device, and the device itself where ``ACCELERATE_TORCH_DEVICE`` gives its number."""
+    wanted: str | None = None if is_cpu_forced else read("torch_device")
+    if wanted is None:
+        return current_device_backend(cpu=is_cpu_forced), None
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"`ACCELERATE_TORCH_DEVICE` is `{wanted}`, which torch does not know: {error}"
+        ) from None
+    backend = require_device_backend(device.type)
+    is_numbered = ":" in wanted
+    return backend, device if is_numbered else None
+
+
+def _place_chosen(device: torch.device, topology: Topology) -> torch.device:
+    backend = device_backend_of(device)
+    if topology.local_world_size > 1 and device.type != "cpu":
+        raise ConfigError(
+            f"`ACCELERATE_TORCH_DEVICE` names the one device `{device}` for {topology.local_world_size} "
+            "processes. "
+            f"Leave the number out (`{device.type}`), so that each gets its own."
+        )
+    if device.index >= backend.count():
+        raise ConfigError(
+            f"`ACCELERATE_TORCH_DEVICE` is `{device}`, but there are only {backend.count()} such device(s), "
+            "numbered from 0."
+        )
+    return device
+
+
+def _set_up_group(topology: Topology, device_backend: DeviceBackend, options: Mapping[str, Any]) -> str:
+    backend = options.get("backend") or device_backend.collective_backend
+    if backend is None:
+        raise ConfigError(
+            f"{topology.world_size} processes were asked for, but processes on `{device_backend.name}` "
+            "cannot talk to "
+            "each other. Start one process, or pass `cpu=True` (`--cpu`)."
+        )
+    process_group.set_up_group(
+        topology, backend=backend, options={**device_backend.process_group_options(), **options}
+    )
+    return str(backend)
+
+
+def _check_agrees(runtime: Runtime, *, cpu: bool, options: Mapping[str, Any]) -> None:
+    if cpu and runtime.device.type != "cpu":
+        raise StateError(
+            f"`cpu=True` contradicts the state of this process, which runs on `{runtime.device}` already. "
+            "Pass it the first time that `Accelerator` or `PartialState` is constructed."
+        )
+    if runtime.backend is None:
+        return
+    for name, asked in options.items():
+        given = runtime.backend if name == "backend" else runtime.group_request.get(name)
+        if asked != given:
+            raise StateError(
+                f"`{name}` asks for `{asked}`, but the process group was set up with `{given}` already. "
+                "Pass it the first time that `Accelerator` or `PartialState` is constructed."
+            )

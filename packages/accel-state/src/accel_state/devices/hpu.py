@@ -1,0 +1,39 @@
+"""Intel Gaudi, driven by `habana_frameworks.torch` (https://docs.habana.ai/en/latest/PyTorch)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, ClassVar
+
+import torch
+
+from accel_state.devices.torch_module import TorchModuleBackend
+from accel_state.enums import DistributedType
+
+
+class HpuBackend(TorchModuleBackend):
+    """One HPU per process; the processes talk over Habana's HCCL."""
+
+    name: ClassVar[str] = "hpu"
+    plugin: ClassVar[str | None] = "habana_frameworks.torch"
+    collective_backend: ClassVar[str | None] = "hccl"
+    distributed_type: ClassVar[DistributedType] = DistributedType.MULTI_HPU
+
+    @property
+    def rng_module(self) -> Any:
+        return self.module.random
+
+    def device(self, local_rank: int) -> torch.device:
+        # A process acquires one free HPU, which it calls plain `hpu`.
+        return torch.device("hpu")
+
+    def set_device(self, device: torch.device) -> None:
+        """Nothing to set: the process has one HPU."""
+
+    def process_group_options(self) -> dict[str, Any]:
+        # Importing it is what makes the backend known to torch.
+        importlib.import_module("habana_frameworks.torch.distributed.hccl")
+        return {}
+
+    def empty_cache(self) -> None:
+        """Nothing to hand back: the bridge reserves the device's memory as a whole."""

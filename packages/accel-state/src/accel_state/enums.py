@@ -1,0 +1,149 @@
+"""The closed lists of words that users and config files know, as enums that are also strings."""
+
+from __future__ import annotations
+
+import enum
+
+from accel_state.errors import ConfigError
+
+
+class EnumWithContains(enum.EnumMeta):
+    """Lets ``value in SomeEnum`` take plain values, on every Python version."""
+
+    def __contains__(cls, member: object) -> bool:
+        return member in cls._value2member_map_ if isinstance(member, str) else False
+
+
+class BaseEnum(enum.StrEnum, metaclass=EnumWithContains):
+    """A string enum: a member equals, hashes and prints as its value."""
+
+    @classmethod
+    def list(cls) -> list[str]:
+        """Return the values of all members, in their order."""
+        return [str(member) for member in cls]
+
+    @classmethod
+    def _missing_(cls, value: object) -> BaseEnum:
+        raise ConfigError(f"`{value}` is not a valid {cls.__name__}. Choose one of: {', '.join(cls.list())}.")
+
+
+class DistributedType(BaseEnum):
+    """What kind of distributed run this is; for users' code to read, accel itself never branches on it."""
+
+    NO = "NO"
+    MULTI_CPU = "MULTI_CPU"
+    MULTI_GPU = "MULTI_GPU"
+    MULTI_NPU = "MULTI_NPU"
+    MULTI_MLU = "MULTI_MLU"
+    MULTI_SDAA = "MULTI_SDAA"
+    MULTI_MUSA = "MULTI_MUSA"
+    MULTI_XPU = "MULTI_XPU"
+    DEEPSPEED = "DEEPSPEED"
+    FSDP = "FSDP"
+    XLA = "XLA"
+    MEGATRON_LM = "MEGATRON_LM"
+    MULTI_HPU = "MULTI_HPU"
+    MULTI_NEURON = "MULTI_NEURON"
+
+
+class SageMakerDistributedType(BaseEnum):
+    """How a SageMaker job is distributed."""
+
+    NO = "NO"
+    DATA_PARALLEL = "DATA_PARALLEL"
+    MODEL_PARALLEL = "MODEL_PARALLEL"
+
+
+class ComputeEnvironment(BaseEnum):
+    """Where a run takes place: machines of one's own, or a cloud service that starts them."""
+
+    LOCAL_MACHINE = "LOCAL_MACHINE"
+    AMAZON_SAGEMAKER = "AMAZON_SAGEMAKER"
+
+
+class PrecisionType(BaseEnum):
+    """The number format of the forward pass; ``no`` is full precision."""
+
+    NO = "no"
+    FP8 = "fp8"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
+class FP8BackendType(BaseEnum):
+    """Which library does the 8-bit arithmetic: Transformer Engine, MS-AMP or torchao."""
+
+    NO = "NO"
+    TE = "TE"
+    MSAMP = "MSAMP"
+    AO = "AO"
+
+
+class CustomDtype(BaseEnum):
+    """Number formats that have sizes but no `torch.dtype` of their own."""
+
+    FP8 = "fp8"
+    INT4 = "int4"
+    INT2 = "int2"
+
+
+class RNGType(BaseEnum):
+    """The random number generators whose state can be kept the same on all ranks."""
+
+    TORCH = "torch"
+    CUDA = "cuda"
+    MLU = "mlu"
+    SDAA = "sdaa"
+    MUSA = "musa"
+    NPU = "npu"
+    XLA = "xla"
+    XPU = "xpu"
+    HPU = "hpu"
+    NEURON = "neuron"
+    GENERATOR = "generator"
+
+
+class LoggerType(BaseEnum):
+    """The experiment trackers that come with accel; ``all`` stands for every one that is installed."""
+
+    ALL = "all"
+    AIM = "aim"
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+    COMETML = "comet_ml"
+    MLFLOW = "mlflow"
+    CLEARML = "clearml"
+    DVCLIVE = "dvclive"
+    SWANLAB = "swanlab"
+
+
+class DynamoBackend(BaseEnum):
+    """The compilers that `torch.compile` can hand a captured graph to."""
+
+    NO = "NO"
+    EAGER = "EAGER"
+    AOT_EAGER = "AOT_EAGER"
+    INDUCTOR = "INDUCTOR"
+    AOT_TS_NVFUSER = "AOT_TS_NVFUSER"
+    NVPRIMS_NVFUSER = "NVPRIMS_NVFUSER"
+    CUDAGRAPHS = "CUDAGRAPHS"
+    OFI = "OFI"
+    FX2TRT = "FX2TRT"
+    ONNXRT = "ONNXRT"
+    TENSORRT = "TENSORRT"
+    AOT_TORCHXLA_TRACE_ONCE = "AOT_TORCHXLA_TRACE_ONCE"
+    TORCHXLA_TRACE_ONCE = "TORCHXLA_TRACE_ONCE"
+    TVM = "TVM"
+    HPU_BACKEND = "HPU_BACKEND"
+    NEURON = "NEURON"
+
+
+class DDPCommunicationHookType(BaseEnum):
+    """How gradients are packed on their way between the ranks of a DDP model."""
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    POWER_SGD = "power_sgd"
+    BATCHED_POWER_SGD = "batched_power_sgd"

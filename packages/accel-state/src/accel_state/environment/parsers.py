@@ -1,0 +1,104 @@
+"""How the text of a setting becomes a value, and what each parser says it accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+TRUE_WORDS = frozenset({"y", "yes", "t", "true", "on", "1"})
+FALSE_WORDS = frozenset({"n", "no", "f", "false", "off", "0"})
+
+
+class Parser(NamedTuple):
+    """Turns text into a value; raises `ValueError` (or `KeyError`) on what it does not accept.
+
+    ``accepts`` completes the sentence "it must be …"; ``choices`` lists the words where the list is closed.
+    """
+
+    accepts: str
+    convert: Callable[[str], Any]
+    choices: tuple[str, ...] | None = None
+
+    def __call__(self, text: str) -> Any:
+        return self.convert(text)
+
+
+def _to_bool(text: str) -> bool:
+    word = text.strip().lower()
+    if word in TRUE_WORDS:
+        return True
+    if word in FALSE_WORDS:
+        return False
+    raise ValueError(text)
+
+
+def _to_port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise ValueError(text)
+    return port
+
+
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        number = int(text)
+        if number < minimum:
+            raise ValueError(text)
+        return number
+
+    return convert
+
+
+def _to_names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in (part.strip() for part in text.split(",")) if name)
+
+
+boolean = Parser("true or false (or yes/no, on/off, 1/0)", _to_bool)
+integer = Parser("a whole number", int)
+count = Parser("a whole number of at least 1", _at_least(1))
+index = Parser("a whole number of at least 0", _at_least(0))
+number = Parser("a number", float)
+port = Parser("a port number between 0 and 65535", _to_port)
+text = Parser("any text", str)
+names = Parser("names separated by commas", _to_names)
+
+
+def choice(*words: str, aliases: Mapping[str, str] | None = None) -> Parser:
+    """Accept one of ``words`` in any case, or an alias of one; the value is the word as spelled here."""
+    known = {word.lower(): word for word in words} | {
+        key.lower(): word for key, word in (aliases or {}).items()
+    }
+    return Parser(f"one of: {', '.join(words)}", lambda given: known[given.strip().lower()], words)
+
+
+def digit(*numbers: int) -> Parser:
+    """Accept one of ``numbers``; the value is the number."""
+    words = tuple(str(number) for number in numbers)
+    known = dict(zip(words, numbers, strict=True))
+    return Parser(f"one of: {', '.join(words)}", lambda given: known[given.strip()], words)
+
+
+def numbered(*words: str) -> Parser:
+    """Accept one of ``words``, or its place in the list counted from 1, as the questionnaire writes it."""
+    return choice(*words, aliases={str(place): word for place, word in enumerate(words, start=1)})
+
+
+def either(first: Parser, second: Parser) -> Parser:
+    """Accept what ``first`` takes, else what ``second`` takes."""
+
+    def convert(given: str) -> Any:
+        try:
+            return first(given)
+        except (ValueError, KeyError):
+            return second(given)
+
+    return Parser(f"{first.accepts}, or {second.accepts}", convert)
+
+
+def unless(word: str, parser: Parser, value: Any) -> Parser:
+    """Accept ``word``, which stands for ``value``, and otherwise what ``parser`` takes."""
+
+    def convert(given: str) -> Any:
+        return value if given.strip().lower() == word else parser(given)
+
+    return Parser(f"{parser.accepts}, or `{word}`", convert)

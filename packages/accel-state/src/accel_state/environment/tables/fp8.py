@@ -1,0 +1,131 @@
+"""Settings of 8-bit training."""
+
+from __future__ import annotations
+
+from accel_state.environment.parsers import boolean, choice, index
+from accel_state.environment.setting import Setting
+
+TITLE = "FP8"
+
+SETTINGS = (
+    Setting(
+        "fp8_backend",
+        "ACCELERATE_FP8_BACKEND",
+        choice("NO", "TE", "MSAMP", "AO"),
+        "NO",
+        "Library that does the arithmetic: Transformer Engine, MS-AMP or torchao.",
+        flag="--fp8_backend",
+        config_key="fp8_config.backend",
+    ),
+    Setting(
+        "fp8_use_autocast_during_eval",
+        "ACCELERATE_FP8_USE_AUTOCAST_DURING_EVAL",
+        boolean,
+        False,
+        "Use 8 bits in evaluation too (Transformer Engine).",
+        flag="--fp8_use_autocast_during_eval",
+        config_key="fp8_config.use_autocast_during_eval",
+    ),
+    Setting(
+        "fp8_margin",
+        "ACCELERATE_FP8_MARGIN",
+        index,
+        0,
+        "Margin of the gradient scaling, in powers of two (Transformer Engine).",
+        flag="--fp8_margin",
+        config_key="fp8_config.margin",
+    ),
+    Setting(
+        "fp8_interval",
+        "ACCELERATE_FP8_INTERVAL",
+        index,
+        1,
+        "Number of steps between two computations of the scaling factor (Transformer Engine).",
+        flag="--fp8_interval",
+        config_key="fp8_config.interval",
+    ),
+    Setting(
+        "fp8_format",
+        "ACCELERATE_FP8_FORMAT",
+        choice("HYBRID", "E4M3", "E5M2"),
+        "HYBRID",
+        "Number format of the recipe (Transformer Engine).",
+        flag="--fp8_format",
+        config_key="fp8_config.fp8_format",
+    ),
+    Setting(
+        "fp8_amax_history_len",
+        "ACCELERATE_FP8_AMAX_HISTORY_LEN",
+        index,
+        1024,
+        "Number of steps whose maxima the scaling factor looks at (Transformer Engine).",
+        flag="--fp8_amax_history_len",
+        config_key="fp8_config.amax_history_length",
+    ),
+    Setting(
+        "fp8_amax_compute_algo",
+        "ACCELERATE_FP8_AMAX_COMPUTE_ALGO",
+        choice("most_recent", "max"),
+        "most_recent",
+        "Which of these maxima counts (Transformer Engine).",
+        flag="--fp8_amax_compute_algo",
+        config_key="fp8_config.amax_compute_algorithm",
+    ),
+    Setting(
+        "fp8_use_mxfp8_block_scaling",
+        "ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING",
+        boolean,
+        False,
+        "Scale blocks of 32 values instead of whole tensors (Transformer Engine on Blackwell).",
+        flag="--fp8_use_mxfp8_block_scaling",
+        config_key="fp8_config.use_mxfp8_block_scaling",
+    ),
+    Setting(
+        "fp8_opt_level",
+        "ACCELERATE_FP8_OPT_LEVEL",
+        choice("O1", "O2"),
+        "O2",
+        "How much is kept in 8 bits: gradients and their exchange (O1), optimizer states too (O2) (MS-AMP).",
+        flag="--fp8_opt_level",
+        config_key="fp8_config.opt_level",
+    ),
+    Setting(
+        "fp8_enable_fsdp_float8_all_gather",
+        "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER",
+        boolean,
+        None,
+        "Gather sharded parameters in 8 bits (torchao with FSDP 2).",
+        flag="--fp8_enable_fsdp_float8_all_gather",
+        config_key="fp8_config.enable_fsdp_float8_all_gather",
+    ),
+    Setting(
+        "fp8_pad_inner_dim",
+        "ACCELERATE_FP8_PAD_INNER_DIM",
+        boolean,
+        None,
+        "Pad matrices to the sizes that 8-bit products need (torchao).",
+        flag="--fp8_pad_inner_dim",
+        config_key="fp8_config.pad_inner_dim",
+    ),
+    Setting(
+        "fp8_override_fprop",
+        "FP8_OVERRIDE_FPROP",
+        boolean,
+        False,
+        "Do the forward products in higher precision (Transformer Engine).",
+    ),
+    Setting(
+        "fp8_override_dgrad",
+        "FP8_OVERRIDE_DGRAD",
+        boolean,
+        False,
+        "Do the products for the gradients of the inputs in higher precision (Transformer Engine).",
+    ),
+    Setting(
+        "fp8_override_wgrad",
+        "FP8_OVERRIDE_WGRAD",
+        boolean,
+        False,
+        "Do the products for the gradients of the weights in higher precision (Transformer Engine).",
+    ),
+)

@@ -1,0 +1,125 @@
+"""Settings of the device mesh: which parallelisms are combined, in what sizes."""
+
+from __future__ import annotations
+
+from accel_state.environment.parsers import boolean, choice, count, text
+from accel_state.environment.setting import Setting
+
+TITLE = "Combined parallelism"
+
+SETTINGS = (
+    Setting(
+        "use_parallelism_config",
+        "ACCELERATE_USE_PARALLELISM_CONFIG",
+        boolean,
+        False,
+        "Build the `ParallelismConfig` from the variables below.",
+        flag="--use_parallelism_config",
+    ),
+    Setting(
+        "parallelism_dp_replicate_size",
+        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE",
+        count,
+        1,
+        "Number of full copies of the model.",
+        flag="--parallelism_config_dp_replicate_size",
+        config_key="parallelism_config.parallelism_config_dp_replicate_size",
+    ),
+    Setting(
+        "parallelism_dp_shard_size",
+        "PARALLELISM_CONFIG_DP_SHARD_SIZE",
+        count,
+        1,
+        "Number of shards of each copy.",
+        flag="--parallelism_config_dp_shard_size",
+        config_key="parallelism_config.parallelism_config_dp_shard_size",
+    ),
+    Setting(
+        "parallelism_tp_size",
+        "PARALLELISM_CONFIG_TP_SIZE",
+        count,
+        1,
+        "Number of processes that share each layer (tensor parallel).",
+        flag="--parallelism_config_tp_size",
+        config_key="parallelism_config.parallelism_config_tp_size",
+    ),
+    Setting(
+        "parallelism_cp_size",
+        "PARALLELISM_CONFIG_CP_SIZE",
+        count,
+        1,
+        "Number of processes that share each sequence (context parallel).",
+        flag="--parallelism_config_cp_size",
+        config_key="parallelism_config.parallelism_config_cp_size",
+    ),
+    Setting(
+        "parallelism_cp_backend",
+        "PARALLELISM_CONFIG_CP_BACKEND",
+        choice("torch"),
+        "torch",
+        "Who does context parallelism.",
+        flag="--parallelism_config_cp_backend",
+        config_key="parallelism_config.parallelism_config_cp_backend",
+    ),
+    Setting(
+        "parallelism_cp_comm_strategy",
+        "PARALLELISM_CONFIG_CP_COMM_STRATEGY",
+        choice("allgather", "alltoall"),
+        "allgather",
+        "How keys and values travel in context parallelism.",
+        flag="--parallelism_config_cp_comm_strategy",
+        config_key="parallelism_config.parallelism_config_cp_comm_strategy",
+    ),
+    Setting(
+        "parallelism_sp_size",
+        "PARALLELISM_CONFIG_SP_SIZE",
+        count,
+        1,
+        "Number of processes that share each sequence by attention heads (Ulysses sequence parallel).",
+        flag="--parallelism_config_sp_size",
+        config_key="parallelism_config.parallelism_config_sp_size",
+    ),
+    Setting(
+        "parallelism_sp_backend",
+        "PARALLELISM_CONFIG_SP_BACKEND",
+        choice("deepspeed"),
+        "deepspeed",
+        "Who does sequence parallelism.",
+        flag="--parallelism_config_sp_backend",
+        config_key="parallelism_config.parallelism_config_sp_backend",
+    ),
+    Setting(
+        "parallelism_sp_seq_length",
+        "PARALLELISM_CONFIG_SP_SEQ_LENGTH",
+        count,
+        None,
+        "Length of the sequences, where it is always the same.",
+        flag="--parallelism_config_sp_seq_length",
+        config_key="parallelism_config.parallelism_config_sp_seq_length",
+    ),
+    Setting(
+        "parallelism_sp_seq_length_is_variable",
+        "PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE",
+        boolean,
+        True,
+        "Whether the length differs from batch to batch.",
+        flag="--parallelism_config_sp_seq_length_is_variable",
+        config_key="parallelism_config.parallelism_config_sp_seq_length_is_variable",
+    ),
+    Setting(
+        "parallelism_sp_attn_implementation",
+        "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION",
+        text,
+        "sdpa",
+        "Attention that sequence parallelism is built around.",
+        flag="--parallelism_config_sp_attn_implementation",
+        config_key="parallelism_config.parallelism_config_sp_attn_implementation",
+    ),
+    Setting(
+        "allow_cp_standalone",
+        "ACCELERATE_ALLOW_CP_STANDALONE",
+        boolean,
+        False,
+        "Allow context parallelism without a sharded model.",
+    ),
+)

@@ -1,0 +1,50 @@
+"""Base of the small objects through which a user sets one part of a run."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from accel_state.errors import ConfigError
+
+
+@dataclass
+class KwargsHandler:
+    """A set of keyword arguments for one thing that accel builds on the user's behalf."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields with copies of their values."""
+        return copy.deepcopy({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """Return the fields whose values differ from those of a handler built without arguments."""
+        default = type(self)().to_dict()
+        return {name: value for name, value in self.to_dict().items() if value != default[name]}
+
+
+@dataclass
+class InitProcessGroupKwargs(KwargsHandler):
+    """How the process group is set up: see `torch.distributed.init_process_group`.
+
+    Args:
+        backend: Only a value other than ``nccl`` is a wish; otherwise the device's own backend is used.
+        init_method: Where the ranks meet (``env://``, ``tcp://host:port``, ``file:///path``).
+        timeout: How long a collective may take; None leaves it to the backend (10 minutes for NCCL, 30 for
+            others).
+    """
+
+    backend: str | None = "nccl"
+    init_method: str | None = None
+    timeout: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not isinstance(self.timeout, timedelta):
+            raise ConfigError(
+                f"`timeout` must be a `datetime.timedelta`, got {self.timeout!r}. Write "
+                "`timedelta(seconds=...)`."
+            )
+        if self.timeout is not None and self.timeout <= timedelta(0):
+            raise ConfigError(f"`timeout` must be longer than nothing, got {self.timeout}.")

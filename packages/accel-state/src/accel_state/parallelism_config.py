@@ -1,0 +1,238 @@
+"""How the processes of a run share the work: the axes of the device mesh and their sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from accel_state.environment import read
+from accel_state.errors import ConfigError, StateError
+from accel_state.parallelism_handlers import (
+    DeepSpeedSequenceParallelConfig,
+    TorchContextParallelConfig,
+    TorchTensorParallelConfig,
+    check_choice,
+)
+
+__all__ = [
+    "DeepSpeedSequenceParallelConfig",
+    "ParallelismConfig",
+    "TorchContextParallelConfig",
+    "TorchTensorParallelConfig",
+]
+
+# From the outside in: neighbours in rank, which share a machine, share what talks most.
+_AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
+_HANDLERS = {
+    "tp": TorchTensorParallelConfig,
+    "cp": TorchContextParallelConfig,
+    "sp": DeepSpeedSequenceParallelConfig,
+}
+
+
+@dataclass
+class ParallelismConfig:
+    """The sizes of the mesh's axes; their product is the number of processes.
+
+    Sizes and backends that are None are read from ``PARALLELISM_CONFIG_*`` when the object is built, 1 where
+    nothing is said. An axis of size 1 is switched off. Each of the three axes of model parallelism that is on
+    has a handler.
+
+    Args:
+        dp_replicate_size: Full copies of the model.
+        dp_shard_size: Processes over which each copy is sharded.
+        tp_size: Processes that share each layer.
+        cp_size: Processes that share each sequence, by torch's context parallelism.
+        sp_size: Processes that share each sequence by attention heads, by DeepSpeed's Ulysses.
+    """
+
+    dp_replicate_size: int | None = None
+    dp_shard_size: int | None = None
+    tp_size: int | None = None
+    cp_size: int | None = None
+    cp_backend: Literal["torch"] | None = None
+    sp_size: int | None = None
+    sp_backend: Literal["deepspeed"] | None = None
+    tp_handler: TorchTensorParallelConfig | None = None
+    cp_handler: TorchContextParallelConfig | None = None
+    sp_handler: DeepSpeedSequenceParallelConfig | None = None
+    device_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for axis in _AXES:
+            setattr(self, f"{axis}_size", self._checked_size(axis))
+        for name, choices in (("cp_backend", ("torch",)), ("sp_backend", ("deepspeed",))):
+            if getattr(self, name) is None:
+                setattr(self, name, read(f"parallelism_{name}"))
+            check_choice(name, getattr(self, name), choices)
+        if self.cp_enabled and self.sp_enabled:
+            raise ConfigError(
+                f"`cp_size` ({self.cp_size}) and `sp_size` ({self.sp_size}) are two ways to share a "
+                "sequence. "
+                "Set one of them to 1."
+            )
+        for axis, handler in _HANDLERS.items():
+            self._complete_handler(axis, handler)
+
+    @property
+    def total_size(self) -> int:
+        """Processes of the whole mesh."""
+        return self.data_parallel_size * self.non_data_parallel_size
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Processes that see different batches."""
+        return self._size("dp_replicate") * self._size("dp_shard")
+
+    @property
+    def non_data_parallel_size(self) -> int:
+        """Processes that work on the same batch."""
+        return self._size("cp") * self._size("sp") * self._size("tp")
+
+    @property
+    def dp_replicate_enabled(self) -> bool:
+        """Whether there is more than one full copy of the model."""
+        return self._size("dp_replicate") > 1
+
+    @property
+    def dp_shard_enabled(self) -> bool:
+        """Whether parameters are sharded over processes that see different batches."""
+        return self._size("dp_shard") > 1
+
+    @property
+    def tp_enabled(self) -> bool:
+        """Whether layers are shared."""
+        return self._size("tp") > 1
+
+    @property
+    def cp_enabled(self) -> bool:
+        """Whether sequences are shared by torch."""
+        return self._size("cp") > 1
+
+    @property
+    def sp_enabled(self) -> bool:
+        """Whether sequences are shared by DeepSpeed."""
+        return self._size("sp") > 1
+
+    @property
+    def active_mesh_dims(self) -> list[str]:
+        """The axes that are on, in the order of the mesh."""
+        return self._enabled(*_AXES)
+
+    @property
+    def dp_dim_names(self) -> list[str]:
+        """The axes along which batches differ."""
+        return self._enabled("dp_replicate", "dp_shard")
+
+    @property
+    def non_dp_dim_names(self) -> list[str]:
+        """The axes along which the batch is the same."""
+        return self._enabled("cp", "sp", "tp")
+
+    @property
+    def dp_shard_cp_dim_names(self) -> list[str]:
+        """The axes over which FSDP shards parameters; in the mesh they are one, called ``dp_shard_cp``."""
+        return self._enabled("dp_shard", "cp")
+
+    @property
+    def dp_cp_dim_names(self) -> list[str]:
+        """The axes over which the loss is averaged; in the mesh they are one, called ``dp_cp``."""
+        return self._enabled("dp_replicate", "dp_shard", "cp")
+
+    @property
+    def fsdp_dim_names(self) -> list[str]:
+        """The names of the mesh that FSDP is given: the copies, if several, then the shards, if any."""
+        shards = ["dp_shard_cp"] if self.dp_shard_cp_dim_names else []
+        return [*self._enabled("dp_replicate"), *shards]
+
+    def build_device_mesh(self, device_type: str) -> DeviceMesh | None:
+        """Build the mesh over all processes; every process must call this, and blocks until all have.
+
+        The axes that are on come in the order of `active_mesh_dims`; their unions ``dp``, ``dp_shard_cp`` and
+        ``dp_cp`` can be asked for by name too. A mesh of one process is None.
+
+        Raises:
+            ConfigError: If the sizes do not multiply to the number of processes.
+        """
+        self.check_total_size(dist.get_world_size() if dist.is_initialized() else 1)
+        if self.total_size == 1:
+            return None
+        axes = self.active_mesh_dims
+        mesh = init_device_mesh(device_type, tuple(map(self._size, axes)), mesh_dim_names=tuple(axes))
+        unions = {
+            "dp": self.dp_dim_names,
+            "dp_shard_cp": self.dp_shard_cp_dim_names,
+            "dp_cp": self.dp_cp_dim_names,
+        }
+        for name, members in unions.items():
+            if members:
+                mesh[tuple(members)]._flatten(name)
+        return mesh
+
+    def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:
+        """Return the mesh, building it for ``device_type`` on the first call.
+
+        Raises:
+            StateError: If no mesh has been built and no type is given, or it was built for another type.
+        """
+        if self.device_mesh is None:
+            if device_type is None:
+                raise StateError(
+                    "The device mesh has not been built. Call `get_device_mesh(device_type)` first."
+                )
+            self.device_mesh = self.build_device_mesh(device_type)
+        elif device_type is not None and self.device_mesh.device_type != device_type:
+            raise StateError(
+                f"The device mesh was built for `{self.device_mesh.device_type}`, but `{device_type}` is "
+                "asked for."
+            )
+        return self.device_mesh
+
+    def check_total_size(self, num_processes: int) -> None:
+        """Refuse sizes that do not multiply to the number of processes."""
+        if self.total_size != num_processes:
+            sizes = ", ".join(f"{axis}_size={self._size(axis)}" for axis in _AXES)
+            raise ConfigError(
+                f"The mesh of `ParallelismConfig` ({sizes}) is for {self.total_size} processes, but there "
+                "are "
+                f"{num_processes}. Make the product of the sizes {num_processes}."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return sizes, backends and handlers as values that JSON can hold."""
+        names = [known.name for known in dataclasses.fields(self) if known.name != "device_mesh"]
+        values = {name: getattr(self, name) for name in names}
+        return {
+            name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+            for name, value in values.items()
+        }
+
+    def _size(self, axis: str) -> int:
+        size: int = getattr(self, f"{axis}_size")
+        return size
+
+    def _enabled(self, *axes: str) -> list[str]:
+        return [axis for axis in axes if self._size(axis) > 1]
+
+    def _checked_size(self, axis: str) -> int:
+        given = getattr(self, f"{axis}_size")
+        size = read(f"parallelism_{axis}_size") if given is None else given
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ConfigError(f"`{axis}_size` must be a whole number of at least 1, got {size!r}.")
+        return size
+
+    def _complete_handler(self, axis: str, kind: type[Any]) -> None:
+        handler = getattr(self, f"{axis}_handler")
+        if self._size(axis) == 1:
+            if handler is not None:
+                raise ConfigError(f"`{axis}_handler` has no effect while `{axis}_size` is 1. Leave it out.")
+        elif handler is None:
+            setattr(self, f"{axis}_handler", kind())
+        elif not isinstance(handler, kind):
+            raise ConfigError(
+                f"`{axis}_handler` must be a `{kind.__name__}`, got `{type(handler).__name__}`."
+            )

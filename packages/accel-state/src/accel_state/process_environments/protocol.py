@@ -1,0 +1,26 @@
+"""What a process environment is: one way in which processes are started and told who they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
+
+from accel_state.topology import Topology
+
+
+class ProcessEnvironment(Protocol):
+    """A pure reader of the variables that one launcher sets for the processes it starts."""
+
+    name: ClassVar[str]
+
+    def detect(self, environ: Mapping[str, str]) -> bool:
+        """Whether this launcher started the process; true as soon as it left a trace, whole or not."""
+        ...
+
+    def topology(self, environ: Mapping[str, str]) -> Topology:
+        """Return the process's place; called only where `detect` is true.
+
+        Raises:
+            ConfigError: If a variable is missing, no number, or contradicts another; it is named.
+        """
+        ...

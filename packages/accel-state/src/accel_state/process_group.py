@@ -1,0 +1,235 @@
+"""Sets up the default process group, and ends it in an orderly way however the script ends."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from accel_state.environment import read, variable
+from accel_state.errors import ConfigError, StateError
+from accel_state.topology import Topology
+
+OPTIONS = frozenset(
+    {
+        "backend",
+        "device_id",
+        "group_name",
+        "init_method",
+        "pg_options",
+        "rank",
+        "store",
+        "timeout",
+        "world_size",
+    }
+)
+"""What a user may say about the group: the arguments of `torch.distributed.init_process_group`."""
+
+
+_FAILURE_WAIT_S = 5.0
+
+
+class _Owned:
+    """The default group that accel set up, and in which process; a forked child does not own its parent's."""
+
+    pid: int | None = None
+    group: weakref.ref[dist.ProcessGroup] | None = None
+    is_exit_hooked: bool = False
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse arguments that `torch.distributed.init_process_group` does not know."""
+    unknown = sorted(set(options) - OPTIONS)
+    if unknown:
+        raise ConfigError(
+            f"`{unknown[0]}` is not an argument of the process group. Known: {', '.join(sorted(OPTIONS))}."
+        )
+
+
+def is_group_up() -> bool:
+    """Tell whether a default process group exists, whoever set it up."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def is_group_owned() -> bool:
+    """Tell whether accel set the default group up in this process."""
+    if _Owned.group is None or _Owned.pid != os.getpid() or not is_group_up():
+        return False
+    return dist.group.WORLD is _Owned.group()
+
+
+def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]) -> None:
+    """Create the default process group; every rank must call this, and blocks until all have.
+
+    Args:
+        topology: Who this process is, and where the ranks meet.
+        backend: ``gloo``, ``nccl``, or a vendor's, whose plugin has been imported.
+        options: The user's wishes; they win over ``topology``.
+
+    Raises:
+        ConfigError: If the backend is not part of this torch, or nobody says where the ranks meet.
+    """
+    check_backend(backend)
+    arguments: dict[str, Any] = {"rank": topology.rank, "world_size": topology.world_size, **options}
+    arguments["backend"] = backend
+    if "init_method" not in arguments and "store" not in arguments:
+        arguments["init_method"] = _meeting_point(topology)
+    # Before the group exists: these functions have it as a default argument, so that imported later (which DDP
+    # does, by way of torch._dynamo) they keep it, and its threads, beyond the end of the script (torch 2.13).
+    import torch.distributed.nn.functional  # noqa: F401
+
+    dist.init_process_group(**arguments)
+    assert dist.group.WORLD is not None
+    _Owned.pid, _Owned.group = os.getpid(), weakref.ref(dist.group.WORLD)
+    _hook_exit()
+
+
+def check_backend(backend: str) -> None:
+    """Refuse a process group backend that this torch was not built with, nor a plugin has added.
+
+    Raises:
+        ConfigError: Naming those that are there.
+    """
+    if not dist.is_available():
+        raise ConfigError(
+            "Several processes were asked for, but this torch is built without `torch.distributed`. "
+            "Install a build that has it, or start one process."
+        )
+    for part in backend.split(","):
+        name = part.rpartition(":")[2].lower()
+        if not dist.is_backend_available(name):
+            built = [known for known in dist.Backend.backend_list if dist.is_backend_available(known)]
+            raise ConfigError(
+                f"The process group backend `{name}` is not part of this torch. Available: "
+                f"{', '.join(built)}."
+            )
+
+
+def adopt_group(topology: Topology, *, options: Mapping[str, Any]) -> tuple[Topology, str]:
+    """Take over the default group that stands already, and return the topology it tells and its backend.
+
+    Raises:
+        StateError: If the group contradicts what is asked now.
+    """
+    backend = _backend_name(dist.get_backend())
+    asked = options.get("backend")
+    if asked is not None and asked != backend:
+        raise StateError(
+            f"`backend` asks for `{asked}`, but the process group stands already on `{backend}`. "
+            "Ask for the same, or destroy that group first."
+        )
+    if "timeout" in options and not is_group_owned():
+        warnings.warn(
+            "`timeout` has no effect: the process group was set up before, outside of accel, with its own "
+            "timeout.",
+            stacklevel=4,
+        )
+    return _topology_of_group(topology), backend
+
+
+def _backend_name(backend: str) -> str:
+    """Return the one name behind `cpu:gloo,cuda:gloo`; what differs by device stays as it is."""
+    names = {pair.rpartition(":")[2] for pair in backend.split(",")}
+    return names.pop() if len(names) == 1 else backend
+
+
+def end_owned_group() -> None:
+    """Destroy the default group if accel set it up in this process; do nothing otherwise.
+
+    Never waits for other ranks.
+    """
+    if is_group_owned():
+        dist.destroy_process_group()
+    _Owned.pid = _Owned.group = None
+
+
+def _meeting_point(topology: Topology) -> str:
+    file = read("debug_rdv_file")
+    if file is not None:
+        return f"file://{file}"
+    if topology.master_addr is None or topology.master_port is None:
+        raise ConfigError(
+            f"{topology.world_size} processes were asked for, but nobody says where they meet. Set "
+            "`MASTER_ADDR` and "
+            "`MASTER_PORT`, pass `init_method`, or start the script with `accel launch` or `torchrun`."
+        )
+    if variable("MASTER_ADDR") is not None:
+        # Not the address itself: under torchrun the agent holds the store already, which only `env://` knows.
+        return "env://"
+    return f"tcp://{topology.master_addr}:{topology.master_port}"
+
+
+def _topology_of_group(topology: Topology) -> Topology:
+    """Believe the group about rank and size; keep the rest of ``topology`` where the two agree."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if (rank, world_size) == (topology.rank, topology.world_size):
+        return topology
+    return single_node(topology, rank=rank, world_size=world_size)
+
+
+def single_node(topology: Topology, *, rank: int, world_size: int) -> Topology:
+    """Return the place of a rank of whose machine nothing is known: all are taken to share this one."""
+    return replace(
+        topology,
+        rank=rank,
+        world_size=world_size,
+        local_rank=rank,
+        local_world_size=world_size,
+        node_rank=0,
+        num_nodes=1,
+        source="process_group",
+    )
+
+
+def _hook_exit() -> None:
+    # Once: atexit keeps the order of registration, and every registration after torch's import runs before
+    # torch's own hooks.
+    if not _Owned.is_exit_hooked:
+        _Owned.is_exit_hooked = True
+        atexit.register(_end_at_exit)
+
+
+def _end_at_exit() -> None:
+    """Join the group's threads before the interpreter goes.
+
+    gloo's threads otherwise ask for the interpreter when it is no more, which ends the process with
+    ``terminate called without an active exception`` (seen with torch 2.13).
+    """
+    if not is_group_owned():
+        return
+    failure = getattr(sys, "last_value", None)
+    if failure is None:
+        end_owned_group()
+    else:
+        _end_after_failure(failure)
+
+
+def _end_after_failure(failure: BaseException) -> None:
+    """End the group after an uncaught exception, without waiting long for ranks that wait for this one.
+
+    A collective of ours may be under way that no other rank will ever join, while the others wait for us in
+    one that we shall never join; the group's timeout, half an hour by default, would have to pass.
+    """
+    is_nccl = "nccl" in dist.get_backend()
+    end = dist.distributed_c10d._abort_process_group if is_nccl else dist.destroy_process_group
+    ending = threading.Thread(target=end, name="end-process-group", daemon=True)
+    ending.start()
+    ending.join(timeout=_FAILURE_WAIT_S)
+    if ending.is_alive():
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if isinstance(failure, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        os._exit(1)

@@ -1,0 +1,105 @@
+"""Registries over entry points: a family's members are found by name and imported when first asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Generic, TypeVar, cast
+
+from accel_state.entry_points import EntryPoint, entry_points
+from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """The members of one family, ours and third parties' alike.
+
+    Args:
+        kind: What a member is called in messages, such as ``strategy``.
+        group: The entry-point group that packages add members to, such as ``accel.strategies``.
+
+    Names are read from the metadata of what is installed, without importing anything; a member is
+    imported by the first `get`.
+    """
+
+    def __init__(self, kind: str, group: str) -> None:
+        self.kind = kind
+        self.group = group
+        self._registered: dict[str, T] = {}
+        self._loaded: dict[EntryPoint, T] = {}
+
+    def __repr__(self) -> str:
+        return f"Registry(kind={self.kind!r}, group={self.group!r})"
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._registered or name in self._owners()
+
+    def names(self) -> list[str]:
+        """Return all known names, sorted, importing no member."""
+        return sorted({*self._owners(), *self._registered})
+
+    def get(self, name: str) -> T:
+        """Return the member called ``name``.
+
+        Raises:
+            UnknownNameError: If nobody owns the name.
+            ConfigError: If two installed packages own it, or it points at something that does not exist.
+            NotAvailableError: If importing it fails because something it needs is not installed.
+        """
+        if name in self._registered:
+            return self._registered[name]
+        owners = self._owners().get(name)
+        if owners is None:
+            raise UnknownNameError.of(self.kind, name, self.names())
+        return self._load(self._only_owner(name, owners))
+
+    def items(self) -> list[tuple[str, T]]:
+        """Return all members with their names, sorted by name, importing each of them."""
+        return [(name, self.get(name)) for name in self.names()]
+
+    def register(self, name: str, member: T, *, replace: bool = False) -> None:
+        """Add a member for the rest of this process; a name that is taken is refused unless ``replace``."""
+        if not replace and name in self and self._registered.get(name) is not member:
+            raise ConfigError(
+                f"The {self.kind} `{name}` exists already. Choose another name, or pass `replace=True`."
+            )
+        self._registered[name] = member
+
+    def unregister(self, name: str) -> None:
+        """Take back what `register` added; names owned by installed packages stay."""
+        if name not in self._registered:
+            raise UnknownNameError.of(f"registered {self.kind}", name, self._registered)
+        del self._registered[name]
+
+    def _owners(self) -> dict[str, list[EntryPoint]]:
+        owners: dict[str, list[EntryPoint]] = {}
+        for entry_point in entry_points(self.group):
+            owners.setdefault(entry_point.name, []).append(entry_point)
+        return owners
+
+    def _only_owner(self, name: str, owners: list[EntryPoint]) -> EntryPoint:
+        if len(owners) > 1:
+            packages = " and ".join(f"`{owner.distribution}` ({owner.value})" for owner in owners)
+            raise ConfigError(
+                f"The {self.kind} `{name}` is owned by more than one installed package: {packages}. "
+                "Uninstall all but one of them."
+            )
+        return owners[0]
+
+    def _load(self, entry_point: EntryPoint) -> T:
+        if entry_point not in self._loaded:
+            self._loaded[entry_point] = cast(T, self._import(entry_point))
+        return self._loaded[entry_point]
+
+    def _import(self, entry_point: EntryPoint) -> Any:
+        where = f"The {self.kind} `{entry_point.name}` of `{entry_point.distribution}` ({entry_point.value})"
+        module_name, _, path = entry_point.value.partition(":")
+        try:
+            found: Any = import_module(module_name)
+        except ImportError as error:
+            raise NotAvailableError(f"{where} cannot be imported: {error}", name=error.name) from error
+        for attribute in filter(None, path.split(".")):
+            if not hasattr(found, attribute):
+                raise ConfigError(f"{where} does not exist: `{module_name}` has no `{path}`.")
+            found = getattr(found, attribute)
+        return found

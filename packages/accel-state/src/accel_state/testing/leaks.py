@@ -1,0 +1,107 @@
+"""What a test may leave behind: nothing."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from accel_state.environment import restore, snapshot
+from accel_state.testing.scripts import is_alive
+
+# Written by pytest itself, coverage, and libraries at their import, whoever happens to import them first.
+_IGNORED_PREFIXES = ("PYTEST_", "COV_", "KMP_", "TORCHINDUCTOR_", "TRITON_", "CUDA_MODULE_LOADING", "TF_")
+_END_S = 2.0
+
+
+def changed_variables(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the names of variables that were added, changed or removed, other than by libraries."""
+    return sorted(
+        key
+        for key in {*before, *after}
+        if before.get(key) != after.get(key) and not key.startswith(_IGNORED_PREFIXES)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What surrounds a test: variables, child processes, threads, the process group."""
+
+    environ: dict[str, str]
+    children: frozenset[psutil.Process]
+    threads: frozenset[threading.Thread]
+    has_group: bool
+
+    @classmethod
+    def now(cls) -> Surroundings:
+        """Take a picture of this process."""
+        return cls(
+            environ={
+                key: value for key, value in snapshot().items() if not key.startswith(_IGNORED_PREFIXES)
+            },
+            children=frozenset(psutil.Process().children(recursive=True)),
+            threads=frozenset(thread for thread in threading.enumerate() if not thread.daemon),
+            has_group=_has_group(),
+        )
+
+    def leaks_since(self, *, allowed_pids: frozenset[int] = frozenset()) -> list[str]:
+        """Say what has been added since; what is just about to end is waited for."""
+        now = Surroundings.now()
+        changed = changed_variables(self.environ, now.environ)
+        children = [child for child in now.children - self.children if child.pid not in allowed_pids]
+        alive = [child for child in children if _is_left(child)]
+        threads = [thread for thread in now.threads - self.threads if _outlives(thread)]
+        leaks = []
+        if changed:
+            leaks.append(f"environment variables: {', '.join(changed)}")
+        if alive:
+            leaks.append(f"child processes: {', '.join(_described(child) for child in alive)}")
+        if threads:
+            leaks.append(f"threads: {', '.join(thread.name for thread in threads)}")
+        if now.has_group and not self.has_group:
+            leaks.append("a process group")
+        return leaks
+
+    def put_back(self, *, allowed_pids: frozenset[int] = frozenset()) -> None:
+        """Undo what can be undone, so that one leaking test does not fail those after it."""
+        ignored = {key: value for key, value in snapshot().items() if key.startswith(_IGNORED_PREFIXES)}
+        restore({**self.environ, **ignored})
+        for child in psutil.Process().children(recursive=True):
+            if child not in self.children and child.pid not in allowed_pids and is_alive(child):
+                child.kill()
+        if not self.has_group and _has_group():
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+
+
+def _has_group() -> bool:
+    """Tell whether a default process group stands, without importing torch for it."""
+    if "torch.distributed" not in sys.modules:
+        return False
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized()
+
+
+def _is_left(child: psutil.Process) -> bool:
+    """Tell whether a child outlives its test; multiprocessing's own tracker lives as long as Python does."""
+    if not is_alive(child) or "resource_tracker" in _described(child):
+        return False
+    psutil.wait_procs([child], timeout=_END_S)
+    return is_alive(child)
+
+
+def _outlives(thread: threading.Thread) -> bool:
+    thread.join(timeout=_END_S)
+    return thread.is_alive()
+
+
+def _described(child: psutil.Process) -> str:
+    try:
+        return f"{child.pid} ({' '.join(child.cmdline())[:200]})"
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return str(child.pid)

@@ -1,0 +1,226 @@
+"""A world: processes that stay alive over many tests, joined by gloo, each running what it is sent."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import IO, Any
+
+from accel_state.environment import snapshot
+from accel_state.errors import AccelError
+from accel_state.testing.scripts import kill_tree
+from accel_state.testing.shipping import Call, Outcome
+
+GRACE_S = 3.0
+"""How long the other ranks may go on once one has failed; they often wait for it in a collective."""
+_START_S = 120.0
+_STACK_S = 5.0
+_STDERR_BYTES = 8000
+
+
+class WorldError(AccelError, RuntimeError):
+    """A rank died, hung, or raised what cannot be raised again here."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One worker process, with the line to it and the file that takes what it writes."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    line: Connection[Any, Any]
+    output: IO[bytes]
+
+    @classmethod
+    def start(cls, number: int, world_size: int) -> _Rank:
+        ours, theirs = Pipe()
+        output = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the rank
+        place = {
+            "RANK": number,
+            "LOCAL_RANK": number,
+            "WORLD_SIZE": world_size,
+            "LOCAL_WORLD_SIZE": world_size,
+        }
+        environ = {**snapshot(), **{key: str(value) for key, value in place.items()}, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "accel_state.testing.worker"]
+        command += ["--rank", str(number), "--world-size", str(world_size), "--line", str(theirs.fileno())]
+        with theirs:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                env=environ,
+                # So that Ctrl-C on the test does not reach it in the middle of a collective.
+                start_new_session=True,
+            )
+        return cls(number, process, ours, output)
+
+    def tail(self) -> str:
+        """Return the end of what the worker wrote."""
+        size = self.output.seek(0, 2)
+        self.output.seek(max(0, size - _STDERR_BYTES))
+        return self.output.read().decode(errors="replace").strip()
+
+    def dump_stack(self) -> str:
+        """Let the worker write where each of its threads stands, and return it."""
+        before = earlier = self.output.seek(0, 2)
+        self.process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + _STACK_S
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            now = self.output.seek(0, 2)
+            if now == earlier > before:  # it has written, and is done
+                break
+            earlier = now
+        return self.tail()
+
+    def end(self, *, timeout_s: float) -> None:
+        """Wait for the worker, which ends when its line is closed; kill it if it does not in time."""
+        try:
+            self.process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            kill_tree(self.process.pid)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.output.close()
+
+
+class World:
+    """``size`` live processes, numbered by rank, started at the first `run` and again after a failure.
+
+    Each body finds the `PartialState` built (CPU, gloo) and seeds set; nothing of an earlier body remains.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._ranks: list[_Rank] = []
+        self._has_group = False
+        self._num_runs = 0
+        self._meeting_place: tempfile.TemporaryDirectory[str] | None = None
+
+    def run(self, body: Callable[..., Any], *args: Any, timeout_s: float = 60, **kwargs: Any) -> list[Any]:
+        """Run ``body(*args, **kwargs)`` in every rank and return the results in the order of ranks.
+
+        Args:
+            body: A top-level function of the test file.
+            timeout_s: How long the slowest rank may take; then all are killed.
+
+        Raises:
+            WorldError: If a rank died or hung; the message holds what it wrote last, and its stacks.
+            BaseException: What the body raised, from the lowest rank that reported an error first.
+        """
+        call = Call.of(body, args, kwargs)
+        self._start()
+        rendezvous = self._rendezvous()
+        for rank in self._ranks:
+            rank.line.send((call, rendezvous))
+        outcomes = self._collect(timeout_s)
+        self._has_group = all(outcome.has_intact_group for outcome in outcomes.values())
+        self._raise_first_error(outcomes)
+        return [pickle.loads(outcomes[number].result) for number in range(self.size)]
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the live ranks."""
+        return [rank.process.pid for rank in self._ranks]
+
+    def close(self) -> None:
+        """End all ranks; the next `run` starts new ones."""
+        self._end(timeout_s=10)
+
+    def _start(self) -> None:
+        if self._ranks and all(rank.process.poll() is None for rank in self._ranks):
+            return
+        self._end(timeout_s=0)
+        self._meeting_place = tempfile.TemporaryDirectory(prefix="accel-world-")
+        self._ranks = [_Rank.start(number, self.size) for number in range(self.size)]
+        for rank in self._ranks:
+            if not rank.line.poll(_START_S):
+                self._end(timeout_s=0)
+                raise WorldError(f"Rank {rank.number} of {self.size} did not start within {_START_S:g} s.")
+            self._receive(rank)
+
+    def _end(self, *, timeout_s: float) -> None:
+        for rank in self._ranks:
+            rank.line.close()
+        for rank in self._ranks:
+            rank.end(timeout_s=timeout_s)
+        self._ranks = []
+        self._has_group = False
+        if self._meeting_place is not None:
+            self._meeting_place.cleanup()
+            self._meeting_place = None
+
+    def _rendezvous(self) -> str | None:
+        """Return a fresh file to meet at, None where the ranks are still joined."""
+        if self._has_group:
+            return None
+        assert self._meeting_place is not None
+        self._num_runs += 1
+        return str(Path(self._meeting_place.name) / f"group-{self._num_runs}")
+
+    def _collect(self, timeout_s: float) -> dict[int, Outcome]:
+        """Return each rank's outcome, in the order in which they came."""
+        outcomes: dict[int, Outcome] = {}
+        deadline = time.monotonic() + timeout_s
+        while waiting := {rank.line: rank for rank in self._ranks if rank.number not in outcomes}:
+            ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+            for line in ready:
+                rank = waiting[line]  # type: ignore[index]
+                outcome = self._receive(rank)
+                outcomes[rank.number] = outcome
+                if outcome.trace is not None:
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+            if not ready:
+                self._give_up(waiting.values(), outcomes, timeout_s)
+                break
+        return outcomes
+
+    def _receive(self, rank: _Rank) -> Outcome:
+        try:
+            outcome: Outcome = rank.line.recv()
+        except (EOFError, ConnectionResetError):
+            code = rank.process.wait(timeout=10)
+            message = (
+                f"Rank {rank.number} of {self.size} died with exit code {code}. It wrote:\n{rank.tail()}"
+            )
+            self._end(timeout_s=0)
+            raise WorldError(message) from None
+        return outcome
+
+    def _give_up(self, late: Iterable[_Rank], outcomes: dict[int, Outcome], timeout_s: float) -> None:
+        """Kill all ranks: some have not answered in time, or not within the grace after another's error."""
+        late = list(late)
+        stacks = "\n".join(f"--- rank {rank.number} stood at:\n{rank.dump_stack()}" for rank in late)
+        self._end(timeout_s=0)
+        if not any(outcome.trace for outcome in outcomes.values()):
+            names = ", ".join(str(rank.number) for rank in late)
+            raise WorldError(
+                f"Rank(s) {names} of {self.size} did not answer within {timeout_s:g} s.\n{stacks}"
+            )
+
+    def _raise_first_error(self, outcomes: dict[int, Outcome]) -> None:
+        failed = {number: outcome for number, outcome in outcomes.items() if outcome.trace is not None}
+        if not failed:
+            return
+        number, outcome = next(iter(failed.items()))
+        notes = "\n".join(
+            f"--- rank {other} of {self.size}:\n{failed[other].trace}" for other in sorted(failed)
+        )
+        error = outcome.exception()
+        if error is None:
+            raise WorldError(f"Rank {number} of {self.size} raised an error.\n{notes}")
+        error.add_note(notes)
+        raise error

@@ -1,0 +1,45 @@
+"""Which of how many processes this one is, on which of how many machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from accel_state.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A process's place in the run, as its environment tells it.
+
+    ``source`` names the process environment that told; ``master_addr`` and ``master_port`` are where the
+    ranks meet, None where the environment does not say.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    num_nodes: int = 1
+    source: str = "plain"
+    master_addr: str | None = None
+    master_port: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_within("rank", self.rank, "world_size", self.world_size)
+        _check_within("local_rank", self.local_rank, "local_world_size", self.local_world_size)
+        _check_within("node_rank", self.node_rank, "num_nodes", self.num_nodes)
+        if self.local_world_size > self.world_size:
+            raise ConfigError(
+                f"`local_world_size` must not exceed {self.world_size} (`world_size`), "
+                f"got {self.local_world_size}."
+            )
+
+
+def _check_within(index_name: str, index: int, count_name: str, count: int) -> None:
+    if count < 1:
+        raise ConfigError(f"`{count_name}` must be at least 1, got {count}.")
+    if not 0 <= index < count:
+        raise ConfigError(
+            f"`{index_name}` must lie between 0 and {count - 1} (`{count_name}` - 1), got {index}."
+        )

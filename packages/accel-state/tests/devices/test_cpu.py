@@ -1,0 +1,40 @@
+"""The CPU backend."""
+
+import torch
+
+from accel_state.devices.cpu import CpuBackend
+from accel_state.devices.protocol import DeviceBackend
+from accel_state.topology import Topology
+
+
+def test_cpu_follows_the_protocol_and_holds_any_number_of_processes():
+    backend = CpuBackend()
+    assert isinstance(backend, DeviceBackend)
+    assert backend.is_available()
+    assert backend.place(Topology(63, 64, 63, 64)) == torch.device("cpu") == backend.device(3)
+    assert (backend.collective_backend, backend.distributed_type) == ("gloo", "MULTI_CPU")
+
+
+def test_random_state_comes_back():
+    backend = CpuBackend()
+    before = torch.get_rng_state()
+    backend.rng.seed(3)
+    state = backend.rng.get_state()
+    first = torch.rand(2)
+    backend.rng.set_state(state)
+    assert torch.equal(torch.rand(2), first)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(2), first)
+    torch.set_rng_state(before)
+
+
+def test_memory_counts_what_the_process_holds():
+    memory = CpuBackend().memory
+    before = memory.allocated_bytes()
+    block = torch.ones(25_000_000)
+    assert memory.allocated_bytes() - before > 50_000_000
+    memory.reset_peak()
+    del block
+    assert memory.peak_allocated_bytes() - before > 50_000_000
+    free, total = memory.free_and_total_bytes()
+    assert 0 < free < total

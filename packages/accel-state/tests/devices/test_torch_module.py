@@ -1,0 +1,213 @@
+"""All vendors that are driven through `torch.<name>`, on a fake of that module."""
+
+import sys
+import types
+
+import pytest
+import torch
+
+from accel_state.devices.protocol import DeviceBackend
+from accel_state.devices.selection import device_backend
+from accel_state.devices.torch_module import is_usable
+from accel_state.errors import ConfigError
+from accel_state.testing import run_script
+from accel_state.topology import Topology
+
+# Name, package that adds `torch.<name>`, process group backend, the run's name in users' code.
+VENDORS = [
+    ("cuda", None, "nccl", "MULTI_GPU"),
+    ("hpu", "habana_frameworks.torch", "hccl", "MULTI_HPU"),
+    ("mlu", "torch_mlu", "cncl", "MULTI_MLU"),
+    ("musa", "torch_musa", "mccl", "MULTI_MUSA"),
+    ("neuron", "torch_neuronx", "neuron", "MULTI_NEURON"),
+    ("npu", "torch_npu", "hccl", "MULTI_NPU"),
+    ("sdaa", "torch_sdaa", "tccl", "MULTI_SDAA"),
+    ("xpu", None, "xccl", "MULTI_XPU"),
+]
+RENAMED = [vendor for vendor in VENDORS if vendor[0] not in ("cuda", "hpu", "xpu")]
+
+
+class FakeVendor:
+    """Two devices, behind the functions that `torch.cuda` and its likes have."""
+
+    def __init__(self):
+        self.calls = []
+        self.current = 0
+        self.allocated = [100, 200]
+        self.state = torch.tensor([1], dtype=torch.uint8)
+        self.random = self
+
+    def is_available(self):
+        return True
+
+    def device_count(self):
+        return 2
+
+    def set_device(self, device):
+        self.current = device.index
+
+    def synchronize(self):
+        self.calls.append("synchronize")
+
+    def empty_cache(self):
+        self.calls.append("empty_cache")
+
+    def memory_allocated(self, device):
+        return self.allocated[self.current if device is None else device.index]
+
+    def max_memory_allocated(self, device):
+        return 2 * self.memory_allocated(device)
+
+    def reset_peak_memory_stats(self, device):
+        self.calls.append("reset_peak")
+
+    def mem_get_info(self, device):
+        return 1000 - self.memory_allocated(device), 1000
+
+    def get_rng_state(self):
+        return self.state
+
+    def set_rng_state(self, state):
+        self.state = state
+
+    def manual_seed_all(self, seed):
+        self.state = torch.tensor([seed], dtype=torch.uint8)
+
+    def is_bf16_supported(self):
+        return False
+
+
+@pytest.fixture
+def vendor(request, monkeypatch):
+    """Install the fake as `torch.<name>`, and an empty module as the vendor's package."""
+    name, plugin, *_ = request.param
+    fake = FakeVendor()
+    monkeypatch.setattr(torch, name, fake, raising=False)
+    if plugin:
+        parts = plugin.split(".")
+        for end in range(1, len(parts) + 1):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), types.ModuleType(".".join(parts[:end])))
+    return device_backend(name), fake, request.param
+
+
+every_vendor = pytest.mark.parametrize("vendor", VENDORS, indirect=True, ids=lambda vendor: vendor[0])
+
+
+@every_vendor
+def test_vendor_is_found_and_named(vendor):
+    backend, _, (name, _, collective_backend, distributed_type) = vendor
+    assert isinstance(backend, DeviceBackend)
+    assert backend.is_available()
+    assert backend.count() == 2
+    assert (backend.name, backend.collective_backend) == (name, collective_backend)
+    assert backend.distributed_type == distributed_type
+
+
+@every_vendor
+def test_random_state_is_the_vendors(vendor):
+    backend, fake, _ = vendor
+    backend.rng.seed(7)
+    state = backend.rng.get_state()
+    assert state.tolist() == [7]
+    backend.rng.set_state(torch.tensor([9], dtype=torch.uint8))
+    assert fake.state.tolist() == [9]
+
+
+@every_vendor
+def test_memory_is_the_vendors(vendor):
+    backend, fake, _ = vendor
+    second = types.SimpleNamespace(index=1)
+    assert (backend.memory.allocated_bytes(), backend.memory.allocated_bytes(second)) == (100, 200)
+    assert backend.memory.peak_allocated_bytes(second) == 400
+    assert backend.memory.free_and_total_bytes(second) == (800, 1000)
+    backend.memory.reset_peak()
+    assert fake.calls == ["reset_peak"]
+
+
+@every_vendor
+def test_work_is_waited_for_and_cache_emptied(vendor):
+    backend, fake, (name, *_) = vendor
+    backend.synchronize()
+    backend.empty_cache()
+    assert fake.calls == (["synchronize"] if name == "hpu" else ["synchronize", "empty_cache"])
+
+
+@every_vendor
+def test_precision_is_what_the_vendor_says(vendor):
+    backend, _, _ = vendor
+    assert backend.supports(torch.float32)
+    assert not backend.supports(torch.bfloat16)
+
+
+@pytest.mark.parametrize("vendor", [VENDORS[0], VENDORS[-1]], indirect=True, ids=["cuda", "xpu"])
+def test_each_process_gets_its_own_device(vendor):
+    backend, fake, (name, *_) = vendor
+    device = backend.place(Topology(rank=1, world_size=2, local_rank=1, local_world_size=2))
+    assert device == torch.device(name, 1)
+    backend.set_device(device)
+    assert fake.current == 1
+
+
+@every_vendor
+def test_more_processes_than_devices_are_refused(vendor):
+    backend, _, (name, *_) = vendor
+    for local_rank in range(3):
+        with pytest.raises(
+            ConfigError, match=f"3 processes on this machine, which has 2 `{name}` device.*`cpu=True`"
+        ):
+            backend.place(Topology(local_rank, 3, local_rank, 3))
+
+
+@pytest.mark.parametrize("vendor", [VENDORS[0]], indirect=True, ids=["cuda"])
+def test_slurm_task_that_sees_one_device_uses_it(vendor, monkeypatch):
+    backend, fake, _ = vendor
+    monkeypatch.setattr(fake, "device_count", lambda: 1)
+    assert backend.place(Topology(1, 2, 1, 2, source="slurm")) == torch.device("cuda", 0)
+    with pytest.raises(ConfigError, match="has 1 `cuda` device"):
+        backend.place(Topology(1, 2, 1, 2, source="torchrun"))
+
+
+@pytest.mark.parametrize("name", [vendor[0] for vendor in VENDORS])
+def test_nothing_is_available_on_a_machine_without_the_vendor(name):
+    backend = device_backend(name)
+    if name in ("cuda", "xpu"):
+        assert backend.is_available() == getattr(torch, name).is_available()
+    else:
+        assert not backend.is_available()
+
+
+def test_package_that_cannot_be_imported_is_warned_about(monkeypatch, tmp_path):
+    (tmp_path / "broken_vendor.py").write_text(
+        "raise OSError('libdriver.so: cannot open shared object file')"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.warns(UserWarning, match="`broken_vendor` is installed but cannot be imported.*libdriver.so"):
+        assert not is_usable("broken_vendor")
+    assert not is_usable("no_such_vendor")
+    assert is_usable("json")
+
+
+PLACING = """
+import sys, types, torch
+name, plugin = sys.argv[1:]
+torch.utils.rename_privateuse1_backend(name)
+sys.modules[plugin] = types.ModuleType(plugin)
+fake = types.SimpleNamespace(is_available=lambda: True, device_count=lambda: 2, set_device=print)
+setattr(torch, name, fake)
+from accel_state.partial_state import PartialState
+state = PartialState()
+print(state.device, state.distributed_type, state.default_device)
+from accel_state.devices import device_backend_of
+from accel_state.topology import Topology
+print(device_backend_of(state.device).place(Topology(1, 2, 1, 2)))
+"""
+
+
+@pytest.mark.parametrize(("name", "plugin"), [vendor[:2] for vendor in RENAMED])
+def test_state_of_a_process_is_built_on_the_vendors_device(name, plugin, tmp_path):
+    """In a process of its own: torch's spare device type can be given a name only once."""
+    script = tmp_path / "place.py"
+    script.write_text(PLACING)
+    ran = run_script(script, name, plugin, timeout_s=60)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == [f"{name}:0", f"{name}:0", "NO", f"{name}:0", f"{name}:1"]

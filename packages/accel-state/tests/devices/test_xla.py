@@ -1,0 +1,70 @@
+"""XLA, on a fake of the parts of `torch_xla` that are used."""
+
+import sys
+import types
+
+import pytest
+import torch
+
+from accel_state.devices.protocol import DeviceBackend
+from accel_state.devices.xla import XlaBackend
+from accel_state.topology import Topology
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    calls = []
+    state = {"rng": 1}
+    model = types.SimpleNamespace(
+        get_rng_state=lambda: state["rng"],
+        set_rng_state=lambda seed: state.update(rng=seed),
+        get_memory_info=lambda device: {"bytes_used": 40, "bytes_limit": 100},
+        rendezvous=calls.append,
+        wait_device_ops=lambda: calls.append("wait"),
+    )
+    runtime = types.SimpleNamespace(
+        device_type=lambda: "TPU",
+        local_device_count=lambda: 4,
+        world_size=lambda: 8,
+        local_process_count=lambda: 4,
+        global_ordinal=lambda: 6,
+        local_ordinal=lambda: 2,
+    )
+    package = types.SimpleNamespace(device=lambda: torch.device("xla", 0))
+    modules = {"": package, ".core": None, ".core.xla_model": model, ".runtime": runtime}
+    modules |= {".distributed": None, ".distributed.xla_backend": types.SimpleNamespace()}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, f"torch_xla{name}", module or types.ModuleType(f"torch_xla{name}"))
+    return calls
+
+
+def test_xla_tells_device_and_place(calls):
+    backend = XlaBackend()
+    assert isinstance(backend, DeviceBackend)
+    assert backend.is_available()
+    assert backend.count() == 4
+    assert backend.place(Topology()) == torch.device("xla", 0)
+    assert backend.refine_topology(Topology()) == Topology(6, 8, 2, 4, 1, 2, source="xla")
+
+
+def test_xla_meets_through_its_own_runtime(calls):
+    backend = XlaBackend()
+    assert backend.process_group_options() == {"init_method": "xla://"}
+    backend.barrier(torch.device("xla", 0))
+    backend.synchronize()
+    assert calls == ["accel.wait_for_everyone", "wait"]
+
+
+def test_xla_random_state_and_memory(calls):
+    backend = XlaBackend()
+    backend.rng.seed(12)
+    state = backend.rng.get_state()
+    assert state.item() == 12
+    backend.rng.set_state(state + 1)
+    assert backend.rng.get_state().item() == 13
+    assert backend.memory.free_and_total_bytes() == (60, 100)
+    assert backend.memory.allocated_bytes() == backend.memory.peak_allocated_bytes() == 40
+
+
+def test_xla_is_not_available_without_the_package():
+    assert not XlaBackend().is_available()

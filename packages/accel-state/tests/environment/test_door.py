@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import accel_state
+from accel_state.environment import (
+    clear_environment,
+    export,
+    is_set,
+    patch_environment,
+    read,
+    restore,
+    snapshot,
+    variable,
+    write,
+)
+from accel_state.errors import ConfigError, UnknownNameError
+
+
+def test_read_gives_the_parsed_value_or_the_default():
+    with patch_environment(ACCELERATE_USE_CPU="yes", ACCELERATE_MIXED_PRECISION=None):
+        assert read("use_cpu") is True
+        assert read("mixed_precision") == "no"
+
+
+def test_read_looks_into_a_mapping_instead_if_given():
+    with patch_environment(ACCELERATE_MIXED_PRECISION="bf16"):
+        assert read("mixed_precision", {}) == "no"
+        assert read("mixed_precision", {"ACCELERATE_MIXED_PRECISION": "fp16"}) == "fp16"
+
+
+def test_read_refuses_a_wrong_value_and_names_it():
+    with patch_environment(FSDP_VERSION="3"):
+        with pytest.raises(ConfigError, match="`FSDP_VERSION` is `3`, but it must be one of: 1, 2"):
+            read("fsdp_version")
+
+
+def test_read_refuses_a_name_that_is_not_in_the_table():
+    with pytest.raises(UnknownNameError, match="Unknown setting `usecpu`.*Did you mean `use_cpu`"):
+        read("usecpu")
+
+
+def test_is_set_tells_given_from_absent_and_blank():
+    assert is_set("use_cpu", {"ACCELERATE_USE_CPU": "0"})
+    assert not is_set("use_cpu", {"ACCELERATE_USE_CPU": " "})
+    assert not is_set("use_cpu", {})
+
+
+def test_write_sets_what_read_gives_back_and_none_unsets_it():
+    with patch_environment(ACCELERATE_USE_CPU=None):
+        write("use_cpu", True)
+        assert variable("ACCELERATE_USE_CPU") == "true"
+        assert read("use_cpu") is True
+        write("use_cpu", None)
+        assert variable("ACCELERATE_USE_CPU") is None
+        write("use_cpu", None)
+
+
+def test_write_of_a_wrong_value_changes_nothing():
+    with patch_environment(ACCELERATE_MIXED_PRECISION="bf16"):
+        with pytest.raises(ConfigError, match="`ACCELERATE_MIXED_PRECISION` is `fp7`"):
+            write("mixed_precision", "fp7")
+        assert variable("ACCELERATE_MIXED_PRECISION") == "bf16"
+
+
+def test_snapshot_is_a_copy():
+    with patch_environment(ACCEL_TEST_A="1"):
+        before = snapshot()
+        before["ACCEL_TEST_A"] = "2"
+        assert variable("ACCEL_TEST_A") == "1"
+
+
+def test_export_sets_and_unsets():
+    with patch_environment(ACCEL_TEST_A="1", ACCEL_TEST_B=None):
+        export({"ACCEL_TEST_A": None, "ACCEL_TEST_B": "2", "ACCEL_TEST_NEVER_SET": None})
+        assert (variable("ACCEL_TEST_A"), variable("ACCEL_TEST_B")) == (None, "2")
+
+
+def test_restore_brings_back_what_was_changed_added_and_removed():
+    with clear_environment():
+        export({"A": "1", "B": "2"})
+        before = snapshot()
+        export({"A": "9", "B": None, "C": "3"})
+        restore(before)
+        assert snapshot() == {"A": "1", "B": "2"}
+
+
+def test_no_other_module_of_the_package_touches_the_environment():
+    root = Path(accel_state.__file__).parent
+    offenders = []
+    for path in root.rglob("*.py"):
+        if path.relative_to(root).as_posix() == "environment/door.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = {"environ", "getenv", "putenv", "unsetenv"}
+            is_use = (
+                isinstance(node, ast.Attribute)
+                and getattr(node.value, "id", "") == "os"
+                and node.attr in names
+            )
+            if is_use or (
+                isinstance(node, ast.ImportFrom)
+                and node.module == "os"
+                and names & {a.name for a in node.names}
+            ):
+                offenders.append(f"{path.relative_to(root)}:{node.lineno}")
+    assert offenders == []

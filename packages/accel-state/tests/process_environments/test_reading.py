@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from accel_state.errors import ConfigError
+from accel_state.process_environments.reading import (
+    check_within,
+    is_set,
+    master_port,
+    optional_int,
+    required_int,
+)
+
+
+def test_blank_counts_as_unset():
+    assert not is_set({"A": "  "}, "A")
+    assert not is_set({}, "A")
+    assert optional_int({"A": ""}, "A") is None
+    assert optional_int({"A": " 3 "}, "A") == 3
+
+
+def test_a_missing_number_says_who_asked_for_it_and_what_to_do():
+    with pytest.raises(ConfigError) as caught:
+        required_int({"RANK": "0"}, "WORLD_SIZE", launcher="torchrun", because="RANK")
+    assert str(caught.value) == (
+        "`WORLD_SIZE` is not set, although `RANK` is. torchrun sets both; set the missing one, or unset "
+        "`RANK` to run a single process."
+    )
+
+
+def test_the_port_is_checked():
+    assert master_port({}) is None
+    assert master_port({"MASTER_PORT": "0"}) == 0
+    with pytest.raises(ConfigError, match="`MASTER_PORT` is `-1`"):
+        master_port({"MASTER_PORT": "-1"})
+
+
+def test_an_index_within_its_count_passes():
+    check_within("R", 1, "N", 2)
+    with pytest.raises(ConfigError, match="`R` is `2`, but it must lie between 0 and 1, because `N` is `2`"):
+        check_within("R", 2, "N", 2)

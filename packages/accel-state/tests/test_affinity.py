@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import os
+import sys
+import types
+
+import pytest
+
+from accel_state import affinity
+from accel_state.affinity import (
+    CPUInformation,
+    get_cpu_distributed_information,
+    override_numa_affinity,
+    set_numa_affinity,
+)
+from accel_state.environment import clear_environment, export, patch_environment
+from accel_state.errors import ConfigError, NotAvailableError
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+
+
+@pytest.fixture
+def nvml(tmp_path, monkeypatch):
+    """A stand-in for NVML: GPU `n`, or the one called `GPU-n`, is near core `n` alone."""
+    info = tmp_path / "nvidia_ml_py-99.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-ml-py\nVersion: 99.0\n")
+    (tmp_path / "pynvml.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    log: list[str] = []
+    module = types.ModuleType("pynvml")
+    module.__spec__ = types.SimpleNamespace(name="pynvml")
+    module.log = log
+    module.nvmlInit = lambda: log.append("init")
+    module.nvmlShutdown = lambda: log.append("shutdown")
+    module.nvmlDeviceGetHandleByIndex = lambda index: index
+    module.nvmlDeviceGetHandleByUUID = lambda name: int(name.removeprefix("GPU-"))
+    module.nvmlDeviceGetCpuAffinity = lambda handle, num_words: [
+        (1 << handle) >> (64 * word) & (2**64 - 1) for word in range(num_words)
+    ]
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    cores = os.sched_getaffinity(0)
+    set_numa_affinity.cache_clear()
+    with patch_environment(CUDA_VISIBLE_DEVICES=None, ACCELERATE_DEBUG_MODE=None):
+        yield module
+    os.sched_setaffinity(0, cores)
+    set_numa_affinity.cache_clear()
+
+
+def test_a_process_is_bound_to_the_cores_near_its_gpu(nvml, capfd):
+    core = max(os.sched_getaffinity(0))
+    override_numa_affinity(core)
+    assert os.sched_getaffinity(0) == {core}
+    assert nvml.log == ["init", "shutdown"]
+    assert capfd.readouterr().out == ""
+
+
+def test_set_binds_once_and_override_again(nvml):
+    first, *others = sorted(os.sched_getaffinity(0))
+    set_numa_affinity(first)
+    os.sched_setaffinity(0, {first, *others})
+    set_numa_affinity(first)
+    assert os.sched_getaffinity(0) == {first, *others}
+    override_numa_affinity(first)
+    assert os.sched_getaffinity(0) == {first}
+
+
+@pytest.mark.parametrize("form", ["{0}", "GPU-{0}"])
+def test_hidden_gpus_are_not_counted(nvml, form):
+    core = max(os.sched_getaffinity(0))
+    with patch_environment(CUDA_VISIBLE_DEVICES=form.format(core)):
+        override_numa_affinity(0)
+    assert os.sched_getaffinity(0) == {core}
+
+
+def test_a_process_without_a_gpu_is_an_error(nvml):
+    with patch_environment(CUDA_VISIBLE_DEVICES="0"):
+        with pytest.raises(
+            ConfigError, match="Process 1 of this machine has no GPU: `CUDA_VISIBLE_DEVICES` is `0`"
+        ):
+            override_numa_affinity(1)
+    assert nvml.log == ["init", "shutdown"]
+
+
+def test_cores_that_are_closed_to_the_process_are_an_error_and_change_nothing(nvml):
+    open_cores = os.sched_getaffinity(0)
+    nvml.nvmlDeviceGetCpuAffinity = lambda handle, num_words: [0] * num_words
+    with pytest.raises(NotAvailableError, match="None of the cores near GPU 0 is open to this process"):
+        override_numa_affinity(0)
+    assert os.sched_getaffinity(0) == open_cores
+
+
+def test_verbose_says_which_cores_and_follows_debug_mode(nvml, capfd):
+    core = min(os.sched_getaffinity(0))
+    with patch_environment(ACCELERATE_DEBUG_MODE="1"):
+        override_numa_affinity(core)
+        assert capfd.readouterr().out == f"Process {core} runs on 1 cores: [{core}]\n"
+        override_numa_affinity(core, verbose=False)
+    assert capfd.readouterr().out == ""
+
+
+def test_without_nvml_the_way_out_is_named():
+    from accel_state.availability import is_pynvml_available
+
+    if is_pynvml_available():
+        pytest.skip("pynvml is installed")
+    with pytest.raises(
+        NotAvailableError, match="needs `pynvml`. `nvidia-ml-py` is not installed. Run `pip install"
+    ):
+        affinity.override_numa_affinity(0)
+
+
+def test_cpu_information_is_the_topology_of_whoever_started_the_process():
+    with clear_environment():
+        assert get_cpu_distributed_information() == CPUInformation()
+        export({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"})
+        assert get_cpu_distributed_information() == CPUInformation(3, 4, 1, 2)

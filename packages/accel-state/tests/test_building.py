@@ -1,0 +1,119 @@
+"""Building the state: devices, places, and requests that cannot be met."""
+
+import pytest
+import torch
+
+from accel_state.devices.cuda import CudaBackend
+from accel_state.devices.mps import MpsBackend
+from accel_state.devices.selection import device_backend
+from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.partial_state import PartialState
+from accel_state.runtime import current_runtime
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+
+
+@pytest.fixture
+def two_ranks(monkeypatch):
+    for key, value in TWO.items():
+        monkeypatch.setenv(key, value)
+
+
+@pytest.fixture
+def cuda_devices(monkeypatch):
+    """Pretend to a number of CUDA devices."""
+    current = []
+
+    def of_count(num):
+        for name in ("mlu", "sdaa", "musa", "npu", "hpu", "neuron", "xla"):
+            monkeypatch.setattr(type(device_backend(name)), "is_available", lambda self: False)
+        monkeypatch.setattr(CudaBackend, "is_available", lambda self: num > 0)
+        monkeypatch.setattr(CudaBackend, "count", lambda self: num)
+        monkeypatch.setattr(CudaBackend, "set_device", lambda self, device: current.append(device))
+        return current
+
+    return of_count
+
+
+def test_two_processes_and_one_device_are_refused(two_ranks, cuda_devices):
+    cuda_devices(1)
+    with pytest.raises(
+        ConfigError, match="2 processes on this machine, which has 1 `cuda` device.*Start at most 1"
+    ):
+        PartialState()
+    assert not PartialState.is_initialized()
+
+
+def test_cpu_asked_for_wins_over_devices(cuda_devices):
+    assert cuda_devices(1) == []
+    assert PartialState(cpu=True).device == torch.device("cpu")
+
+
+def test_backend_that_is_not_built_is_refused(two_ranks):
+    with pytest.raises(ConfigError, match="backend `mpi` is not part of this torch"):
+        PartialState(cpu=True, backend="mpi")
+
+
+def test_several_processes_on_a_device_without_collectives_are_refused(two_ranks, monkeypatch):
+    monkeypatch.setattr(MpsBackend, "is_available", lambda self: True)
+    monkeypatch.setattr(MpsBackend, "count", lambda self: 2)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "mps")
+    with pytest.raises(ConfigError, match="processes on `mps` cannot talk to each other"):
+        PartialState()
+
+
+def test_device_named_by_the_environment_is_used_and_made_current(cuda_devices, monkeypatch):
+    current = cuda_devices(4)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:3")
+    assert PartialState().device == torch.device("cuda", 3)
+    assert current == [torch.device("cuda", 3)]
+
+
+def test_device_type_named_by_the_environment_gives_each_process_its_own(cuda_devices, monkeypatch):
+    cuda_devices(4)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cpu")
+    assert PartialState().device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ("cuda:4", ConfigError, "is `cuda:4`, but there are only 4 such device"),
+        ("cudo", ConfigError, "is `cudo`, which torch does not know"),
+        ("mps", NotAvailableError, "The device `mps` was asked for, but none is available here"),
+    ],
+)
+def test_device_that_is_not_there_is_refused(cuda_devices, monkeypatch, value, error, message):
+    cuda_devices(4)
+    monkeypatch.setattr(MpsBackend, "is_available", lambda self: False)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", value)
+    with pytest.raises(error, match=message):
+        PartialState()
+
+
+def test_one_device_for_two_processes_is_refused(two_ranks, cuda_devices, monkeypatch):
+    cuda_devices(4)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:1")
+    with pytest.raises(
+        ConfigError, match="names the one device `cuda:1` for 2 processes. Leave the number out"
+    ):
+        PartialState()
+
+
+def test_rank_without_world_size_is_refused():
+    with pytest.raises(ConfigError, match="`rank` and `world_size` belong together"):
+        PartialState(rank=0)
+
+
+def test_rank_and_world_size_of_the_user_win_over_the_environment(two_ranks):
+    state = PartialState(cpu=True, rank=0, world_size=1)
+    assert (state.num_processes, state.backend) == (1, None)
+    assert current_runtime().topology.source == "plain"
+
+
+def test_failed_building_leaves_nothing(two_ranks):
+    with pytest.raises(ConfigError, match="nobody says where they meet"):
+        PartialState(cpu=True)
+    assert not PartialState.is_initialized()

@@ -1,0 +1,45 @@
+"""Kwargs handlers, and the one for the process group."""
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+
+from accel_state.errors import ConfigError
+from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
+
+
+@dataclass
+class Sample(KwargsHandler):
+    number: int = 1
+    items: list = field(default_factory=list)
+
+
+def test_only_what_differs_from_the_defaults_is_passed_on():
+    assert Sample().to_kwargs() == {}
+    assert Sample(number=2).to_kwargs() == {"number": 2}
+    assert Sample(items=[1]).to_dict() == {"number": 1, "items": [1]}
+
+
+def test_result_is_a_copy():
+    sample = Sample(items=[[1]])
+    sample.to_dict()["items"][0].append(2)
+    assert sample.items == [[1]]
+
+
+def test_default_backend_is_no_wish():
+    assert InitProcessGroupKwargs().to_kwargs() == {}
+    handler = InitProcessGroupKwargs(backend="gloo", timeout=timedelta(seconds=9))
+    assert handler.to_kwargs() == {"backend": "gloo", "timeout": timedelta(seconds=9)}
+
+
+@pytest.mark.parametrize(
+    ("timeout", "message"),
+    [
+        (30, "must be a `datetime.timedelta`, got 30"),
+        (timedelta(0), "must be longer than nothing, got 0:00:00"),
+    ],
+)
+def test_timeout_that_is_none_is_refused(timeout, message):
+    with pytest.raises(ConfigError, match=message):
+        InitProcessGroupKwargs(timeout=timeout)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+from accel_state.lazy import attach
+
+
+@pytest.fixture
+def face():
+    """A package face that hands on names of the standard library."""
+    module = types.ModuleType("face_of_a_test")
+    sys.modules[module.__name__] = module
+    module.__getattr__, module.__dir__, module.__all__ = attach(
+        module.__name__,
+        {"fraction": "fractions:Fraction", "sqrt": "math", "from_bytes": "builtins:int.from_bytes"},
+    )
+    yield module
+    del sys.modules[module.__name__]
+
+
+def test_names_are_found_where_the_table_says(face):
+    import fractions
+    import math
+
+    assert face.fraction is fractions.Fraction
+    assert face.sqrt is math.sqrt
+    assert face.from_bytes(b"\x01\x00", "big") == 256
+
+
+def test_all_is_sorted_and_dir_contains_it(face):
+    assert face.__all__ == ["fraction", "from_bytes", "sqrt"]
+    assert set(face.__all__) <= set(dir(face))
+
+
+def test_a_name_is_an_ordinary_attribute_after_its_first_use(face):
+    assert "sqrt" not in vars(face)
+    face.sqrt(4)
+    assert "sqrt" in vars(face)
+
+
+def test_an_unknown_name_is_an_attribute_error_that_names_the_package(face):
+    with pytest.raises(AttributeError, match="module `face_of_a_test` has no attribute `nothing`"):
+        _ = face.nothing
+    assert not hasattr(face, "__wrapped__")

@@ -1,0 +1,229 @@
+"""Process groups: what is refused, what is taken over, and that no script's end aborts or hangs."""
+
+import datetime
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch.distributed as dist
+
+from accel_state import process_group
+from accel_state.errors import ConfigError, StateError
+from accel_state.partial_state import PartialState
+from accel_state.runtime import reset_runtime
+from accel_state.testing import run_script
+from accel_state.testing.scripts import kill_tree
+from accel_state.topology import Topology
+
+HEADER = """
+import datetime, sys, time
+import torch, torch.distributed as dist
+from accel_state.partial_state import PartialState
+state = PartialState(cpu=True, timeout=datetime.timedelta(seconds=TIMEOUT_S))
+rank = state.process_index
+dist.all_reduce(torch.ones(1))
+print("ready", flush=True)
+"""
+
+# Name: what follows the header, the exit codes of both ranks, words of each rank's error output.
+ENDINGS = {
+    "falls off the end": ("", [0, 0], ["", ""]),
+    "leaves a second group": (
+        "dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1]))",
+        [0, 0],
+        ["", ""],
+    ),
+    "destroys the group itself": ("state.destroy_process_group()", [0, 0], ["", ""]),
+    "destroys the group through torch": ("dist.destroy_process_group()", [0, 0], ["", ""]),
+    "calls sys.exit": ("sys.exit(3)", [3, 3], ["", ""]),
+    "raises on both ranks": ("raise ValueError('here')", [1, 1], ["ValueError: here"] * 2),
+    "raises while the other is in a barrier": (
+        "if rank == 1: raise ValueError('here')\nstate.wait_for_everyone()",
+        [1, 1],
+        ["RuntimeError", "ValueError: here"],
+    ),
+    "raises with a collective under way that nobody joins": (
+        """
+if rank == 1:
+    work = dist.all_reduce(torch.ones(9), async_op=True)
+    raise ValueError('here')
+state.wait_for_everyone()
+""",
+        [1, 1],
+        ["RuntimeError", "ValueError: here"],
+    ),
+}
+
+
+def start_pair(code, *, timeout_s=60):
+    """Start two ranks that meet over TCP, as mpirun would: without an agent that watches them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    script = HEADER.replace("TIMEOUT_S", str(timeout_s)) + code
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+
+
+def finish(pair, *, timeout_s=60):
+    try:
+        return [(process.communicate(timeout=timeout_s)[1], process.returncode) for process in pair]
+    finally:
+        for process in pair:
+            kill_tree(process.pid)
+            process.communicate()
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_script_ends_with_its_own_exit_code_whatever_its_last_act(ending):
+    code, exit_codes, words = ENDINGS[ending]
+    pair = start_pair(code)
+    for process in pair:
+        assert process.stdout.readline() == "ready\n"
+    started = time.monotonic()
+    ended = finish(pair)
+    assert [exit_code for _, exit_code in ended] == exit_codes, ended
+    for (errors, _), word in zip(ended, words, strict=True):
+        assert word in errors
+        assert "terminate called" not in errors
+    assert time.monotonic() - started < 40, "the end waited for the group's timeout"
+
+
+@pytest.mark.parametrize(
+    "waiting", ["while True: sum(range(1000))", "rank or time.sleep(60); state.wait_for_everyone()"]
+)
+def test_interrupt_ends_both_ranks_as_interrupted(waiting):
+    pair = start_pair(waiting)
+    for process in pair:
+        assert process.stdout.readline() == "ready\n"
+    time.sleep(0.3)  # until the second rank is inside the barrier; earlier would be right too, but test less
+    for process in pair:
+        process.send_signal(signal.SIGINT)
+    ended = finish(pair, timeout_s=40)
+    assert [exit_code for _, exit_code in ended] == [-signal.SIGINT] * 2, ended
+    assert all("KeyboardInterrupt" in errors and "terminate called" not in errors for errors, _ in ended)
+
+
+def test_rank_that_nobody_joins_gives_up_after_the_groups_timeout():
+    pair = start_pair("if rank == 0: state.wait_for_everyone()\nelse: time.sleep(5)", timeout_s=2)
+    (errors, exit_code), (_, other_exit_code) = finish(pair)
+    assert (exit_code, other_exit_code) == (1, 0)
+    assert "Timed out waiting 2000ms" in errors
+
+
+def test_failing_rank_under_torchrun_ends_the_run(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text(
+        HEADER.replace("TIMEOUT_S", "60")
+        + "if rank == 1: raise ValueError('here')\nstate.wait_for_everyone()"
+    )
+    ran = run_script(script, num_processes=2, launcher="torchrun", timeout_s=60)
+    assert ran.returncode == 1
+    assert "ValueError: here" in ran.stderr
+    assert "terminate called" not in ran.stderr
+
+
+def test_forked_child_does_not_end_its_parents_group(world):
+    assert world(2).run(fork_and_exit) == [0, 0]
+
+
+def fork_and_exit():
+    pid = os.fork()
+    if pid == 0:
+        process_group._end_at_exit()
+        os._exit(0 if dist.is_initialized() else 1)
+    status = os.waitpid(pid, 0)[1]
+    PartialState().wait_for_everyone()
+    return status
+
+
+def reset_and_look(keep):
+    group = dist.group.WORLD
+    reset_runtime(keep_process_group=keep)
+    return dist.is_initialized() and dist.group.WORLD is group
+
+
+def test_reset_keeps_or_ends_the_group_as_asked(world):
+    assert world(2).run(reset_and_look, True) == [True, True]
+    assert world(2).run(reset_and_look, False) == [False, False]
+
+
+def use_own_group(path):
+    """Build the state on a group that the script set up itself."""
+    rank = int(os.environ["RANK"])
+    dist.destroy_process_group()
+    reset_runtime(keep_process_group=True)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    with pytest.warns(UserWarning, match="`timeout` has no effect"):
+        state = PartialState(cpu=True, timeout=datetime.timedelta(seconds=9))
+    seen = (state.process_index, state.num_processes, state.backend, process_group.is_group_owned())
+    reset_runtime()
+    process_group._end_at_exit()
+    survived = dist.is_initialized()
+    with pytest.raises(
+        StateError, match="`backend` asks for `mpi`, but the process group stands already on `gloo`"
+    ):
+        PartialState(cpu=True, backend="mpi")
+    dist.destroy_process_group()
+    return seen, survived
+
+
+def test_group_of_the_user_is_used_and_never_destroyed(world, tmp_path):
+    assert world(2).run(use_own_group, tmp_path / "meet") == [
+        ((0, 2, "gloo", False), True),
+        ((1, 2, "gloo", False), True),
+    ]
+
+
+def test_backend_that_is_not_built_is_refused_with_those_that_are():
+    with pytest.raises(ConfigError, match="`no_such` is not part of this torch. Available: .*gloo"):
+        process_group.check_backend("no_such")
+    process_group.check_backend("cpu:gloo")
+    process_group.check_backend("GLOO")
+
+
+def test_missing_meeting_point_is_named(monkeypatch):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(
+        ConfigError, match="2 processes were asked for, but nobody says where they meet. Set `MASTER_ADDR`"
+    ):
+        process_group.set_up_group(Topology(world_size=2), backend="gloo", options={})
+
+
+def test_file_of_the_debug_launcher_is_where_ranks_meet(monkeypatch, tmp_path):
+    monkeypatch.setenv("MASTER_ADDR", "host")
+    monkeypatch.setenv("ACCELERATE_DEBUG_RDV_FILE", str(tmp_path / "meet"))
+    assert process_group._meeting_point(Topology(world_size=2)) == f"file://{tmp_path / 'meet'}"
+
+
+def test_meeting_point_of_a_topology_without_variables_is_its_address(monkeypatch):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    topology = Topology(world_size=2, master_addr="host", master_port=123)
+    assert process_group._meeting_point(topology) == "tcp://host:123"
+    monkeypatch.setenv("MASTER_ADDR", "host")
+    assert process_group._meeting_point(topology) == "env://"
+
+
+def test_unknown_argument_of_the_group_is_named():
+    with pytest.raises(
+        ConfigError, match="`time_out` is not an argument of the process group. Known: backend,.*timeout"
+    ):
+        process_group.check_options({"time_out": 3})
+
+
+def test_place_in_a_group_without_environment_is_one_machine():
+    place = process_group.single_node(Topology(), rank=2, world_size=3)
+    assert (place.rank, place.local_rank, place.local_world_size, place.source) == (2, 2, 3, "process_group")

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from accel_state.errors import ConfigError
+from accel_state.topology import Topology
+
+
+def test_without_arguments_it_is_a_single_plain_process():
+    assert dataclasses.astuple(Topology()) == (0, 1, 0, 1, 0, 1, "plain", None, None)
+
+
+def test_it_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Topology().rank = 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rank": 2, "world_size": 2}, r"`rank` must lie between 0 and 1 \(`world_size` - 1\), got 2"),
+        ({"rank": -1}, "`rank` must lie between 0 and 0"),
+        ({"local_rank": 1, "world_size": 2}, "`local_rank` must lie between 0 and 0"),
+        ({"node_rank": 1}, "`node_rank` must lie between 0 and 0"),
+        ({"world_size": 0}, "`world_size` must be at least 1, got 0"),
+        ({"local_world_size": 2}, r"`local_world_size` must not exceed 1 \(`world_size`\), got 2"),
+    ],
+)
+def test_contradicting_values_are_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        Topology(**values)

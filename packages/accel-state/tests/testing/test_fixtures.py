@@ -1,0 +1,75 @@
+"""The pytest plugin, in a pytest of its own."""
+
+import re
+import sys
+
+from accel_state.testing.scripts import run_command
+
+LEAKING = """
+import os
+import pytest
+
+from accel_state.partial_state import PartialState
+from accel_state.runtime import has_runtime
+
+def test_leaks():
+    os.environ["LEFT_BEHIND"] = "1"
+
+def test_is_clean_again():
+    assert "LEFT_BEHIND" not in os.environ
+
+@pytest.mark.leaks_environment("MEANT")
+def test_means_it():
+    os.environ["MEANT"] = "1"
+
+def test_what_was_meant_is_undone():
+    assert "MEANT" not in os.environ
+
+def test_patches(monkeypatch):
+    monkeypatch.setenv("PATCHED", "1")
+
+def test_builds_state():
+    PartialState(cpu=True)
+
+def test_finds_no_state():
+    assert not has_runtime()
+
+def rank():
+    return PartialState().process_index
+
+def test_world(world):
+    assert world(2).run(rank) == [0, 1]
+    print("pids", *world(2).pids)
+"""
+
+
+def test_leaks_fail_their_own_test_and_no_other(tmp_path):
+    (tmp_path / "test_inner.py").write_text(LEAKING)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "accel_state.testing.fixtures",
+        "-s",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+    ]
+    ran = run_command(
+        [*command, "--import-mode=importlib", f"--rootdir={tmp_path}", str(tmp_path)], timeout_s=100
+    )
+    assert re.search(r"8 passed, (\d+ warnings?, )?1 error", ran.stdout), ran.stdout
+    assert "The test left behind environment variables: LEFT_BEHIND." in ran.stdout
+    assert "ERROR" in ran.stdout
+    assert "test_inner.py::test_leaks" in ran.stdout
+    pids = re.search(r"pids (\d+) (\d+)", ran.stdout).groups()
+    assert not [pid for pid in pids if is_worker(pid)]
+
+
+def is_worker(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            return "accel_state.testing.worker" in file.read()
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,56 @@
+"""Leak checks: each kind of thing left behind is told and undone."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import torch.distributed as dist
+
+from accel_state.testing.leaks import Surroundings
+
+
+def test_nothing_left_is_nothing_told():
+    assert Surroundings.now().leaks_since() == []
+
+
+def test_changed_removed_and_added_variables_are_told_and_put_back(monkeypatch):
+    monkeypatch.setenv("LEAK_CHANGED", "1")
+    monkeypatch.setenv("LEAK_REMOVED", "1")
+    before = Surroundings.now()
+    os.environ.update(LEAK_CHANGED="2", LEAK_ADDED="1", PYTEST_ITS_OWN="1")
+    del os.environ["LEAK_REMOVED"]
+    assert before.leaks_since() == ["environment variables: LEAK_ADDED, LEAK_CHANGED, LEAK_REMOVED"]
+    before.put_back()
+    assert before.leaks_since() == []
+    assert os.environ["LEAK_REMOVED"] == "1"
+    assert os.environ.pop("PYTEST_ITS_OWN") == "1"
+
+
+def test_child_process_is_told_and_killed(monkeypatch):
+    before = Surroundings.now()
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    assert before.leaks_since(allowed_pids=frozenset({child.pid})) == []
+    (leak,) = before.leaks_since()
+    assert leak.startswith(f"child processes: {child.pid} (")
+    before.put_back()
+    assert child.wait(timeout=10) == -9
+
+
+def test_thread_that_goes_on_is_told():
+    before = Surroundings.now()
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, name="left-over")
+    thread.start()
+    assert before.leaks_since() == ["threads: left-over"]
+    stop.set()
+    assert before.leaks_since() == []
+    thread.join()
+
+
+def test_process_group_is_told_and_destroyed(tmp_path):
+    before = Surroundings.now()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    assert before.leaks_since() == ["a process group"]
+    before.put_back()
+    assert not dist.is_initialized()

@@ -1,0 +1,52 @@
+"""Running real scripts: exit codes, output, and that nothing is left when time is up."""
+
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from accel_state.testing.scripts import kill_tree, run_command, run_script
+
+
+def test_exit_code_output_arguments_and_variables_come_back(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\nprint(sys.argv[1:], os.environ['WORD'], os.environ['OMP_NUM_THREADS'])\n"
+        "print('bad', file=sys.stderr)\nsys.exit(4)"
+    )
+    ran = run_script(script, "--flag", "x", env={"WORD": "hello"})
+    assert (ran.returncode, ran.stdout, ran.stderr) == (4, "['--flag', 'x'] hello 1\n", "bad\n")
+
+
+def test_two_processes_through_torchrun(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from accel_state import PartialState\nstate = PartialState()\n"
+        "print(f'{state.process_index} of {state.num_processes}', flush=True)"
+    )
+    ran = run_script(script, num_processes=2, launcher="torchrun", timeout_s=60)
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(ran.stdout.split("\n")) == ["", "0 of 2", "1 of 2"]
+
+
+def test_time_is_up_kills_grandchildren_too_and_shows_the_output():
+    grandchild = "import time; time.sleep(60)"
+    child = (
+        "import subprocess, sys\n"
+        f"process = subprocess.Popen([sys.executable, '-c', {grandchild!r}], start_new_session=True)\n"
+        "print(process.pid, flush=True)\nprocess.wait()"
+    )
+    started = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired) as caught:
+        run_command([sys.executable, "-c", child], timeout_s=6)
+    assert time.monotonic() - started < 40
+    pid = int(caught.value.stdout)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_killing_what_is_gone_is_fine():
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    kill_tree(gone.pid)

@@ -1,0 +1,157 @@
+"""The world of live processes: what it returns, and what it says when a rank raises, dies or hangs."""
+
+import os
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from accel_state.errors import ConfigError
+from accel_state.partial_state import PartialState
+from accel_state.testing.world import World, WorldError
+
+
+class Point:
+    """A class of the test file, which has to travel both ways."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+def sum_of_ranks(scale, *, offset=0):
+    value = torch.tensor(float(PartialState().process_index * scale + offset))
+    dist.all_reduce(value)
+    return value.item()
+
+
+def moved(point):
+    return Point(point.x + PartialState().process_index)
+
+
+def raise_on_rank_1():
+    if PartialState().process_index == 1:
+        raise ConfigError("rank 1 cannot")
+    dist.barrier()
+
+
+class UnpicklableError(Exception):
+    def __init__(self, a, b):
+        super().__init__("two became one")
+
+
+def raise_what_cannot_travel():
+    raise UnpicklableError(1, 2)
+
+
+def die_on_rank_0():
+    if PartialState().process_index == 0:
+        print("last words", flush=True)
+        os._exit(7)
+    dist.barrier()
+
+
+def hang_on_rank_1():
+    if PartialState().process_index == 1:
+        time.sleep(60)
+
+
+def fork_and_hang(path):
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+    path.with_suffix(f".{PartialState().process_index}").write_text(str(pid))
+    time.sleep(60)
+
+
+def leak_variable():
+    os.environ["LEFT_BEHIND"] = "1"
+
+
+def has_variable():
+    return "LEFT_BEHIND" in os.environ
+
+
+def pid():
+    return os.getpid()
+
+
+def threads_and_random():
+    return torch.get_num_threads(), torch.rand(1).item()
+
+
+def destroy_group():
+    PartialState().destroy_process_group()
+
+
+def test_run_returns_results_in_rank_order(world):
+    assert world(2).run(sum_of_ranks, 3, offset=1) == [5.0, 5.0]
+
+
+def test_objects_of_the_test_file_travel_both_ways(world):
+    assert [point.x for point in world(2).run(moved, Point(10))] == [10, 11]
+
+
+def test_workers_stay_alive_between_bodies(world):
+    first = world(2).run(pid)
+    assert world(2).run(pid) == first
+    assert len(set(first)) == 2
+
+
+def test_each_body_starts_with_the_same_random_state(world):
+    first = world(2).run(threads_and_random)
+    assert first == world(2).run(threads_and_random)
+    assert first[0][0] == 1
+
+
+def test_error_of_a_rank_is_raised_with_rank_and_trace(world):
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match="rank 1 cannot") as caught:
+        world(2).run(raise_on_rank_1)
+    assert "--- rank 1 of 2" in caught.value.__notes__[0]
+    assert "in raise_on_rank_1" in caught.value.__notes__[0]
+    assert time.monotonic() - started < 25, "the rank in the barrier was waited for"
+    assert world(2).run(sum_of_ranks, 1) == [1.0, 1.0]
+
+
+def test_error_that_cannot_travel_is_told_as_text(world):
+    with pytest.raises(WorldError, match="(?s)raise_what_cannot_travel.*two became one"):
+        world(2).run(raise_what_cannot_travel)
+
+
+def test_death_of_a_rank_is_told_with_its_last_words(world):
+    with pytest.raises(WorldError, match="(?s)Rank 0 of 2 died with exit code 7.*last words"):
+        world(2).run(die_on_rank_0)
+    assert world(2).run(sum_of_ranks, 1) == [1.0, 1.0]
+
+
+def test_hanging_rank_is_killed_and_its_stack_shown(world):
+    before = world(2).run(pid)
+    with pytest.raises(WorldError, match="(?s)Rank.s. 1 of 2 did not answer within 1 s.*hang_on_rank_1"):
+        world(2).run(hang_on_rank_1, timeout_s=1)
+    assert not {pid for pid in before if os.path.exists(f"/proc/{pid}")}
+
+
+def test_what_a_hanging_rank_forked_is_killed_with_it(world, tmp_path):
+    with pytest.raises(WorldError, match="did not answer within 5 s"):
+        world(2).run(fork_and_hang, tmp_path / "pid", timeout_s=5)
+    pids = [int((tmp_path / f"pid.{rank}").read_text()) for rank in range(2)]
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
+    assert alive == []
+
+
+def test_body_that_leaves_a_variable_is_refused_and_undone(world):
+    with pytest.raises(RuntimeError, match="LEFT_BEHIND"):
+        world(2).run(leak_variable)
+    assert world(2).run(has_variable) == [False, False]
+
+
+def test_group_that_a_body_destroyed_is_made_anew(world):
+    world(2).run(destroy_group)
+    assert world(2).run(sum_of_ranks, 1) == [1.0, 1.0]
+
+
+def test_local_function_is_refused_before_anything_starts():
+    with pytest.raises(ConfigError, match="top-level function"):
+        World(2).run(lambda: None)

@@ -1,0 +1,93 @@
+"""Aim."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from accel_trackers.images import pictures
+from accel_trackers.main_process import on_main_process
+from accel_trackers.service import ServiceTracker
+from accel_trackers.values import as_number, as_plain_data, flat
+
+
+class AimTracker(ServiceTracker):
+    """Logs to a run of Aim, in the repository ``logging_dir``.
+
+    Args:
+        run_name: The name of the run.
+        logging_dir: The folder with the repository ``.aim``; made if there is none.
+        kwargs: Handed to ``aim.Run``, such as ``experiment``, ``system_tracking_interval``.
+    """
+
+    name = "aim"
+    requires_logging_directory = True
+
+    def __init__(
+        self, run_name: str, logging_dir: str | os.PathLike[str] | None = ".", **kwargs: Any
+    ) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.logging_dir = logging_dir
+        self._kwargs = kwargs
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store ``values`` as the run's ``hparams``."""
+        self.tracker["hparams"] = as_plain_data(values)
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log numbers (tensors of one element are numbers), strings, objects of Aim, and dicts of these.
+
+        What is none of these is left out, with one warning per name.
+
+        Args:
+            values: By name; dicts are logged as ``name/inner``.
+            step: Where on the axis they belong.
+            kwargs: Handed to ``Run.track``, such as ``epoch``, ``context={"subset": "train"}``.
+        """
+        run = self.tracker
+        import aim
+
+        kinds = (aim.Audio, aim.Distribution, aim.Figure, aim.Image, aim.Text)
+        for name, value in flat(values).items():
+            shown = aim.Text(value) if isinstance(value, str) else as_number(value)
+            if shown is None and not isinstance(value, kinds):
+                self._warn_once(name, value, "numbers, strings, Aim's objects and dicts of these")
+            else:
+                run.track(value if shown is None else shown, name=name, step=step, **kwargs)
+
+    @on_main_process
+    def log_images(
+        self,
+        values: dict[str, Any],
+        step: int | None = None,
+        kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Log images by name, one or many each (see `accel_trackers.images.pictures`).
+
+        Args:
+            values: By name.
+            step: Where on the axis they belong.
+            kwargs: Further arguments for ``aim.Image``, under ``"aim_image"``, and for ``Run.track``, under
+                ``"track"``.
+        """
+        run = self.tracker
+        import aim
+
+        of_image, of_track = (dict((kwargs or {}).get(key, {})) for key in ("aim_image", "track"))
+        for name, images in values.items():
+            shown = [aim.Image(each, **of_image) for each in pictures(images)]
+            run.track(shown if len(shown) > 1 else shown[0], name=name, step=step, **of_track)
+
+    def _open(self) -> Any:
+        import aim
+
+        run = aim.Run(repo=None if self.logging_dir is None else os.fspath(self.logging_dir), **self._kwargs)
+        run.name = self.run_name
+        return run
+
+    def _close(self, run: Any) -> None:
+        run.close()

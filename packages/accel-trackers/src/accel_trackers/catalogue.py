@@ -1,0 +1,51 @@
+"""All tracker classes by name: ours, those of other packages, and those registered at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from accel_state.errors import ConfigError
+from accel_state.registry import Registry
+from accel_trackers.general_tracker import GeneralTracker, check_complete
+
+TRACKERS: Registry[type[GeneralTracker]] = Registry("tracker", "accel.trackers")
+
+
+class _TrackerClasses(Mapping[str, type[GeneralTracker]]):
+    """The catalogue as a mapping; a class is imported when it is looked up."""
+
+    def __getitem__(self, name: str) -> type[GeneralTracker]:
+        return TRACKERS.get(str(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(TRACKERS.names())
+
+    def __len__(self) -> int:
+        return len(TRACKERS.names())
+
+    def __repr__(self) -> str:
+        return f"LOGGER_TYPE_TO_CLASS({', '.join(self)})"
+
+
+LOGGER_TYPE_TO_CLASS = _TrackerClasses()
+
+
+def register_tracker_class(tracker_class: type[GeneralTracker]) -> type[GeneralTracker]:
+    """Make a class known by its ``name``, for ``log_with`` and for "all"; can be used as a decorator.
+
+    Packages do the same for good with an entry point in the group ``accel.trackers``.
+
+    Raises:
+        ConfigError: If it is no subclass of `GeneralTracker`, lacks something required, or the name is taken.
+    """
+    given: object = tracker_class
+    if not (isinstance(given, type) and issubclass(given, GeneralTracker)):
+        raise ConfigError(f"`{tracker_class!r}` is not a subclass of `GeneralTracker`.")
+    check_complete(tracker_class)
+    TRACKERS.register(tracker_class.name, tracker_class)
+    return tracker_class
+
+
+def get_available_trackers() -> list[str]:
+    """Return the names of the trackers that can be used here, sorted; they equal the `LoggerType` members."""
+    return [name for name, cls in TRACKERS.items() if cls.why_not_available() is None]

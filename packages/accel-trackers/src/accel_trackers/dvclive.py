@@ -1,0 +1,64 @@
+"""DVCLive: metrics in plain files, beside the data and models that DVC keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accel_trackers.main_process import on_main_process
+from accel_trackers.service import ServiceTracker
+from accel_trackers.values import as_number, as_plain_data, flat
+
+
+class DVCLiveTracker(ServiceTracker):
+    """Logs to a ``Live`` of dvclive, which writes into the folder ``dvclive``.
+
+    Args:
+        run_name: Not used: DVC names experiments, unless ``exp_name`` is given.
+        live: A ``Live`` of your own; `finish` ends it.
+        kwargs: Handed to ``dvclive.Live`` otherwise, such as ``dir``, ``report``, ``save_dvc_exp``.
+    """
+
+    name = "dvclive"
+
+    def __init__(self, run_name: str | None = None, live: Any | None = None, **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self._live = live
+        self._kwargs = kwargs
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store ``values`` as parameters, in ``params.yaml``."""
+        self.tracker.log_params(as_plain_data(values))
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log numbers (tensors of one element are numbers), strings, and dicts of these; end the step.
+
+        What is none of these is left out, with one warning per name.
+
+        Args:
+            values: By name; dicts are logged as ``name/inner``.
+            step: Where on the axis they belong; one after the last if not given.
+            kwargs: Handed to ``Live.log_metric``.
+        """
+        live = self.tracker
+        if step is not None:
+            live.step = step
+        for name, value in flat(values).items():
+            shown = value if isinstance(value, str) else as_number(value)
+            if shown is None:
+                self._warn_once(name, value, "numbers, strings and dicts of these")
+            else:
+                live.log_metric(name, shown, **kwargs)
+        live.next_step()
+
+    def _open(self) -> Any:
+        if self._live is not None:
+            return self._live
+        from dvclive import Live
+
+        return Live(**self._kwargs)
+
+    def _close(self, run: Any) -> None:
+        run.end()

@@ -1,0 +1,91 @@
+"""JSON lines: one line of text per call of ``log``, readable by everything, with nothing to install."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from accel_state.errors import StateError
+from accel_trackers.general_tracker import GeneralTracker
+from accel_trackers.main_process import on_main_process, runs_here
+from accel_trackers.values import as_plain_data
+
+
+class JsonlTracker(GeneralTracker):
+    """Appends ``{"time": …, "step": …, "values": {…}}`` lines to ``logging_dir/run_name/metrics.jsonl``.
+
+    Each line is handed to the operating system whole before ``log`` returns, so a process that is killed
+    loses nothing. A run that is continued appends to its file.
+    ``config.json`` beside it has the configuration.
+
+    Args:
+        run_name: The name of the run, and of its folder.
+        logging_dir: The folder of all runs.
+    """
+
+    name = "jsonl"
+    requires_logging_directory = True
+
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.logging_dir = Path(logging_dir) / run_name
+        self._file: IO[bytes] | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file with the metrics."""
+        return self.logging_dir / "metrics.jsonl"
+
+    @property
+    def tracker(self) -> IO[bytes]:
+        """The open file; on the main process only."""
+        if not runs_here(self):
+            raise StateError("The tracker `jsonl` has a file on the main process only.")
+        if self._file is None or self._file.closed:
+            self.logging_dir.mkdir(parents=True, exist_ok=True)
+            self._end_torn_line()
+            self._file = self.path.open("ab", buffering=0)
+        return self._file
+
+    @on_main_process
+    def start(self) -> None:
+        """Open the file, if that has not been done."""
+        _ = self.tracker
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Write ``values`` to ``config.json``."""
+        self.start()
+        text = json.dumps(as_plain_data(values), indent=2, ensure_ascii=False)
+        (self.logging_dir / "config.json").write_text(text + "\n", encoding="utf-8")
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Append one line; tensors and arrays become numbers or lists of them, other objects text.
+
+        Args:
+            values: By name.
+            step: Any number that orders the lines, or nothing.
+            kwargs: Further members of the line, beside ``time``, ``step`` and ``values``.
+        """
+        line = {**as_plain_data(kwargs), "time": time.time(), "step": step, "values": as_plain_data(values)}
+        self.tracker.write(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+
+    @on_main_process
+    def finish(self) -> None:
+        """Force the file to disk and close it."""
+        if self._file is not None and not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def _end_torn_line(self) -> None:
+        """Close a line that a power cut left unfinished, so that the next one stands alone."""
+        if self.path.is_file() and self.path.stat().st_size:
+            with self.path.open("rb+") as file:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")

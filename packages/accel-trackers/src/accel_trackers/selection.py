@@ -1,0 +1,129 @@
+"""From what a user asks for in ``log_with`` to running trackers."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from accel_state.enums import LoggerType
+from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
+from accel_trackers.catalogue import TRACKERS, get_available_trackers
+from accel_trackers.general_tracker import GeneralTracker, check_complete
+
+TrackerChoice: TypeAlias = str | LoggerType | GeneralTracker
+_NO_FOLDER = (
+    "writes into a folder, but none was given. "
+    "Pass `project_dir=...` to `Accelerator`, or `logging_dir` in its `ProjectConfiguration`."
+)
+
+
+def filter_trackers(
+    log_with: TrackerChoice | Sequence[TrackerChoice] | None,
+    logging_dir: str | os.PathLike[str] | None = None,
+) -> list[str | GeneralTracker]:
+    """Return the names and instances of the trackers to use, checked, each once, in the order given.
+
+    Args:
+        log_with: Names, `LoggerType` members, instances of `GeneralTracker`, or "all" for every tracker that
+            can be used here (without those that need a folder where none is given, which a warning names).
+        logging_dir: The folder for trackers that need one.
+
+    Raises:
+        UnknownNameError: If nobody knows a name.
+        NotAvailableError: If what a tracker needs is not installed.
+        ConfigError: If a tracker needs a folder and there is none, or an entry is something else.
+    """
+    chosen: dict[str | int, str | GeneralTracker] = {}
+    for entry in _listed(log_with):
+        if isinstance(entry, GeneralTracker):
+            check_complete(entry)
+            chosen[id(entry)] = entry
+        elif not isinstance(entry, str):
+            raise ConfigError(
+                f"`log_with` takes names and instances of `GeneralTracker`, got {entry!r}. "
+                "Of a class, pass an instance, or use `register_tracker_class` and pass its name."
+            )
+        elif entry == LoggerType.ALL:
+            chosen.update((name, name) for name in _all_usable(logging_dir))
+        else:
+            chosen[str(entry)] = _checked(str(entry), logging_dir)
+    return list(chosen.values())
+
+
+def start_trackers(
+    chosen: Sequence[str | GeneralTracker],
+    run_name: str,
+    *,
+    logging_dir: str | os.PathLike[str] | None = None,
+    config: Mapping[str, Any] | None = None,
+    init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[GeneralTracker]:
+    """Make, start and configure the trackers that `filter_trackers` chose; call it on every process.
+
+    Args:
+        chosen: Names and instances.
+        run_name: The name of the run, or of the project where a service groups runs.
+        logging_dir: The folder for trackers that need one.
+        config: Stored as the configuration of the run.
+        init_kwargs: Further arguments for the classes, by tracker name.
+
+    Raises:
+        UnknownNameError: If ``init_kwargs`` names a tracker that is not among ``chosen``.
+    """
+    given = {str(name): dict(kwargs) for name, kwargs in (init_kwargs or {}).items()}
+    names = [entry for entry in chosen if isinstance(entry, str)]
+    for name in given:
+        if name not in names:
+            raise UnknownNameError.of("tracker in `init_kwargs`", name, names)
+    trackers = [
+        _make(entry, run_name, logging_dir, given.get(entry, {})) if isinstance(entry, str) else entry
+        for entry in chosen
+    ]
+    for tracker in trackers:
+        tracker.start()
+        if config is not None:
+            tracker.store_init_configuration(dict(config))
+    return trackers
+
+
+def _listed(log_with: TrackerChoice | Sequence[TrackerChoice] | None) -> list[TrackerChoice]:
+    if log_with is None:
+        return []
+    if isinstance(log_with, list | tuple | set | frozenset):
+        return list(log_with)
+    return [log_with]  # type: ignore[list-item]  # whatever it is, it is checked with the others
+
+
+def _all_usable(logging_dir: str | os.PathLike[str] | None) -> list[str]:
+    names = get_available_trackers()
+    if logging_dir is not None:
+        return names
+    homeless = [name for name in names if TRACKERS.get(name).requires_logging_directory]
+    if homeless:
+        warnings.warn(
+            f'`log_with="all"` leaves out {", ".join(homeless)}: {"each" if len(homeless) > 1 else "it"} '
+            + _NO_FOLDER,
+            stacklevel=4,
+        )
+    return [name for name in names if name not in homeless]
+
+
+def _checked(name: str, logging_dir: str | os.PathLike[str] | None) -> str:
+    cls = TRACKERS.get(name)
+    reason = cls.why_not_available()
+    if reason is not None:
+        raise NotAvailableError(reason)
+    if cls.requires_logging_directory and logging_dir is None:
+        raise ConfigError(f"The tracker `{name}` {_NO_FOLDER}")
+    return name
+
+
+def _make(
+    name: str, run_name: str, logging_dir: str | os.PathLike[str] | None, kwargs: Mapping[str, Any]
+) -> GeneralTracker:
+    cls: Any = TRACKERS.get(_checked(name, logging_dir))
+    arguments = (run_name, logging_dir) if cls.requires_logging_directory else (run_name,)
+    tracker: GeneralTracker = cls(*arguments, **kwargs)
+    return tracker

@@ -1,0 +1,83 @@
+"""What the trackers of services have in common: one run of a library, opened once and closed once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from accel_state.errors import StateError
+from accel_trackers.general_tracker import GeneralTracker
+from accel_trackers.main_process import on_main_process, runs_here
+from accel_trackers.values import as_number
+
+
+class ServiceTracker(GeneralTracker):
+    """Base of the trackers whose library gives a run object; they say how to open it and how to close it.
+
+    The library is imported when the run is opened, on the main process only. ``name`` is also that of the
+    library in accel-state's table of packages, which knows whether it is installed.
+    """
+
+    requires_logging_directory = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._run: Any = None
+        self._is_finished = False
+        self._warned_of: set[str] = set()
+
+    @classmethod
+    def why_not_available(cls) -> str | None:
+        """Return why the library cannot be used here and what to install, ``None`` if it can."""
+        from accel_state.availability import why_not
+
+        return why_not(cls.name)
+
+    @property
+    def tracker(self) -> Any:
+        """The run object of the library; on the main process only, until `finish`."""
+        if not runs_here(self):
+            raise StateError(f"The tracker `{self.name}` has a run on the main process only.")
+        if self._is_finished:
+            raise StateError(
+                f"The run of the tracker `{self.name}` is finished. Start a new one to log more."
+            )
+        if self._run is None:
+            self._run = self._open()
+        return self._run
+
+    @on_main_process
+    def start(self) -> None:
+        """Open the run, if that has not been done."""
+        _ = self.tracker
+
+    @on_main_process
+    def finish(self) -> None:
+        """End the run; whatever was logged is written when this returns."""
+        if self._run is not None and not self._is_finished:
+            self._close(self._run)
+        self._is_finished = True
+
+    def _open(self) -> Any:
+        raise NotImplementedError
+
+    def _close(self, run: Any) -> None:
+        raise NotImplementedError
+
+    def _numbers(self, values: Mapping[str, Any]) -> dict[str, int | float]:
+        """Return the numbers among ``values``; warn of each other name once."""
+        numbers = {name: as_number(value) for name, value in values.items()}
+        for name, number in numbers.items():
+            if number is None:
+                self._warn_once(name, values[name], "numbers and dicts of numbers")
+        return {name: number for name, number in numbers.items() if number is not None}
+
+    def _warn_once(self, name: str, value: Any, shown: str) -> None:
+        if name not in self._warned_of:
+            self._warned_of.add(name)
+            warnings.warn(
+                f"The tracker `{self.name}` leaves out `{name}`: its `log` knows {shown}, not "
+                f"{type(value).__name__}. Use another method of it, or its `tracker`, for other kinds.",
+                stacklevel=5,
+            )

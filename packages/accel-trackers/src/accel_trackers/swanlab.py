@@ -1,0 +1,78 @@
+"""SwanLab."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accel_trackers.images import pictures
+from accel_trackers.main_process import on_main_process
+from accel_trackers.service import ServiceTracker
+from accel_trackers.values import as_plain_data, flat, with_numbers
+
+
+class SwanLabTracker(ServiceTracker):
+    """Logs to a run of SwanLab, in the project ``run_name``.
+
+    Args:
+        run_name: The name of the project; SwanLab names the run, unless ``name`` is given.
+        kwargs: Handed to ``swanlab.init``, such as ``mode="offline"``, ``workspace``, ``log_dir``.
+    """
+
+    name = "swanlab"
+    # When a script raises, SwanLab (0.10.3) ends its run at once, before what is queued here could be written; it
+    # has a queue and a thread of its own.
+    log_in_background = False
+
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self._kwargs = kwargs
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store ``values`` as the run's config."""
+        self.tracker.config.update(as_plain_data(values))
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log ``values``: all that SwanLab takes, tensors of one element, strings, and dicts of these.
+
+        Args:
+            values: By name; dicts are logged as ``name/inner``.
+            step: Where on the axis they belong.
+            kwargs: Handed to ``Run.log``.
+        """
+        run = self.tracker
+        import swanlab
+
+        shown = {
+            name: swanlab.Text(value) if isinstance(value, str) else value
+            for name, value in flat(with_numbers(values)).items()
+        }
+        run.log(shown, step=step, **kwargs)
+
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log images by name, one or many each (see `accel_trackers.images.pictures`).
+
+        Args:
+            values: By name.
+            step: Where on the axis they belong.
+            kwargs: Handed to ``swanlab.Image``, such as ``caption`` or ``size``.
+        """
+        run = self.tracker
+        import swanlab
+
+        shown = {
+            name: [swanlab.Image(each, **kwargs) for each in pictures(images)]
+            for name, images in values.items()
+        }
+        run.log(shown, step=step)
+
+    def _open(self) -> Any:
+        import swanlab
+
+        return swanlab.init(project=self.run_name, **self._kwargs)
+
+    def _close(self, run: Any) -> None:
+        run.finish()

@@ -1,0 +1,93 @@
+"""TensorBoard: event files that the program ``tensorboard`` draws."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from accel_trackers.main_process import on_main_process
+from accel_trackers.service import ServiceTracker
+from accel_trackers.values import as_number, as_plain_data
+
+
+class TensorBoardTracker(ServiceTracker):
+    """Writes scalars, texts, groups of scalars and images to ``logging_dir/run_name``.
+
+    Args:
+        run_name: The name of the run, and of its folder.
+        logging_dir: The folder of all runs.
+        kwargs: Handed to ``SummaryWriter``.
+    """
+
+    name = "tensorboard"
+    requires_logging_directory = True
+
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.logging_dir = Path(logging_dir) / run_name
+        self._kwargs = kwargs
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store ``values`` as hyperparameters: for TensorBoard's page, and all of them in ``hparams.yml``.
+
+        The page knows numbers, strings and booleans; what is something else stands there as text.
+        """
+        import yaml
+
+        plain = {str(name): as_plain_data(value) for name, value in values.items()}
+        (self.logging_dir / "hparams.yml").write_text(
+            yaml.safe_dump(plain, sort_keys=False), encoding="utf-8"
+        )
+        shown = {name: v if isinstance(v, int | float | str) else str(v) for name, v in plain.items()}
+        self.tracker.add_hparams(shown, metric_dict={}, run_name=".")
+        self.tracker.flush()
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log numbers (tensors of one element are numbers), strings, and dicts of numbers.
+
+        What is none of these is left out, with one warning per name.
+
+        Args:
+            values: By name.
+            step: Where on the axis they belong.
+            kwargs: Handed to ``add_scalar``, ``add_text`` or ``add_scalars``.
+        """
+        writer = self.tracker
+        for name, value in values.items():
+            number = as_number(value)
+            if number is not None:
+                writer.add_scalar(name, number, global_step=step, **kwargs)
+            elif isinstance(value, str):
+                writer.add_text(name, value, global_step=step, **kwargs)
+            elif isinstance(value, dict) and all(as_number(inner) is not None for inner in value.values()):
+                group = {inner: as_number(number) for inner, number in value.items()}
+                writer.add_scalars(name, group, global_step=step, **kwargs)
+            else:
+                self._warn_once(name, value, "numbers, strings and dicts of numbers")
+        writer.flush()
+
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log batches of images, by name: tensors or arrays, ``NCHW`` unless ``dataformats`` is given."""
+        for name, images in values.items():
+            self.tracker.add_images(name, images, global_step=step, **kwargs)
+        self.tracker.flush()
+
+    def _open(self) -> Any:
+        return _summary_writer()(str(self.logging_dir), **self._kwargs)
+
+    def _close(self, run: Any) -> None:
+        run.close()
+
+
+def _summary_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        # Without torch or without `tensorboard`, the same writer of the package `tensorboardX`.
+        from tensorboardX import SummaryWriter  # type: ignore[import-not-found, no-redef, unused-ignore]
+    return SummaryWriter

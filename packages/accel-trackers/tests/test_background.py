@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from accel_state.errors import ConfigError, StateError
+from accel_trackers import BackgroundLog, GeneralTracker, TrackerError
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+class Fake(GeneralTracker):
+    """Records its calls; waits for a gate; fails at given steps."""
+
+    requires_logging_directory = False
+
+    def __init__(self, name="fake", *, gate=None, fails_at=(), background=True):
+        self.name = name
+        super().__init__()
+        self.gate, self.fails_at, self.calls, self.threads = gate, set(fails_at), [], set()
+        self.log_in_background = background
+
+    @property
+    def tracker(self):
+        return self
+
+    def log(self, values, step=None, **kwargs):
+        if self.gate is not None:
+            assert self.gate.wait(30)
+        self.threads.add(threading.current_thread())
+        if step in self.fails_at:
+            raise OSError(f"disk {step} is gone")
+        self.calls.append((step, values, kwargs))
+
+    @property
+    def steps(self):
+        return [step for step, _, _ in self.calls]
+
+
+@pytest.fixture
+def logs():
+    made = []
+
+    def make(*trackers, **options):
+        made.append(BackgroundLog(trackers, **options))
+        return made[-1]
+
+    yield make
+    for log in made:
+        try:
+            log.close()
+        except TrackerError:
+            pass
+
+
+def test_log_returns_while_the_tracker_is_still_busy(logs):
+    gate = threading.Event()
+    slow = Fake(gate=gate)
+    log = logs(slow)
+    for step in range(100):
+        log.log({"loss": step}, step=step)
+    assert slow.calls == []
+    gate.set()
+    log.drain()
+    assert slow.steps == list(range(100))
+    assert threading.current_thread() not in slow.threads
+
+
+def test_order_is_kept_for_every_tracker(logs):
+    trackers = [Fake("a"), Fake("b")]
+    log = logs(*trackers)
+    for step in range(500):
+        log.log({"x": step}, step=step)
+    log.close()
+    assert [tracker.steps for tracker in trackers] == [list(range(500))] * 2
+
+
+def test_values_are_those_at_the_time_of_the_call(logs):
+    gate = threading.Event()
+    fake = Fake(gate=gate)
+    log = logs(fake)
+    loss, values = torch.tensor(1.0, requires_grad=True), {}
+    values["loss"] = loss * 1
+    log.log(values, step=0)
+    with torch.no_grad():
+        values["loss"].zero_()
+    values["other"] = 1
+    gate.set()
+    log.drain()
+    assert fake.calls == [(0, {"loss": 1.0}, {})]
+    assert type(fake.calls[0][1]["loss"]) is float
+
+
+def test_a_tracker_gets_its_own_arguments_and_cannot_change_what_others_see(logs):
+    class Greedy(Fake):
+        def log(self, values, step=None, **kwargs):
+            super().log(dict(values), step, **kwargs)
+            values.clear()
+
+    greedy, fake, direct = Greedy("greedy"), Fake("fake"), Greedy("direct", background=False)
+    log = logs(direct, greedy, fake)
+    log.log({"x": 1}, 3, {"fake": {"commit": False}})
+    log.drain()
+    assert greedy.calls == direct.calls == [(3, {"x": 1}, {})]
+    assert fake.calls == [(3, {"x": 1}, {"commit": False})]
+
+
+def test_a_failure_surfaces_at_the_next_log_which_is_not_lost(logs):
+    failing, fine = Fake("failing", fails_at=[1]), Fake("fine")
+    log = logs(failing, fine)
+    log.log({"x": 0}, step=0)
+    log.log({"x": 1}, step=1)
+    while fine.steps != [0, 1]:
+        time.sleep(0.001)
+    with pytest.raises(
+        TrackerError, match="`failing` failed to log step 1: OSError: disk 1 is gone"
+    ) as caught:
+        log.log({"x": 2}, step=2)
+    assert isinstance(caught.value.__cause__, OSError)
+    log.drain()  # told once
+    assert failing.steps == [0, 2]
+    assert fine.steps == [0, 1, 2]
+
+
+@pytest.mark.parametrize("end", ["drain", "close"])
+def test_a_failure_of_the_last_log_surfaces_at_the_end(logs, end):
+    log = logs(Fake(fails_at=[0, 1, 2]))
+    log.log({}, step=0)
+    with pytest.raises(TrackerError, match="failed to log step 0"):
+        getattr(log, end)()
+
+
+def test_several_failures_are_counted(logs):
+    gate = threading.Event()
+    log = logs(Fake(gate=gate, fails_at=[0, 1, 2]))
+    for step in range(3):
+        log.log({}, step=step)
+    gate.set()
+    with pytest.raises(TrackerError, match="step 0: .* So did 2 more calls since"):
+        log.drain()
+
+
+def test_even_a_tracker_that_exits_does_not_end_the_thread(logs):
+    class Exits(Fake):
+        def log(self, values, step=None, **kwargs):
+            sys.exit("no")
+
+    fine = Fake("fine")
+    log = logs(Exits("exits"), fine)
+    log.log({}, step=0)
+    with pytest.raises(TrackerError, match="SystemExit: no"):
+        log.drain()
+    log.log({}, step=1)
+    with pytest.raises(TrackerError):
+        log.drain()
+    assert fine.steps == [0, 1]
+
+
+def test_a_full_queue_waits_says_so_and_loses_nothing(logs):
+    gate = threading.Event()
+    slow = Fake("slow", gate=gate)
+    log = logs(slow, capacity=2)
+    for step in range(3):  # one in the tracker, two in the queue
+        log.log({}, step=step)
+        while step == 0 and not log._queue.empty():
+            time.sleep(0.001)
+    threading.Timer(0.05, gate.set).start()
+    with pytest.warns(UserWarning, match="2 logged values wait for the trackers, .*slow cannot keep up"):
+        log.log({}, step=3)
+    log.drain()
+    assert slow.steps == [0, 1, 2, 3]
+
+
+def test_a_tracker_that_hangs_is_an_error_and_not_a_hang(logs):
+    gate = threading.Event()
+    log = logs(Fake("stuck", gate=gate), stall_timeout_s=0.05)
+    log.log({}, step=0)
+    log.log({}, step=1)
+    with pytest.raises(TrackerError, match="has hung for 0.05 s, with .* not written: stuck"):
+        log.drain()
+    gate.set()
+
+
+def test_a_slow_tracker_that_goes_on_is_not_taken_for_hanging(logs):
+    class Slow(Fake):
+        def log(self, values, step=None, **kwargs):
+            time.sleep(0.03)
+            super().log(values, step, **kwargs)
+
+    slow = Slow()
+    log = logs(slow, stall_timeout_s=0.1)
+    for step in range(10):
+        log.log({}, step=step)
+    log.drain()
+    assert slow.steps == list(range(10))
+
+
+def test_a_tracker_that_must_be_called_from_its_thread_is(logs):
+    fake = Fake(background=False)
+    log = logs(fake)
+    log.log({"loss": torch.tensor(1.0)}, step=0)
+    assert fake.threads == {threading.current_thread()}
+    assert log._thread is None
+
+
+def test_close_twice_is_fine_and_logging_afterwards_is_refused(logs):
+    log = logs(Fake())
+    log.log({}, step=0)
+    log.close()
+    log.close()
+    assert not any(thread.name == "accel-trackers" for thread in threading.enumerate())
+    with pytest.raises(StateError, match="This log is closed"):
+        log.log({}, step=1)
+
+
+def test_a_capacity_below_one_is_refused():
+    with pytest.raises(ConfigError, match="`capacity` must be at least 1, got 0"):
+        BackgroundLog([], capacity=0)
+
+
+def test_a_fork_cannot_log_and_its_exit_does_not_wait(logs, tmp_path):
+    log = logs(Fake())
+    log.log({}, step=0)
+    log.drain()
+    child = os.fork()
+    if child == 0:
+        try:
+            log.log({}, step=1)
+        except StateError as error:
+            (tmp_path / "said").write_text(str(error))
+        log.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert "not from a fork of it" in (tmp_path / "said").read_text()
+
+
+SCRIPT = """
+import sys, time
+from accel_trackers import BackgroundLog, JsonlTracker, TensorBoardTracker
+class Slow(JsonlTracker):
+    def log(self, values, step=None, **kwargs):
+        time.sleep(0.002)
+        if step == 150 and sys.argv[2] == "tracker":
+            raise OSError("disk is gone")
+        super().log(values, step, **kwargs)
+trackers = [Slow("run", sys.argv[1])]
+for tracker in trackers:
+    tracker.start()
+log = BackgroundLog(trackers)
+for step in range(200):
+    log.log({"loss": step}, step=step)
+if sys.argv[2] == "raise":
+    raise ValueError("training went wrong")
+if sys.argv[2] == "exit":
+    sys.exit(3)
+if sys.argv[2] == "interrupt":
+    raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "exit_codes", "said"),
+    [
+        ("end", {0}, ""),
+        ("raise", {1}, "ValueError: training went wrong"),
+        ("exit", {3}, ""),
+        ("interrupt", {-2, 130}, "KeyboardInterrupt"),
+    ],
+)
+def test_a_script_that_just_ends_however_has_written_everything(tmp_path, how, exit_codes, said):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path), how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode in exit_codes, done.stderr
+    assert said in done.stderr
+    written = [
+        json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert written == list(range(200))
+
+
+def test_tensorboard_has_everything_too_when_a_script_raises(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    (tmp_path / "train.py").write_text(SCRIPT.replace("[Slow(", "[TensorBoardTracker("))
+    command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path), "raise"]
+    assert subprocess.run(command, capture_output=True, timeout=90, check=False).returncode == 1
+    events = accumulator.EventAccumulator(str(tmp_path / "run"), size_guidance={"scalars": 0}).Reload()
+    assert [event.step for event in events.Scalars("loss")] == list(range(200))
+
+
+def test_a_failure_after_the_last_log_is_told_at_exit(tmp_path):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), "tracker"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert "TrackerError: The tracker `jsonl` failed to log step 150: OSError: disk is gone" in done.stderr
+    steps = [
+        json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert steps == [step for step in range(200) if step != 150]

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from accel_state.availability import why_not
+
+pytestmark = pytest.mark.skipif(
+    why_not("dvclive") is not None, reason="needs the extra accel-trackers[dvclive]"
+)
+
+
+def metric(folder: Path, name: str) -> list[list[str]]:
+    return list(csv.reader((folder / "plots" / "metrics" / f"{name}.tsv").open(), delimiter="\t"))
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["finished", "raised"])
+def test_a_run_has_every_value_however_the_script_ends(train, tmp_path, ends):
+    yaml = pytest.importorskip("yaml")
+    train("dvclive", {"save_dvc_exp": False}, ends=ends)
+    live = tmp_path / "dvclive"
+    assert metric(live, "loss") == [["step", "loss"], ["0", "1.0"], ["1", "0.5"], ["2", "0.25"]]
+    assert metric(live, "accuracy/test") == [["step", "test"], ["0", "0.0"], ["1", "2.5"], ["2", "5.0"]]
+    last = json.loads((live / "metrics.json").read_text())
+    assert last == {"loss": 0.25, "accuracy": {"train": 2, "test": 5.0}, "step": 2}
+    assert yaml.safe_load((live / "params.yaml").read_text()) == {
+        "lr": 0.1, "layers": [8, 8], "data": {"name": "digits"}, "model": "ReLU()", "seed": None,
+    }  # fmt: skip
+
+
+def test_texts_are_logged_the_step_goes_on_by_itself_and_other_things_are_named(train, tmp_path):
+    printed = train(
+        "dvclive",
+        {"dir": "elsewhere", "save_dvc_exp": False},
+        """
+        import warnings
+        log.drain()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tracker.log({"note": "fine", "many": torch.ones(2)})
+        print([str(one.message) for one in caught])
+        """,
+    )
+    assert "leaves out `many`: its `log` knows numbers, strings and dicts of these, not Tensor" in printed
+    assert metric(tmp_path / "elsewhere", "note") == [["step", "note"], ["3", "fine"]]
+
+
+def test_a_live_of_ones_own_is_used_and_ended(train, tmp_path):
+    train(
+        "dvclive",
+        {"dir": "other", "save_dvc_exp": False},
+        """
+        log.drain()
+        from accel_trackers import DVCLiveTracker
+        from dvclive import Live
+        live = Live("own", save_dvc_exp=False)
+        own = DVCLiveTracker(live=live)
+        assert own.tracker is live
+        own.log({"loss": 2.0}, step=5)
+        own.finish()
+        """,
+    )
+    assert json.loads((tmp_path / "own" / "metrics.json").read_text()) == {"loss": 2.0, "step": 5}

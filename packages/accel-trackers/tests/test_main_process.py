@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from accel_state.errors import StateError
+from accel_trackers import BackgroundLog, GeneralTracker, JsonlTracker, TensorBoardTracker, on_main_process
+from accel_trackers.main_process import is_marked, runs_here
+
+
+class Recorder(GeneralTracker):
+    name = "recorder"
+    requires_logging_directory = False
+
+    def __init__(self, main_process_only=True):
+        super().__init__()
+        self.main_process_only = main_process_only
+        self.calls = []
+
+    @property
+    def tracker(self):
+        return self
+
+    @on_main_process
+    def log(self, values, step=None, **kwargs):
+        """Say something."""
+        self.calls.append((values, step, kwargs))
+        return "logged"
+
+
+def record(main_process_only):
+    recorder = Recorder(main_process_only)
+    result = recorder.log({"a": 1}, step=2, extra=3)
+    return result, recorder.calls
+
+
+def test_only_the_main_process_runs_a_marked_method(world):
+    assert world(2).run(record, True) == [("logged", [({"a": 1}, 2, {"extra": 3})]), (None, [])]
+
+
+def test_every_process_runs_it_where_the_tracker_says_so(world):
+    assert world(2).run(record, False) == [("logged", [({"a": 1}, 2, {"extra": 3})])] * 2
+
+
+def log_in_background(folder):
+    trackers = [JsonlTracker("run", folder), TensorBoardTracker("run", folder)]
+    for tracker in trackers:
+        tracker.start()
+        tracker.store_init_configuration({"rate": 0.1})
+    log = BackgroundLog(trackers)
+    log.log({"loss": 1.0}, step=0)
+    log.close()
+    for tracker in trackers:
+        tracker.finish()
+    if runs_here(trackers[0]):
+        return "main", log._thread is not None
+    for tracker in trackers:
+        with pytest.raises(StateError, match="on the main process only"):
+            _ = tracker.tracker
+    return "other", log._thread is not None
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None, reason="needs accel-trackers[tensorboard]"
+)
+def test_two_processes_make_one_run_and_the_other_one_starts_no_thread(world, tmp_path):
+    assert world(2).run(log_in_background, str(tmp_path)) == [("main", True), ("other", False)]
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
+    # One event file for what is logged, one for the hyperparameters; none of the other process.
+    assert len(list(Path(tmp_path).rglob("events.out.tfevents.*"))) == 2
+
+
+def test_a_marked_method_keeps_its_name_and_docstring(fresh_state):
+    assert Recorder.log.__name__ == "log"
+    assert Recorder.log.__doc__ == "Say something."
+    assert is_marked(Recorder().log)
+    assert not is_marked(Recorder().start)

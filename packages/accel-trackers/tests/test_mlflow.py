@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from accel_state.availability import why_not
+
+pytestmark = pytest.mark.skipif(
+    why_not("mlflow") is not None, reason="needs the extra accel-trackers[mlflow]"
+)
+
+
+def in_database(tmp_path: Path) -> dict[str, str]:
+    return {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
+
+
+def rows(folder: Path, query: str) -> list[tuple]:
+    with sqlite3.connect(folder / "mlflow.db") as database:
+        return database.execute(query).fetchall()
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["finished", "raised"])
+def test_a_run_has_every_value_however_the_script_ends(train, tmp_path, ends):
+    train("mlflow", {"run_name": "first"}, env=in_database(tmp_path), ends=ends)
+    assert rows(tmp_path, "select key, step, value from metrics order by key, step") == [
+        ("accuracy/test", 0, 0.0), ("accuracy/test", 1, 2.5), ("accuracy/test", 2, 5.0),
+        ("accuracy/train", 0, 0.0), ("accuracy/train", 1, 1.0), ("accuracy/train", 2, 2.0),
+        ("loss", 0, 1.0), ("loss", 1, 0.5), ("loss", 2, 0.25),
+    ]  # fmt: skip
+    query = "select r.name, e.name, r.status from runs r join experiments e using (experiment_id)"
+    assert rows(tmp_path, query) == [("first", "digits", "FINISHED")]
+    assert rows(tmp_path, "select key, value from params order by key") == [
+        ("data/name", "digits"), ("layers", "[8, 8]"), ("lr", "0.1"), ("model", "ReLU()"), ("seed", "None"),
+    ]  # fmt: skip
+
+
+def test_artifacts_figures_and_tags_are_kept_and_what_is_no_number_is_named(train, tmp_path):
+    printed = train(
+        "mlflow",
+        {"logging_dir": str(tmp_path / "artifacts"), "tags": '{"team": "blue"}', "description": "a trial"},
+        """
+        import pathlib, warnings
+        folder = pathlib.Path("folder"); folder.mkdir(); (folder / "a.txt").write_text("a")
+        tracker.log_artifact("folder/a.txt", "one")
+        tracker.log_artifacts("folder")
+        from matplotlib.figure import Figure
+        tracker.log_figure(Figure(), "plots/empty.png", dpi=20)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tracker.log({"note": "fine", "best": 0.5})
+            tracker.log({"note": "fine"})
+        print([str(one.message) for one in caught if "leaves out" in str(one.message)])
+        tracker.store_init_configuration({f"p{i}": i for i in range(250)})
+        import mlflow
+        print("run:", mlflow.active_run().info.run_id == tracker.tracker.info.run_id)
+        """,
+        env=in_database(tmp_path),
+    )
+    assert "run: True" in printed
+    assert printed.count("leaves out `note`: its `log` knows numbers and dicts of numbers, not str") == 1
+    assert rows(tmp_path, "select value, step from metrics where key = 'best'") == [(0.5, 0)]
+    assert rows(tmp_path, "select count(*) from params where key like 'p%'") == [(250,)]
+    tags = dict(rows(tmp_path, "select key, value from tags"))
+    assert tags["team"] == "blue"
+    assert tags["mlflow.note.content"] == "a trial"
+    found = {
+        file.relative_to(tmp_path / "artifacts").parts[2:] for file in tmp_path.rglob("artifacts/**/a.txt")
+    }
+    (picture,) = tmp_path.rglob("artifacts/**/plots/empty.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert found == {("one", "a.txt"), ("a.txt",)}
+
+
+def test_a_run_can_be_continued(train, tmp_path):
+    train("mlflow", {}, env=in_database(tmp_path))
+    ((run_id,),) = rows(tmp_path, "select run_uuid from runs")
+    train("mlflow", {"run_id": run_id}, "tracker.log({'late': 7}, step=9)", env=in_database(tmp_path))
+    assert rows(tmp_path, "select run_uuid from runs") == [(run_id,)]
+    assert rows(tmp_path, "select value, step from metrics where key = 'late'") == [(7.0, 9)]

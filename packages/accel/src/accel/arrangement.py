@@ -1,0 +1,65 @@
+"""The objects of one call of `prepare`: sorted by kind for the strategy, and back into the caller's order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from accel_backends import Bundle, Placement
+
+KINDS: tuple[tuple[type, str], ...] = (
+    (nn.Module, "models"),
+    (Optimizer, "optimizers"),
+    (LRScheduler, "schedulers"),
+    (DataLoader, "loaders"),
+)
+"""Which list of a `Bundle` an object belongs to; what is none of these is handed back as it is."""
+
+
+def kind_of(thing: object) -> str | None:
+    """Return the `Bundle` list for `thing`, or None where it needs no preparation."""
+    return next((name for kind, name in KINDS if isinstance(thing, kind)), None)
+
+
+class Arrangement:
+    """Objects to prepare; one that is given twice is prepared once.
+
+    Args:
+        objects: What the caller gave.
+        places: For each, whether it is moved to the device.
+        found: Returns what an object was prepared to before, None if it was not.
+    """
+
+    def __init__(
+        self, objects: Sequence[Any], places: Sequence[bool], *, found: Callable[[Any], Any | None]
+    ) -> None:
+        self._objects = objects
+        self._done: dict[int, Any] = {}
+        self.bundle = Bundle()
+        flags: dict[str, list[bool]] = {name: [] for _, name in KINDS}
+        for thing, place in zip(objects, places, strict=True):
+            name = kind_of(thing)
+            if name is None or id(thing) in self._done:
+                continue
+            self._done[id(thing)] = found(thing)
+            if self._done[id(thing)] is None:
+                getattr(self.bundle, name).append(thing)
+                flags[name].append(place)
+        self.placement = Placement(
+            models=tuple(flags["models"]),
+            optimizers=tuple(flags["optimizers"]),
+            loaders=tuple(flags["loaders"]),
+        )
+
+    def results(self, ready: Bundle) -> tuple[Any, ...]:
+        """Return the prepared objects in the caller's order; `ready` is what became of `bundle`."""
+        done = dict(self._done)
+        for _, name in KINDS:
+            given, prepared = getattr(self.bundle, name), getattr(ready, name)
+            done |= {id(thing): result for thing, result in zip(given, prepared, strict=True)}
+        return tuple(done.get(id(thing), thing) for thing in self._objects)

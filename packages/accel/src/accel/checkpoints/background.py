@@ -1,0 +1,101 @@
+"""A save that goes on while the loop trains."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+_PRIORITY = 15
+"""Far below the training's 0, but not the lowest, with which a save might not end on a machine that is always busy."""
+
+logger = logging.getLogger(__name__)
+
+
+class SaveHandle:
+    """A save under way.
+
+    Args:
+        finish: Does the rest of the save and returns the folder.
+        target: Where the checkpoint will be.
+    """
+
+    def __init__(self, finish: Callable[[], Path], *, target: Path) -> None:
+        self.target = target
+        self._finish = finish
+        self._error: BaseException | None = None
+        # No daemon: a normal end of the program waits for it.
+        self._thread = threading.Thread(target=self._run, name=f"save-{target.name}", daemon=False)
+        self._thread.start()
+
+    def done(self) -> bool:
+        """Whether the save has ended, well or not; never blocks."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout_s: float | None = None) -> Path:
+        """Return the folder once the checkpoint is there.
+
+        Args:
+            timeout_s: How long to wait at most.
+
+        Raises:
+            CheckpointError: If the save failed, on any rank.
+            TimeoutError: If it is still under way.
+        """
+        error = self.exception(timeout_s)
+        if error is not None:
+            raise error
+        return self.target
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """Return why the save failed, None if it did not; waits for its end.
+
+        Raises:
+            TimeoutError: If it is still under way after ``timeout_s``.
+        """
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError(
+                f"The checkpoint `{self.target}` is still being written after {timeout_s:g} s."
+            )
+        if self in _Untold.handles:
+            _Untold.handles.remove(self)
+        return self._error
+
+    def settle(self) -> None:
+        """Wait, and raise an error that nobody has been told yet."""
+        self._thread.join()
+        if self in _Untold.handles:
+            self.wait()
+
+    def _run(self) -> None:
+        yield_processor()
+        try:
+            self._finish()
+        except BaseException as error:  # noqa: BLE001 (handed to whoever waits, whatever it is)
+            self._error = error
+            _Untold.handles.append(self)
+
+
+class _Untold:
+    """Saves that failed and whose end nobody has asked for."""
+
+    handles: ClassVar[list[SaveHandle]] = []
+
+
+@atexit.register
+def _tell_at_exit() -> None:
+    # Python waits for the threads before it comes here.
+    for handle in _Untold.handles:
+        logger.error("The checkpoint `%s` was not saved: %s", handle.target, handle._error)
+
+
+def yield_processor() -> None:
+    """Let this thread have what the others leave of the processors, where the system can do that per thread."""
+    if sys.platform.startswith("linux"):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PRIORITY)

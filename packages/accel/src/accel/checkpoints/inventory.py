@@ -1,0 +1,80 @@
+"""Whether the files of a checkpoint are those that a run needs, told before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from accel.checkpoints import layout
+from accel.checkpoints.prepared import Prepared
+from accel.checkpoints.strictness import Strictness
+from accel.file_names import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME
+
+
+def check_inventory(
+    folder: Path,
+    names: Sequence[str],
+    prepared: Prepared,
+    *,
+    num_models: int,
+    has_manifest: bool,
+    strict: Strictness,
+) -> None:
+    """Complain about every file without an object, and every object without a file.
+
+    Args:
+        folder: The checkpoint.
+        names: Its files.
+        prepared: What it will be loaded into.
+        num_models: Models that are loaded here, and not by a hook.
+        has_manifest: Whether it is ours; Accelerate writes no file for most loaders.
+        strict: What complaining means.
+    """
+
+    def check(kind: str, saved: list[int], num: int, file_of: Callable[[int], str]) -> None:
+        for index in saved:
+            if index >= num:
+                strict.complain(
+                    f"`{file_of(index)}` in `{folder}` has no {kind} to go into: {_count(kind, len(saved))} saved, "
+                    f"{_count(kind, num)} here. Prepare or register the same objects."
+                )
+        for index in range(num):
+            if index not in saved:
+                strict.complain(f"`{file_of(index)}`, the state of {kind} {index}, is missing in `{folder}`.")
+
+    check("model", layout.numbers_of_models(names), num_models, weights_file)
+    optimizers = layout.numbers_of(OPTIMIZER_NAME, names)
+    check("optimizer", optimizers, len(prepared.optimizers), _file_of(OPTIMIZER_NAME))
+    schedulers = layout.numbers_of(SCHEDULER_NAME, names)
+    check("scheduler", schedulers, len(prepared.schedulers), _file_of(SCHEDULER_NAME))
+    check("custom object", layout.numbers_of_custom(names), len(prepared.custom), layout.custom_file)
+    if has_manifest:
+        loaders = layout.numbers_of(layout.LOADER_NAME, names)
+        check("loader", loaders, len(prepared.loaders), _file_of(layout.LOADER_NAME))
+    _check_scaler(folder, names, prepared, strict)
+
+
+def weights_file(index: int) -> str:
+    """Return what the weights of the model of that index are called in messages."""
+    return layout.weight_format(index, safe=True).whole
+
+
+def _check_scaler(folder: Path, names: Sequence[str], prepared: Prepared, strict: Strictness) -> None:
+    has_scaler = prepared.precision.scaler is not None
+    if has_scaler and SCALER_NAME not in names:
+        strict.complain(
+            f"`{SCALER_NAME}` is missing in `{folder}`: it was saved without the gradient scaler that "
+            f"`mixed_precision={prepared.precision.name}` uses."
+        )
+    if not has_scaler and SCALER_NAME in names:
+        strict.complain(
+            f"`{SCALER_NAME}` in `{folder}` is the state of a gradient scaler, which this run has not."
+        )
+
+
+def _file_of(stem: str) -> Callable[[int], str]:
+    return lambda index: layout.numbered_file(stem, index)
+
+
+def _count(kind: str, num: int) -> str:
+    return f"{num} {kind}{'' if num == 1 else 's'}"

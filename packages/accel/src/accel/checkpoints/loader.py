@@ -1,0 +1,140 @@
+"""Load a checkpoint on all ranks: they agree on which, check it, and tell each other how it went."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from accel.checkpoints.catalogue import Found, checkpoints_in
+from accel.checkpoints.choice import check_loadable, newest_checkpoint
+from accel.checkpoints.notes import reason_of
+from accel.checkpoints.prepared import Prepared
+from accel.checkpoints.restoration import Restoration
+from accel.checkpoints.saver import Saver
+from accel.checkpoints.strictness import Strictness
+from accel_state.errors import CheckpointError, ConfigError
+
+LoadHook = Callable[[list[nn.Module], str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a run has to know of the checkpoint that it goes on from.
+
+    Attributes:
+        step: Micro-batches into the accumulation at hand; None where not known.
+        next_iteration: Number of the next checkpoint; None where they have no numbers.
+    """
+
+    step: int | None
+    next_iteration: int | None
+
+
+def load_checkpoint(
+    prepared: Prepared,
+    input_dir: Path | None,
+    *,
+    folder_of_checkpoints: Path | None,
+    saver: Saver,
+    hooks: Sequence[LoadHook],
+    verify: bool,
+    is_strict: bool,
+) -> Loaded:
+    """Load a checkpoint. Every rank must call it; blocks until all have loaded.
+
+    Raises:
+        CheckpointError: On every rank, if it failed on any.
+    """
+    folder = _agree_on_folder(input_dir, folder_of_checkpoints, saver)
+    topology = saver.topology
+    found: Found | None = None
+    with _Together(saver, "checked", folder) as together:
+        # One process of each machine reads everything; the others only see that it is there.
+        found = check_loadable(folder, verify=verify and topology.local_rank == 0)
+    together.check()
+    assert found is not None
+    step: int | None = None
+    with _Together(saver, "loaded", folder) as together:
+        models = list(prepared.models)
+        for hook in hooks:
+            hook(models, str(found.path))
+        restoration = Restoration(found, prepared, topology.rank, topology.world_size, Strictness(is_strict))
+        step = restoration.run(models)
+    together.check()
+    return Loaded(step, _next_iteration(found, saver))
+
+
+def check_load_arguments(load_kwargs: Mapping[str, Any] | None, others: Mapping[str, Any]) -> None:
+    """Refuse arguments that would have no effect, or that ask for unpickling.
+
+    Raises:
+        ConfigError: Naming the argument.
+    """
+    given = dict(load_kwargs or {})
+    if given.pop("weights_only", True) is not True:
+        raise ConfigError("`weights_only=False` is not done: a checkpoint could run code. Leave it out.")
+    given.pop("map_location", None)
+    unknown = sorted({*given, *others} - {"map_location"})
+    if unknown:
+        raise ConfigError(
+            f"`load_state` knows no argument `{unknown[0]}`. Known: verify, strict, load_kwargs."
+        )
+
+
+class _Together:
+    """Keep this rank's error until the others have been told."""
+
+    def __init__(self, saver: Saver, stage: str, folder: Path) -> None:
+        self._saver, self._stage, self._folder = saver, stage, folder
+        self._error: Exception | None = None
+
+    def __enter__(self) -> _Together:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        # Ctrl-C and the like end this process; what else it is, the other ranks are told first.
+        self._error = error if isinstance(error, Exception) else None
+        return self._error is not None
+
+    def check(self) -> None:
+        """Raise this rank's error, or say which rank failed."""
+        own = "" if self._error is None else reason_of(self._error)
+        notes = self._saver.meet(self._stage, own)
+        if self._error is not None:
+            raise self._error
+        failed = [f"rank {rank}: {note}" for rank, note in enumerate(notes) if note]
+        if failed:
+            raise CheckpointError(f"The checkpoint `{self._folder}` was not loaded ({'; '.join(failed)}).")
+
+
+def _agree_on_folder(input_dir: Path | None, folder_of_checkpoints: Path | None, saver: Saver) -> Path:
+    """Return the folder that is loaded: the given one, or the newest that the main process sees."""
+    if input_dir is not None:
+        return input_dir.resolve()
+    if folder_of_checkpoints is None:
+        raise ConfigError(
+            "`load_state` does not know where to look: pass `input_dir`, or give the Accelerator a `project_dir`."
+        )
+    name, error = "", ""
+    if saver.topology.rank == 0:
+        try:
+            name = newest_checkpoint(folder_of_checkpoints).name
+        except (CheckpointError, OSError) as problem:
+            error = str(problem)
+    main = json.loads(saver.meet("chosen", json.dumps([name, error]))[0])
+    if main[1]:
+        raise CheckpointError(main[1])
+    return folder_of_checkpoints.resolve() / str(main[0])
+
+
+def _next_iteration(found: Found, saver: Saver) -> int | None:
+    """Return the number after the highest in the folder, so that going on never meets an existing one."""
+    if found.number is None:
+        return None
+    numbers = [one.number for one in checkpoints_in(found.path.parent) if one.number is not None]
+    return int(saver.meet("iteration", str(max(numbers, default=found.number) + 1))[0])

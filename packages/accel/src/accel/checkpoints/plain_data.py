@@ -1,0 +1,72 @@
+"""What may stand in a file of a checkpoint: data that loads without running anything."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from accel_state.errors import CheckpointError
+
+_LEAVES = (type(None), bool, int, float, complex, str, torch.Size, torch.dtype, torch.device)
+_CONTAINERS = (dict, OrderedDict, Counter, list, tuple, set)
+_NUMPY_KINDS = "biufc"
+
+
+def harmless_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
+    """Return what files may name beyond what `torch.load(weights_only=True)` always allows: NumPy's numbers."""
+    kinds = {type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"}
+    core: Any = importlib.import_module(
+        "numpy._core.multiarray"
+    )  # where the peer's files and NumPy's own pickles find them
+    return [
+        core._reconstruct,
+        core.scalar,
+        np.ndarray,
+        np.dtype,
+        *sorted(kinds, key=lambda kind: kind.__name__),
+    ]
+
+
+def check_plain(content: Any, *, file_name: str) -> None:
+    """Refuse content that could not be loaded again without running code.
+
+    Raises:
+        CheckpointError: Naming the file, where in it, and the type that is in the way.
+    """
+    for where, kind in _strangers(content, ""):
+        raise CheckpointError(
+            f"`{file_name}` cannot be saved: `{where or 'its content'}` is a `{kind.__module__}.{kind.__qualname__}`, "
+            "which only code could rebuild. Let `state_dict` return tensors, numbers, strings and containers of these."
+        )
+
+
+def _strangers(content: Any, where: str) -> Iterator[tuple[str, type]]:
+    kind = type(content)
+    if kind in _LEAVES or isinstance(content, torch.Tensor):
+        return
+    if isinstance(content, (np.ndarray, np.generic)):
+        if content.dtype.kind not in _NUMPY_KINDS or (
+            kind is not np.ndarray and not isinstance(content, np.generic)
+        ):
+            yield where, kind
+        return
+    if kind not in _CONTAINERS:
+        yield where, kind
+        return
+    for name, value in _members(content):
+        if isinstance(content, Mapping):
+            yield from _strangers(name, f"{where} key")
+        yield from _strangers(value, f"{where}.{name}" if where else str(name))
+
+
+def _members(content: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(content, Mapping):
+        yield from content.items()
+    else:
+        values: Sequence[Any] = list(content)
+        yield from enumerate(values)

@@ -1,0 +1,85 @@
+"""What a checkpoint is made of, and is loaded into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel.file_names import OPTIMIZER_NAME, SCHEDULER_NAME
+from accel_backends import Precision, Strategy
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything of a run that has a state, in the order in which it was prepared.
+
+    Attributes:
+        strategy: Gives and takes the states of models and optimizers.
+        precision: Gives and takes the state of the gradient scaler.
+        device: This rank's device.
+        models: Prepared models; likewise the others.
+        optimizers: Prepared optimizers.
+        schedulers: Prepared schedulers.
+        loaders: Prepared loaders.
+        custom: What was registered for checkpointing.
+        active_loaders: The loaders that are being read right now.
+        is_accumulating: Whether gradients are being summed for a step of the optimizer that has not come.
+    """
+
+    strategy: Strategy
+    precision: Precision
+    device: torch.device
+    models: Sequence[nn.Module] = ()
+    optimizers: Sequence[torch.optim.Optimizer] = ()
+    schedulers: Sequence[Any] = ()
+    loaders: Sequence[Any] = ()
+    custom: Sequence[Any] = ()
+    active_loaders: Sequence[Any] = ()
+    is_accumulating: bool = False
+
+    @property
+    def device_index(self) -> int:
+        """Which of the machine's devices is this rank's."""
+        return self.device.index or 0
+
+    def model_of(self, index: int) -> nn.Module | None:
+        """Return the model that the optimizer of that index steps, where that can be told by the order."""
+        return self.models[index] if index < len(self.models) else None
+
+    def loaders_with_state(self) -> list[tuple[int, Any]]:
+        """Return the loaders that know how far they have been read, with their index."""
+        return [
+            (i, loader)
+            for i, loader in enumerate(self.loaders)
+            if callable(getattr(loader, "state_dict", None))
+        ]
+
+    def bare_models(self) -> list[nn.Module]:
+        """Return the users' models, without what was put around them."""
+        return [self.strategy.unwrap(model, keep_torch_compile=False) for model in self.models]
+
+    def class_names(self) -> Mapping[str, Sequence[str]]:
+        """Return the classes of the users' objects, for messages when they are loaded into others."""
+        return {
+            "models": [
+                class_name(self.strategy.unwrap(model, keep_torch_compile=False)) for model in self.models
+            ],
+            OPTIMIZER_NAME: [class_name(getattr(one, "optimizer", one)) for one in self.optimizers],
+            SCHEDULER_NAME: [class_name(getattr(one, "scheduler", one)) for one in self.schedulers],
+            "custom": [class_name(one) for one in self.custom],
+        }
+
+
+def class_name(thing: object) -> str:
+    """Return module and name of the class of ``thing``."""
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def is_being_read(loader: Any, active: Sequence[Any]) -> bool:
+    """Whether a pass over ``loader``, or over a part of it made by skipping, is under way."""
+    progress = getattr(loader, "_progress", loader)
+    return any(getattr(one, "_progress", one) is progress for one in active)

@@ -1,0 +1,56 @@
+"""A progress bar for saves that take long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from accel.checkpoints.files import files_below
+from accel_state.availability import is_tqdm_available
+
+QUIET_S = 3.0
+"""Saves shorter than this show nothing."""
+_REFRESH_S = 0.5
+
+
+@contextmanager
+def showing_progress(folder: Path, *, is_shown: bool, quiet_s: float = QUIET_S) -> Iterator[None]:
+    """Show how many bytes have come into ``folder``, once the body has taken a few seconds.
+
+    Args:
+        folder: The folder that grows.
+        is_shown: Whether this process shows it.
+        quiet_s: How long to show nothing.
+    """
+    if not is_shown or not is_tqdm_available():
+        yield
+        return
+    over = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(folder, over, quiet_s), name="save-progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _watch(folder: Path, over: threading.Event, quiet_s: float) -> None:
+    if over.wait(quiet_s):
+        return
+    from tqdm.auto import tqdm
+
+    with tqdm(desc=f"Saving {folder.name}", unit="B", unit_scale=True, unit_divisor=1024) as bar:
+        while True:
+            bar.update(max(0, _size_of(folder) - int(bar.n)))
+            if over.wait(_REFRESH_S):
+                return
+
+
+def _size_of(folder: Path) -> int:
+    try:
+        return sum((folder / name).stat().st_size for name in files_below(folder))
+    except FileNotFoundError:  # it has just got its final name
+        return 0

@@ -1,0 +1,201 @@
+"""Load a checkpoint into what was prepared: first everything is read and compared, then it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from accel.checkpoints import layout
+from accel.checkpoints.catalogue import Found
+from accel.checkpoints.files import files_below, regular_file
+from accel.checkpoints.inventory import check_inventory, weights_file
+from accel.checkpoints.model_files import files_of_model, load_weights, open_weights
+from accel.checkpoints.optimizer_state import misfit_of
+from accel.checkpoints.prepared import Prepared, class_name
+from accel.checkpoints.rank_state import RankState
+from accel.checkpoints.strictness import Strictness
+from accel.checkpoints.torch_file import read_torch_file
+from accel.file_names import OPTIMIZER_NAME, SAMPLER_NAME, SCALER_NAME, SCHEDULER_NAME
+from accel_state.errors import CheckpointError
+from accel_state.logging import get_logger
+
+logger = get_logger(__name__)
+
+Load = Callable[[], None]
+
+
+@dataclass
+class Restoration:
+    """A checkpoint on its way into a run.
+
+    Attributes:
+        found: The checkpoint.
+        prepared: What it is loaded into.
+        rank: This process.
+        world_size: How many there are.
+        strict: Whether a misfit is an error.
+    """
+
+    found: Found
+    prepared: Prepared
+    rank: int
+    world_size: int
+    strict: Strictness
+
+    def __post_init__(self) -> None:
+        self.folder: Path = self.found.path
+        self.names = list(files_below(self.folder))
+        self._objects: Mapping[str, Sequence[str]] = (
+            self.found.manifest.objects if self.found.manifest else {}
+        )
+
+    def run(self, models: Sequence[nn.Module]) -> int | None:
+        """Load all of it; random states last, so that nothing draws from them before the caller does.
+
+        Args:
+            models: Those that no hook has loaded.
+
+        Returns:
+            The step at which it was saved; None where that is not known.
+
+        Raises:
+            CheckpointError: Naming the file and the object; what can be told without loading is told before
+                anything is loaded.
+        """
+        has_manifest = self.found.manifest is not None
+        check_inventory(
+            self.folder,
+            self.names,
+            self.prepared,
+            num_models=len(models),
+            has_manifest=has_manifest,
+            strict=self.strict,
+        )
+        own = RankState.read(self.found, self.names, self.prepared, self.rank, self.world_size, self.strict)
+        loads = [*self._optimizers(), *self._schedulers(), *self._loaders(), *self._scaler(), *self._custom()]
+        saved = layout.numbers_of_models(self.names)
+        for index, model in enumerate(models):
+            if index in saved:
+                self._load_model(index, model)
+        for load in loads:
+            load()
+        own.restore(self.prepared)
+        return own.step
+
+    def _load_model(self, index: int, model: nn.Module) -> None:
+        files = files_of_model(self.folder, index)
+        name = files[0].path.name if len(files) == 1 else weights_file(index)
+        with open_weights(files) as state:
+            load_weights(
+                self.prepared.strategy, model, state, file_name=name, index=index, strict=self.strict
+            )
+
+    def _optimizers(self) -> Iterator[Load]:
+        for index, optimizer in enumerate(self.prepared.optimizers):
+            name = layout.numbered_file(OPTIMIZER_NAME, index)
+            inner = getattr(optimizer, "optimizer", optimizer)
+            into = f"optimizer {index} ({type(inner).__name__})"
+            if name not in self.names:
+                continue
+            with self.strict.loading(name, into):
+                state = self._read(name)
+                misfit = self._other_class(OPTIMIZER_NAME, index, inner) or misfit_of(optimizer, state)
+                if misfit is None:
+                    yield self._into_optimizer(name, into, index, state)
+                else:
+                    self.strict.complain(f"`{name}` does not fit {into}: {misfit}.")
+
+    def _into_optimizer(self, name: str, into: str, index: int, state: Any) -> Load:
+        def load() -> None:
+            prepared = self.prepared
+            with self.strict.loading(name, into):
+                prepared.strategy.load_optimizer_state(
+                    prepared.optimizers[index], state, prepared.model_of(index)
+                )
+
+        return load
+
+    def _schedulers(self) -> Iterator[Load]:
+        for index, scheduler in enumerate(self.prepared.schedulers):
+            name = layout.numbered_file(SCHEDULER_NAME, index)
+            inner = getattr(scheduler, "scheduler", scheduler)
+            other = self._other_class(SCHEDULER_NAME, index, inner) if name in self.names else None
+            if other is None:
+                yield from self._plain(
+                    name, f"scheduler {index} ({type(inner).__name__})", _into_scheduler(scheduler)
+                )
+            else:
+                self.strict.complain(f"`{name}` does not fit scheduler {index}: {other}.")
+
+    def _loaders(self) -> Iterator[Load]:
+        if f"{SAMPLER_NAME}.bin" in self.names:
+            logger.warning(
+                "`%s.bin` holds a pickled sampler, which could run code, and is not loaded.", SAMPLER_NAME
+            )
+        for index, loader in self.prepared.loaders_with_state():
+            name = layout.numbered_file(layout.LOADER_NAME, index)
+            yield from self._plain(name, f"loader {index}", _into_loader(loader, name))
+
+    def _scaler(self) -> Iterator[Load]:
+        if self.prepared.precision.scaler is not None:
+            yield from self._plain(
+                SCALER_NAME, "the gradient scaler", self.prepared.precision.load_state_dict
+            )
+
+    def _custom(self) -> Iterator[Load]:
+        for index, one in enumerate(self.prepared.custom):
+            into = f"custom object {index} ({type(one).__name__})"
+            yield from self._plain(layout.custom_file(index), into, one.load_state_dict)
+
+    def _plain(self, name: str, into: str, load: Callable[[Any], Any]) -> Iterator[Load]:
+        """Read a file now and load its content later."""
+        if name not in self.names:
+            return
+        with self.strict.loading(name, into):
+            content = self._read(name)
+
+            def load_content() -> None:
+                with self.strict.loading(name, into):
+                    load(content)
+
+            yield load_content
+
+    def _read(self, name: str) -> Any:
+        # Not mapped: what an optimizer keeps must not depend on a file that is removed or cut while it trains.
+        return read_torch_file(regular_file(self.folder, name))
+
+    def _other_class(self, kind: str, index: int, inner: object) -> str | None:
+        saved = self._objects.get(kind, ())
+        if index < len(saved) and saved[index].rpartition(".")[2] != type(inner).__name__:
+            return f"it was saved from a `{saved[index]}`, which `{class_name(inner)}` is not"
+        return None
+
+
+def _into_scheduler(scheduler: Any) -> Callable[[Any], None]:
+    """Return what loads a scheduler; those of torch take any dict, so their settings are looked for before."""
+
+    def load(content: Any) -> None:
+        missing = [
+            name for name in scheduler.state_dict() if not name.startswith("_") and name not in content
+        ]
+        if missing:
+            raise KeyError(f"it has no `{missing[0]}`, so it is the state of another kind of scheduler")
+        scheduler.load_state_dict(content)
+
+    return load
+
+
+def _into_loader(loader: Any, name: str) -> Callable[[Any], None]:
+    def load(content: Any) -> None:
+        if not isinstance(content, Mapping) or "accel_loader" not in content:
+            raise CheckpointError(
+                f"`{name}` was not written by this package, so the position in the data is not known. "
+                "Go to it with `skip_first_batches`."
+            )
+        loader.load_state_dict(content["state"], position=content["is_under_way"])
+
+    return load

@@ -1,0 +1,114 @@
+"""Saves one after the other, in the foreground or behind the training loop."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from accel.checkpoints.agreement import Agreement
+from accel.checkpoints.background import SaveHandle
+from accel.checkpoints.pieces import Piece
+from accel.checkpoints.progress import showing_progress
+from accel.checkpoints.snapshot import HostBuffers
+from accel.checkpoints.transaction import Request, Transaction, writer_threads
+from accel_state.topology import Topology
+
+Collect = Callable[[Transaction], list[Piece]]
+
+
+class Saver:
+    """All saves of one `Accelerator`. Every rank must make the same calls.
+
+    Args:
+        topology: Who this process is.
+        agreement: The way to the other ranks.
+    """
+
+    def __init__(self, *, topology: Topology, agreement: Agreement) -> None:
+        self.topology = topology
+        self.agreement = agreement
+        self._token: str | None = None
+        self._num_saves = 0
+        self._num_meetings = 0
+        self._last_topic: str | None = None
+        self._last: Transaction | None = None
+        self._under_way: SaveHandle | None = None
+        self._buffers = HostBuffers()
+
+    def save(self, request: Request, collect: Collect) -> Path:
+        """Save, and return the folder when the checkpoint is there.
+
+        Raises:
+            CheckpointError: On every rank, if any failed; or if the save before this one did.
+        """
+        transaction = self._start(request, collect)
+        with showing_progress(transaction.staging.path, is_shown=self.topology.rank == 0):
+            target = transaction.finish()
+        self._ended(transaction)
+        return target
+
+    def save_behind(self, request: Request, collect: Collect) -> SaveHandle:
+        """Copy what is to be saved, and write it while the caller goes on.
+
+        Raises:
+            CheckpointError: If this rank could not copy, or the save before this one failed.
+        """
+
+        def copied(transaction: Transaction) -> list[Piece]:
+            pieces = collect(transaction)
+            self._buffers.begin()
+            pieces = [piece.copied_to(self._buffers) for piece in pieces]
+            self._buffers.join_streams()
+            return pieces
+
+        transaction = self._start(request, copied)
+        transaction.num_threads = 1
+        if transaction.failure is not None:
+            transaction.finish()
+        self._under_way = SaveHandle(lambda: self._finish_behind(transaction), target=request.target)
+        return self._under_way
+
+    def settle(self) -> None:
+        """Wait for the save under way, if any.
+
+        Raises:
+            CheckpointError: If it failed and nobody has been told.
+        """
+        handle, self._under_way = self._under_way, None
+        if handle is not None:
+            handle.settle()
+
+    def meet(self, topic: str, note: str) -> list[str]:
+        """Return the notes of all ranks; for steps outside of a save."""
+        self._num_meetings += 1
+        topic = f"{topic}-{self._num_meetings}"
+        notes = self.agreement.exchange(topic, note)
+        # Who came to this meeting has read all notes of the last one.
+        if self._last_topic is not None:
+            self.agreement.forget(self._last_topic)
+        self._last_topic = topic
+        return notes
+
+    def _start(self, request: Request, collect: Collect) -> Transaction:
+        self.settle()
+        if self._token is None:
+            [self._token, *_] = self.meet("token", secrets.token_hex(4))
+        self._num_saves += 1
+        request = replace(request, token=f"{self._token}-{self._num_saves}")
+        transaction = Transaction(request, self.topology, self.agreement, num_threads=writer_threads())
+        transaction.begin()
+        transaction.gather(collect)
+        return transaction
+
+    def _finish_behind(self, transaction: Transaction) -> Path:
+        self._buffers.wait()
+        target = transaction.finish()
+        self._ended(transaction)
+        return target
+
+    def _ended(self, transaction: Transaction) -> None:
+        if self._last is not None:
+            self._last.forget()
+        self._last = transaction

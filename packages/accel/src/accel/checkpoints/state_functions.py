@@ -1,0 +1,113 @@
+"""The functions under `Accelerator.save_state` as Accelerate offers them: for those who keep the objects themselves.
+
+They write into the folder itself, one file after the other, without a manifest; `Accelerator.save_state` is the one
+that cannot lose a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel.checkpoints.files import regular_file
+from accel.checkpoints.layout import numbered_file, random_states_file
+from accel.checkpoints.model_files import files_of_model, open_weights
+from accel.checkpoints.pieces import Piece, TorchPiece, weight_pieces, write_piece
+from accel.checkpoints.random_states import from_file, to_file
+from accel.checkpoints.torch_file import read_torch_file
+from accel.file_names import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME
+from accel_ops.rng_state import capture_rng_states, restore_rng_states
+from accel_state import PartialState
+
+
+def save_accelerator_state(
+    output_dir: str | os.PathLike[str],
+    model_states: Sequence[Mapping[str, Any]],
+    optimizers: Sequence[Any],
+    schedulers: Sequence[Any],
+    dataloaders: Sequence[Any],
+    process_index: int,
+    step: int,
+    scaler: torch.amp.GradScaler | None = None,
+    save_on_each_node: bool = False,
+    safe_serialization: bool = True,
+) -> Path:
+    """Write states and random states to the documented files in a folder, and return the folder.
+
+    Args:
+        output_dir: The folder.
+        model_states: State dicts of models.
+        optimizers: Whose states are written.
+        schedulers: Whose states are written.
+        dataloaders: Nothing is written of them; `Accelerator.save_state` does.
+        process_index: This process.
+        step: Micro-batches into the accumulation at hand.
+        scaler: The gradient scaler.
+        save_on_each_node: Write what all ranks share on each machine's main process.
+        safe_serialization: Weights as safetensors, else by `torch.save`.
+    """
+    folder, state = Path(output_dir), PartialState()
+    folder.mkdir(parents=True, exist_ok=True)
+    pieces: list[Piece] = []
+    if state.is_local_main_process if save_on_each_node else state.is_main_process:
+        for index, weights in enumerate(model_states):
+            pieces += weight_pieces(weights, index=index, safe=safe_serialization, max_shard_size=None)
+        for stem, objects in ((OPTIMIZER_NAME, optimizers), (SCHEDULER_NAME, schedulers)):
+            pieces += [TorchPiece(numbered_file(stem, i), one.state_dict()) for i, one in enumerate(objects)]
+        if scaler is not None:
+            pieces.append(TorchPiece(SCALER_NAME, scaler.state_dict()))
+    states = to_file(capture_rng_states(), step=step, device_index=state.device.index or 0)
+    pieces.append(TorchPiece(random_states_file(process_index), states))
+    for piece in pieces:
+        write_piece(piece, folder, replace=True)
+    return folder
+
+
+def load_accelerator_state(
+    input_dir: str | os.PathLike[str],
+    models: Sequence[nn.Module],
+    optimizers: Sequence[Any],
+    schedulers: Sequence[Any],
+    dataloaders: Sequence[Any],
+    process_index: int,
+    scaler: torch.amp.GradScaler | None = None,
+    map_location: Any = None,
+    load_kwargs: Mapping[str, Any] | None = None,
+    **load_model_func_kwargs: Any,
+) -> dict[str, Any]:
+    """Load what `save_accelerator_state` wrote, and return `{"step": …}`.
+
+    Args:
+        input_dir: The folder.
+        models: Whose weights are loaded.
+        optimizers: Whose states are loaded.
+        schedulers: Whose states are loaded.
+        dataloaders: Nothing is loaded into them.
+        process_index: This process.
+        scaler: The gradient scaler.
+        map_location: Has no meaning: everything is read to the CPU and copied to where it belongs.
+        load_kwargs: Likewise.
+        **load_model_func_kwargs: Passed to each model's `load_state_dict`.
+
+    Raises:
+        CheckpointError: If a file is missing, damaged, or holds more than plain data.
+    """
+    folder, device_index = Path(input_dir), PartialState().device.index or 0
+    for index, model in enumerate(models):
+        with open_weights(files_of_model(folder, index)) as weights:
+            model.load_state_dict(weights, **load_model_func_kwargs)
+    for stem, objects in ((OPTIMIZER_NAME, optimizers), (SCHEDULER_NAME, schedulers)):
+        for index, one in enumerate(objects):
+            one.load_state_dict(read_torch_file(regular_file(folder, numbered_file(stem, index))))
+    if scaler is not None:
+        scaler.load_state_dict(read_torch_file(regular_file(folder, SCALER_NAME)))
+    name = random_states_file(process_index)
+    content = read_torch_file(regular_file(folder, name))
+    states, step = from_file(content, device_index=device_index, file_name=name)
+    restore_rng_states(states)
+    return {"step": step}

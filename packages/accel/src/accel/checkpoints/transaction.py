@@ -1,0 +1,209 @@
+"""One save, from the first byte to the moment in which all ranks know that it is there."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from accel.checkpoints.agreement import Agreement
+from accel.checkpoints.digests import digest_of
+from accel.checkpoints.files import files_below, force_to_disk, regular_file
+from accel.checkpoints.manifest import FileEntry, Manifest, write_manifest
+from accel.checkpoints.notes import Note, check_all_well, reason_of
+from accel.checkpoints.pieces import Piece, write_pieces
+from accel.checkpoints.retention import remove_left_over, remove_old
+from accel.checkpoints.staging import Staging, check_target
+from accel_state.errors import CheckpointError
+from accel_state.topology import Topology
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be saved.
+
+    Attributes:
+        target: Where the checkpoint will be.
+        token: Tells this save from all others; the same on every rank.
+        keep: How many numbered checkpoints stay, None: all.
+        step: Micro-batches into the accumulation at hand.
+        iteration: Number of the checkpoint, if it has one.
+    """
+
+    target: Path
+    token: str
+    keep: int | None = None
+    step: int = 0
+    iteration: int | None = None
+
+
+@dataclass
+class Transaction:
+    """A save on one rank. `begin` and `gather` belong to the training thread, `finish` to any.
+
+    Attributes:
+        request: What is to be saved.
+        topology: Who this process is.
+        agreement: The way to the other ranks.
+        num_threads: Files that are written at a time.
+    """
+
+    request: Request
+    topology: Topology
+    agreement: Agreement
+    num_threads: int = 2
+    place: int = 0
+    is_owner: bool = False
+    objects: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    pieces: list[Piece] = field(default_factory=list)
+    failure: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.staging = Staging(self.request.target, token=self.request.token)
+
+    def begin(self) -> None:
+        """Make the hidden folder; on several machines, find out which of them share a file system."""
+        topology = self.topology
+        self.is_owner = topology.rank == 0
+        with self._noting_failure():
+            check_target(self.request.target)
+            if self.is_owner:
+                self.staging.own()
+        if topology.num_nodes > 1:
+            self.agreement.exchange(self._topic("begun"), "")
+            if not self.staging.path.exists():
+                self.place, self.is_owner = topology.node_rank, topology.local_rank == 0
+        with self._noting_failure():
+            if self.is_owner and topology.rank != 0:
+                self.staging.own()
+            self.staging.make()
+
+    def gather(self, collect: Callable[[Transaction], list[Piece]]) -> None:
+        """Let ``collect`` say what this rank writes; if it raises, every rank will know at the end."""
+        with self._noting_failure():
+            self.pieces = collect(self)
+
+    def finish(self) -> Path:
+        """Write, agree with the other ranks, and make the checkpoint visible.
+
+        Raises:
+            CheckpointError: On every rank, if it failed on any; nothing is left of the checkpoint then.
+        """
+        files: list[FileEntry] = []
+        with self._noting_failure():
+            if self.failure is None:
+                files = self._write()
+        self.pieces = []
+        try:
+            notes = self._exchange("written", files)
+            self._commit(notes)
+        except BaseException:
+            if self.is_owner:
+                self.staging.discard()
+            raise
+        return self.request.target
+
+    def _write(self) -> list[FileEntry]:
+        folder, rank = self.staging.path, self.topology.rank
+        files = write_pieces(self.pieces, folder, rank=rank, place=self.place, num_threads=self.num_threads)
+        force_to_disk(folder)
+        return files
+
+    def _commit(self, notes: Sequence[Note]) -> None:
+        listed = [entry for note in notes for entry in note.files]
+        is_main = self.topology.rank == 0
+        # The other machines' parts first: when the main process's manifest is seen, all that it lists is there.
+        if any(note.place != 0 for note in notes):
+            with self._noting_failure():
+                if self.is_owner and not is_main:
+                    self._publish([entry for entry in listed if entry.place == self.place])
+            self._exchange("parts")
+        with self._noting_failure():
+            if is_main:
+                self._publish(listed)
+        if self.is_owner and self.failure is None:
+            # Before the others hear of it: they begin the next save then, and their folder is not to be tidied away.
+            self._tidy_up()
+        self._exchange("committed")
+
+    def _publish(self, listed: list[FileEntry]) -> None:
+        manifest = Manifest(
+            files=[*listed, *self._other_files({entry.name for entry in listed})],
+            world_size=self.topology.world_size,
+            step=self.request.step,
+            iteration=self.request.iteration,
+            place=self.place,
+            objects=self.objects,
+        )
+        write_manifest(self.staging.path, manifest)
+        self.staging.publish()
+
+    def _other_files(self, known: set[str]) -> list[FileEntry]:
+        """Return what hooks and engines put into the folder by themselves, forced to disk."""
+        folder, entries = self.staging.path, []
+        for name in files_below(folder):
+            if name not in known:
+                path = regular_file(folder, name)
+                force_to_disk(path)
+                size = path.stat().st_size
+                entries.append(FileEntry(name, size, digest_of(path), self.topology.rank, self.place))
+        for inner in {(folder / entry.name).parent for entry in entries}:
+            force_to_disk(inner)
+        return entries
+
+    def _exchange(self, stage: str, files: Sequence[FileEntry] = ()) -> list[Note]:
+        """Tell the others how it went here, and raise if it failed anywhere."""
+        error = None if self.failure is None else reason_of(self.failure)
+        own = Note(str(self.request.target), self.place, self.topology.node_rank, files, error)
+        try:
+            notes = [Note.decode(text) for text in self.agreement.exchange(self._topic(stage), own.encode())]
+            check_all_well(notes, target=self.request.target)
+        except CheckpointError as error_of_all:
+            if self.failure is not None and not isinstance(self.failure, Exception):
+                raise self.failure from None  # a person's Ctrl-C stays one
+            raise error_of_all from self.failure
+        return notes
+
+    def _tidy_up(self) -> None:
+        target = self.request.target
+        try:
+            if self.request.keep is not None:
+                remove_old(target.parent, keep=self.request.keep, newest=target)
+            remove_left_over(target.parent)
+        except OSError as error:
+            warnings.warn(f"`{target}` is saved, but older ones were not tidied up: {error}", stacklevel=2)
+
+    def forget(self) -> None:
+        """Drop this rank's notes on the save, once a later one is done."""
+        for stage in ("begun", "written", "parts", "committed"):
+            self.agreement.forget(self._topic(stage))
+
+    def _topic(self, stage: str) -> str:
+        return f"{self.request.token}/{stage}"
+
+    def _noting_failure(self) -> _NotingFailure:
+        return _NotingFailure(self)
+
+
+class _NotingFailure:
+    """Keep what is raised, for the other ranks to hear of; once something has failed, skip nothing but the rest."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if error is None:
+            return False
+        if self._transaction.failure is None:
+            self._transaction.failure = error
+        return True
+
+
+def writer_threads() -> int:
+    """Return how many files are worth writing at a time on this machine."""
+    return max(1, min(4, os.cpu_count() or 1))

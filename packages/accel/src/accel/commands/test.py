@@ -1,0 +1,34 @@
+"""Check this set-up for real: processes, collectives, loaders and training."""
+
+from __future__ import annotations
+
+import argparse
+
+from accel_launch.commands.launch import command as launch_command
+from accel_launch.options import add_options
+
+CHECK_MODULE = "accel.setup_check"
+
+
+class TestCommand:
+    """``accel test``; launches a script that checks what it runs on."""
+
+    help = "Check this set-up for real: processes, collectives, loaders and training"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.usage = "accel test [options]"
+        parser.add_argument("--config_file", metavar="FILE", help="Config file to use instead of your own.")
+        parser.add_argument(
+            "--dry-run", action="store_true", help="Print what would be started, and start nothing."
+        )
+        add_options(parser)
+        # What `accel launch` has besides, so that the same code can run it.
+        parser.set_defaults(
+            refuse=parser.error, json=False, module=True, no_python=False, quiet=False, command=[CHECK_MODULE]
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        return launch_command.run(arguments)
+
+
+command = TestCommand()

@@ -1,0 +1,177 @@
+"""From what the user said to what will run: one function, called once, before anything is built."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from accel.project import ProjectConfiguration
+from accel_backends import Strategy, TorchDynamoPlugin
+from accel_data import DataLoaderConfiguration
+from accel_state import GradientAccumulationPlugin, ParallelismConfig
+from accel_state.enums import DynamoBackend, RNGType
+from accel_state.environment import read
+from accel_state.errors import ConfigError
+from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
+
+NOT_GIVEN: Any = object()
+"""Default of arguments whose absence means something else than any value."""
+
+ENGINE_SWITCHES = {
+    "use_deepspeed": "deepspeed",
+    "use_fsdp": "fsdp",
+    "use_megatron_lm": "megatron",
+}
+"""Settings by which a launcher asks for an engine, and the strategy that must then be there."""
+
+
+@dataclass(frozen=True)
+class RunConfiguration:
+    """Everything an `Accelerator` decided when it was built; nothing asks the environment afterwards."""
+
+    accumulation: GradientAccumulationPlugin
+    loader: DataLoaderConfiguration
+    project: ProjectConfiguration
+    dynamo: TorchDynamoPlugin
+    handlers: Mapping[type, KwargsHandler]
+    rng_types: tuple[RNGType, ...]
+    plugin: Any
+    strategy: str | None
+    device_placement: bool
+    is_device_map_allowed: bool
+    step_scheduler_with_optimizer: bool
+    scheduler_unit: Literal["process", "optimizer_step"]
+
+    @property
+    def process_group(self) -> InitProcessGroupKwargs | None:
+        """How the process group is to be set up, where the user said so."""
+        handler = self.handlers.get(InitProcessGroupKwargs)
+        return handler if isinstance(handler, InitProcessGroupKwargs) else None
+
+
+def resolve_accumulation(
+    steps: int, plugin: GradientAccumulationPlugin | None, *, setting: Callable[[str], Any] = read
+) -> GradientAccumulationPlugin:
+    """Combine the two arguments and the launcher's setting; an argument wins over the setting.
+
+    Raises:
+        ConfigError: If both arguments are given, or the number of steps is below 1.
+    """
+    if plugin is not None:
+        if steps != 1:
+            raise ConfigError(
+                f"`gradient_accumulation_steps` ({steps}) and `gradient_accumulation_plugin` "
+                "say the same thing. Pass one of them."
+            )
+        if plugin.num_steps is not None:
+            return plugin
+    asked = setting("gradient_accumulation_steps")
+    if asked is not None and steps == 1:
+        steps = asked
+    elif asked not in (None, steps):
+        warnings.warn(
+            f"The launcher asks for `gradient_accumulation_steps` {asked}, the script for {steps}; "
+            "the script's holds.",
+            stacklevel=4,
+        )
+    if type(steps) is not int or steps < 1:
+        raise ConfigError(f"`gradient_accumulation_steps` must be a whole number from 1 up, got {steps!r}.")
+    return replace(plugin or GradientAccumulationPlugin(), num_steps=steps)
+
+
+def resolve_loader(split_batches: Any, config: DataLoaderConfiguration | None) -> DataLoaderConfiguration:
+    """Combine the older `split_batches` argument with the loader configuration.
+
+    Raises:
+        ConfigError: If the two contradict.
+    """
+    config = config or DataLoaderConfiguration()
+    if split_batches is NOT_GIVEN or split_batches == config.split_batches:
+        return config
+    if config.split_batches:
+        raise ConfigError(
+            f"`split_batches` is {split_batches} here and {config.split_batches} in `dataloader_config`. "
+            "Pass it in `dataloader_config` alone."
+        )
+    return replace(config, split_batches=bool(split_batches))
+
+
+def resolve_project(
+    project_dir: str | os.PathLike[str] | None, config: ProjectConfiguration | None
+) -> ProjectConfiguration:
+    """Combine the folder with the project's configuration, without changing what the user passed."""
+    config = replace(config) if config is not None else ProjectConfiguration()
+    if project_dir is not None and config.project_dir is None:
+        config.set_directories(project_dir)
+    return config
+
+
+def resolve_dynamo(
+    backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None
+) -> TorchDynamoPlugin:
+    """Combine the two ways of asking for `torch.compile`.
+
+    Raises:
+        ConfigError: If both are given.
+    """
+    if backend is None:
+        return plugin or TorchDynamoPlugin()
+    if plugin is not None:
+        raise ConfigError("`dynamo_backend` and `dynamo_plugin` say the same thing. Pass one of them.")
+    return TorchDynamoPlugin(backend=DynamoBackend(str(backend).upper()))
+
+
+def resolve_engine(
+    plugins: Mapping[str, Any], *, setting: Callable[[str], Any] = read
+) -> tuple[Any, str | None]:
+    """Find which engine trains the model: the plugin that was passed, or what the launcher asked for.
+
+    Args:
+        plugins: Plugin by the name of its argument; those left out are None.
+        setting: Reads a setting by its name.
+
+    Returns:
+        The plugin (or None) and the name of its strategy (None: decided by the number of processes).
+
+    Raises:
+        ConfigError: If several are given, or a plugin names no strategy.
+    """
+    given = {name: plugin for name, plugin in plugins.items() if plugin is not None}
+    if len(given) > 1:
+        raise ConfigError(f"Only one engine can train a model, got {', '.join(f'`{n}`' for n in given)}.")
+    for name, plugin in given.items():
+        strategy = getattr(plugin, "strategy", None)
+        if not isinstance(strategy, str):
+            raise ConfigError(
+                f"`{name}` is a {type(plugin).__name__}, which does not name its strategy. "
+                "Give the class a `strategy` attribute with the name of an installed strategy."
+            )
+        return plugin, strategy
+    for switch, strategy in ENGINE_SWITCHES.items():
+        if setting(switch):
+            return None, strategy
+    return None, None
+
+
+def resolve_rng_types(rng_types: Sequence[str | RNGType] | None) -> tuple[RNGType, ...]:
+    """Return which generators every rank sets alike at the start of an epoch; samplers' own by default."""
+    return (RNGType.GENERATOR,) if rng_types is None else tuple(RNGType(kind) for kind in rng_types)
+
+
+def check_axes(config: ParallelismConfig | None, strategy: Strategy) -> None:
+    """Refuse axes of parallelism that the strategy would not serve.
+
+    Raises:
+        ConfigError: Naming them.
+    """
+    served = strategy.capabilities.mesh_axes
+    idle = [axis for axis in config.active_mesh_dims if axis not in served] if config is not None else []
+    if idle:
+        raise ConfigError(
+            f"`parallelism_config` has {', '.join(f'`{axis}_size`' for axis in idle)} above 1, which the "
+            f"strategy `{strategy.name}` does not do. It serves: {', '.join(sorted(served))}. Use an engine that "
+            "does, or set them to 1."
+        )

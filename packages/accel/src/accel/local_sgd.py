@@ -1,0 +1,81 @@
+"""Local SGD: every rank trains on its own for some steps, then all take the mean of their weights.
+
+Stich, "Local SGD Converges Fast and Communicates Little", https://arxiv.org/abs/1805.09767
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+
+from torch import nn
+
+from accel.accelerator import Accelerator
+from accel.averaging import WeightAverage
+from accel.faces import face
+from accel_state.errors import ConfigError
+
+
+class LocalSGD:
+    """Leaves each rank's gradients alone, and averages all ranks' weights every `local_sgd_steps` steps.
+
+    Args:
+        accelerator: The accelerator that prepared `model`.
+        model: The prepared model.
+        local_sgd_steps: Calls of `step` from one averaging to the next.
+        enabled: Off: gradients are synchronised as ever, and `step` does nothing.
+
+    The weights are averaged once more at the end of the block. With one process the block changes nothing.
+    Parameters may not be added or taken away inside the block, as ever with data parallelism.
+
+    Raises:
+        ConfigError: If the strategy does not keep the whole model on every rank, or the steps are below 1.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, model: nn.Module, local_sgd_steps: int, enabled: bool = True
+    ) -> None:
+        if local_sgd_steps < 1:
+            raise ConfigError(f"`local_sgd_steps` must be at least 1, got {local_sgd_steps}.")
+        self.enabled = enabled and accelerator.use_distributed
+        if self.enabled and not accelerator.strategy.capabilities.can_defer_sync:
+            raise ConfigError(
+                "Local SGD leaves gradients unsynchronised, which the strategy "
+                f"`{accelerator.strategy.name}` cannot. Use the strategy `ddp`, or pass `enabled=False`."
+            )
+        self.accelerator = accelerator
+        self.model = model
+        self.local_sgd_steps = local_sgd_steps
+        self.num_steps = 0
+        self._block = ExitStack()
+        self._weights: WeightAverage | None = None
+
+    def __enter__(self) -> LocalSGD:
+        if self.enabled:
+            self._block.enter_context(self.accelerator.no_sync(self.model))
+            self._weights = self._averaged()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._block.close()
+        if self.enabled and kind is None:
+            self.average()
+        self._weights = None
+
+    def step(self) -> None:
+        """Count one step, and average where it is due. Every rank must call it as often."""
+        self.num_steps += 1
+        if self.enabled and self.num_steps % self.local_sgd_steps == 0:
+            self.average()
+
+    def average(self) -> None:
+        """Give every rank the mean of all weights, small ones of a dtype together. Every rank must call it."""
+        (self._weights or self._averaged()).run()
+
+    def _averaged(self) -> WeightAverage:
+        return WeightAverage(weight for weight in self.model.parameters() if weight.is_floating_point())
+
+
+__getattr__, __dir__, __all__ = face(__name__)

@@ -1,0 +1,81 @@
+"""Which engine trains, and where this process stands in its mesh; `AcceleratorState` answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from accel_backends import Precision
+from accel_state import AcceleratorState, ParallelismConfig
+from accel_state.enums import FP8BackendType
+
+
+class EngineFacts:
+    """What users' code and libraries ask about the engine."""
+
+    state: AcceleratorState
+    _precision: Precision
+
+    @property
+    def parallelism_config(self) -> ParallelismConfig | None:
+        """How the processes are split over the axes of parallelism, where that was asked for."""
+        return self.state.parallelism_config
+
+    @property
+    def torch_device_mesh(self) -> DeviceMesh | None:
+        """The mesh over all processes, None where no `parallelism_config` was given."""
+        return self.state.device_mesh
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which full copy of the model this process belongs to."""
+        return (
+            self.state.process_index if self.parallelism_config is None else self._rank_along("dp_replicate")
+        )
+
+    @property
+    def data_parallel_shard_rank(self) -> int:
+        """Which shard of the parameters this process holds, among those that see different batches."""
+        return self._rank_along("dp_shard")
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        """Which part of each layer this process computes; 0 where layers are not shared."""
+        return self._rank_along("tp")
+
+    @property
+    def context_parallel_rank(self) -> int:
+        """Which part of each sequence this process reads; 0 where sequences are not shared."""
+        return self._rank_along("cp")
+
+    @property
+    def pipeline_parallel_rank(self) -> int:
+        """Which stage of the model this process runs: 0, since the mesh has no axis of stages."""
+        return self._rank_along("pp")
+
+    def _rank_along(self, axis: str) -> int:
+        mesh = self.torch_device_mesh
+        if mesh is None or axis not in (mesh.mesh_dim_names or ()):
+            return 0
+        return mesh.get_local_rank(axis)
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether models are sharded by FSDP of the second version."""
+        return self.state.is_fsdp2
+
+    @property
+    def is_composable_parallelism_enabled(self) -> bool:
+        """Whether the engine composes with other axes of parallelism on one mesh."""
+        return self.is_fsdp2
+
+    @property
+    def deepspeed_plugin(self) -> Any:
+        """The DeepSpeed plugin that is selected, None without DeepSpeed."""
+        return self.state.deepspeed_plugin
+
+    @property
+    def fp8_backend(self) -> FP8BackendType:
+        """Which library does the 8-bit arithmetic; `NO` in the precisions that have none."""
+        return FP8BackendType(getattr(self._precision, "fp8_backend", FP8BackendType.NO))

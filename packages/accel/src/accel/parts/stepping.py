@@ -1,0 +1,243 @@
+"""One training step: accumulate, backward, clip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from itertools import chain
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from accel.configuration import RunConfiguration
+from accel.profiling import traced
+from accel.weighting import WeightedWindow
+from accel_backends import AcceleratedOptimizer, AutocastKwargs, Precision, ProfileKwargs, Strategy
+from accel_state import ConfigError, GradientState, PartialState
+
+if TYPE_CHECKING:
+    from accel.preemption import Preemption
+
+
+class Accumulate:
+    """The block of one micro-batch: decides on entry whether this one synchronises gradients."""
+
+    __slots__ = ("_models", "_stack", "_stepping")
+
+    def __init__(self, stepping: Stepping, models: tuple[nn.Module, ...]) -> None:
+        self._stepping = stepping
+        self._models = models
+        self._stack: ExitStack | None = None
+
+    def __enter__(self) -> None:
+        self._stepping.block_models = self._models
+        if self._stepping.advance() or not self._stepping.can_defer_sync:
+            return
+        self._stack = ExitStack()
+        for model in self._models:
+            self._stack.enter_context(self._stepping.no_sync(model))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._stack is not None:
+            self._stack.close()
+
+
+class Stepping:
+    """Gradients: when they are synchronised, how they are scaled, clipped and applied."""
+
+    configuration: RunConfiguration
+    gradient_state: GradientState
+    processes: PartialState
+    step: int
+    block_models: tuple[nn.Module, ...]
+    _owns_backward: bool
+    _models: list[nn.Module]
+    _window: WeightedWindow
+    _gradient: Any
+    _strategy: Strategy
+    _preemption: Preemption | None
+    _precision: Precision
+    _optimizers: list[AcceleratedOptimizer]
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether this micro-batch ends an accumulation: gradients are synchronised, the optimizer steps."""
+        synced: bool = self._gradient.sync_gradients
+        return synced
+
+    @sync_gradients.setter
+    def sync_gradients(self, value: bool) -> None:
+        self._gradient.sync_gradients = value
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches whose gradients are summed before the optimizer steps."""
+        steps: int = self._gradient.num_steps
+        return steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, value: int) -> None:
+        self.gradient_state.plugin_kwargs.update({"num_steps": value})
+
+    @property
+    def can_defer_sync(self) -> bool:
+        """Whether micro-batches that do not end an accumulation leave out the communication."""
+        return self._strategy.capabilities.can_defer_sync and not self._gradient.sync_each_batch
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether any optimizer left out its last step, because gradients had overflown in fp16."""
+        return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+
+    def advance(self) -> bool:
+        """Count one micro-batch and return whether it ends an accumulation."""
+        gradient = self._gradient
+        if gradient.sync_with_dataloader and gradient.end_of_dataloader:
+            self.step = 0
+            gradient.sync_gradients = True
+        else:
+            self.step += 1
+            gradient.sync_gradients = self.step % gradient.num_steps == 0
+        return bool(gradient.sync_gradients)
+
+    def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
+        """Wrap one forward and backward; the optimizer steps in every `gradient_accumulation_steps`-th block.
+
+        The last batch of a loader ends an accumulation, unless the plugin's `sync_with_dataloader` is off.
+
+        Args:
+            *models: The prepared models that are trained in the block.
+        """
+        return Accumulate(self, models)
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Leave this rank's gradients alone in the block; a later backward outside of it synchronises all."""
+        return self._strategy.gradient_sync(model, enabled=False)
+
+    def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Synchronise `model`'s gradients in the block's backward though its forward ran under `no_sync`."""
+        return self._strategy.trigger_sync_in_backward(model)
+
+    def backward(self, loss: Tensor, *, num_items: float | Tensor | None = None, **kwargs: Any) -> None:
+        """Compute gradients of `loss`, divided by the number of accumulation steps and scaled for fp16.
+
+        Args:
+            loss: A 0-dim tensor, the mean over this rank's micro-batch.
+            num_items: How many items (samples, tokens, pixels) the loss is a mean over. With it, gradients
+                are those of one batch of all items of all micro-batches and ranks, however unequal their
+                sizes. Without it, every micro-batch counts the same, so that items of a short one count for
+                more. Give it in all micro-batches or in none; then every rank must call `backward` as often,
+                once in each `accumulate` block.
+            **kwargs: Passed to `Tensor.backward` or the engine's own.
+
+        Raises:
+            ConfigError: If `num_items` is negative, not finite, or the engine weighs losses by itself.
+            StateError: If only some micro-batches of an accumulation have `num_items`.
+        """
+        if num_items is not None:
+            self._weighted_backward(loss, num_items, **kwargs)
+        else:
+            self._window.pass_by(is_last=self._gradient.sync_gradients)
+            num_steps = self._gradient.num_steps
+            if num_steps != 1 and not self._owns_backward:
+                loss = loss / num_steps
+            self._strategy.backward(loss, **kwargs)
+        if self._preemption is not None and self._gradient.sync_gradients:
+            self._preemption.advance()
+
+    def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
+        """Compute gradients and update each parameter as soon as its gradient is there, which is then freed.
+
+        For optimizers with a `fused_backward`, such as those of the package `lomo_optim`. They update before
+        gradients could be averaged, so with one process only.
+
+        Raises:
+            ConfigError: With several processes, or if no prepared optimizer can do that.
+        """
+        if self.processes.use_distributed:
+            raise ConfigError(
+                "`lomo_backward` updates parameters before their gradients are averaged over processes, which "
+                "would then train models of their own. Start one process, or use another optimizer."
+            )
+        inner = [getattr(optimizer, "optimizer", optimizer) for optimizer in self._optimizers]
+        fused = [optimizer for optimizer in inner if callable(getattr(optimizer, "fused_backward", None))]
+        if len(fused) != 1:
+            raise ConfigError(
+                f"`lomo_backward` needs one prepared optimizer that has `fused_backward`, found {len(fused)}. "
+                "Prepare a `Lomo` or `AdaLomo` of the package `lomo_optim`."
+            )
+        fused[0].fused_backward(loss, learning_rate)
+
+    def _weighted_backward(self, loss: Tensor, num_items: float | Tensor, **kwargs: Any) -> None:
+        if self._owns_backward:
+            raise ConfigError(
+                f"`num_items` has no effect with the strategy `{self._strategy.name}`, which divides losses "
+                "by itself. Leave it out."
+            )
+        self._window.backward(
+            loss,
+            num_items,
+            is_last=self._gradient.sync_gradients,
+            run=partial(self._strategy.backward, **kwargs),
+            parameters=self._block_parameters,
+        )
+
+    def _block_parameters(self) -> Iterator[Tensor]:
+        return chain.from_iterable(model.parameters() for model in self.block_models or self._models)
+
+    def unscale_gradients(
+        self, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None
+    ) -> None:
+        """Divide the fp16 scale out of the gradients, once per step; nothing to do in other precisions.
+
+        Args:
+            optimizer: The prepared optimizers whose gradients are meant; all where not given.
+        """
+        if not self._gradient.sync_gradients:
+            return
+        if optimizer is None:
+            chosen: Iterable[torch.optim.Optimizer] = self._optimizers
+        else:
+            chosen = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+        for one in chosen:
+            self._precision.unscale(one)
+
+    def clip_grad_norm_(
+        self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2
+    ) -> Tensor | None:
+        """Scale gradients down so that their norm over all `parameters` is at most `max_norm`.
+
+        Returns:
+            The norm before clipping, a 0-dim tensor; None where an engine keeps it to itself.
+        """
+        self.unscale_gradients()
+        return self._strategy.clip_grad_norm(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
+        """Clamp every gradient into ``[-clip_value, clip_value]``."""
+        self.unscale_gradients()
+        self._strategy.clip_grad_value(parameters, clip_value)
+
+    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+        """Run the block in the run's precision, as the prepared models' forward does by itself."""
+        return self._precision.autocast(autocast_handler)
+
+    def profile(
+        self, profile_handler: ProfileKwargs | None = None
+    ) -> AbstractContextManager[torch.profiler.profile]:
+        """Profile the block; with `output_trace_dir`, every rank leaves a Chrome trace there.
+
+        With `schedule_option`, call `step()` of what the block gives after every step; each cycle of the
+        schedule leaves a trace.
+
+        Args:
+            profile_handler: What to record; where left out, the handler given to the Accelerator.
+        """
+        handler = profile_handler or self.configuration.handlers.get(ProfileKwargs) or ProfileKwargs()
+        assert isinstance(handler, ProfileKwargs)
+        return traced(handler, rank=self.processes.process_index)

@@ -1,0 +1,171 @@
+"""Leave in good order when the machine is about to be taken away."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from accel.stop_agreement import StopAgreement
+from accel_state import current_runtime
+from accel_state.errors import ConfigError, StateError
+
+SIGNALS: tuple[int, ...] = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)
+)
+"""What schedulers send before they take a machine away."""
+
+REQUEUE = 75
+"""`EX_TEMPFAIL` of sysexits.h: a temporary failure, try again."""
+
+_numbers = itertools.count()
+
+
+class Preemption:
+    """Handlers of signals, and the step after which all ranks stop because one has got such a signal.
+
+    Made by `Accelerator.handle_preemption`. Handlers that were installed before are called too (Python's own
+    for Ctrl-C excepted) and are back after `close`.
+
+    Args:
+        signals: Signals that ask the run to stop.
+        grace_period_s: Time from the signal until the process is ended by force, with `exit_code`; None:
+            never.
+        exit_code: With which `leave` ends the process.
+        end: Called by `leave` before the process ends.
+
+    Raises:
+        ConfigError: If a signal cannot be handled, the grace period is not positive, the exit code is not
+            one, or the ranks have nowhere to leave word.
+        StateError: Outside of the main thread, where signals cannot be handled.
+    """
+
+    def __init__(
+        self,
+        *,
+        signals: Sequence[int],
+        grace_period_s: float | None,
+        exit_code: int,
+        end: Callable[[], None],
+    ) -> None:
+        check(signals, grace_period_s=grace_period_s, exit_code=exit_code)
+        topology = current_runtime().topology
+        self.exit_code = exit_code
+        self.grace_period_s = grace_period_s
+        self._end = end
+        self._process = os.getpid()
+        self._is_leaving = False
+        self.is_open = True
+        self._agreement = StopAgreement(
+            meeting_place(next(_numbers)) if topology.world_size > 1 else None,
+            rank=topology.rank,
+            world_size=topology.world_size,
+            grace_period_s=grace_period_s,
+            exit_code=exit_code,
+        )
+        self.advance = self._agreement.advance
+        """Count a step in a loop without `backward`; every rank must call it as often."""
+        self._before: dict[int, Any] = {}
+        for signum in signals:
+            self._before[signum] = signal.signal(signum, self._on_signal)
+        atexit.register(self.close)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether all ranks have agreed to stop after the step that `advance` counted last."""
+        return self._agreement.is_agreed
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Time that is left of the grace period; None where there is none or nobody has asked."""
+        asked_at = self._agreement.asked_at
+        if asked_at is None or self.grace_period_s is None:
+            return None
+        return max(0.0, asked_at + self.grace_period_s - time.monotonic())
+
+    def __enter__(self) -> Preemption:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self.should_stop:
+            self.leave()
+        self.close()
+
+    def leave(self) -> NoReturn:
+        """End the training and the process, with the exit code. Every rank must call it.
+
+        Signals stay without effect from here on: launchers send them as soon as the first rank has ended.
+        """
+        self._is_leaving = True
+        atexit.unregister(self.close)
+        self._agreement.settle()
+        self._before.clear()
+        self._end()
+        raise SystemExit(self.exit_code)
+
+    def close(self) -> None:
+        """Put the earlier handlers back; signals have their former effect again."""
+        if not self.is_open or self._is_leaving or os.getpid() != self._process:
+            return
+        self.is_open = False
+        for signum, handler in self._before.items():
+            if signal.getsignal(signum) == self._on_signal:
+                signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+        self._agreement.close()
+        atexit.unregister(self.close)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        before = self._before.get(signum)
+        # A fork, such as a loader's worker, has nothing to agree on; nor has the last rank that is left.
+        if os.getpid() != self._process or not (self._agreement.is_possible or self._is_leaving):
+            signal.signal(signum, signal.SIG_DFL if before is None else before)
+            os.kill(os.getpid(), signum)
+            return
+        self._agreement.ask()
+        if callable(before) and before is not signal.default_int_handler:
+            before(signum, frame)
+
+
+def check(signals: Sequence[int], *, grace_period_s: float | None, exit_code: int) -> None:
+    """Refuse what cannot be handled, before anything is installed."""
+    if threading.current_thread() is not threading.main_thread():
+        raise StateError("Signals can be handled in the main thread only. Call `handle_preemption` there.")
+    if not signals:
+        raise ConfigError("`signals` is empty. Give at least one, such as `signal.SIGTERM`.")
+    for signum in signals:
+        if signum not in signal.valid_signals() or signum in (signal.SIGKILL, signal.SIGSTOP):
+            raise ConfigError(f"`signals` has {signum!r}, which no process can handle. Leave it out.")
+    if grace_period_s is not None and not grace_period_s > 0:
+        raise ConfigError(f"`grace_period_s` must be positive or None (no limit), got {grace_period_s}.")
+    if not 0 <= exit_code <= 255:
+        raise ConfigError(f"`exit_code` must lie between 0 and 255, got {exit_code}.")
+
+
+def meeting_place(number: int) -> Store:
+    """Return the store in which the ranks leave word, on a connection of its own.
+
+    Args:
+        number: Counts the places; the same on every rank.
+
+    Raises:
+        ConfigError: If there is no process group.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(
+            "`handle_preemption` needs the process group, through which the ranks agree when to stop, and "
+            "this run has none. Use a strategy that sets one up."
+        )
+    # torch has no public way to the store that the group was made with.
+    store = dist.distributed_c10d._get_default_store()
+    return PrefixStore(f"accel/preemption/{number}", store.clone())  # type: ignore[attr-defined]  # missing in torch's stub

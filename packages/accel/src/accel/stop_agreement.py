@@ -1,0 +1,162 @@
+"""All ranks agree on the step after which they stop, once one of them has been asked to."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+
+from torch._C._distributed_c10d import Store
+
+from accel_state.errors import StateError
+
+POLL_S = 0.5
+"""How often a rank looks whether it, or another, has been asked to stop."""
+
+ANSWER_S = 60.0
+"""How long to wait for the other ranks' answers, which their watching threads give at once."""
+
+
+class StopAgreement:
+    """The same last step on every rank, at no cost until somebody asks for it.
+
+    A thread looks every half second whether any rank has been asked. If so, it promises, in the group's
+    store, that its rank will not pass the step after the present one before it knows all promises. The step
+    to stop after is the largest. So ranks may be steps apart, and none waits for another's training: only for
+    the threads' answers, once. Until then a step costs an addition and a look at a flag.
+
+    Args:
+        store: Where the ranks leave word, the same for all; None in a single process.
+        rank: This process.
+        world_size: Processes that must agree.
+        grace_period_s: Time from the request until the process is ended by force; None: never.
+        exit_code: Of the process that is ended by force.
+    """
+
+    def __init__(
+        self,
+        store: Store | None,
+        *,
+        rank: int,
+        world_size: int,
+        grace_period_s: float | None,
+        exit_code: int,
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._ranks = range(world_size)
+        self._grace_period_s = grace_period_s
+        self._exit_code = exit_code
+        self.asked_at: float | None = None
+        self.is_agreed = False
+        self._step = 0
+        self._last_step = 0
+        self._failure: str | None = None
+        self._is_pending = False
+        self._answered = threading.Event()
+        self._settled = threading.Event()
+        self._closing = threading.Event()
+        self._cancelled = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="accel-preemption", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the ranks can still hear of each other."""
+        return self._failure is None
+
+    def ask(self) -> None:
+        """Ask all ranks to stop; safe in a signal handler."""
+        if self.asked_at is None:
+            self.asked_at = time.monotonic()
+        if self._store is None:
+            self._is_pending = True
+
+    def advance(self) -> None:
+        """Count one step, and decide whether it is the last. Every rank must call it as often.
+
+        Raises:
+            StateError: If another rank did not answer, so that no step can be agreed on.
+        """
+        self._step += 1
+        if self._is_pending and not self.is_agreed:
+            self._decide()
+
+    def _decide(self) -> None:
+        if self._store is not None:
+            self._answered.wait()
+        if self._failure is not None:
+            raise StateError(self._failure)
+        self.is_agreed = self._step >= self._last_step
+
+    def settle(self) -> None:
+        """Stop asking the store; where an agreement is under way, see it through first."""
+        self._closing.set()
+        self._settled.wait(timeout=ANSWER_S)
+
+    def close(self) -> None:
+        """Stop altogether: nobody is ended by force any more."""
+        self._cancelled.set()
+        self.settle()
+
+    def _watch(self) -> None:
+        try:
+            if self._wait_for_request() and self._store is not None:
+                self._exchange(self._store)
+        except RuntimeError as error:  # torch's, from the store
+            if not self._answered.is_set():
+                self._failure = f"The ranks could not agree when to stop: {error}"
+        finally:
+            self._answered.set()
+            self._settled.set()
+        if self._is_pending and self._grace_period_s is not None:
+            self._enforce(self._grace_period_s)
+
+    def _wait_for_request(self) -> bool:
+        """Return True when any rank has been asked, False when nobody was before `close`."""
+        while True:
+            if self.asked_at is not None and self._store is not None:
+                self._store.set("asked", "")
+            if self.asked_at is not None or (self._store is not None and self._store.check(["asked"])):
+                self.asked_at = self.asked_at or time.monotonic()
+                return True
+            if self._closing.wait(POLL_S):
+                return False
+
+    def _exchange(self, store: Store) -> None:
+        # In this order: the main thread either sees the request in its next step and waits, or that step is
+        # counted in the promise.
+        self._is_pending = True
+        store.set(f"promise/{self._rank}", str(self._step + 1))
+        if self._all_said(store, "promise"):
+            self._last_step = max(int(store.get(f"promise/{rank}")) for rank in self._ranks)
+        self._answered.set()
+        # The rank that has the store must not leave before all have read it.
+        store.set(f"read/{self._rank}", "")
+        self._all_said(store, "read")
+
+    def _all_said(self, store: Store, what: str) -> bool:
+        keys = {rank: f"{what}/{rank}" for rank in self._ranks}
+        deadline = time.monotonic() + ANSWER_S
+        while not store.check(list(keys.values())):
+            if time.monotonic() > deadline:
+                silent = [str(rank) for rank, key in keys.items() if not store.check([key])]
+                self._failure = (
+                    f"The ranks could not agree when to stop: rank {', '.join(silent)} did not answer within "
+                    f"{ANSWER_S:g} s. It has ended or hangs."
+                )
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _enforce(self, grace_period_s: float) -> None:
+        assert self.asked_at is not None
+        if self._cancelled.wait(max(0.0, self.asked_at + grace_period_s - time.monotonic())):
+            return
+        sys.stderr.write(
+            f"accel: rank {self._rank} has not left within the grace period of {grace_period_s:g} s and is "
+            f"ended, with exit code {self._exit_code}.\n"
+        )
+        sys.stderr.flush()
+        os._exit(self._exit_code)

@@ -1,0 +1,5 @@
+"""Names that users import from `accel.tracking`; see `accel.faces`."""
+
+from accel.faces import face
+
+__getattr__, __dir__, __all__ = face(__name__)

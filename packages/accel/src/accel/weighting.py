@@ -1,0 +1,128 @@
+"""Gradients of one big batch from micro-batches and ranks of unequal size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from accel_ops import reduce
+from accel_state import ConfigError, StateError
+
+
+class WeightedWindow:
+    """Weighs the mean losses of one accumulation by how many items each is a mean over.
+
+    With ``n`` items in a micro-batch, ``N`` in the whole window on all ``world_size`` ranks, and gradients
+    that the strategy averages over ranks, each micro-batch must count ``n * world_size / N``. ``N`` is known
+    when the last micro-batch is: a window of one micro-batch agrees on it before backward and scales the
+    loss; a longer one weighs losses relative to a number that all ranks share, and corrects the gradients
+    once at its end.
+
+    Args:
+        world_size: Ranks whose gradients are averaged.
+        device: Where the count is reduced.
+    """
+
+    def __init__(self, *, world_size: int, device: torch.device) -> None:
+        self._world_size = world_size
+        self._device = device
+        self._items = 0.0
+        self._num_weighted = 0
+        self._has_plain = False
+        self._unit: float | None = None
+
+    def backward(
+        self,
+        loss: Tensor,
+        num_items: float | Tensor,
+        *,
+        is_last: bool,
+        run: Callable[[Tensor], None],
+        parameters: Callable[[], Iterable[Tensor]],
+    ) -> None:
+        """Run backward of a mean loss with its weight; every rank must call it as often.
+
+        Args:
+            loss: A 0-dim tensor, the mean over `num_items` items of this rank.
+            num_items: Their number; may be 0 on some ranks (give a loss of 0 that reaches the parameters).
+            is_last: Whether this micro-batch ends the window.
+            run: Computes gradients of a loss.
+            parameters: Gives what the gradients belong to, in a window of several micro-batches.
+
+        Raises:
+            ConfigError: If `num_items` is negative or not finite.
+            StateError: If the window has no item at all, or a loss without a count.
+        """
+        count = check_count(num_items)
+        if self._has_plain:
+            self._refuse_mixture()
+        if is_last and not self._num_weighted:
+            run(loss * (count * self._world_size / self._agree(count)))
+            return
+        if self._unit is None:
+            self._unit = self._total(count) or 1.0
+        self._num_weighted += 1
+        self._items += count
+        run(loss * (count / self._unit))
+        if is_last:
+            scale_gradients(parameters(), self._unit * self._world_size / self._agree(self._items))
+            self.reset()
+
+    def pass_by(self, *, is_last: bool) -> None:
+        """Take note of a backward without a count.
+
+        Raises:
+            StateError: If the window has losses with one.
+        """
+        self._has_plain = not is_last
+        if self._num_weighted:
+            self._refuse_mixture()
+
+    def _refuse_mixture(self) -> None:
+        self.reset()
+        raise StateError(
+            "This accumulation has a `backward` with `num_items` and one without. "
+            "Give `num_items` in every micro-batch, or in none."
+        )
+
+    def reset(self) -> None:
+        """Begin a new window; the unit stays, since any number will do that all ranks share."""
+        self._items = 0.0
+        self._num_weighted = 0
+        self._has_plain = False
+
+    def _total(self, count: float) -> float:
+        if self._world_size == 1:
+            return count
+        return float(reduce(torch.tensor(count, dtype=torch.float64, device=self._device), "sum"))
+
+    def _agree(self, count: float) -> float:
+        total = self._total(count)
+        if total == 0:
+            raise StateError(
+                "`num_items` is 0 in all micro-batches of all ranks: there is nothing to average."
+            )
+        return total
+
+
+def check_count(num_items: float | Tensor) -> float:
+    """Return `num_items` as a float.
+
+    Raises:
+        ConfigError: If it is negative or not finite.
+    """
+    count = float(num_items)
+    if not math.isfinite(count) or count < 0:
+        raise ConfigError(f"`num_items` must be a finite number from 0 up, got {count:g}.")
+    return count
+
+
+@torch.no_grad()
+def scale_gradients(parameters: Iterable[Tensor], factor: float) -> None:
+    """Multiply the gradients of `parameters` by `factor`, in place."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, factor)

@@ -1,0 +1,93 @@
+import os
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from accel.checkpointing import (
+    load,
+    load_accelerator_state,
+    load_custom_state,
+    save,
+    save_accelerator_state,
+    save_custom_state,
+)
+from accel_state import PartialState
+from accel_state.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+class Meter:
+    total = 3
+
+    def state_dict(self):
+        return {"total": self.total}
+
+    def load_state_dict(self, state):
+        self.total = state["total"]
+
+
+@pytest.fixture(autouse=True)
+def process(fresh_state):
+    PartialState(cpu=True)
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_what_is_saved_is_loaded(tmp_path, safe):
+    content = {"a": torch.arange(3), "b": torch.ones(2, 2)}
+    save(content, tmp_path / "file", safe_serialization=safe)
+    if safe:
+        from safetensors.torch import load_file
+
+        loaded = load_file(tmp_path / "file")
+    else:
+        loaded = load(tmp_path / "file")
+    assert {name: value.tolist() for name, value in loaded.items()} == {"a": [0, 1, 2], "b": [[1, 1], [1, 1]]}
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_save_that_fails_leaves_the_file_as_it_was(tmp_path):
+    save({"a": 1}, tmp_path / "file")
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        save({"a": lambda: None}, tmp_path / "file")
+    assert load(tmp_path / "file") == {"a": 1}
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_free_unpickling_is_refused(tmp_path):
+    save({"a": 1}, tmp_path / "file")
+    with pytest.raises(ConfigError, match="never unpickles freely"):
+        load(tmp_path / "file", weights_only=False)
+    torch.save(Meter(), tmp_path / "file")
+    with pytest.raises(pickle.UnpicklingError):
+        load(tmp_path / "file")
+
+
+def test_custom_objects_have_their_files(tmp_path):
+    save_custom_state(Meter(), tmp_path, index=2)
+    other = Meter()
+    other.total = 0
+    load_custom_state(other, tmp_path, index=2)
+    assert other.total == 3
+    assert os.listdir(tmp_path) == ["custom_checkpoint_2.pkl"]
+
+
+def test_states_that_a_caller_keeps_are_saved_and_loaded(tmp_path):
+    def build(seed):
+        torch.manual_seed(seed)
+        model = nn.Linear(2, 2)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1 + seed)
+
+    model, optimizer = build(0)
+    assert (
+        save_accelerator_state(tmp_path / "a", [model.state_dict()], [optimizer], [], [], 0, 7)
+        == tmp_path / "a"
+    )
+    drawn = torch.rand(2)
+    other, second = build(1)
+    assert load_accelerator_state(tmp_path / "a", [other], [second], [], [], 0) == {"step": 7}
+    assert torch.equal(torch.rand(2), drawn)
+    assert torch.equal(other.weight, model.weight)
+    assert second.param_groups[0]["lr"] == 0.1

@@ -1,0 +1,232 @@
+"""Checkpoints made to do harm: each is refused with a clear error, and nothing in it runs."""
+
+import io
+import json
+import os
+import pickle
+import struct
+import zipfile
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from accel import Accelerator
+from accel_state.errors import CheckpointError
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+TORCH_FILES = [
+    "optimizer.bin",
+    "scheduler.bin",
+    "dl_state_dict.bin",
+    "scaler.pt",
+    "random_states_0.pkl",
+    "custom_checkpoint_0.pkl",
+]
+
+
+class Meter:
+    def state_dict(self):
+        return {"total": torch.ones(3)}
+
+    def load_state_dict(self, state):
+        self.total = state["total"]
+
+
+class Bomb:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (self.mark,)
+
+
+def build():
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    accelerator.prepare(model, optimizer, scheduler, DataLoader(torch.arange(4)))
+    accelerator.register_for_checkpointing(Meter())
+    return accelerator
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A good checkpoint without a manifest's say: only the readers themselves stand between a file and us."""
+    folder = tmp_path / "checkpoint_0"
+    accelerator = build()
+    accelerator.save_state(folder)
+    return folder
+
+
+def trust(folder):
+    """Let the manifest agree with the files as they are now."""
+    from accel.checkpoints.digests import digest_of
+
+    path = folder / "accel_checkpoint.json"
+    content = json.loads(path.read_text())
+    for entry in content["files"]:
+        file = folder / entry["name"]
+        if file.is_file():
+            entry.update(num_bytes=file.stat().st_size, digest=digest_of(file))
+    path.write_text(json.dumps(content))
+
+
+def refused(folder, match=None):
+    accelerator = build()
+    with pytest.raises(CheckpointError, match=match):
+        accelerator.load_state(folder)
+
+
+@pytest.mark.parametrize("name", TORCH_FILES)
+@pytest.mark.parametrize("how", ["torch", "pickle"])
+def test_code_in_a_file_does_not_run(checkpoint, tmp_path, name, how):
+    mark = tmp_path / "it-ran"
+    if how == "torch":
+        torch.save({"state": Bomb(str(mark)), "param_groups": []}, checkpoint / name)
+    else:
+        (checkpoint / name).write_bytes(pickle.dumps(Bomb(str(mark))))
+    trust(checkpoint)
+    refused(checkpoint, match=name)
+    assert not mark.exists()
+
+
+def test_code_in_pickled_weights_does_not_run(checkpoint, tmp_path):
+    mark = tmp_path / "it-ran"
+    (checkpoint / "model.safetensors").unlink()
+    torch.save({"weight": Bomb(str(mark))}, checkpoint / "pytorch_model.bin")
+    (checkpoint / "accel_checkpoint.json").unlink()
+    random_states = torch.load(checkpoint / "random_states_0.pkl")
+    del random_states["accel_format"]
+    torch.save(random_states, checkpoint / "random_states_0.pkl")
+    refused(checkpoint, match=r"pytorch_model.bin")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", TORCH_FILES)
+def test_compressed_data_is_refused(checkpoint, name):
+    packed = io.BytesIO()
+    with (
+        zipfile.ZipFile(checkpoint / name) as source,
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for member in source.namelist():
+            target.writestr(member, source.read(member))
+        target.writestr("archive/data/99", bytes(50_000_000))
+    assert len(packed.getvalue()) < 200_000
+    (checkpoint / name).write_bytes(packed.getvalue())
+    trust(checkpoint)
+    refused(checkpoint, match="compressed")
+
+
+def test_an_archive_that_claims_more_than_it_has_is_refused(checkpoint):
+    path = checkpoint / "optimizer.bin"
+    content = bytearray(path.read_bytes())
+    at = content.rfind(b"PK\x01\x02")  # the last entry of the table of contents: compressed and plain size
+    content[at + 20 : at + 28] = struct.pack("<II", 2**31, 2**31)
+    path.write_bytes(content)
+    trust(checkpoint)
+    refused(checkpoint, match=r"optimizer.bin")
+
+
+@pytest.mark.parametrize(
+    "name", ["../../evil.safetensors", "/etc/passwd", "sub/../../x.safetensors", "C:\\x.safetensors"]
+)
+def test_an_index_that_leads_out_of_the_folder_is_refused(checkpoint, tmp_path, name):
+    (tmp_path / "evil.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes())
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"weight": name, "bias": name}})
+    )
+    content = json.loads((checkpoint / "accel_checkpoint.json").read_text())
+    content["files"] = [entry for entry in content["files"] if entry["name"] != "model.safetensors"]
+    (checkpoint / "accel_checkpoint.json").write_text(json.dumps(content))
+    refused(checkpoint, match="plain name")
+
+
+@pytest.mark.parametrize("name", ["../other", "/etc/passwd", "a/../../b", "", "C:/x"])
+def test_a_manifest_that_leads_out_of_the_folder_is_refused(checkpoint, name):
+    path = checkpoint / "accel_checkpoint.json"
+    content = json.loads(path.read_text())
+    content["files"][0]["name"] = name
+    path.write_text(json.dumps(content))
+    refused(checkpoint, match="Only files inside the folder")
+
+
+@pytest.mark.parametrize("name", [*TORCH_FILES, "model.safetensors", "accel_checkpoint.json"])
+def test_a_symbolic_link_is_refused(checkpoint, tmp_path, name):
+    (checkpoint / name).rename(tmp_path / "elsewhere")
+    (checkpoint / name).symlink_to(tmp_path / "elsewhere")
+    refused(checkpoint, match="symbolic link")
+
+
+@pytest.mark.parametrize("name", [*TORCH_FILES, "model.safetensors", "accel_checkpoint.json"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_file_that_was_cut_is_refused(checkpoint, name, share):
+    path = checkpoint / name
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    refused(checkpoint, match=name)
+    if name != "accel_checkpoint.json":
+        trust(checkpoint)
+        refused(checkpoint, match=name)
+
+
+@pytest.mark.parametrize("name", [*TORCH_FILES, "model.safetensors"])
+def test_a_flipped_bit_is_found_when_asked_for(checkpoint, name):
+    path = checkpoint / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    accelerator = build()
+    with pytest.raises(CheckpointError, match=f"`{name}` is not what was saved"):
+        accelerator.load_state(checkpoint, verify=True)
+
+
+def test_bits_flipped_anywhere_never_do_more_than_raise_our_error(checkpoint):
+    accelerator = build()
+    for name in TORCH_FILES:
+        path = checkpoint / name
+        good = path.read_bytes()
+        for at in range(0, min(len(good), 1200), 97):
+            content = bytearray(good)
+            content[at] ^= 0x10
+            path.write_bytes(content)
+            try:
+                accelerator.load_state(checkpoint)
+            except CheckpointError:
+                continue
+        path.write_bytes(good)
+    accelerator.load_state(checkpoint, verify=True)
+
+
+@pytest.mark.parametrize("size", [2**63, 200_000_000, 2**40])
+def test_a_huge_header_is_refused(checkpoint, size):
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", size) + path.read_bytes()[8:])
+    trust(checkpoint)
+    refused(checkpoint, match=r"model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b"{}", b"[]", b'{"format": "accel-checkpoint", "version": 99}', b"\xff"]
+)
+def test_a_manifest_of_another_kind_is_refused(checkpoint, content):
+    (checkpoint / "accel_checkpoint.json").write_bytes(content)
+    refused(checkpoint, match=r"accel_checkpoint.json|version 99")
+
+
+def test_content_of_the_wrong_shape_is_refused(checkpoint):
+    for name in TORCH_FILES:
+        if name == "custom_checkpoint_0.pkl":
+            continue  # what a person's object takes is its own affair
+        good = (checkpoint / name).read_bytes()
+        for content in ([], {}, 7, {"state": 3, "param_groups": 4}, {"state": {}, "param_groups": [{}]}):
+            torch.save(content, checkpoint / name)
+            trust(checkpoint)
+            refused(checkpoint, match=name)
+        (checkpoint / name).write_bytes(good)

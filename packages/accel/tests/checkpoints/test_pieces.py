@@ -1,0 +1,117 @@
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from accel.checkpoints.pieces import TorchPiece, weight_pieces, write_piece, write_pieces
+from accel.checkpoints.safetensors_stream import TYPES, write_safetensors
+from accel.checkpoints.sink import FileSink
+from accel.checkpoints.torch_file import read_torch_file
+from accel_state.errors import CheckpointError
+
+
+@pytest.mark.parametrize("dtype", list(TYPES))
+def test_every_type_comes_back_from_safetensors(tmp_path, dtype):
+    torch.manual_seed(0)
+    tensor = torch.randint(0, 2, (3, 5)).to(dtype)
+    with FileSink(tmp_path / "a.safetensors") as sink:
+        write_safetensors(
+            sink,
+            {"x": tensor, "y.z": tensor.T, "empty": tensor[:0], "one": tensor[0, 0]},
+            metadata={"format": "pt"},
+        )
+    loaded = load_file(tmp_path / "a.safetensors")
+    assert loaded["x"].dtype == dtype
+    assert torch.equal(
+        loaded["x"].float() if dtype.is_floating_point else loaded["x"],
+        tensor.float() if dtype.is_floating_point else tensor,
+    )
+    assert loaded["y.z"].tolist() == tensor.T.tolist()
+    assert loaded["empty"].shape == (0, 5)
+    assert loaded["one"].shape == ()
+    with safe_open(tmp_path / "a.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_a_type_without_a_name_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="no type for `x`"), FileSink(tmp_path / "a") as sink:
+        write_safetensors(sink, {"x": torch.zeros(2, dtype=torch.complex128)}, metadata={})
+
+
+def test_the_digest_is_that_of_the_file(tmp_path):
+    entries = write_pieces(
+        [
+            TorchPiece("a.bin", {"x": torch.randn(3_000_000)}),
+            TorchPiece("b.bin", {"n": [1, "s", None, 2.5, True]}),
+        ],
+        tmp_path,
+        rank=1,
+        place=0,
+        num_threads=2,
+    )
+    for entry in entries:
+        content = (tmp_path / entry.name).read_bytes()
+        assert (entry.num_bytes, entry.digest) == (len(content), f"crc32:{zlib.crc32(content):08x}")
+        assert entry.rank == 1
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path):
+    (tmp_path / "a.bin").write_text("")
+    with pytest.raises(FileExistsError):
+        write_piece(TorchPiece("a.bin", 1), tmp_path)
+
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3) | st.integers(0, 5), inner, max_size=3)
+        | st.tuples(inner, inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(PLAIN)
+def test_whatever_may_be_saved_can_be_loaded(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("plain")
+    write_piece(TorchPiece("a.bin", content), folder)
+    assert read_torch_file(folder / "a.bin") == content
+
+
+@pytest.mark.parametrize(
+    "value", [np.float64(1.5), np.int32(3), np.bool_(True), np.arange(3), np.ones((2, 2), np.float32)]
+)
+def test_numbers_of_numpy_may_be_saved(tmp_path, value):
+    write_piece(TorchPiece("a.bin", {"value": value}), tmp_path)
+    loaded = read_torch_file(tmp_path / "a.bin")["value"]
+    assert np.array_equal(loaded, value)
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ({"a": {"b": [1, object()]}}, r"`a.b.1` is a `builtins.object`"),
+        ({"f": print}, r"`f` is a `builtins.builtin_function_or_method`"),
+        ({"o": np.array([object()])}, r"`o` is a `numpy.ndarray`"),
+        (object(), r"`its content` is a `builtins.object`"),
+    ],
+)
+def test_what_could_not_be_loaded_is_not_saved(content, match):
+    with pytest.raises(CheckpointError, match=match):
+        TorchPiece("a.bin", content)
+
+
+def test_weights_without_values_are_refused():
+    with pytest.raises(CheckpointError, match="`w` of model 2 cannot be saved: on the meta device"):
+        weight_pieces({"w": torch.empty(2, device="meta")}, index=2, safe=True, max_shard_size=None)

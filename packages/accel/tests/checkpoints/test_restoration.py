@@ -1,0 +1,181 @@
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from accel import Accelerator
+from accel_state.errors import CheckpointError
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+class Meter:
+    def __init__(self):
+        self.total = 0
+
+    def state_dict(self):
+        return {"total": self.total}
+
+    def load_state_dict(self, state):
+        self.total = state["total"]
+
+
+def build(*, width=3, optimizer=torch.optim.Adam, scheduler="StepLR", precision="no", custom=1, loaders=1):
+    accelerator = Accelerator(cpu=True, mixed_precision=precision)
+    model = nn.Linear(width, 2)
+    parts = [model]
+    if optimizer is not None:
+        inner = optimizer(model.parameters(), lr=0.1)
+        parts.append(inner)
+        if scheduler == "StepLR":
+            parts.append(torch.optim.lr_scheduler.StepLR(inner, 1))
+        elif scheduler == "OneCycleLR":
+            parts.append(torch.optim.lr_scheduler.OneCycleLR(inner, 0.1, total_steps=9))
+    parts += [DataLoader(torch.arange(4)) for _ in range(loaders)]
+    accelerator.prepare(*parts)
+    accelerator.register_for_checkpointing(*(Meter() for _ in range(custom)))
+    accelerator.backward(model(torch.ones(1, width)).sum())
+    for one in accelerator._optimizers:
+        one.step()
+    return accelerator
+
+
+def change_of(folder, *, save=None, load=None):
+    saver = build(**(save or {}))
+    saver.save_state(folder)
+    saver_type = type(saver.state)
+    saver_type._reset_state(reset_partial_state=True)
+    return build(**(load or {}))
+
+
+@pytest.mark.parametrize(
+    ("save", "load", "match"),
+    [
+        (
+            {},
+            {"optimizer": torch.optim.SGD},
+            r"`optimizer.bin` does not fit optimizer 0 \(SGD\): it was saved from a `torch.optim.adam.Adam`",
+        ),
+        (
+            {},
+            {"width": 4},
+            r"`optimizer.bin` does not fit optimizer 0 \(Adam\): `state.0.exp_avg` has the shape \(2, 3\)",
+        ),
+        (
+            {"optimizer": None},
+            {"width": 4, "optimizer": None},
+            r"`model.safetensors` does not fit model 0 \(Linear\).*size mismatch",
+        ),
+        (
+            {},
+            {"scheduler": None},
+            "`scheduler.bin` in .* has no scheduler to go into: 1 scheduler saved, 0 schedulers here",
+        ),
+        ({"scheduler": None}, {}, "`scheduler.bin`, the state of scheduler 0, is missing"),
+        (
+            {},
+            {"scheduler": "OneCycleLR"},
+            "`scheduler.bin` does not fit scheduler 0: it was saved from a .*StepLR",
+        ),
+        ({"custom": 2}, {}, "`custom_checkpoint_1.pkl` in .* has no custom object to go into"),
+        ({}, {"custom": 2}, "`custom_checkpoint_1.pkl`, the state of custom object 1, is missing"),
+        (
+            {"precision": "fp16"},
+            {},
+            "`scaler.pt` in .* is the state of a gradient scaler, which this run has not",
+        ),
+        ({}, {"precision": "fp16"}, "`scaler.pt` is missing"),
+        ({"loaders": 2}, {}, "`dl_state_dict_1.bin` in .* has no loader"),
+        ({}, {"optimizer": None, "scheduler": None}, "`optimizer.bin` in .* has no optimizer"),
+    ],
+)
+def test_a_misfit_names_file_and_object_and_may_be_a_warning(tmp_path, save, load, match):
+    accelerator = change_of(tmp_path / "a", save=save, load=load)
+    with pytest.raises(CheckpointError, match=match):
+        accelerator.load_state(tmp_path / "a")
+    with pytest.warns(UserWarning, match=match):
+        accelerator.load_state(tmp_path / "a", strict=False)
+
+
+def test_missing_random_states_are_an_error_that_strict_false_lets_pass(tmp_path):
+    accelerator = change_of(tmp_path / "a")
+    (tmp_path / "a" / "random_states_0.pkl").unlink()
+    path = tmp_path / "a" / "accel_checkpoint.json"
+    content = json.loads(path.read_text())
+    content["files"] = [entry for entry in content["files"] if entry["name"] != "random_states_0.pkl"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(
+        CheckpointError, match=r"`random_states_0.pkl`, the random states of rank 0, is missing"
+    ):
+        accelerator.load_state(tmp_path / "a")
+    with pytest.warns(UserWarning, match=r"random_states_0.pkl"):
+        accelerator.load_state(tmp_path / "a", strict=False)
+
+
+def test_what_can_be_told_before_is_told_before_anything_changes(tmp_path):
+    accelerator = change_of(tmp_path / "a", save={"custom": 2})
+    before = accelerator._models[0].weight.clone()
+    with pytest.raises(CheckpointError):
+        accelerator.load_state(tmp_path / "a")
+    assert torch.equal(accelerator._models[0].weight, before)
+
+
+def test_an_optimizer_owns_what_it_loaded(tmp_path):
+    """Its tensors must not lie in the file, which may be removed or cut while it trains."""
+    accelerator = change_of(tmp_path / "a")
+    accelerator.load_state(tmp_path / "a")
+    path = tmp_path / "a" / "optimizer.bin"
+    with path.open("r+b") as file:
+        file.truncate(0)
+    moments = accelerator._optimizers[0].state_dict()["state"][0]
+    assert moments["exp_avg"].isfinite().all()
+    accelerator._optimizers[0].step()
+
+
+def test_a_folder_without_its_manifest_is_refused_and_the_newest_good_one_named(tmp_path):
+    accelerator = build()
+    accelerator.save_state(tmp_path / "checkpoint_0")
+    accelerator.save_state(tmp_path / "checkpoint_1")
+    (tmp_path / "checkpoint_1" / "accel_checkpoint.json").unlink()
+    with pytest.raises(
+        CheckpointError, match="incomplete.*newest complete one beside it is `.*checkpoint_0`"
+    ):
+        accelerator.load_state(tmp_path / "checkpoint_1")
+
+
+def test_a_folder_that_is_not_there_is_told_with_the_newest_good_one(tmp_path):
+    accelerator = build()
+    accelerator.save_state(tmp_path / "checkpoint_0")
+    with pytest.raises(CheckpointError, match="There is no checkpoint `.*checkpoint_7`.*checkpoint_0`"):
+        accelerator.load_state(tmp_path / "checkpoint_7")
+
+
+def test_a_loader_left_early_begins_anew_and_one_being_read_goes_on(tmp_path):
+    accelerator = build()
+    [loader] = accelerator._dataloaders
+    for _ in loader:
+        break
+    accelerator.save_state(tmp_path / "left")
+    for batch in loader:
+        if batch.item() == 1:
+            accelerator.save_state(tmp_path / "reading")
+            break
+    accelerator.load_state(tmp_path / "left")
+    assert [batch.item() for batch in loader] == [0, 1, 2, 3]
+    accelerator.load_state(tmp_path / "reading")
+    assert [batch.item() for batch in loader] == [2, 3]
+    assert [batch.item() for batch in loader] == [0, 1, 2, 3]
+
+
+def test_skipping_by_hand_after_loading_skips_once(tmp_path):
+    accelerator = build()
+    [loader] = accelerator._dataloaders
+    for batch in loader:
+        if batch.item() == 1:
+            accelerator.save_state(tmp_path / "a")
+            break
+    accelerator.load_state(tmp_path / "a")
+    assert [batch.item() for batch in accelerator.skip_first_batches(loader, 2)] == [2, 3]
+    assert [batch.item() for batch in loader] == [0, 1, 2, 3]

@@ -1,0 +1,51 @@
+import pytest
+import torch
+from torch import nn
+
+from accel import Accelerator
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("fresh_state"),
+]
+
+
+def build(seed):
+    accelerator = Accelerator()
+    torch.manual_seed(seed)
+    model = nn.Sequential(*(nn.Linear(2000, 2000) for _ in range(10)))
+    return accelerator, *accelerator.prepare(model, torch.optim.Adam(model.parameters()))
+
+
+def test_a_save_behind_the_loop_holds_the_moment_of_the_call_on_a_device(tmp_path):
+    accelerator, model, optimizer = build(0)
+    for name in ("first", "second"):
+        accelerator.backward(model(torch.ones(4, 2000, device=accelerator.device)).sum())
+        optimizer.step()
+        expected = {key: value.clone() for key, value in model.state_dict().items()}
+        moments = optimizer.state_dict()["state"][0]["exp_avg"].clone()
+        handle = accelerator.save_state(tmp_path / name, blocking=False)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(7)  # asked for at once: the device must copy first
+            optimizer.optimizer.state[next(iter(model.parameters()))]["exp_avg"].fill_(7)
+        drawn = torch.rand(3, device=accelerator.device)
+        handle.wait()
+        accelerator.load_state(tmp_path / name, verify=True)
+        assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
+        assert torch.equal(optimizer.state_dict()["state"][0]["exp_avg"], moments)
+        assert torch.equal(torch.rand(3, device=accelerator.device), drawn)
+    assert all(
+        buffer.is_pinned()
+        for buffer in accelerator._checkpoint_saver._buffers._buffers.values()
+        if buffer.numel() > 1
+    )
+
+
+def test_a_blocking_save_is_read_without_a_device(tmp_path):
+    accelerator, _, optimizer = build(0)
+    optimizer.step()
+    accelerator.save_state(tmp_path / "a")
+    state = torch.load(tmp_path / "a" / "optimizer.bin", weights_only=True)
+    assert all(value.device.type == "cpu" for one in state["state"].values() for value in one.values())

@@ -1,0 +1,391 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel import Accelerator, ProjectConfiguration
+from accel_state.errors import CheckpointError, ConfigError
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+class Counter:
+    def __init__(self, value=0):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+class Run:
+    """A small prepared run with everything that has a state."""
+
+    def __init__(
+        self, *, seed=0, folder=None, limit=None, precision="no", optimizer=torch.optim.Adam, custom=1
+    ):
+        project = ProjectConfiguration(
+            project_dir=folder, automatic_checkpoint_naming=folder is not None, total_limit=limit
+        )
+        self.accelerator = Accelerator(cpu=True, project_config=project, mixed_precision=precision)
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+        inner = optimizer(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, gamma=0.5)
+        loader = DataLoader(TensorDataset(torch.arange(32.0).reshape(8, 4)), batch_size=2)
+        prepared = self.accelerator.prepare(model, inner, scheduler, loader)
+        self.model, self.optimizer, self.scheduler, self.loader = prepared
+        self.custom = [Counter(seed + number) for number in range(custom)]
+        self.accelerator.register_for_checkpointing(*self.custom)
+
+    def train(self, steps=1):
+        for _ in range(steps):
+            self.accelerator.backward(self.model(torch.ones(2, 4)).sum())
+            self.optimizer.step()
+            self.scheduler.step()
+            self.optimizer.zero_grad()
+
+    def state(self):
+        weights = {name: value.tolist() for name, value in self.model.state_dict().items()}
+        optimizer = self.optimizer.state_dict()
+        moments = [[value.tolist() for value in one.values()] for one in optimizer["state"].values()]
+        return weights, moments, self.scheduler.get_last_lr(), [one.value for one in self.custom]
+
+
+def saved(folder, **options):
+    run = Run(**options)
+    run.train(2)
+    run.accelerator.save_state(folder)
+    return run
+
+
+def test_everything_comes_back(tmp_path):
+    before = saved(tmp_path / "a")
+    drawn = torch.rand(3)
+    after = Run(seed=5)
+    assert after.state() != before.state()
+    after.accelerator.load_state(tmp_path / "a", verify=True)
+    assert after.state() == before.state()
+    assert torch.equal(torch.rand(3), drawn)
+
+
+def test_the_files_have_the_documented_names(tmp_path):
+    run = Run(precision="fp16", custom=2)
+    run.accelerator.prepare(nn.Linear(1, 1))
+    run.accelerator.save_state(tmp_path / "a")
+    assert sorted(os.listdir(tmp_path / "a")) == [
+        "accel_checkpoint.json",
+        "custom_checkpoint_0.pkl",
+        "custom_checkpoint_1.pkl",
+        "dl_state_dict.bin",
+        "model.safetensors",
+        "model_1.safetensors",
+        "optimizer.bin",
+        "random_states_0.pkl",
+        "scaler.pt",
+        "scheduler.bin",
+    ]
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_weights_may_be_split_into_files(tmp_path, safe):
+    before = saved(tmp_path / "whole")
+    before.accelerator.save_state(tmp_path / "a", safe_serialization=safe, max_shard_size=40)
+    name = "model.safetensors" if safe else "pytorch_model.bin"
+    assert (tmp_path / "a" / f"{name}.index.json").is_file()
+    assert not (tmp_path / "a" / name).exists()
+    after = Run(seed=5)
+    after.accelerator.load_state(tmp_path / "a")
+    assert after.state() == before.state()
+
+
+def test_tied_weights_are_written_once_and_come_back(tmp_path):
+    def tied():
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        model[1].weight = model[0].weight
+        return Accelerator(cpu=True), model
+
+    accelerator, model = tied()
+    accelerator.prepare(model)
+    accelerator.save_state(tmp_path / "a")
+    assert sorted(load_file(tmp_path / "a" / "model.safetensors")) == ["0.bias", "0.weight", "1.bias"]
+    accelerator, other = tied()
+    other = accelerator.prepare(other)
+    accelerator._models.pop(0) if len(accelerator._models) > 1 else None
+    accelerator.load_state(tmp_path / "a")
+    assert torch.equal(other[1].weight, model[0].weight)
+
+
+def test_checkpoints_are_numbered_and_the_oldest_go(tmp_path):
+    run = Run(folder=str(tmp_path), limit=2)
+    run.accelerator.project_configuration.iteration = 9
+    names = [os.path.basename(run.accelerator.save_state()) for _ in range(3)]
+    assert names == ["checkpoint_9", "checkpoint_10", "checkpoint_11"]
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["checkpoint_10", "checkpoint_11"]
+    assert run.accelerator.save_iteration == 12
+
+
+def test_the_newest_is_loaded_and_the_numbers_go_on_after_it(tmp_path):
+    run = Run(folder=str(tmp_path))
+    for value in (10, 11, 12):
+        run.custom[0].value = value
+        run.accelerator.save_state()
+    other = Run(folder=str(tmp_path))
+    other.accelerator.load_state()
+    assert (other.custom[0].value, other.accelerator.save_iteration) == (12, 3)
+    other.accelerator.load_state(tmp_path / "checkpoints" / "checkpoint_1")
+    assert (other.custom[0].value, other.accelerator.save_iteration) == (11, 3)
+
+
+def test_a_number_that_is_taken_is_refused(tmp_path):
+    Run(folder=str(tmp_path)).accelerator.save_state()
+    with pytest.raises(ConfigError, match="checkpoint_0` is there already"):
+        Run(folder=str(tmp_path)).accelerator.save_state()
+
+
+def test_saving_without_a_folder_is_refused():
+    with pytest.raises(ConfigError, match="pass `output_dir`"):
+        Run().accelerator.save_state()
+
+
+def test_loading_without_a_folder_is_refused():
+    with pytest.raises(ConfigError, match="pass `input_dir`"):
+        Run().accelerator.load_state()
+
+
+def test_an_unknown_argument_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="knows no argument `max_size`"):
+        Run().accelerator.save_state(tmp_path / "a", max_size=3)
+
+
+def test_free_unpickling_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="could run code"):
+        Run().accelerator.load_state(tmp_path, {"weights_only": False})
+
+
+def test_hooks_may_save_and_load_models_themselves(tmp_path):
+    run = Run()
+
+    def save(models, weights, output_dir):
+        os.mkdir(f"{output_dir}/own")
+        torch.save(weights.pop(), f"{output_dir}/own/weights.pt")
+
+    run.accelerator.register_save_state_pre_hook(save)
+    run.accelerator.save_state(tmp_path / "a")
+    assert (tmp_path / "a" / "own" / "weights.pt").is_file()
+    assert not (tmp_path / "a" / "model.safetensors").exists()
+    other, called = Run(seed=5), []
+    hook = other.accelerator.register_load_state_pre_hook(
+        lambda models, folder: called.append((models.pop(), folder))
+    )
+    other.accelerator.load_state(tmp_path / "a", verify=True)
+    assert called == [(other.model, str(tmp_path / "a"))]
+    hook.remove()
+    with pytest.raises(CheckpointError, match=r"`model.safetensors`, the state of model 0, is missing"):
+        other.accelerator.load_state(tmp_path / "a")
+
+
+def test_only_objects_with_a_state_can_be_registered():
+    with pytest.raises(ConfigError, match=r"number 1 \(list\)"):
+        Accelerator(cpu=True).register_for_checkpointing(Counter(), [])
+
+
+def test_a_state_that_only_code_could_rebuild_is_refused_when_it_is_saved(tmp_path):
+    run = Run()
+    run.custom[0].value = lambda: None
+    with pytest.raises(CheckpointError, match=r"custom_checkpoint_0.pkl.*`value` is a `builtins.function`"):
+        run.accelerator.save_state(tmp_path / "a")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_save_over_an_existing_checkpoint_keeps_what_a_person_put_there(tmp_path):
+    run = saved(tmp_path / "a")
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    (tmp_path / "a" / "optimizer_1.bin").write_text("of an earlier save")
+    run.train()
+    run.accelerator.save_state(tmp_path / "a")
+    other = Run(seed=5)
+    other.accelerator.load_state(tmp_path / "a", verify=True)
+    assert other.state() == run.state()
+    assert (tmp_path / "a" / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "a" / "optimizer_1.bin").exists()
+
+
+def test_a_folder_that_somebody_made_is_filled(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "tokens.json").write_text("{}")
+    run = saved(tmp_path / "a")
+    other = Run(seed=5)
+    other.accelerator.load_state(tmp_path / "a", verify=True)
+    assert other.state() == run.state()
+    assert (tmp_path / "a" / "tokens.json").read_text() == "{}"
+
+
+def test_a_save_behind_the_loop_holds_the_moment_of_the_call(tmp_path):
+    run = Run()
+    run.train(2)
+    for name in ("first", "second"):
+        run.train()
+        expected = run.state()
+        handle = run.accelerator.save_state(tmp_path / name, blocking=False)
+        run.train(3)
+        run.custom[0].value += 100
+        assert handle.wait() == tmp_path / name
+        assert handle.done()
+        assert handle.exception() is None
+        other = Run(seed=5)
+        other.accelerator.load_state(tmp_path / name, verify=True)
+        assert other.state() == expected
+
+
+def test_a_failure_behind_the_loop_is_told_by_the_next_save_once(tmp_path):
+    run = Run()
+    run.accelerator.save_state(tmp_path / "good")
+    (tmp_path / "gone").mkdir()
+    handle = run.accelerator.save_state(tmp_path / "gone" / "a", blocking=False)
+    handle._thread.join()
+    broken = run.accelerator.save_state(tmp_path / "b", blocking=False)
+    broken._thread.join()
+    broken._error = CheckpointError("the disk went away")
+    from accel.checkpoints import background
+
+    background._Untold.handles.append(broken)
+    with pytest.raises(CheckpointError, match="the disk went away"):
+        run.accelerator.save_state(tmp_path / "c")
+    run.accelerator.save_state(tmp_path / "c")
+    run.accelerator.load_state(tmp_path / "c", verify=True)
+
+
+def test_gradients_of_an_open_accumulation_come_back(tmp_path):
+    def run(seed):
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        torch.manual_seed(seed)
+        model = nn.Linear(2, 1)
+        return accelerator, *accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def micro_batch(accelerator, model, optimizer):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.ones(1, 2)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+
+    first = run(0)
+    micro_batch(*first)
+    first[0].save_state(tmp_path / "a")
+    micro_batch(*first)
+    second = run(1)
+    second[0].load_state(tmp_path / "a")
+    micro_batch(*second)
+    assert torch.equal(first[1].weight, second[1].weight)
+
+
+def save_on_each_rank(folder, *, fail_on=None):
+    run = Run(custom=0)
+
+    def hook(models, weights, output_dir):
+        if run.accelerator.process_index == fail_on:
+            raise KeyError("no luck here")
+
+    run.accelerator.register_save_state_pre_hook(hook)
+    torch.manual_seed(run.accelerator.process_index)
+    run.accelerator.save_state(folder)
+    drawn = torch.rand(2)
+    torch.manual_seed(77)
+    run.accelerator.load_state(folder, verify=True)
+    return torch.equal(torch.rand(2), drawn), drawn.tolist()
+
+
+def test_every_rank_gets_its_own_random_states_back(world, tmp_path):
+    (first, one), (second, other) = world(2).run(save_on_each_rank, str(tmp_path / "a"))
+    assert first
+    assert second
+    assert one != other
+    assert {"random_states_0.pkl", "random_states_1.pkl"} < set(os.listdir(tmp_path / "a"))
+
+
+def test_a_rank_that_fails_fails_the_save_everywhere_with_its_reason(world, tmp_path):
+    with pytest.raises(CheckpointError, match="rank 1: KeyError: 'no luck here'") as caught:
+        world(2).run(save_on_each_rank, str(tmp_path / "a"), fail_on=1)
+    assert "rank 0 of 2" in caught.value.__notes__[0]
+    assert "rank 1 of 2" in caught.value.__notes__[0]
+    assert os.listdir(tmp_path) == []
+
+
+def save_in_own_folder(folder):
+    accelerator = Accelerator(cpu=True)
+    accelerator.save_state(f"{folder}/{accelerator.process_index}")
+
+
+def test_ranks_that_name_different_folders_are_told(world, tmp_path):
+    with pytest.raises(CheckpointError, match="asked to save to different folders"):
+        world(2).run(save_in_own_folder, str(tmp_path))
+
+
+def load_with_one_broken(folder):
+    run = Run(custom=0)
+    run.accelerator.save_state(folder)
+    run.accelerator.wait_for_everyone()
+    if run.accelerator.is_main_process:
+        path = os.path.join(folder, "random_states_1.pkl")
+        content = bytearray(Path(path).read_bytes())
+        content[-200:] = bytes(200)
+        Path(path).write_bytes(content)
+    run.accelerator.wait_for_everyone()
+    try:
+        run.accelerator.load_state(folder)
+    except CheckpointError as error:
+        return str(error)
+
+
+def test_what_one_rank_cannot_load_is_told_by_all(world, tmp_path):
+    here, there = world(2).run(load_with_one_broken, str(tmp_path / "a"))
+    assert "rank 1" in here
+    assert "random_states_1.pkl" in there
+
+
+def save_as_two_nodes(folder, *, each):
+    from dataclasses import replace
+
+    from accel_state import current_runtime
+
+    project = ProjectConfiguration(project_dir=f"{folder}/{{}}", save_on_each_node=each)
+    accelerator = Accelerator(cpu=True, project_config=project)
+    runtime = current_runtime()
+    rank = runtime.topology.rank
+    runtime.topology = replace(
+        runtime.topology, num_nodes=2, node_rank=rank, local_rank=0, local_world_size=1
+    )
+    accelerator.prepare(nn.Linear(2, 2))
+    accelerator.save_state(f"{folder}/node{rank}/a")
+    accelerator.load_state(f"{folder}/node{rank}/a", verify=True) if each else None
+
+
+@pytest.mark.parametrize("each", [True, False])
+def test_nodes_without_a_shared_disk_each_commit_their_part(world, tmp_path, each):
+    world(2).run(save_as_two_nodes, str(tmp_path), each=each)
+    from accel.checkpoints.manifest import read_manifest
+
+    main, other = read_manifest(tmp_path / "node0" / "a"), read_manifest(tmp_path / "node1" / "a")
+    assert {entry.name for entry in main.files} >= {
+        "model.safetensors",
+        "random_states_0.pkl",
+        "random_states_1.pkl",
+    }
+    assert {entry.name for entry in main.files_here} == {"model.safetensors", "random_states_0.pkl"}
+    assert ("model.safetensors" in {entry.name for entry in other.files_here}) is each
+    assert "random_states_1.pkl" in {entry.name for entry in other.files_here}
+
+
+def test_the_end_of_training_waits_for_the_save_under_way(tmp_path):
+    run = Run()
+    handle = run.accelerator.save_state(tmp_path / "a", blocking=False)
+    run.accelerator.end_training()
+    assert handle.done()
+    assert (tmp_path / "a" / "accel_checkpoint.json").is_file()

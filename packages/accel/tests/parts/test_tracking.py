@@ -1,0 +1,132 @@
+import json
+
+import pytest
+import torch
+
+from accel import Accelerator
+from accel_state.errors import ConfigError
+from accel_trackers import GeneralTracker, TrackerError
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+class Notebook(GeneralTracker):
+    """A tracker that writes down what it is told."""
+
+    name = "notebook"
+    requires_logging_directory = False
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    @property
+    def tracker(self):
+        return self.lines
+
+    def store_init_configuration(self, values):
+        self.lines.append(("config", values))
+
+    def log(self, values, step=None, **kwargs):
+        self.lines.append((step, values))
+
+    def finish(self):
+        self.lines.append("finished")
+
+
+def test_a_tracker_hears_everything_in_order():
+    notebook = Notebook()
+    accelerator = Accelerator(cpu=True, log_with=notebook)
+    accelerator.init_trackers("project", config={"lr": 0.1})
+    for step in range(5):
+        accelerator.log({"loss": torch.tensor(step / 2)}, step=step)
+    assert accelerator.get_tracker("notebook", unwrap=True) is notebook.lines
+    accelerator.end_training()
+    assert notebook.lines == [
+        ("config", {"lr": 0.1}),
+        *((step, {"loss": step / 2}) for step in range(5)),
+        "finished",
+    ]
+
+
+def test_a_logged_tensor_is_what_it_was_when_it_was_logged():
+    notebook = Notebook()
+    accelerator = Accelerator(cpu=True, log_with=[notebook])
+    accelerator.init_trackers("project")
+    value = torch.tensor(1.0)
+    accelerator.log({"value": value}, step=0)
+    value.fill_(7.0)
+    accelerator.end_training()
+    assert notebook.lines[0] == (0, {"value": 1.0})
+
+
+def test_an_unknown_tracker_is_named():
+    with pytest.raises(ConfigError, match="tensorbord"):
+        Accelerator(cpu=True, log_with="tensorbord", project_dir="unused")
+
+
+def test_a_tracker_that_was_not_started_is_an_error():
+    accelerator = Accelerator(cpu=True, log_with=Notebook())
+    accelerator.init_trackers("project")
+    with pytest.raises(ConfigError, match="No tracker `wandb` was started. Started: notebook"):
+        accelerator.get_tracker("wandb")
+    accelerator.end_training()
+
+
+def test_starting_twice_is_an_error():
+    accelerator = Accelerator(cpu=True, log_with=Notebook())
+    accelerator.init_trackers("project")
+    with pytest.raises(ConfigError, match="started already"):
+        accelerator.init_trackers("project")
+    accelerator.end_training()
+
+
+def test_log_without_trackers_does_nothing():
+    Accelerator(cpu=True).log({"loss": 1.0}, step=0)
+
+
+def log_lines(folder):
+    accelerator = Accelerator(cpu=True, log_with="jsonl", project_dir=folder)
+    accelerator.init_trackers("project")
+    accelerator.log({"rank": accelerator.process_index}, step=3)
+    for tracker in accelerator.trackers:
+        assert isinstance(tracker, GeneralTracker)
+    accelerator._background.drain()
+
+
+def test_only_the_main_process_logs(world, tmp_path):
+    world(2).run(log_lines, str(tmp_path))
+    lines = [json.loads(line) for file in tmp_path.rglob("*.jsonl") for line in file.read_text().splitlines()]
+    assert [(line["step"], line["values"]) for line in lines] == [(3, {"rank": 0})]
+
+
+class Broken(Notebook):
+    name = "broken"
+
+    def log(self, values, step=None, **kwargs):
+        raise OSError("no space left")
+
+
+def test_a_tracker_that_failed_is_reported_after_all_are_closed():
+    notebook = Notebook()
+    accelerator = Accelerator(cpu=True, log_with=[Broken(), notebook])
+    accelerator.init_trackers("project")
+    accelerator.log({"loss": 1.0}, step=4)
+    with pytest.raises(TrackerError, match="`broken` failed to log step 4: OSError: no space left"):
+        accelerator.end_training()
+    assert notebook.lines == [(4, {"loss": 1.0}), "finished"]
+
+
+def tracker_elsewhere(folder):
+    accelerator = Accelerator(cpu=True, log_with="jsonl", project_dir=folder)
+    accelerator.init_trackers("project")
+    tracker = accelerator.get_tracker("jsonl")
+    unwrapped = accelerator.get_tracker("jsonl", unwrap=True)
+    return type(tracker).__name__, type(unwrapped).__name__
+
+
+def test_ranks_that_do_not_log_get_a_tracker_that_does_nothing(world, tmp_path):
+    assert world(2).run(tracker_elsewhere, str(tmp_path)) == [
+        ("JsonlTracker", "FileIO"),
+        ("GeneralTracker", "GeneralTracker"),
+    ]

@@ -1,0 +1,113 @@
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from accel import DataLoaderConfiguration, ProjectConfiguration
+from accel.configuration import (
+    NOT_GIVEN,
+    resolve_accumulation,
+    resolve_dynamo,
+    resolve_engine,
+    resolve_loader,
+    resolve_project,
+    resolve_rng_types,
+)
+from accel_backends import TorchDynamoPlugin
+from accel_state import GradientAccumulationPlugin
+from accel_state.errors import ConfigError
+
+
+def settings(**values):
+    return lambda name: values.get(name)
+
+
+@dataclass
+class Engine:
+    strategy: ClassVar[str] = "single"
+
+
+class TestAccumulation:
+    def test_the_argument_wins_over_the_setting(self):
+        with pytest.warns(
+            UserWarning, match="launcher asks for `gradient_accumulation_steps` 8, the script for 4"
+        ):
+            plugin = resolve_accumulation(4, None, setting=settings(gradient_accumulation_steps=8))
+        assert plugin.num_steps == 4
+
+    def test_the_setting_fills_in_for_the_argument(self):
+        assert resolve_accumulation(1, None, setting=settings(gradient_accumulation_steps=8)).num_steps == 8
+
+    def test_the_plugin_keeps_its_choices_when_the_setting_fills_in_its_steps(self):
+        plugin = GradientAccumulationPlugin(sync_with_dataloader=False)
+        resolved = resolve_accumulation(1, plugin, setting=settings(gradient_accumulation_steps=2))
+        assert (resolved.num_steps, resolved.sync_with_dataloader) == (2, False)
+
+    def test_both_arguments_are_refused(self):
+        with pytest.raises(ConfigError, match="Pass one of them"):
+            resolve_accumulation(2, GradientAccumulationPlugin(num_steps=2), setting=settings())
+
+    @pytest.mark.parametrize("steps", [0, -3, 2.5, True, "4"])
+    def test_what_is_no_count_is_refused(self, steps):
+        with pytest.raises(ConfigError, match=r"whole number from 1 up"):
+            resolve_accumulation(steps, None, setting=settings())
+
+
+class TestLoader:
+    def test_the_older_argument_sets_the_configuration(self):
+        assert resolve_loader(True, None).split_batches is True
+
+    def test_the_users_configuration_is_not_changed(self):
+        config = DataLoaderConfiguration()
+        assert resolve_loader(True, config) is not config
+        assert config.split_batches is False
+
+    def test_left_out_it_leaves_the_configuration_alone(self):
+        config = DataLoaderConfiguration(split_batches=True)
+        assert resolve_loader(NOT_GIVEN, config) is config
+
+    def test_a_contradiction_is_refused(self):
+        with pytest.raises(ConfigError, match="`split_batches` is False here and True in"):
+            resolve_loader(False, DataLoaderConfiguration(split_batches=True))
+
+
+class TestEngine:
+    def test_none_is_asked_for(self):
+        assert resolve_engine({"fsdp_plugin": None}, setting=settings()) == (None, None)
+
+    def test_a_plugin_names_its_strategy(self):
+        engine = Engine()
+        assert resolve_engine({"fsdp_plugin": engine}, setting=settings()) == (engine, "single")
+
+    def test_a_launcher_asks_by_a_setting(self):
+        assert resolve_engine({}, setting=settings(use_fsdp=True)) == (None, "fsdp")
+
+    def test_two_engines_are_refused(self):
+        with pytest.raises(ConfigError, match="got `deepspeed_plugin`, `fsdp_plugin`"):
+            resolve_engine({"deepspeed_plugin": Engine(), "fsdp_plugin": Engine()}, setting=settings())
+
+    def test_a_plugin_without_a_strategy_is_refused(self):
+        with pytest.raises(ConfigError, match="`fsdp_plugin` is a object, which does not name its strategy"):
+            resolve_engine({"fsdp_plugin": object()}, setting=settings())
+
+
+def test_a_project_folder_does_not_override_the_configurations_own():
+    config = ProjectConfiguration(project_dir="a")
+    assert resolve_project("b", config).project_dir == "a"
+    assert resolve_project("b", ProjectConfiguration(logging_dir="l")) == ProjectConfiguration("b", "l")
+
+
+def test_the_projects_configuration_is_copied():
+    config = ProjectConfiguration()
+    resolve_project("b", config)
+    assert config.project_dir is None
+
+
+def test_two_ways_of_asking_for_a_compiler_are_refused():
+    with pytest.raises(ConfigError, match="Pass one of them"):
+        resolve_dynamo("eager", TorchDynamoPlugin(backend="eager"))
+
+
+def test_rng_types_default_to_the_samplers_generator():
+    assert [str(kind) for kind in resolve_rng_types(None)] == ["generator"]
+    assert [str(kind) for kind in resolve_rng_types(["torch", "generator"])] == ["torch", "generator"]

@@ -1,0 +1,50 @@
+import pytest
+import torch
+from torch import nn
+
+from accel.ownership import check_parameters, check_placement, has_device_map, strangers
+from accel_state.errors import ConfigError
+
+
+def test_parameters_of_no_model_are_found_by_place_and_shape():
+    model = nn.Linear(2, 1)
+    extra = nn.Parameter(torch.zeros(5))
+    optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [extra]}], lr=0.1)
+    assert list(strangers(optimizer, [model])) == ["parameter 0 of group 1, of shape (5,)"]
+    assert list(strangers(optimizer, [])) == [
+        "parameter 0 of group 0, of shape (1, 2)",
+        "parameter 1 of group 0, of shape (1,)",
+        "parameter 0 of group 1, of shape (5,)",
+    ]
+
+
+def test_a_long_list_is_cut_short():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1)) for _ in range(5)], lr=0.1)
+    with pytest.raises(
+        ConfigError, match=r"5 of the 5 .* and 2 more\. Their gradients would not be averaged"
+    ):
+        check_parameters(optimizer, [], num_processes=2)
+
+
+@pytest.mark.parametrize(
+    ("device_map", "expected"),
+    [
+        ({"": 0}, False),
+        ({"a": 0, "b": 0}, False),
+        ({"a": 0, "b": 1}, True),
+        ({"a": "cpu", "b": "disk"}, True),
+    ],
+)
+def test_a_device_map_counts_if_it_names_several_devices(device_map, expected):
+    model = nn.Sequential(nn.Linear(1, 1))
+    model[0].hf_device_map = device_map
+    assert has_device_map(model) is expected
+
+
+def test_only_several_processes_object_to_a_device_map():
+    model = nn.Linear(1, 1)
+    model.hf_device_map = {"a": 0, "b": 1}
+    check_placement(model, num_processes=1, is_bypassed=False)
+    check_placement(model, num_processes=2, is_bypassed=True)
+    with pytest.raises(ConfigError, match="`ACCELERATE_BYPASS_DEVICE_MAP=true`"):
+        check_placement(model, num_processes=2, is_bypassed=False)

@@ -1,0 +1,272 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from accel import Accelerator
+from accel.preemption import REQUEUE, SIGNALS
+from accel_state.errors import ConfigError, StateError
+from accel_state.testing import run_script
+from accel_state.testing.scripts import kill_tree
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+@pytest.fixture
+def handling():
+    """Handle preemption in this process, and stop that after the test."""
+    opened = []
+
+    def handle(**options):
+        accelerator = Accelerator(cpu=True)
+        opened.append(accelerator.handle_preemption(**options))
+        return accelerator, opened[-1]
+
+    yield handle
+    for preemption in opened:
+        preemption.close()
+
+
+def send(signum):
+    os.kill(os.getpid(), signum)
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_a_signal_stops_the_run_after_a_whole_step(handling, signum):
+    accelerator, preemption = handling()
+    preemption.advance()
+    send(signum)
+    assert not accelerator.should_stop
+    preemption.advance()
+    assert accelerator.should_stop
+
+
+def test_without_handling_nothing_asks_for_a_stop():
+    assert not Accelerator(cpu=True).should_stop
+
+
+def test_earlier_handlers_are_called_and_come_back(handling):
+    heard = []
+
+    def earlier(signum, frame):
+        heard.append(signum)
+
+    before = signal.signal(signal.SIGUSR1, earlier)
+    try:
+        _, preemption = handling()
+        send(signal.SIGUSR1)
+        assert heard == [signal.SIGUSR1]
+        preemption.close()
+        assert signal.getsignal(signal.SIGUSR1) is earlier
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_that_was_installed_since_stays(handling):
+    _, preemption = handling(signals=[signal.SIGUSR1])
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        preemption.close()
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    assert before is not None
+
+
+def test_the_block_leaves_with_the_exit_code_when_all_stop(handling):
+    accelerator, preemption = handling(exit_code=3)
+    with pytest.raises(SystemExit) as left, preemption:
+        send(signal.SIGTERM)
+        preemption.advance()
+        assert accelerator.should_stop
+    assert left.value.code == 3
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_DFL)
+
+
+def test_the_block_goes_on_when_nobody_asked(handling):
+    _, preemption = handling()
+    with preemption:
+        preemption.advance()
+    assert not preemption.is_open
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_an_error_in_the_block_is_not_hidden(handling):
+    _, preemption = handling()
+    with pytest.raises(ValueError, match="mine"), preemption:
+        send(signal.SIGTERM)
+        preemption.advance()
+        raise ValueError("mine")
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_the_time_that_is_left_is_known(handling):
+    _, preemption = handling(grace_period_s=100)
+    assert preemption.remaining_s is None
+    send(signal.SIGTERM)
+    assert 90 < preemption.remaining_s <= 100
+
+
+def test_ending_the_training_puts_the_handlers_back(handling):
+    accelerator, _ = handling()
+    accelerator.end_training()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    accelerator.handle_preemption().close()
+
+
+def test_handling_twice_at_once_is_an_error(handling):
+    accelerator, _ = handling()
+    with pytest.raises(StateError, match="handled already"):
+        accelerator.handle_preemption()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"signals": []}, "`signals` is empty"),
+        ({"signals": [signal.SIGKILL]}, "no process can handle"),
+        ({"signals": [12345]}, "no process can handle"),
+        ({"grace_period_s": 0}, "must be positive or None"),
+        ({"exit_code": 300}, "between 0 and 255, got 300"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_installed(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Accelerator(cpu=True).handle_preemption(**options)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_only_the_main_thread_can_handle_signals():
+    accelerator = Accelerator(cpu=True)
+    errors = []
+
+    def elsewhere():
+        try:
+            accelerator.handle_preemption()
+        except StateError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert errors == ["Signals can be handled in the main thread only. Call `handle_preemption` there."]
+
+
+def test_a_forked_child_keeps_the_signals_former_effect(handling):
+    handling()
+    child = os.fork()
+    if child == 0:
+        time.sleep(20)
+        os._exit(1)
+    time.sleep(0.1)
+    os.kill(child, signal.SIGTERM)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+
+
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from accel import Accelerator
+
+folder, how, at = Path(sys.argv[1]), sys.argv[2], 6
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+rank = accelerator.process_index
+model = torch.nn.Linear(2, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+(folder / f"{rank}.pid").write_text(str(os.getpid()))
+seen = []
+with accelerator.handle_preemption(grace_period_s=60):
+    for step in range(100_000):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.ones(1, 2)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        if how == "itself" and step == at and rank == accelerator.num_processes - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if step == at:
+            (folder / f"{rank}.running").touch()
+        seen.append(accelerator.should_stop)
+        if accelerator.should_stop:
+            (folder / f"{rank}.stop").write_text(f"{step} {accelerator.sync_gradients} {sum(seen)}")
+            break
+        time.sleep(0.002)
+(folder / "beyond").touch()
+"""
+
+
+def stops(folder, num_processes):
+    return [(folder / f"{rank}.stop").read_text().split() for rank in range(num_processes)]
+
+
+def check_stops(folder, num_processes):
+    told = stops(folder, num_processes)
+    assert len({step for step, _, _ in told}) == 1, told
+    assert int(told[0][0]) >= 6
+    assert all((synced, times) == ("True", "1") for _, synced, times in told)
+    assert not (folder / "beyond").exists()
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 4])
+def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_leaves_for_requeueing(tmp_path, num_processes):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = run_script(script, str(tmp_path), "itself", num_processes=num_processes, timeout_s=120)
+    assert done.returncode == REQUEUE, done.stderr
+    check_stops(tmp_path, num_processes)
+    assert "terminate called" not in done.stderr
+
+
+def test_under_torchrun_the_ranks_stop_together_too(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = run_script(script, str(tmp_path), "itself", num_processes=2, launcher="torchrun", timeout_s=120)
+    assert done.returncode == 1, "torchrun reports every failure as 1"
+    assert f"exitcode  : {REQUEUE}" in done.stderr
+    check_stops(tmp_path, 2)
+
+
+def start_pair(script, folder):
+    """Start two ranks as mpirun would, without an agent that watches them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [
+        subprocess.Popen(
+            [sys.executable, str(script), str(folder), "waits"],
+            env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+
+
+@pytest.mark.parametrize(("signum", "target"), [(signal.SIGTERM, 0), (signal.SIGUSR1, 1)])
+def test_a_signal_from_outside_stops_both_ranks(tmp_path, signum, target):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    pair = start_pair(script, tmp_path)
+    try:
+        deadline = time.monotonic() + 60
+        while not all((tmp_path / f"{rank}.running").exists() for rank in (0, 1)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        pair[target].send_signal(signum)
+        errors = [process.communicate(timeout=60)[1] for process in pair]
+    finally:
+        for process in pair:
+            kill_tree(process.pid)
+            process.communicate()
+    assert [process.returncode for process in pair] == [REQUEUE] * 2, errors
+    assert not any(errors), errors
+    check_stops(tmp_path, 2)

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from accel import setup_check
+from accel.setup_check import CheckError, check_processes
+
+NAMES = ["processes", "collectives", "random numbers", "loaders", "training"]
+
+
+@pytest.mark.parametrize(
+    "flags", [["--num_processes", "1"], ["--num_processes", "2", "--mixed_precision", "bf16"]]
+)
+def test_it_finds_a_good_set_up_good(tmp_path, flags):
+    finished = subprocess.run(
+        [sys.executable, "-m", "accel_launch", "test", "--cpu", *flags],
+        env={**os.environ, "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    lines = finished.stdout.splitlines()
+    assert [line[7:].partition(":")[0] for line in lines[:-1]] == NAMES
+    assert all(line.startswith("ok     ") for line in lines[:-1])
+    assert lines[-1] == "This set-up works."
+    assert f"{flags[1]} process(es) on cpu" in lines[0]
+
+
+class Confused:
+    """A process that does not know that it is the main one."""
+
+    process_index = 0
+    num_processes = 1
+    is_main_process = False
+
+
+@pytest.mark.usefixtures("fresh_state")
+def test_it_finds_a_set_up_without_a_main_process_bad():
+    with pytest.raises(CheckError, match="0 processes take themselves for the main one"):
+        check_processes(Confused())
+
+
+def test_every_check_says_what_it_holds():
+    assert [check.__name__.removeprefix("check_").replace("_", " ") for check in setup_check.CHECKS] == NAMES
+    assert all(check.__doc__ for check in setup_check.CHECKS)

@@ -1,0 +1,163 @@
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch.distributed as dist
+
+from accel import stop_agreement
+from accel.stop_agreement import StopAgreement
+from accel_state.errors import StateError
+
+
+@pytest.fixture
+def agreements(monkeypatch):
+    """Makes agreements for ranks that share a store, and closes them."""
+    monkeypatch.setattr(stop_agreement, "POLL_S", 0.01)
+    made = []
+
+    def make(world_size, *, store=None, ranks=None):
+        store = store or dist.HashStore()
+        for rank in range(world_size) if ranks is None else ranks:
+            made.append(
+                StopAgreement(
+                    store if world_size > 1 else None,
+                    rank=rank,
+                    world_size=world_size,
+                    grace_period_s=None,
+                    exit_code=75,
+                )
+            )
+        return list(made)
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def stops_at(agreement, *, limit=100):
+    """Advance until the agreement says stop, and return the step."""
+    for step in range(1, limit):
+        agreement.advance()
+        if agreement.is_agreed:
+            return step
+    return None
+
+
+def test_alone_a_process_stops_after_the_step_at_hand(agreements):
+    (alone,) = agreements(1)
+    assert stops_at(alone, limit=5) is None
+    alone.ask()
+    assert not alone.is_agreed
+    alone.advance()
+    assert alone.is_agreed
+
+
+def test_ranks_that_are_steps_apart_stop_at_the_same_step(agreements):
+    ahead, behind = agreements(2)
+    for _ in range(7):
+        ahead.advance()
+    for _ in range(2):
+        behind.advance()
+    behind.ask()
+    wait_until(lambda: ahead._is_pending and behind._is_pending)
+    results = {}
+    threads = [
+        threading.Thread(target=lambda one=one: results.update({one: stops_at(one)}))
+        for one in (ahead, behind)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert (results[ahead] + 7, results[behind] + 2) == (8, 8)
+
+
+@pytest.mark.parametrize("asking", [[0], [2], [0, 1, 2]])
+def test_whoever_asks_all_stop_together_while_they_run(agreements, asking):
+    ranks = agreements(3)
+    in_step = threading.Barrier(3)
+    stopped = {}
+
+    def loop(rank, agreement):
+        for step in range(1, 100_000):
+            in_step.wait(timeout=20)  # the collective of a training step
+            if step == 20 and rank in asking:
+                agreement.ask()
+            agreement.advance()
+            if agreement.is_agreed:
+                stopped[rank] = step
+                return
+
+    threads = [threading.Thread(target=loop, args=pair) for pair in enumerate(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(set(stopped.values())) == 1
+    assert sorted(stopped) == [0, 1, 2]
+    assert stopped[0] >= 20
+
+
+def test_a_rank_that_does_not_answer_is_named(agreements, monkeypatch):
+    monkeypatch.setattr(stop_agreement, "ANSWER_S", 0.05)
+    (alone_of_two,) = agreements(2, ranks=[0])
+    alone_of_two.ask()
+    wait_until(lambda: alone_of_two._is_pending)
+    with pytest.raises(StateError, match="rank 1 did not answer"):
+        stops_at(alone_of_two)
+    assert not alone_of_two.is_possible
+
+
+class LostStore(dist.HashStore):
+    """A store whose server is gone."""
+
+    def check(self, keys):
+        raise dist.DistNetworkError("connection reset")
+
+
+def test_a_lost_store_is_known_and_told(agreements):
+    (rank, _) = agreements(2, store=LostStore())
+    wait_until(lambda: not rank.is_possible)
+    rank.advance()
+    assert not rank.is_agreed
+
+
+def test_a_rank_that_does_not_leave_in_time_is_ended_with_the_exit_code():
+    code = """
+import time
+from accel.stop_agreement import StopAgreement
+agreement = StopAgreement(None, rank=4, world_size=1, grace_period_s=0.2, exit_code=99)
+agreement.ask()
+time.sleep(60)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 99
+    assert "rank 4 has not left within the grace period of 0.2 s" in done.stderr
+
+
+def test_closing_calls_the_deadline_off():
+    code = """
+import time
+from accel.stop_agreement import StopAgreement
+agreement = StopAgreement(None, rank=0, world_size=1, grace_period_s=1.0, exit_code=99)
+agreement.ask()
+agreement.advance()
+agreement.close()
+agreement._thread.join(timeout=5)
+print("still here", agreement._thread.is_alive())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "still here False\n")

@@ -1,0 +1,119 @@
+import pytest
+import torch
+from torch import nn
+
+from accel import Accelerator
+from accel.weighting import check_count
+from accel_state.errors import ConfigError, StateError
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+SIZES = [5, 1, 3, 7, 2, 4, 6, 1]
+"""Items of each micro-batch: two windows of four on one process, or of two on two."""
+
+
+def micro_batches():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(size, 3, generator=generator, dtype=torch.float64) for size in SIZES]
+
+
+def line():
+    model = nn.Linear(3, 1, dtype=torch.float64)
+    nn.init.constant_(model.weight, 0.3)
+    nn.init.constant_(model.bias, -0.2)
+    return model
+
+
+def mean_loss(model, inputs):
+    return (model(inputs) - inputs.prod(dim=1, keepdim=True)).square().mean()
+
+
+def whole_batches():
+    """Weights after a step on each half of the items, as two big batches."""
+    model = line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    batches = micro_batches()
+    for half in (batches[:4], batches[4:]):
+        mean_loss(model, torch.cat(half)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights_of(model)
+
+
+def weights_of(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+
+
+def weighted(num_steps, *, as_tensor=False):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=num_steps)
+    model = line()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    mine = micro_batches()[accelerator.process_index :: accelerator.num_processes]
+    for inputs in mine:
+        with accelerator.accumulate(model):
+            count = torch.tensor(len(inputs)) if as_tensor else len(inputs)
+            accelerator.backward(mean_loss(model, inputs), num_items=count)
+            optimizer.step()
+            optimizer.zero_grad()
+    return weights_of(accelerator.unwrap_model(model))
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_ragged_micro_batches_equal_the_whole_batch(as_tensor):
+    assert weighted(4, as_tensor=as_tensor) == pytest.approx(whole_batches(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("num_processes", "num_steps"), [(2, 2), (4, 1)])
+def test_ragged_ranks_equal_the_whole_batch(world, num_processes, num_steps):
+    for weights in world(num_processes).run(weighted, num_steps):
+        assert weights == pytest.approx(whole_batches(), rel=1e-12)
+
+
+def test_without_the_count_a_short_micro_batch_counts_as_much_as_a_long_one():
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = accelerator.prepare(nn.Linear(1, 1, bias=False))
+    for inputs in (torch.ones(1, 1), torch.full((9, 1), 3.0)):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(inputs).mean())
+    assert model.weight.grad.item() == pytest.approx(2.0)
+
+
+def with_an_empty_rank():
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(nn.Linear(1, 1, bias=False))
+    if accelerator.is_main_process:
+        accelerator.backward(model(torch.full((4, 1), 3.0)).mean(), num_items=4)
+    else:
+        accelerator.backward(model(torch.ones(1, 1)).sum() * 0, num_items=0)
+    return accelerator.unwrap_model(model).weight.grad.item()
+
+
+def test_a_rank_without_items_does_not_dilute_the_gradient(world):
+    assert world(2).run(with_an_empty_rank) == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("order", [(3, None), (None, 3)])
+def test_counting_only_some_micro_batches_is_an_error(order):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = accelerator.prepare(nn.Linear(1, 1))
+
+    def step(num_items):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.ones(1, 1)).sum(), num_items=num_items)
+
+    step(order[0])
+    with pytest.raises(StateError, match="in every micro-batch, or in none"):
+        step(order[1])
+
+
+def test_no_item_at_all_is_an_error():
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(nn.Linear(1, 1))
+    with pytest.raises(StateError, match="nothing to average"):
+        accelerator.backward(model(torch.ones(1, 1)).sum(), num_items=0)
+
+
+@pytest.mark.parametrize("count", [-1, float("nan"), float("inf")])
+def test_what_is_no_count_is_refused(count):
+    with pytest.raises(ConfigError, match="finite number from 0 up, got"):
+        check_count(count)

@@ -1,0 +1,1 @@
+"""The developers' own programs: set-up, checks, release, benchmarks."""

@@ -1,0 +1,47 @@
+"""A forward of 0.8 GB from disk, batch 1, against the resident model; and what that takes on disk."""
+
+from tools.bench.case import Case
+from tools.bench.cases.bigmodel_load import PLACE, PREPARE
+
+RUN = """
+from {package} import init_empty_weights, load_checkpoint_and_dispatch
+with init_empty_weights():
+    model = large()
+with tempfile.TemporaryDirectory(dir=root) as folder:
+    load_checkpoint_and_dispatch(model, root / "large", device_map={device_map}, offload_folder=folder)
+    x = torch.randn(1, 2048)
+    durations = []
+    with torch.no_grad():
+        for _ in range(9):
+            begun = time.perf_counter()
+            model(x)
+            durations.append(time.perf_counter() - begun)
+    stored = sum(path.stat().st_size for path in pathlib.Path(folder).iterdir())
+print({result})
+"""
+
+RESIDENT = '{"": "cpu"}'
+# The peer needs one layer outside the disk.
+DISK = '{"0": "cpu", **{str(n): "disk" for n in range(1, 48)}}'
+TIME = "sorted(durations)[4]"
+STORED = "stored / 2**20"
+
+
+def variant(package: str, device_map: str, result: str) -> str:
+    """Return a variant that runs with ``package``."""
+    return PLACE + RUN.format(package=package, device_map=device_map, result=result)
+
+
+case = Case(
+    title="forward of 0.8 GB, batch 1 (MiB: what offload takes on disk)",
+    unit="s",
+    variants={
+        "resident": variant("accel_bigmodel", RESIDENT, TIME),
+        "ours disk": variant("accel_bigmodel", DISK, TIME),
+        "peer disk": variant("accelerate", DISK, TIME),
+        "ours MiB": variant("accel_bigmodel", DISK, STORED),
+        "peer MiB": variant("accelerate", DISK, STORED),
+    },
+    baseline="resident",
+    prepare=PREPARE,
+)

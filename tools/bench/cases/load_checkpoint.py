@@ -1,0 +1,35 @@
+"""How long it takes to go on from a checkpoint of 100 million parameters with Adam that is in the page cache."""
+
+from tools.bench.case import Case
+from tools.bench.cases.save_blocking import END, SAVE, SETTING, TORCH, prepared
+
+TIMED = """
+begun = time.perf_counter()
+load()
+duration_s = time.perf_counter() - begun
+"""
+
+PLAIN = """
+save(0)
+def load():
+    state = torch.load(f"{folder}/0.pt", mmap=True, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+"""
+
+LOAD = """
+save(0)
+def load():
+    accelerator.load_state(f"{folder}/0")
+"""
+
+case = Case(
+    title="load a checkpoint of 1.2 GB into a model and its Adam",
+    unit="s",
+    variants={
+        "plain mmap": SETTING + TORCH + PLAIN + TIMED + END + "print(duration_s)",
+        "ours": SETTING + prepared("accel") + SAVE + LOAD + TIMED + END + "print(duration_s)",
+        "peer": SETTING + prepared("accelerate") + SAVE + LOAD + TIMED + END + "print(duration_s)",
+    },
+    baseline="plain mmap",
+)

@@ -1,0 +1,3 @@
+"""One file per check: ``python -m tools.checks.NAME`` runs one, ``tools/dev.py check`` runs all."""
+
+CHECKS = ("lint", "formatting", "annotations", "dependencies", "layers", "structure", "origin", "surface")

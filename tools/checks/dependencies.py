@@ -1,0 +1,136 @@
+"""What a package imports is what it declares, in both directions.
+
+- A module-level import comes from a required dependency (or from an extra, in the modules that belong to it).
+- An import inside a function, or guarded by ``except ImportError``, may also come from an extra.
+- Every declared dependency, in extras too, is used somewhere.
+- An extra of ours that is named anywhere, such as in ``pip install accel-trackers[wandb]``, exists.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tools.checks.imports import Import, Kind, imports_of
+from tools.checks.reporting import report
+from tools.workspace import ROOT, Package, owner_of, read_packages, requirement_name
+
+DISTRIBUTION_OF = {
+    "IPython": "ipython",
+    "PIL": "pillow",
+    "comet_ml": "comet-ml",
+    "pynvml": "nvidia-ml-py",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""Import names that are not simply the distribution's name."""
+
+OF_THE_DEVICE = {
+    "habana_frameworks",
+    "intel_extension_for_pytorch",
+    "oneccl_bindings_for_pytorch",
+    "torch_mlu",
+    "torch_musa",
+    "torch_npu",
+    "torch_sdaa",
+    "torch_xla",
+}
+"""They come with a vendor's software for its device: no extra of ours brings them. Inside functions only."""
+
+MODULES_OF_EXTRA = {"accel_state.testing": "testing"}
+"""Modules that are of no use without an extra and may import it at module level."""
+
+DECLARED_AHEAD = {
+    ("accel-backends", "deepspeed"): "the engine is found by its metadata until its strategy is written",
+}
+"""``(package, distribution)``: why it is declared although nothing imports it yet."""
+
+
+def distribution_of(module: str) -> str:
+    """Return the distribution that provides ``module``."""
+    top = module.split(".")[0]
+    return DISTRIBUTION_OF[top] if top in DISTRIBUTION_OF else top.strip("_").replace("_", "-").lower()
+
+
+def is_foreign(module: str, package: Package) -> bool:
+    """Return True unless ``module`` belongs to Python or to ``package`` itself."""
+    top = module.split(".")[0]
+    return top != package.import_name and top not in sys.stdlib_module_names
+
+
+def allowed_names(package: Package, module: str, found: Import) -> set[str]:
+    """Return the distributions that ``found`` may come from."""
+    if found.kind is not Kind.ALWAYS:
+        return package.required_names | package.extra_names
+    extras = [extra for prefix, extra in MODULES_OF_EXTRA.items() if f"{module}.".startswith(f"{prefix}.")]
+    of_extras = {requirement_name(each) for extra in extras for each in package.extras.get(extra, [])}
+    return package.required_names | of_extras
+
+
+def undeclared(package: Package, siblings: Mapping[str, Package]) -> Iterator[str]:
+    """Yield imports that ``package`` does not declare."""
+    for module, file in package.modules():
+        for found in imports_of(file):
+            top = found.module.split(".")[0]
+            if not is_foreign(found.module, package):
+                continue
+            if found.kind is Kind.TEXT and owner_of(siblings, found.module) is None:
+                continue  # a string that merely looks like a module
+            if top in OF_THE_DEVICE and found.kind is not Kind.ALWAYS:
+                continue
+            distribution = distribution_of(found.module)
+            if distribution not in allowed_names(package, module, found):
+                declared = distribution in package.extra_names
+                hint = (
+                    "it is an extra: import it inside the function that needs it"
+                    if declared
+                    else "not declared"
+                )
+                yield f"{file}:{found.line}: `{found.module}` ({distribution}): {hint}"
+
+
+def unused(package: Package) -> Iterator[str]:
+    """Yield declared dependencies that nothing in ``package`` uses."""
+    used = set()
+    for _, file in package.modules():
+        for found in imports_of(file):
+            if found.kind is not Kind.TYPING and is_foreign(found.module, package):
+                used.add(distribution_of(found.module))
+    wanted = package.required_names | {name for name in package.extra_names if not name.startswith("accel")}
+    for name in sorted(wanted - used):
+        if (package.name, name) not in DECLARED_AHEAD:
+            yield f"{package.folder}/pyproject.toml: `{name}` is declared, nothing imports it"
+    for owner, name in DECLARED_AHEAD:
+        if owner == package.name and (name in used or name not in wanted):
+            yield f"tools/checks/dependencies.py: `DECLARED_AHEAD` needs ({owner}, {name}) no more"
+
+
+def unknown_extras(package: Package, siblings: Mapping[str, Package]) -> Iterator[str]:
+    """Yield mentions of extras that do not exist, in sources, README and ``pyproject.toml``."""
+    files = [file for _, file in package.modules()]
+    files += [
+        file for file in (package.folder / "README.md", package.folder / "pyproject.toml") if file.is_file()
+    ]
+    for file in files:
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+            for name, extras in re.findall(r"(?<![\w-])(accel(?:-[a-z]+)?)\[([a-z][\w,-]*)\]", line):
+                known = siblings[name].extras if name in siblings else {}
+                for extra in extras.split(","):
+                    if extra not in known:
+                        yield f"{file}:{number}: `{name}` has no extra `{extra}`"
+
+
+def problems(root: Path) -> list[str]:
+    """Return every difference between imports and declarations in the packages of ``root``."""
+    packages = read_packages(root)
+    return [
+        line.replace(f"{root}/", "")
+        for package in packages.values()
+        for line in [*undeclared(package, packages), *unused(package), *unknown_extras(package, packages)]
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(report(problems(ROOT)))

@@ -1,0 +1,26 @@
+"""What a file in this folder offers: one object named ``command``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+def no_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add nothing."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of ``tools/dev.py``.
+
+    Args:
+        help: One line for ``--help``.
+        run: Does the work, returns the exit code. Its argument has ``handed_on`` too: the words after ``--``.
+        add_arguments: Adds the command's own arguments.
+    """
+
+    help: str
+    run: Callable[[argparse.Namespace], int]
+    add_arguments: Callable[[argparse.ArgumentParser], None] = no_arguments

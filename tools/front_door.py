@@ -1,0 +1,72 @@
+"""Read the command line of ``tools/dev.py`` and run one command."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from tools.commands.protocol import Command
+from tools.setup.failures import SetupError
+from tools.setup.running import end_on_sigterm
+
+COMMANDS = ("demo", "test", "check", "isolated", "wheels", "bench", "clean")
+EPILOG = """\
+Begin with `python tools/dev.py demo`: two processes train an image classifier. Then `… test`.
+The first command makes .venv and installs everything (one to three minutes); later ones start at once.
+Everything that is made lies in .venv, .venvs, build, dist and runs; `clean` removes it.
+"""
+
+
+def load_command(name: str) -> Command:
+    """Return the command whose file is ``tools/commands/<name>.py``."""
+    command: Command = import_module(f"tools.commands.{name}").command
+    return command
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser with one sub-command per file in ``tools/commands``."""
+    parser = argparse.ArgumentParser(
+        prog="python tools/dev.py",
+        description="Set up this checkout and work on it. Needs Python 3.11 or newer and nothing else.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        command = load_command(name)
+        subparser = subparsers.add_parser(name, help=command.help, description=command.help)
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    return parser
+
+
+def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split ``words`` at the first ``--``: what is ours, what is handed on."""
+    if "--" not in words:
+        return list(words), []
+    at = list(words).index("--")
+    return list(words[:at]), list(words[at + 1 :])
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command that ``words`` name; return the exit code."""
+    ours, handed_on = split_at_dashes(words)
+    arguments = build_parser().parse_args(ours)
+    arguments.handed_on = handed_on
+    end_on_sigterm()
+    try:
+        code: int = arguments.run(arguments)
+    except SetupError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
+    except OSError as problem:
+        if problem.errno != errno.ENOSPC:
+            raise
+        print("error: The disk is full. Free some space and run this again.", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return code

@@ -1,0 +1,1 @@
+"""Environments for developers: made, filled and renewed only when something changed."""

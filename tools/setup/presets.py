@@ -1,0 +1,23 @@
+"""The environments that the commands use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.setup.environment import Environment
+from tools.workspace import ROOT, dependency_group, read_packages
+
+
+def development() -> Environment:
+    """Everything: all packages editable, and what tests, checks and the demo need."""
+    return Environment(ROOT / ".venv", list(read_packages().values()), dependency_group("dev"))
+
+
+def benchmarks() -> Environment:
+    """All packages beside the peer they are measured against."""
+    return Environment(ROOT / ".venvs" / "bench", list(read_packages().values()), dependency_group("bench"))
+
+
+def wheel_trial(wheels: list[Path]) -> Environment:
+    """Nothing of the checkout: the built wheels, and what their tests need."""
+    return Environment(ROOT / ".venvs" / "wheels", (), [*map(str, wheels), *dependency_group("test")])

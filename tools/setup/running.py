@@ -1,0 +1,68 @@
+"""Start programs, say what is done and how long it takes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+
+def say(text: str) -> None:
+    """Print one line of progress, at once, on standard error: standard output belongs to what is run."""
+    print(f"[dev] {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    """Say ``what`` is begun, and after it how long it took."""
+    say(f"{what} …")
+    begun = time.monotonic()
+    yield
+    say(f"{what}: {time.monotonic() - begun:.1f} s")
+
+
+def environment_with(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return this process's environment for a child: one thread unless told otherwise, and ``changes``."""
+    environ = dict(os.environ)
+    environ.setdefault("OMP_NUM_THREADS", "1")
+    environ.pop("PYTHONPATH", None)
+    environ.pop("PYTHONHOME", None)
+    environ.update(changes or {})
+    return environ
+
+
+def run(command: Sequence[str | Path], *, cwd: Path, environ: Mapping[str, str] | None = None) -> int:
+    """Run ``command`` in the foreground and return its exit code. It ends when this process is ended."""
+    words = [str(word) for word in command]
+    say("$ " + shlex.join(words))
+    with subprocess.Popen(words, cwd=cwd, env=dict(environ or environment_with())) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            end(process)
+            raise
+
+
+def end(process: subprocess.Popen[bytes], *, grace_s: float = 20) -> None:
+    """Ask ``process`` to end and wait for it; kill it if it takes too long."""
+    process.terminate()
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM raise ``SystemExit``, so that programs in the foreground are ended too."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)

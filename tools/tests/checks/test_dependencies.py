@@ -1,0 +1,78 @@
+import pytest
+
+from tools.checks.dependencies import DECLARED_AHEAD, problems
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_declared_ahead(monkeypatch):
+    for key in list(DECLARED_AHEAD):
+        monkeypatch.delitem(DECLARED_AHEAD, key)
+
+
+OPS = "packages/accel-ops/src/accel_ops"
+
+
+def test_a_package_that_imports_what_it_declares_is_fine(checkout):
+    assert problems(checkout.root) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import scipy\n",
+        "from scipy.linalg import svd\n",
+        "def late():\n    import scipy\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import scipy\n",
+        "try:\n    import scipy\nexcept ImportError:\n    scipy = None\n",
+        "import importlib\nscipy = importlib.import_module('scipy.linalg')\n",
+    ],
+)
+def test_an_import_that_is_not_declared_is_told(checkout, code):
+    checkout.write(f"{OPS}/adding.py", code)
+    assert any("adding.py" in line and "(scipy): not declared" in line for line in problems(checkout.root))
+
+
+def test_an_extra_may_be_imported_inside_a_function_only(checkout):
+    checkout.write(f"{OPS}/adding.py", "import yaml\n")
+    (problem,) = problems(checkout.root)
+    assert "adding.py:1: `yaml` (pyyaml): it is an extra" in problem
+
+
+def test_a_dependency_that_nothing_imports_is_told(checkout):
+    checkout.replace("packages/accel-ops/pyproject.toml", '"numpy>=1.26"', '"numpy>=1.26", "requests>=2"')
+    assert problems(checkout.root) == [
+        "packages/accel-ops/pyproject.toml: `requests` is declared, nothing imports it"
+    ]
+
+
+def test_an_import_for_the_type_checker_alone_does_not_count_as_use(checkout):
+    checkout.replace("packages/accel-ops/pyproject.toml", '"numpy>=1.26"', '"numpy>=1.26", "requests>=2"')
+    code = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import requests\n"
+    checkout.write(f"{OPS}/adding.py", code)
+    assert len(problems(checkout.root)) == 1
+
+
+def test_a_string_that_names_a_module_of_a_sibling_needs_the_sibling(checkout):
+    checkout.write(f"{OPS}/table.py", "NAMES = {'load': 'accel_state.reading:load'}\n")
+    (problem,) = problems(checkout.root)
+    assert "`accel_state.reading` (accel-state): not declared" in problem
+
+
+def test_a_module_of_a_vendor_needs_no_declaration_inside_a_function(checkout):
+    checkout.write(f"{OPS}/vendor.py", "def probe():\n    import torch_npu\n")
+    assert problems(checkout.root) == []
+
+
+def test_an_extra_that_does_not_exist_may_not_be_named(checkout):
+    checkout.write(
+        f"{OPS}/adding.py", "HINT = 'Run `pip install accel-data[yaml]` or `accel-data[yaml,json]`.'\n"
+    )
+    (problem,) = problems(checkout.root)
+    assert problem.endswith("adding.py:1: `accel-data` has no extra `json`")
+
+
+def test_what_is_declared_ahead_must_still_be_ahead(checkout, monkeypatch):
+    monkeypatch.setitem(DECLARED_AHEAD, ("accel-ops", "numpy"), "a reason")
+    assert problems(checkout.root) == [
+        "tools/checks/dependencies.py: `DECLARED_AHEAD` needs (accel-ops, numpy) no more"
+    ]

@@ -1,0 +1,42 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.setup.running import environment_with, run
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_exit_code_is_handed_back_and_the_command_is_shown(tmp_path, capsys):
+    assert run([sys.executable, "-c", "raise SystemExit(7)"], cwd=tmp_path) == 7
+    assert "SystemExit(7)" in capsys.readouterr().err
+
+
+def test_a_child_sees_no_python_path_and_one_thread(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "somewhere")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    environ = environment_with({"EXTRA": "1"})
+    assert "PYTHONPATH" not in environ
+    assert (environ["OMP_NUM_THREADS"], environ["EXTRA"]) == ("1", "1")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="SIGTERM is of POSIX")
+def test_what_runs_in_the_foreground_ends_with_us(tmp_path):
+    child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    code = (
+        "import sys; from pathlib import Path; from tools.setup.running import *\n"
+        f"end_on_sigterm(); run([sys.executable, '-c', {child!r}], cwd=Path('.'))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.terminate()
+        assert parent.wait(30) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -1,0 +1,132 @@
+"""The packages of this checkout, read from their ``pyproject.toml``."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def requirement_name(requirement: str) -> str:
+    """Return the normalised distribution name of ``requirement``: ``PyYAML>=6.0`` gives ``pyyaml``."""
+    found = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", requirement)
+    if found is None:
+        raise ValueError(f"`{requirement}` does not begin with the name of a distribution.")
+    return re.sub(r"[-_.]+", "-", found[1]).lower()
+
+
+@dataclass(frozen=True)
+class Package:
+    """One folder of ``packages/``."""
+
+    folder: Path
+    project: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.project["name"])
+
+    @property
+    def import_name(self) -> str:
+        return self.folder.name.replace("-", "_")
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "src" / self.import_name
+
+    @property
+    def tests(self) -> Path:
+        return self.folder / "tests"
+
+    @property
+    def dependencies(self) -> list[str]:
+        return list(self.project.get("dependencies", []))
+
+    @property
+    def extras(self) -> dict[str, list[str]]:
+        return dict(self.project.get("optional-dependencies", {}))
+
+    @property
+    def required_names(self) -> set[str]:
+        return {requirement_name(each) for each in self.dependencies}
+
+    @property
+    def extra_names(self) -> set[str]:
+        return {requirement_name(each) for group in self.extras.values() for each in group}
+
+    @cached_property
+    def version(self) -> str:
+        """The value of ``__version__`` in the package's ``__init__.py``."""
+        tree = ast.parse((self.source / "__init__.py").read_text(encoding="utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                if any(
+                    isinstance(target, ast.Name) and target.id == "__version__" for target in node.targets
+                ):
+                    return str(node.value.value)
+        raise ValueError(f"`{self.source}/__init__.py` sets no `__version__`.")
+
+    def modules(self) -> Iterator[tuple[str, Path]]:
+        """Yield ``(dotted name, file)`` of every module, sorted."""
+        for file in sorted(self.source.rglob("*.py")):
+            parts = [self.import_name, *file.relative_to(self.source).with_suffix("").parts]
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
+
+
+def read_packages(root: Path = ROOT) -> dict[str, Package]:
+    """Return the packages under ``root/packages``, by name."""
+    packages = {}
+    for file in sorted((root / "packages").glob("*/pyproject.toml")):
+        package = Package(file.parent, tomllib.loads(file.read_text(encoding="utf-8"))["project"])
+        packages[package.name] = package
+    return packages
+
+
+def owner_of(packages: Mapping[str, Package], text: str) -> Package | None:
+    """Return the package that has a module ``text``, or a name in one (``accel_ops.gather``), or None."""
+    parts = text.split(".")
+    if any(text in package.project.get("entry-points", {}) for package in packages.values()):
+        return None  # the name of a group of entry points, which may look like a module
+    for package in packages.values():
+        if parts[0] != package.import_name or len(parts) < 2:
+            continue
+        known = {name for name, _ in package.modules()}
+        if text in known or (len(parts) > 2 and ".".join(parts[:-1]) in known):
+            return package
+    return None
+
+
+def with_siblings(packages: Mapping[str, Package], name: str) -> list[Package]:
+    """Return package ``name`` and every sibling it needs, directly or not; the lowest first."""
+    ordered: dict[str, Package] = {}
+
+    def visit(current: str) -> None:
+        if current in ordered:
+            return
+        for needed in sorted(packages[current].required_names & packages.keys()):
+            visit(needed)
+        ordered[current] = packages[current]
+
+    visit(name)
+    return list(ordered.values())
+
+
+def dependency_group(name: str, root: Path = ROOT) -> list[str]:
+    """Return the requirements of a dependency group (PEP 735) of the root ``pyproject.toml``."""
+    groups = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+
+    def expand(group: str) -> Iterator[str]:
+        for entry in groups[group]:
+            if isinstance(entry, str):
+                yield entry
+            else:
+                yield from expand(entry["include-group"])
+
+    return list(expand(name))
