@@ -37,6 +37,15 @@ ENDINGS = {
         [0, 0],
         ["", ""],
     ),
+    "leaves a callback running that holds the group": (
+        """
+def look(future, group=dist.group.WORLD):
+    time.sleep(1)
+dist.all_reduce(torch.ones(1), async_op=True).get_future().then(look)
+""",
+        [0, 0],
+        ["", ""],
+    ),
     "destroys the group itself": ("state.destroy_process_group()", [0, 0], ["", ""]),
     "destroys the group through torch": ("dist.destroy_process_group()", [0, 0], ["", ""]),
     "calls sys.exit": ("sys.exit(3)", [3, 3], ["", ""]),
@@ -209,12 +218,20 @@ def test_file_of_the_debug_launcher_is_where_ranks_meet(monkeypatch, tmp_path):
     assert process_group._meeting_point(Topology(world_size=2)) == f"file://{tmp_path / 'meet'}"
 
 
-def test_meeting_point_of_a_topology_without_variables_is_its_address(monkeypatch):
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
+@pytest.mark.parametrize(
+    ("address", "port", "meeting_point"),
+    [
+        ("", "", "tcp://host:123"),
+        ("host", "", "tcp://host:123"),  # srun and mpirun: the port follows from the job
+        ("", "123", "tcp://host:123"),
+        ("host", "123", "env://"),
+    ],
+)
+def test_variables_say_where_ranks_meet_only_if_they_say_it_all(monkeypatch, address, port, meeting_point):
+    monkeypatch.setenv("MASTER_ADDR", address)
+    monkeypatch.setenv("MASTER_PORT", port)
     topology = Topology(world_size=2, master_addr="host", master_port=123)
-    assert process_group._meeting_point(topology) == "tcp://host:123"
-    monkeypatch.setenv("MASTER_ADDR", "host")
-    assert process_group._meeting_point(topology) == "env://"
+    assert process_group._meeting_point(topology) == meeting_point
 
 
 def test_unknown_argument_of_the_group_is_named():

@@ -8,11 +8,11 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
-import weakref
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 
@@ -37,13 +37,22 @@ OPTIONS = frozenset(
 
 
 _FAILURE_WAIT_S = 5.0
+_CALLBACK_WAIT_S = 5.0
+_REFERENCES_OF_A_SOLE_HOLDER = 2  # the entry's, and the argument's of `sys.getrefcount`
 
 
 class _Owned:
-    """The default group that accel set up, and in which process; a forked child does not own its parent's."""
+    """The default group that accel set up, and in which process; a forked child does not own its parent's.
+
+    `ended` holds groups that were destroyed while something else, a wrapped model or a callback of a
+    collective, still held them: whoever lets go last joins the group's threads, and that must not be one of
+    these threads, which would end the process with ``Resource deadlock avoided`` (gloo, torch 2.13), nor a
+    forked child, which has no such threads.
+    """
 
     pid: int | None = None
-    group: weakref.ref[dist.ProcessGroup] | None = None
+    group: dist.ProcessGroup | None = None
+    ended: ClassVar[list[tuple[int | None, dist.ProcessGroup]]] = []
     is_exit_hooked: bool = False
 
 
@@ -65,7 +74,7 @@ def is_group_owned() -> bool:
     """Tell whether accel set the default group up in this process."""
     if _Owned.group is None or _Owned.pid != os.getpid() or not is_group_up():
         return False
-    return dist.group.WORLD is _Owned.group()
+    return dist.group.WORLD is _Owned.group
 
 
 def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]) -> None:
@@ -88,9 +97,9 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
     # does, by way of torch._dynamo) they keep it, and its threads, beyond the end of the script (torch 2.13).
     import torch.distributed.nn.functional  # noqa: F401
 
+    _let_go(wait_s=0.0)
     dist.init_process_group(**arguments)
-    assert dist.group.WORLD is not None
-    _Owned.pid, _Owned.group = os.getpid(), weakref.ref(dist.group.WORLD)
+    _Owned.pid, _Owned.group = os.getpid(), dist.group.WORLD
     _hook_exit()
 
 
@@ -150,7 +159,28 @@ def end_owned_group() -> None:
     """
     if is_group_owned():
         dist.destroy_process_group()
+    _let_go(wait_s=0.0)
+
+
+def _let_go(*, wait_s: float) -> None:
+    """Drop this process's groups that have ended, and join their threads; keep those that others still hold.
+
+    Args:
+        wait_s: How long to wait, in seconds, for others to let go.
+    """
+    if _Owned.group is not None:
+        _Owned.ended.append((_Owned.pid, _Owned.group))
     _Owned.pid = _Owned.group = None
+    deadline = time.monotonic() + wait_s
+    for index in reversed(range(len(_Owned.ended))):
+        if _Owned.ended[index][0] != os.getpid():
+            continue
+        while sys.getrefcount(_Owned.ended[index][1]) > _REFERENCES_OF_A_SOLE_HOLDER:
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.001)
+        else:
+            del _Owned.ended[index]
 
 
 def _meeting_point(topology: Topology) -> str:
@@ -163,7 +193,7 @@ def _meeting_point(topology: Topology) -> str:
             "`MASTER_ADDR` and "
             "`MASTER_PORT`, pass `init_method`, or start the script with `accel launch` or `torchrun`."
         )
-    if variable("MASTER_ADDR") is not None:
+    if variable("MASTER_ADDR") and variable("MASTER_PORT"):
         # Not the address itself: under torchrun the agent holds the store already, which only `env://` knows.
         return "env://"
     return f"tcp://{topology.master_addr}:{topology.master_port}"
@@ -205,11 +235,10 @@ def _end_at_exit() -> None:
     gloo's threads otherwise ask for the interpreter when it is no more, which ends the process with
     ``terminate called without an active exception`` (seen with torch 2.13).
     """
-    if not is_group_owned():
-        return
     failure = getattr(sys, "last_value", None)
-    if failure is None:
+    if failure is None or not is_group_owned():
         end_owned_group()
+        _let_go(wait_s=_CALLBACK_WAIT_S)
     else:
         _end_after_failure(failure)
 
@@ -221,7 +250,12 @@ def _end_after_failure(failure: BaseException) -> None:
     one that we shall never join; the group's timeout, half an hour by default, would have to pass.
     """
     is_nccl = "nccl" in dist.get_backend()
-    end = dist.distributed_c10d._abort_process_group if is_nccl else dist.destroy_process_group
+    destroy = dist.distributed_c10d._abort_process_group if is_nccl else dist.destroy_process_group
+
+    def end() -> None:
+        destroy()
+        _let_go(wait_s=0.0)
+
     ending = threading.Thread(target=end, name="end-process-group", daemon=True)
     ending.start()
     ending.join(timeout=_FAILURE_WAIT_S)
