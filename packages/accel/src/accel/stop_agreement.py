@@ -132,9 +132,11 @@ class StopAgreement:
         if self._all_said(store, "promise"):
             self._last_step = max(int(store.get(f"promise/{rank}")) for rank in self._ranks)
         self._answered.set()
-        # The rank that has the store must not leave before all have read it.
+        # Rank 0, which may have the store, must not leave before all have read it; the others must not ask it
+        # any more once it may have left.
         store.set(f"read/{self._rank}", "")
-        self._all_said(store, "read")
+        if self._rank == 0:
+            self._all_said(store, "read")
 
     def _all_said(self, store: Store, what: str) -> bool:
         keys = {rank: f"{what}/{rank}" for rank in self._ranks}
