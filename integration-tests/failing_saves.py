@@ -1,40 +1,29 @@
 """Saves that fail in one way each: `python failing_saves.py FOLDER HOW`. Ends with 0 if all is as it must be."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
 import sys
-from datetime import timedelta
+import time
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from accel import Accelerator, InitProcessGroupKwargs, ProjectConfiguration
+from accel import Accelerator, ProjectConfiguration
 from accel.checkpoints.choice import check_loadable, newest_checkpoint
 from accel_state.errors import CheckpointError
 
-
-class Custom:
-    """A registered object whose state raises, or ends the process, on request."""
-
-    action = None
-
-    def state_dict(self):
-        return {}
-
-    def load_state_dict(self, state):
-        pass
+NUMBERS_OF_CAPABILITIES = (1, 2)  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of capability.h
 
 
-def build(folder, num_parameters=1000):
+def build(folder, *, num_parameters=1000):
     project = ProjectConfiguration(project_dir=str(folder), automatic_checkpoint_naming=True, total_limit=1)
-    group = InitProcessGroupKwargs(timeout=timedelta(seconds=6))
-    accelerator = Accelerator(cpu=True, project_config=project, kwargs_handlers=[group])
-    model = nn.Linear(num_parameters, 1)
-    model = accelerator.prepare(model)
-    return accelerator, model
+    accelerator = Accelerator(cpu=True, project_config=project)
+    return accelerator, accelerator.prepare(nn.Linear(num_parameters, 1))
 
 
 def must_still_be_there(folder, number):
@@ -43,18 +32,134 @@ def must_still_be_there(folder, number):
     check_loadable(newest, verify=True)
 
 
-def full_disk(folder):
-    accelerator, model = build(folder)
-    accelerator.save_state()
+def must_load(accelerator, model, value):
     with torch.no_grad():
-        model.weight.fill_(7)
-    large = nn.Linear(1000, 1000)
-    accelerator.prepare(large)
+        model.weight.fill_(-1)
+    accelerator.load_state(verify=True)
+    assert model.weight.unique().tolist() == [value]
+
+
+def must_fail(accelerator, match):
     for blocking in (True, False):
-        with pytest.raises(CheckpointError, match="No space left"):
+        with pytest.raises(CheckpointError, match=match):
             accelerator.save_state() if blocking else accelerator.save_state(blocking=False).wait()
-        must_still_be_there(folder, 0)
-        assert os.listdir(Path(folder) / "checkpoints") == ["checkpoint_0"], "something is left over"
+
+
+def first_save(folder):
+    """Save what has the value 1, and go on with 7."""
+    accelerator, model = build(folder)
+    fill(model, 1)
+    accelerator.save_state()
+    fill(model, 7)
+    return accelerator, model
+
+
+def fill(model, value):
+    with torch.no_grad():
+        model.weight.fill_(value)
+
+
+def full_disk(folder):
+    accelerator, model = first_save(folder)
+    accelerator._models.append(nn.Linear(1000, 1000))
+    must_fail(accelerator, "No space left")
+    must_still_be_there(folder, 0)
+    assert os.listdir(folder / "checkpoints") == ["checkpoint_0"], "something is left over"
+    accelerator._models.pop()
+    must_load(accelerator, model, 1)
+
+
+def read_only_folder(folder):
+    obey_permissions()
+    accelerator, model = first_save(folder)
+    (folder / "checkpoints").chmod(0o500)
+    must_fail(accelerator, "PermissionError")
+    must_still_be_there(folder, 0)
+    must_load(accelerator, model, 1)
+
+
+def permission_lost_while_writing(folder):
+    """The hidden folder takes no files any more."""
+    obey_permissions()
+    accelerator, model = first_save(folder)
+    hook = accelerator.register_save_state_pre_hook(lambda models, weights, place: os.chmod(place, 0o500))
+    must_fail(accelerator, "PermissionError")
+    hook.remove()
+    go_on_after_loss(folder, accelerator, model)
+
+
+def permission_lost_before_the_rename(folder):
+    """Everything is written, and then cannot get its name, nor be removed."""
+    obey_permissions()
+    accelerator, model = first_save(folder)
+    parent = folder / "checkpoints"
+    hook = accelerator.register_save_state_pre_hook(lambda models, weights, place: parent.chmod(0o500))
+    must_fail(accelerator, "PermissionError")
+    hook.remove()
+    go_on_after_loss(folder, accelerator, model)
+
+
+def go_on_after_loss(folder, accelerator, model):
+    must_still_be_there(folder, 0)
+    must_load(accelerator, model, 1)
+    fill(model, 7)
+    parent = folder / "checkpoints"
+    parent.chmod(0o700)
+    for left_over in parent.glob(".tmp-*"):
+        left_over.chmod(0o700)
+        os.utime(left_over, (0, time.time() - 60))
+    accelerator.save_state()
+    assert os.listdir(parent) == ["checkpoint_1"], "something is left over"
+    must_load(accelerator, model, 7)
+
+
+def permission_lost_for_the_old_one(folder):
+    """The new checkpoint is there; that the old one cannot go is a warning."""
+    obey_permissions()
+    accelerator, model = first_save(folder)
+    old = folder / "checkpoints" / "checkpoint_0"
+    old.chmod(0o500)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        accelerator.save_state()
+    assert any("checkpoint_0` could not be removed" in str(one.message) for one in told), told
+    must_still_be_there(folder, 1)
+    must_load(accelerator, model, 7)
+
+
+def obey_permissions():
+    """Let the permissions of files hold for root too, in this thread and those that it starts."""
+    if os.geteuid() != 0:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, sets) == 0
+    for number in NUMBERS_OF_CAPABILITIES:
+        sets[0] &= ~(1 << number)  # the effective set
+    assert libc.capset(header, sets) == 0
+
+
+class Ranks:
+    """Two processes as a launcher would start them, without one that watches them."""
+
+    def __init__(self, folder, how):
+        from save_forever import free_port
+
+        context = multiprocessing.get_context("spawn")
+        self.folder, port = folder, free_port()
+        self.processes = [
+            context.Process(target=rank_main, args=(rank, folder, how, port)) for rank in (0, 1)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def told(self):
+        """Return what the ranks that raised were told, when all have ended."""
+        for process in self.processes:
+            process.join(timeout=60)
+        assert not any(process.is_alive() for process in self.processes), "a rank waits on"
+        files = {rank: self.folder / f"told-{rank}" for rank in (0, 1)}
+        return {rank: file.read_text() for rank, file in files.items() if file.exists()}
 
 
 def rank_main(rank, folder, how, port):
@@ -64,9 +169,9 @@ def rank_main(rank, folder, how, port):
     accelerator.save_state()
 
     def hook(models, weights, output_dir):
-        if rank == 1:
-            if how == "a-rank-raises":
-                raise KeyError("no luck on rank one")
+        if how == f"rank-{rank}-raises":
+            raise KeyError(f"no luck on rank {rank}")
+        if how == f"rank-{rank}-is-killed":
             os.kill(os.getpid(), signal.SIGKILL)
 
     accelerator.register_save_state_pre_hook(hook)
@@ -74,29 +179,47 @@ def rank_main(rank, folder, how, port):
         accelerator.save_state()
     except CheckpointError as error:
         Path(folder, f"told-{rank}").write_text(str(error))
+    if how.endswith("raises"):
+        accelerator.wait_for_everyone()
+    os._exit(0)  # the group cannot be ended in good order with one of two
 
 
-def failing_rank(folder, how):
-    from save_forever import free_port
-
-    context = multiprocessing.get_context("spawn")
-    port = free_port()
-    ranks = [context.Process(target=rank_main, args=(rank, folder, how, port)) for rank in (0, 1)]
-    for rank in ranks:
-        rank.start()
-    expected = (0, 1) if how == "a-rank-raises" else (0,)
-    for rank in ranks:
-        rank.join(timeout=40)
-    told = {rank: file.read_text() for rank in (0, 1) if (file := Path(folder, f"told-{rank}")).exists()}
-    assert sorted(told) == list(expected), told
-    reason = "no luck on rank one" if how == "a-rank-raises" else "Rank 1 did not come"
-    assert all(reason in message for message in told.values()), told
+def a_rank_raises(folder):
+    told = Ranks(folder, "rank-1-raises").told()
+    assert sorted(told) == [0, 1], told
+    assert all("rank 1: KeyError: 'no luck on rank 1'" in message for message in told.values()), told
     must_still_be_there(folder, 0)
 
 
+def a_rank_is_killed(folder):
+    """The others hear of it at once, not after the half hour that the process group would wait."""
+    told = Ranks(folder, "rank-1-is-killed").told()
+    assert list(told) == [0], told
+    assert "Rank 1 has ended before it came to" in told[0], told
+    must_still_be_there(folder, 0)
+
+
+def the_rank_that_keeps_the_store_is_killed(folder):
+    told = Ranks(folder, "rank-0-is-killed").told()
+    assert list(told) == [1], told
+    assert "Rank 0" in told[1], told
+    must_still_be_there(folder, 0)
+
+
+WAYS = {
+    way.__name__.replace("_", "-"): way
+    for way in (
+        full_disk,
+        read_only_folder,
+        permission_lost_while_writing,
+        permission_lost_before_the_rename,
+        permission_lost_for_the_old_one,
+        a_rank_raises,
+        a_rank_is_killed,
+        the_rank_that_keeps_the_store_is_killed,
+    )
+}
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[2] == "full-disk":
-        full_disk(sys.argv[1])
-    else:
-        failing_rank(sys.argv[1], sys.argv[2])
+    WAYS[sys.argv[2]](Path(sys.argv[1]))

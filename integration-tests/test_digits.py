@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,16 @@ def results(tmp_path_factory):
     return {count: launch(folder, "--double", num_processes=count)[1] for count, folder in folders.items()}
 
 
+@pytest.fixture(scope="module")
+def folders_in_32_bits(tmp_path_factory):
+    """What two epochs left behind: of one process that nobody launched, and of two."""
+    alone, two = (tmp_path_factory.mktemp(name) for name in ("alone", "two"))
+    done = run_script(DIGITS, "--epochs", "2", "--output_dir", str(alone))
+    assert done.returncode == 0, done.stderr
+    launch(two, num_processes=2)
+    return {1: alone, 2: two}
+
+
 def assert_losses_agree(one, several, *, rel_tol):
     for mine, theirs in zip(one["loss"], several["loss"], strict=True):
         assert math.isclose(mine, theirs, rel_tol=rel_tol)
@@ -60,13 +71,13 @@ def test_losses_do_not_depend_on_the_number_of_processes(results, num_processes)
     assert_losses_agree(results[1], results[num_processes], rel_tol=1e-12)
 
 
-def test_losses_in_32_bits_differ_by_rounding_alone(tmp_path):
+def test_losses_in_32_bits_differ_by_rounding_alone(folders_in_32_bits):
     """Adam divides by the root of small second moments, which enlarges the rounding of early steps.
 
     Observed after two epochs: 8e-5 relative (at 2 and 4 processes alike); held: 1e-3.
     """
-    _, one = launch(tmp_path / "one", num_processes=1)
-    _, two = launch(tmp_path / "two", num_processes=2)
+    one, two = (result_of(folders_in_32_bits[count]) for count in (1, 2))
+    assert (one["processes"], two["processes"]) == (1, 2)
     assert_losses_agree(one, two, rel_tol=1e-3)
 
 
@@ -85,30 +96,24 @@ def test_two_processes_reach_the_promised_accuracy_and_the_saved_file_gives_it_b
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_check_refuses_a_model_that_is_not_the_reported_one(tmp_path):
-    launch(tmp_path, num_processes=1, epochs=1)
-    result = result_of(tmp_path)
-    (tmp_path / "result.json").write_text(json.dumps({**result, "right": result["right"] + 1}))
-    check = run_command([sys.executable, str(EXAMPLES / "check_digits.py"), str(tmp_path), "--at_least", "0"])
+def test_the_check_refuses_a_model_that_is_not_the_reported_one(folders_in_32_bits, tmp_path):
+    folder = shutil.copytree(folders_in_32_bits[1], tmp_path / "copy")
+    result = result_of(folder)
+    (folder / "result.json").write_text(json.dumps({**result, "right": result["right"] + 1}))
+    check = run_command([sys.executable, str(EXAMPLES / "check_digits.py"), str(folder), "--at_least", "0"])
     assert check.returncode == 1
     assert "does not give the reported result" in check.stderr
 
 
-def test_metrics_are_in_the_tensorboard_log(tmp_path):
+def test_metrics_are_in_the_tensorboard_log(folders_in_32_bits):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    _, result = launch(tmp_path, num_processes=2, epochs=2)
-    events = EventAccumulator(str(tmp_path / "logs" / "digits"))
+    folder = folders_in_32_bits[2]
+    events = EventAccumulator(str(folder / "logs" / "digits"))
     events.Reload()
     logged = [(event.step, event.value) for event in events.Scalars("loss")]
     assert [step for step, _ in logged] == [1, 2]
-    assert [value for _, value in logged] == pytest.approx(result["loss"], rel=1e-6)
-
-
-def test_it_runs_without_a_launcher(tmp_path):
-    done = run_script(DIGITS, "--epochs", "1", "--output_dir", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert result_of(tmp_path)["processes"] == 1
+    assert [value for _, value in logged] == pytest.approx(result_of(folder)["loss"], rel=1e-6)
 
 
 def test_it_runs_under_torchrun(tmp_path):

@@ -27,6 +27,45 @@ node = os.environ["SLURMD_NODENAME"]
 print(f"rank {accelerator.process_index} of {accelerator.num_processes} on {node} sees {total.item()}", flush=True)
 accelerator.end_training()
 """
+# Trains until it is told to stop, or three steps further than the run that was told to.
+TRAIN = """
+import os, time
+from pathlib import Path
+import torch
+from accel import Accelerator
+
+class Steps:
+    number = 0
+    def state_dict(self):
+        return {"number": self.number}
+    def load_state_dict(self, state):
+        self.number = state["number"]
+
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(1, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.001))
+steps = Steps()
+accelerator.register_for_checkpointing(steps)
+last = 10**6
+if Path("preempted").exists():
+    accelerator.load_state("preempted")
+    last = steps.number + 3
+who = f"rank {accelerator.process_index} in run {os.environ.get('SLURM_RESTART_COUNT', '0')}"
+print(who, "begins after step", steps.number, flush=True)
+with accelerator.handle_preemption():
+    while steps.number < last:
+        accelerator.backward(model(torch.ones(1, 1)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.number += 1
+        time.sleep(0.01)
+        if accelerator.should_stop:
+            accelerator.save_state("preempted")
+            print(who, "saves after step", steps.number, flush=True)
+            break
+print(who, "is through after step", steps.number, flush=True)
+accelerator.end_training()
+"""
 # Waits for a SIGTERM in the first run of the job, and is through at once in the second.
 AGAIN = """
 import os, signal, sys, time
@@ -102,17 +141,40 @@ def test_an_array_is_several_jobs(cluster, script):
         assert wait_for(cluster.folder / f"array-{task}.out", "task") == f"task {task}\n"
 
 
-def test_a_job_that_gets_a_sigterm_saves_and_queues_again(cluster, script):
-    flags = ["--slurm", "--slurm_requeue", "--slurm_options=--output=again.out --begin=now"]
-    told = cluster.run(*ACCEL, *flags, script(AGAIN))
-    job = told.split()[-1]
-    output = cluster.folder / "again.out"
-    wait_for(output, "run 0 of")
+def test_tasks_of_srun_meet_by_themselves(cluster, script):
+    assert "MASTER_ADDR" in cluster.environ
+    assert "MASTER_PORT" not in cluster.environ
+    told = cluster.run("srun", "-N2", "--ntasks-per-node=1", sys.executable, script(SUM))
+    assert sorted(told.splitlines()) == [f"rank {rank} of 2 on n{rank} sees 3.0" for rank in (0, 1)]
+
+
+def test_a_job_on_two_nodes_that_gets_a_sigterm_saves_and_its_next_run_goes_on_from_there(cluster, script):
+    flags = ["--slurm", "--slurm_requeue", "--num_machines=2", "--slurm_options=--output=train.out"]
+    job = cluster.run(*ACCEL, *flags, script(TRAIN)).split()[-1]
+    output = cluster.folder / "train.out"
+    wait_for(output, "rank 1 in run 0 begins after step 0\n")
     cluster.run("scancel", "--signal=TERM", "--batch", job)
-    wait_for(output, "saved in run 0")
-    # SLURM holds a job back for a while that it has just put into the queue again.
-    deadline = time.monotonic() + 20
-    while "JobState=PENDING" not in cluster.run("scontrol", "show", "job", job, check=False):
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
+    wait_for(output, "rank 0 in run 1 is through")
+    text = wait_for(output, "rank 1 in run 1 is through")
+    for rank in (0, 1):
+        saved = re.search(rf"rank {rank} in run 0 saves after step (\d+)\n", text)[1]
+        assert f"rank {rank} in run 1 begins after step {saved}\n" in text
+        assert f"rank {rank} in run 1 is through after step {int(saved) + 3}\n" in text
+        assert f"rank {rank} in run 0 is through" not in text
     assert "Restarts=1" in cluster.run("scontrol", "show", "job", job)
+
+
+def test_of_an_array_only_the_task_that_was_told_queues_again(cluster, script):
+    flags = ["--slurm", "--slurm_requeue", "--slurm_array=0-1", "--slurm_options=--output=again-%a.out"]
+    job = cluster.run(*ACCEL, *flags, script(AGAIN)).split()[-1]
+    untouched, told = (cluster.folder / f"again-{task}.out" for task in (0, 1))
+    for output in (untouched, told):
+        wait_for(output, "run 0 of")
+    # Its number is the one of the whole array, which it must not put back.
+    assert f"JobId={job} ArrayJobId={job} ArrayTaskId=1" in cluster.run("scontrol", "show", "job", f"{job}_1")
+    cluster.run("scancel", "--signal=TERM", "--batch", f"{job}_1")
+    text = wait_for(told, "run 1 of")
+    assert "saved in run 0" in text
+    assert untouched.read_text().startswith("run 0 of")
+    assert "saved" not in untouched.read_text()
+    cluster.run("scancel", job)

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tools.bench.case import Case
-from tools.bench.measure import as_data, as_table, measure
+from tools.bench.measure import as_data, as_table, measure, obstacle_to
 
 FOLDER = Path(__file__).with_name("cases")
 
@@ -53,6 +53,11 @@ def main(words: Sequence[str]) -> int:
     results = {}
     for name in arguments.cases or known_cases():
         case = load_case(name)
+        obstacle = obstacle_to(case)
+        if obstacle:
+            print(f"\n{name}: {case.title}\n  not measured: {obstacle}", flush=True)
+            results[name] = {"title": case.title, "not_measured": obstacle}
+            continue
         measurements = measure(case, num_rounds=arguments.rounds)
         print(f"\n{name}: {as_table(case, measurements)}", flush=True)
         results[name] = as_data(case, measurements)

@@ -17,6 +17,7 @@ class Case:
             prints one number as its last line; or nothing, and then the whole process is timed in seconds.
         baseline: The variant to which the others are compared.
         prepare: Source to run once before the rounds, e.g. to fill caches.
+        obstacle: Source to run first; what it prints is why the case cannot be measured on this machine.
     """
 
     title: str
@@ -24,3 +25,4 @@ class Case:
     variants: Mapping[str, str]
     baseline: str
     prepare: str = ""
+    obstacle: str = ""

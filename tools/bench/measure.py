@@ -27,7 +27,7 @@ class Measurement:
     @property
     def spread(self) -> float:
         """Half the distance between the quartiles, relative to the median."""
-        if len(self.values) < 2:
+        if len(self.values) < 2 or self.median == 0:
             return 0.0
         low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
         return (high - low) / 2 / self.median
@@ -36,14 +36,23 @@ class Measurement:
 def run_variant(source: str) -> float:
     """Run ``source`` in a fresh Python; return the number it prints last, or the seconds it took."""
     begun = time.perf_counter()
+    printed = _printed_by(source)
+    duration_s = time.perf_counter() - begun
+    return float(printed[-1]) if printed else duration_s
+
+
+def obstacle_to(case: Case) -> str:
+    """Return why ``case`` cannot be measured on this machine, ``""`` if it can."""
+    return " ".join(_printed_by(case.obstacle)) if case.obstacle else ""
+
+
+def _printed_by(source: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", source], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
-    duration_s = time.perf_counter() - begun
     if done.returncode != 0:
         raise RuntimeError(f"A variant failed ({done.returncode}):\n{source}\n{done.stderr}")
-    printed = done.stdout.strip().splitlines()
-    return float(printed[-1]) if printed else duration_s
+    return done.stdout.strip().splitlines()
 
 
 def measure(case: Case, *, num_rounds: int) -> list[Measurement]:

@@ -1,3 +1,13 @@
 """One file per check: ``python -m tools.checks.NAME`` runs one, ``tools/dev.py check`` runs all."""
 
-CHECKS = ("lint", "formatting", "annotations", "dependencies", "layers", "structure", "origin", "surface")
+CHECKS = (
+    "lint",
+    "formatting",
+    "annotations",
+    "dependencies",
+    "layers",
+    "structure",
+    "links",
+    "origin",
+    "surface",
+)

@@ -160,7 +160,8 @@ def test_one_cycle_ends_at_its_end_although_steps_overshoot():
     for _ in range(5):
         optimizer.step()
         scheduler.step()
-    assert schedule.last_epoch == 7
+    assert schedule.last_epoch == 6
+    assert schedule.get_last_lr()[0] < 1e-3, "beyond its last step the rate would rise again"
 
 
 def test_one_cycle_of_optimizer_steps_reaches_its_end_under_accumulation():

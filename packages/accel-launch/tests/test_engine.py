@@ -67,3 +67,18 @@ def test_a_hostfile_for_mpirun_switches_it_on(request_for):
 def test_what_makes_no_sense_is_refused(request_for, given, message):
     with pytest.raises(ConfigError, match=message):
         request_for(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "backend"),
+    [
+        ({"config": {"num_machines": 2, "same_network": False}}, "c10d"),
+        ({"config": {"num_machines": 2, "same_network": True}}, "static"),
+        ({"config": {"num_machines": 2, "same_network": False, "rdzv_backend": "static"}}, "static"),
+        ({"config": {"num_machines": 2, "same_network": False, "rdzv_backend": "etcd"}}, "etcd"),
+        ({"config": {"num_machines": 2, "same_network": False}, "flags": {"same_network": "true"}}, "static"),
+        ({"config": {"num_machines": 1, "same_network": False}}, "static"),
+    ],
+)
+def test_machines_on_several_networks_meet_elastically_unless_said_otherwise(request_for, given, backend):
+    assert request_for(**given).value("rdzv_backend") == backend

@@ -29,31 +29,79 @@ GROUP_OF = {setting.name: heading for heading, group in OPTION_GROUPS.items() fo
 ON_DEVICES = {
     "gpu_ids": ({}, "1"),
     "cpu_affinity": ({}, "true"),
-    "tpu_name": ({"tpu": "true"}, "pod-1"),
-    "downcast_bf16": ({"tpu": "true"}, "true"),
 }
 
 # Flags that never reach the ranks as a variable: the other flags they need, and what the plan then says.
+CPU = ["--cpu", "--num_processes", "2"]
+MACHINES = ["--cpu", "--num_processes", "2", "--num_machines", "2", "--main_process_ip", "10.0.0.1"]
+DEEPSPEED = ["--use_deepspeed", *MACHINES[1:]]
+HOSTFILE = ["--deepspeed_hostfile", "hosts"]
+POD = ["--tpu", "--tpu_cluster", "--tpu_name", "pod"]
 IN_PLAN = {
     "num_processes": (["--cpu"], "3", '"num_ranks": 3'),
-    "master_addr": (["--cpu", "--num_machines", "2"], "10.9.8.7", "10.9.8.7"),
-    "master_port": (["--cpu", "--num_processes", "2"], "29511", '"port": 29511'),
     "num_cpu_threads_per_process": (["--cpu"], "3", '"OMP_NUM_THREADS": "3"'),
+    "multi_gpu": (["--config_file", "fsdp.yaml"], "", '"environ": {}'),  # no FSDP
+    "tpu": ([], "", '"launcher": "tpu"'),
+    "master_addr": (["--cpu", "--num_machines", "2"], "10.9.8.7", '"MASTER_ADDR": "10.9.8.7"'),
+    "master_port": (CPU, "29511", '"port": 29511'),
+    "num_machines": (["--cpu", "--main_process_ip", "10.0.0.1"], "3", '"WORLD_SIZE": "3"'),
+    "machine_rank": (MACHINES, "1", '"RANK": "1"'),
+    "same_network": (
+        ["--config_file", "networks.yaml", *MACHINES],
+        "",
+        '"launcher": "machines"',
+    ),  # no `c10d`
+    "rdzv_backend": (MACHINES, "c10d", "--rdzv-backend=c10d"),
+    "rdzv_conf": (CPU, "timeout=7", "--rdzv-conf=timeout=7"),
+    "max_restarts": (CPU, "4", "--max-restarts=4"),
+    "monitor_interval": ([*CPU, "--max_restarts", "1"], "0.5", "--monitor-interval=0.5"),
+    "role": (CPU, "trainer", "--role=trainer"),
+    "tee": (CPU, "3", "--tee=3"),
+    "log_dir": (CPU, "logs", "--log-dir=logs"),
     "grace_period_s": (["--cpu"], "7.5", '"grace_period_s": 7.5'),
-    "max_restarts": (["--cpu", "--num_processes", "2"], "4", "--max-restarts=4"),
-    "monitor_interval": (
-        ["--cpu", "--num_processes", "2", "--max_restarts", "1"],
-        "0.5",
-        "--monitor-interval=0.5",
-    ),
-    "role": (["--cpu", "--num_processes", "2"], "trainer", "--role=trainer"),
-    "tee": (["--cpu", "--num_processes", "2"], "3", "--tee=3"),
-    "log_dir": (["--cpu", "--num_processes", "2"], "logs", "--log-dir="),
+    "report": (["--cpu"], "crash.json", "/crash.json"),
+    "hosts": (["--cpu"], "h1,h2:1", '"host": "h2"'),
+    "hostfile": (["--cpu"], "hosts", '"host": "worker-1"'),
+    "ssh_options": (["--cpu", "--hosts", "h1,h2"], "-p 2222", '"ssh_options": "-p 2222"'),
+    "deepspeed_hostfile": (DEEPSPEED, "hosts", "--hostfile=hosts"),
+    "deepspeed_exclusion_filter": ([*DEEPSPEED, *HOSTFILE], "worker-0:1", "--exclude=worker-0:1"),
+    "deepspeed_inclusion_filter": ([*DEEPSPEED, *HOSTFILE], "worker-0:1", "--include=worker-0:1"),
+    "deepspeed_multinode_launcher": ([*DEEPSPEED, *HOSTFILE], "mpich", "--launcher=mpich"),
     "fp8_override_linear_precision": (
         ["--cpu", "--mixed_precision", "fp8"],
         "true,false,true",
         '"FP8_OVERRIDE_WGRAD": "true"',
     ),
+    "use_mpirun": (CPU, "", '"launcher": "mpi"'),
+    "mpirun_hostfile": (MACHINES, "hosts", '"--hostfile", "hosts"'),
+    "mpirun_ccl": ([*CPU, "--use_mpirun"], "3", '"CCL_WORKER_COUNT": "3"'),
+    "slurm": (["--cpu"], "", '"launcher": "slurm"'),
+    "slurm_options": (["--cpu", "--slurm"], "--partition=gpu -v", "#SBATCH --partition=gpu\\n#SBATCH -v"),
+    "slurm_array": (["--cpu", "--slurm"], "0-3", "#SBATCH --array=0-3"),
+    "slurm_requeue": (["--cpu", "--slurm"], "", "#SBATCH --requeue"),
+    "tpu_name": (["--tpu", "--tpu_cluster"], "my-pod", '"ssh", "my-pod"'),
+    "tpu_cluster": (["--tpu", "--tpu_name", "pod"], "", '"launcher": "tpu-pod"'),
+    "no_tpu_cluster": (["--config_file", "pod.yaml"], "", '"launcher": "tpu"'),
+    "tpu_use_sudo": (POD, "", "&& sudo python3 -m accel_launch"),
+    "tpu_zone": (POD, "us-central1-a", '"--zone", "us-central1-a"'),
+    "tpu_vm": (["--tpu", "--tpu_cluster"], "vm-1", '"compute", "ssh", "vm-1"'),
+    "tpu_env": (POD, "A=1", "&& env A=1 python3 -m accel_launch"),
+    "main_training_function": (["--tpu"], "train", "--function=train"),
+    "downcast_bf16": (["--tpu", "--mixed_precision", "bf16"], "", '"XLA_DOWNCAST_BF16": "1"'),
+}
+# Those without which the others around them make no sense.
+NEEDED = ("master_addr", "num_machines", "tpu_name", "tpu_vm", "deepspeed_hostfile")
+# Flags that are taken for the sake of old command lines; a warning says so.
+WITHOUT_EFFECT = ("ipex", "use_xpu")
+# Flags whose values no plan shows; `launchers/test_sagemaker.py` follows them.
+SECRET = ("aws_access_key_id", "aws_secret_access_key")
+
+FILES = {
+    "fsdp.yaml": "distributed_type: FSDP\n",
+    "networks.yaml": "same_network: false\n",
+    "pod.yaml": "distributed_type: XLA\ntpu_use_cluster: true\ntpu_name: pod\n",
+    "hosts": "worker-0 slots=1\nworker-1 slots=1\n",
+    "train.py": "",
 }
 
 
@@ -64,7 +112,13 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             monkeypatch.delenv(setting.variable, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf_home"))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    mpirun = tmp_path / "bin" / "mpirun"
+    mpirun.parent.mkdir()
+    mpirun.write_text("#!/bin/sh\necho mpirun '(Open MPI)' 4.1.4\n")
+    mpirun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(mpirun.parent))
     return tmp_path
 
 
@@ -74,7 +128,7 @@ def planned(capsys):
         assert main(["launch", "--dry-run", "--json", *arguments, "train.py"]) == 0
         captured = capsys.readouterr()
         assert captured.err == ""  # nothing that was given is without effect
-        return captured.out
+        return " ".join(captured.out.split())
 
     return plan
 
@@ -110,6 +164,20 @@ def test_a_flag_of_the_launcher_shows_in_the_plan(planned, name):
     context, text, seen = IN_PLAN[name]
     for flag in (setting.flag, "--" + setting.flag[2:].replace("_", "-")):
         assert seen in planned(*context, *given(setting, text, flag))
+    if name not in NEEDED:
+        assert seen not in planned(*context)
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_a_flag_that_does_nothing_any_more_says_so(capsys, name):
+    (setting,) = (setting for setting in FLAGS if setting.name == name)
+    assert main(["launch", "--dry-run", setting.flag, "train.py"]) == 0
+    assert capsys.readouterr().err == f"warning: `{setting.flag}` has no effect any more.\n"
+
+
+def test_every_flag_is_followed():
+    followed = {*(setting.name for setting in HERE), *ON_DEVICES, *IN_PLAN, *WITHOUT_EFFECT, *SECRET}
+    assert {setting.name for setting in FLAGS} == followed
 
 
 @pytest.mark.parametrize("setting", FLAGS, ids=lambda setting: setting.name)

@@ -43,6 +43,16 @@ from accel_launch.relevance import RULES, without_effect
         ({"mpirun_ccl": "2"}, ["`--mpirun_ccl` has no effect without `--use_mpirun`."]),
         ({"slurm_array": "0-3"}, ["`--slurm_array` has no effect without `--slurm`."]),
         ({"tpu_vm": "a,b"}, ["`--vm` has no effect without `--tpu`."]),
+        ({"tpu_vm": "a,b", "tpu": "true"}, ["`--vm` has no effect without `--tpu_cluster`."]),
+        ({"tpu_vm": "a,b", "tpu": "true", "tpu_cluster": "true"}, []),
+        ({"downcast_bf16": "true", "tpu": "true"}, ["`--downcast_bf16` has no effect without bf16."]),
+        ({"num_machines": "2", "tpu": "true"}, ["`--num_machines` has no effect on TPUs."]),
+        ({"gpu_ids": "0", "tpu": "true"}, ["`--gpu_ids` has no effect on TPUs."]),
+        (
+            {"max_restarts": "1", "hosts": "a,b"},
+            ["`--max_restarts` has no effect where torch's elastic agent starts nothing."],
+        ),
+        ({"same_network": "true"}, ["`--same_network` has no effect on one machine."]),
         ({"aws_access_key_id": "x"}, ["`--aws_access_key_id` has no effect outside of SageMaker."]),
         ({"ipex": "true"}, ["`--ipex` has no effect any more."]),
         ({}, []),
@@ -68,6 +78,16 @@ def test_a_flag_without_effect_is_named_with_what_it_lacks(request_for, flags, s
 )
 def test_a_key_without_effect_is_named_unless_it_asks_for_nothing(request_for, config, sentences):
     assert without_effect(request_for(config=config)) == sentences
+
+
+def test_what_starts_ranks_here_has_no_effect_at_sagemaker(request_for):
+    config = {"compute_environment": "AMAZON_SAGEMAKER", "num_machines": 2}
+    flags = {"num_processes": "4", "master_port": "1", "report": "x", "mixed_precision": "bf16"}
+    assert without_effect(request_for(flags=flags, config=config)) == [
+        "`--num_processes` has no effect on SageMaker.",
+        "`--report` has no effect on SageMaker.",
+        "`--main_process_port` has no effect on SageMaker.",
+    ]
 
 
 def test_the_environment_is_not_judged(request_for):

@@ -242,13 +242,15 @@ def test_a_fork_cannot_log_and_its_exit_does_not_wait(logs, tmp_path):
 
 
 SCRIPT = """
-import sys, time
+import os, signal, sys, time
 from accel_trackers import BackgroundLog, JsonlTracker, TensorBoardTracker
 class Slow(JsonlTracker):
     def log(self, values, step=None, **kwargs):
         time.sleep(0.002)
         if step == 150 and sys.argv[2] == "tracker":
             raise OSError("disk is gone")
+        if step == 150 and sys.argv[2] == "ended by others":  # long after the last line of the script
+            os.kill(os.getpid(), signal.SIGTERM)
         super().log(values, step, **kwargs)
 trackers = [Slow("run", sys.argv[1])]
 for tracker in trackers:
@@ -272,6 +274,7 @@ if sys.argv[2] == "interrupt":
         ("raise", {1}, "ValueError: training went wrong"),
         ("exit", {3}, ""),
         ("interrupt", {-2, 130}, "KeyboardInterrupt"),
+        ("ended by others", {-15}, ""),
     ],
 )
 def test_a_script_that_just_ends_however_has_written_everything(tmp_path, how, exit_codes, said):

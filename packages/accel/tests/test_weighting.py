@@ -106,6 +106,27 @@ def test_counting_only_some_micro_batches_is_an_error(order):
         step(order[1])
 
 
+def two_losses(num_steps, *, at):
+    """Run blocks with one loss each, and two in that with the number `at`."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=num_steps)
+    model = accelerator.prepare(nn.Linear(1, 1, bias=False))
+    for step in range(num_steps):
+        with accelerator.accumulate(model):
+            for _ in range(2 if step == at else 1):
+                accelerator.backward(model(torch.ones(2, 1)).mean(), num_items=2)
+    return model.weight.grad.item()
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_second_loss_in_a_block_is_refused_where_its_items_would_count_for_the_first(at):
+    with pytest.raises(StateError, match="has a second `backward` with `num_items`"):
+        two_losses(3, at=at)
+
+
+def test_without_accumulation_each_loss_is_a_mean_of_its_own():
+    assert two_losses(1, at=0) == 2.0
+
+
 def test_no_item_at_all_is_an_error():
     accelerator = Accelerator(cpu=True)
     model = accelerator.prepare(nn.Linear(1, 1))

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
 from tools.bench.case import Case
-from tools.bench.measure import Measurement, as_data, as_table, measure, run_variant
+from tools.bench.measure import Measurement, as_data, as_table, measure, obstacle_to, run_variant
 
 CASE = Case(title="a thing", unit="s", variants={"plain": "print(2)", "ours": "print(3)"}, baseline="plain")
 
@@ -32,3 +34,13 @@ def test_the_table_compares_medians_to_the_baseline():
 def test_the_data_keeps_every_number():
     data = as_data(CASE, [Measurement("plain", [2.0]), Measurement("ours", [3.0])])
     assert data["results"][1] == {"variant": "ours", "values": [3.0], "median": 3.0, "spread": 0.0}
+
+
+def test_a_case_tells_why_it_cannot_be_measured_here():
+    assert obstacle_to(CASE) == ""
+    assert obstacle_to(replace(CASE, obstacle="print('no GPU here')")) == "no GPU here"
+    assert obstacle_to(replace(CASE, obstacle="print('')")) == ""
+
+
+def test_a_variant_that_measures_nothing_has_no_spread():
+    assert Measurement("disk", [0.0, 0.0, 0.0]).spread == 0.0

@@ -92,10 +92,11 @@ class AcceleratedScheduler:
             self.scheduler.step(*args, **kwargs)
 
     def _is_finished(self) -> bool:
-        # OneCycleLR raises beyond its end, which n steps at once may overshoot when batches do not divide
-        # evenly.
+        # Several steps at once may overshoot the end of OneCycleLR when batches do not divide evenly. The last
+        # rate that it plans has the index total_steps - 1; the next would rise again, and then it raises.
         total_steps = getattr(self.scheduler, "total_steps", None)
-        return total_steps is not None and self.scheduler.last_epoch >= total_steps
+        last = total_steps if total_steps is None or self._steps_per_call == 1 else total_steps - 1
+        return last is not None and self.scheduler.last_epoch >= last
 
     def get_last_lr(self) -> list[Any]:
         """Return the learning rates last set, one per parameter group."""

@@ -105,6 +105,13 @@ def test_bf16_without_nccl_is_refused_with_a_way_out(world, options):
         world(2).run(body_registers, **options)
 
 
+def test_an_option_that_the_hooks_state_does_not_have_is_named(world):
+    with pytest.raises(
+        ConfigError, match=r"has no `start_iter`. Known to `power_sgd`: process_group, matrix_app"
+    ):
+        world(2).run(body_registers, comm_hook="power_sgd", comm_state_option={"start_iter": 3})
+
+
 def test_no_hook_registers_nothing(world):
     assert world(2).run(body_registers) == [0, 0]
 

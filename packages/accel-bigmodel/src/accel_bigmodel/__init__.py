@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from accel_bigmodel.dispatch import disk_offload as disk_offload
     from accel_bigmodel.dispatch import dispatch_model as dispatch_model
     from accel_bigmodel.dtypes import dtype_byte_size as dtype_byte_size
+    from accel_bigmodel.estimate.command import estimate_command as estimate_command
+    from accel_bigmodel.estimate.command import estimate_command_parser as estimate_command_parser
+    from accel_bigmodel.estimate.hub import check_has_model as check_has_model
+    from accel_bigmodel.estimate.hub import verify_on_hub as verify_on_hub
     from accel_bigmodel.estimate.models import add_timm_hub_prefix as add_timm_hub_prefix
     from accel_bigmodel.estimate.models import create_empty_model as create_empty_model
     from accel_bigmodel.estimate.report import create_ascii_table as create_ascii_table
+    from accel_bigmodel.estimate.report import gather_data as gather_data
     from accel_bigmodel.estimate.training import estimate_training_usage as estimate_training_usage
     from accel_bigmodel.file_names import MODEL_NAME as MODEL_NAME
     from accel_bigmodel.file_names import SAFE_MODEL_NAME as SAFE_MODEL_NAME
@@ -96,6 +101,8 @@ if TYPE_CHECKING:
     from accel_bigmodel.tied_modules import fallback_allocate as fallback_allocate
     from accel_bigmodel.tied_modules import get_module_leaves as get_module_leaves
     from accel_bigmodel.tied_modules import get_module_size_with_ties as get_module_size_with_ties
+    from accel_bigmodel.ties import check_tied_parameters_in_config as check_tied_parameters_in_config
+    from accel_bigmodel.ties import ensure_weights_retied as ensure_weights_retied
     from accel_bigmodel.units import convert_bytes as convert_bytes
     from accel_bigmodel.units import convert_file_size_to_int as convert_file_size_to_int
 
@@ -132,6 +139,8 @@ __getattr__, __dir__, __all__ = attach(
         "calculate_maximum_sizes": "accel_bigmodel.sizes",
         "check_device_map": "accel_bigmodel.device_maps",
         "check_device_same": "accel_bigmodel.placing",
+        "check_has_model": "accel_bigmodel.estimate.hub",
+        "check_tied_parameters_in_config": "accel_bigmodel.ties",
         "check_tied_parameters_on_same_device": "accel_bigmodel.device_maps",
         "clean_device_map": "accel_bigmodel.device_maps",
         "clean_state_dict_for_safetensors": "accel_bigmodel.shared_tensors",
@@ -146,10 +155,14 @@ __getattr__, __dir__, __all__ = attach(
         "disk_offload": "accel_bigmodel.dispatch",
         "dispatch_model": "accel_bigmodel.dispatch",
         "dtype_byte_size": "accel_bigmodel.dtypes",
+        "ensure_weights_retied": "accel_bigmodel.ties",
+        "estimate_command": "accel_bigmodel.estimate.command",
+        "estimate_command_parser": "accel_bigmodel.estimate.command",
         "estimate_training_usage": "accel_bigmodel.estimate.training",
         "extract_submodules_state_dict": "accel_bigmodel.offload.weights_map",
         "fallback_allocate": "accel_bigmodel.tied_modules",
         "find_tied_parameters": "accel_bigmodel.module_tensors",
+        "gather_data": "accel_bigmodel.estimate.report",
         "get_balanced_memory": "accel_bigmodel.max_memory",
         "get_keys_to_not_convert": "accel_bigmodel.quantization.layers",
         "get_max_layer_size": "accel_bigmodel.sizes",
@@ -185,5 +198,6 @@ __getattr__, __dir__, __all__ = attach(
         "save_model": "accel_bigmodel.saving",
         "save_offload_index": "accel_bigmodel.offload.folder",
         "set_module_tensor_to_device": "accel_bigmodel.placing",
+        "verify_on_hub": "accel_bigmodel.estimate.hub",
     },
 )

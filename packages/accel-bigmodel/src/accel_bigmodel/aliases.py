@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-_OWN = frozenset({"_parameters", "_buffers", "_modules"})
+from accel_bigmodel.module_walk import walk
+
+# What every module has: tables of torch's own, and of hooks, which are functions.
+_OWN = frozenset(vars(nn.Module()))
 _DEPTH = 3
 _KINDS = (list, tuple, dict, torch.Tensor)
 
@@ -25,15 +28,14 @@ def repair_aliases(model: nn.Module, fresh: Mapping[int, torch.Tensor]) -> None:
     """
     if not fresh:
         return
-    for module in model.modules():
+    for _, module in walk(model):
         attributes = vars(module)
-        for name in [
-            name for name, value in attributes.items() if isinstance(value, _KINDS) and name not in _OWN
-        ]:
+        for name in attributes.keys() - _OWN:
             value = attributes[name]
-            repaired = _repaired(value, fresh, depth=0)
-            if repaired is not value:
-                attributes[name] = repaired
+            if isinstance(value, _KINDS):
+                repaired = _repaired(value, fresh, depth=0)
+                if repaired is not value:
+                    attributes[name] = repaired
 
 
 def _repaired(value: Any, fresh: Mapping[int, torch.Tensor], *, depth: int) -> Any:

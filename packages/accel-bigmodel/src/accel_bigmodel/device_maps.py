@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeVar
 import torch
 from torch import nn
 
+from accel_bigmodel.module_walk import walk
 from accel_state.errors import ConfigError, UnknownNameError
 
 Device = TypeVar("Device")
@@ -25,6 +26,28 @@ def device_of(name: str, device_map: DeviceMap) -> int | str | torch.device | No
     return device_map.get("")
 
 
+class DeviceLookup:
+    """`device_of` for many names: what a map says of a module is found once.
+
+    Args:
+        device_map: Must not change meanwhile.
+    """
+
+    def __init__(self, device_map: DeviceMap) -> None:
+        self._map = device_map
+        self._modules: dict[str, int | str | torch.device | None] = {}
+
+    def __getitem__(self, name: str) -> int | str | torch.device | None:
+        """Return where the tensor or module ``name`` lies, ``None`` if no entry covers it."""
+        if name in self._map:
+            return self._map[name]
+        module = name.rpartition(".")[0]
+        found = self._modules.get(module)
+        if found is None:
+            found = self._modules[module] = device_of(module, self._map)
+        return found
+
+
 def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
     """Refuse a map that names what the model does not have, or leaves out some of its tensors.
 
@@ -32,19 +55,25 @@ def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
         UnknownNameError: If a key is neither a module nor a tensor of the model.
         ConfigError: If a parameter or buffer is covered by no entry.
     """
-    tensors = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    tensors += [name for name, _ in model.named_buffers(remove_duplicate=False)]
-    modules = [name for name, _ in model.named_modules(remove_duplicate=False)]
-    known = {"", *modules, *tensors}
+    if device_map.keys() == {""}:
+        return
+    modules, parameters, buffers = list[str](), list[str](), list[str]()
+    for name, module in walk(model):
+        modules.append(name)
+        prefix = f"{name}." if name else ""
+        parameters += [prefix + key for key, tensor in module._parameters.items() if tensor is not None]
+        buffers += [prefix + key for key, tensor in module._buffers.items() if tensor is not None]
+    known = {*modules, *parameters, *buffers}
     for name in device_map:
         if name not in known:
             raise UnknownNameError.of("module in `device_map`", name, modules[1:])
-    check_covered(tensors, device_map)
+    check_covered([*parameters, *buffers], device_map)
 
 
 def check_covered(names: Iterable[str], device_map: DeviceMap) -> None:
     """Refuse a map that says nothing of some of ``names``."""
-    left_out = [name for name in names if device_of(name, device_map) is None]
+    devices = DeviceLookup(device_map)
+    left_out = [name for name in names if devices[name] is None]
     if left_out:
         more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         raise ConfigError(

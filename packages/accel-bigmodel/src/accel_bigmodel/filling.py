@@ -14,11 +14,11 @@ from torch import nn
 
 from accel_bigmodel.aliases import repair_aliases
 from accel_bigmodel.checkpoint_files import CheckpointFile, opener
-from accel_bigmodel.device_maps import DeviceMap, device_of
+from accel_bigmodel.device_maps import DeviceLookup, DeviceMap
 from accel_bigmodel.formats.direct_reads import DirectReads
 from accel_bigmodel.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout
 from accel_bigmodel.offload.folder import offload_weight, save_offload_index
-from accel_bigmodel.state_targets import Target, extra_states
+from accel_bigmodel.state_targets import Target
 from accel_state.errors import CheckpointError, ConfigError
 
 _CPU = torch.device("cpu")
@@ -36,16 +36,6 @@ class Destination:
     may_map: bool = False
     quantizes: bool = False
 
-    def device(self, name: str, tensor: torch.Tensor) -> torch.device | None:
-        """Return the device of a tensor, ``None`` for the disk."""
-        if self.device_map is None:
-            return _CPU if tensor.is_meta else tensor.device
-        found = device_of(name, self.device_map)
-        if found == "disk":
-            is_buffer = not isinstance(tensor, torch.nn.Parameter)
-            return _CPU if is_buffer and not self.offload_buffers else None
-        return _CPU if found is None else torch.device(found)
-
     def dtype_of(self, name: str, tensor: torch.Tensor) -> torch.dtype:
         """Return what a tensor is stored as in the model."""
         if self.dtype is None or not tensor.is_floating_point():
@@ -57,12 +47,14 @@ class Destination:
 class Filling:
     """One load: fills the places of a model from one file after the other."""
 
-    def __init__(self, model: nn.Module, places: dict[str, Target], to: Destination) -> None:
+    def __init__(
+        self, model: nn.Module, places: dict[str, Target], extras: dict[str, nn.Module], to: Destination
+    ) -> None:
         self.offload_index: dict[str, Any] = {}
         self._model = model
-        self._places, self._extras, self._to = places, extra_states(model), to
+        self._places, self._extras, self._to = places, extras, to
         self._first_names: dict[int, str] = {}
-        self._folder_index: dict[str, Any] = {}
+        self._devices = None if to.device_map is None else DeviceLookup(_resolved(to.device_map))
 
     def fill_from(self, file: CheckpointFile, layout: SafetensorsLayout | None) -> None:
         """Fill all places that ``file`` has values for; ``layout`` is that of a safetensors file."""
@@ -78,19 +70,25 @@ class Filling:
 
     def finish(self) -> None:
         """Note in the offload folder where the weights on disk are."""
-        repair_aliases(self._model, self._replaced())
+        replaced = {
+            id(target.tensor): target.fresh
+            for target in self._places.values()
+            if target.fresh is not None and target.tensor.is_meta
+        }
+        repair_aliases(self._model, replaced)
         if self._to.folder is not None and self.offload_index:
             self._to.folder.mkdir(parents=True, exist_ok=True)
             save_offload_index(self.offload_index, self._to.folder)
 
-    def _replaced(self) -> dict[int, torch.Tensor]:
-        """Return what took the place of tensors without values, by identity of these."""
-        replaced: dict[int, torch.Tensor] = {}
-        for target in self._places.values():
-            if target.tensor.is_meta:
-                owner, name = target.places[0]
-                replaced[id(target.tensor)] = getattr(owner, name)
-        return replaced
+    def _device(self, name: str, tensor: torch.Tensor) -> torch.device | None:
+        """Return where a tensor goes, ``None`` for the disk."""
+        if self._devices is None:
+            return _CPU if tensor.is_meta else tensor.device
+        found = self._devices[name]
+        if isinstance(found, torch.device):
+            return found
+        is_buffer = not isinstance(tensor, nn.Parameter)
+        return _CPU if found is None or (is_buffer and not self._to.offload_buffers) else None
 
     def _from_safetensors(self, file: CheckpointFile, layout: SafetensorsLayout) -> None:
         mapped = MappedFile(file.path) if layout.ranges else None
@@ -101,26 +99,25 @@ class Filling:
             target = self._places.get(name)
             if target is None:
                 continue
-            first = self._first_names.setdefault(id(target), name)
-            if first != name:
+            old, place = target.tensor, layout[name]
+            if len(target.names) > 1 and self._first_names.setdefault(id(target), name) != name:
                 if name not in layout.second_names:
-                    twins.append((name, target, layout.ranges[name]))
+                    twins.append((name, target, place))
                 continue
-            device, dtype = self._to.device(name, target.tensor), self._to.dtype_of(name, target.tensor)
-            place = layout[name]
+            device, dtype = self._device(name, old), self._to.dtype_of(name, old)
             assert mapped is not None
             if device is None:
                 self._leave_on_disk(name, target, dtype, layout, mapped.tensor(place))
-            elif device.type != "cpu" or dtype != place.dtype:
+            elif dtype != place.dtype or device.type != "cpu":
                 target.fill(mapped.tensor(place), device=device, dtype=dtype)
             elif self._to.may_map:
                 target.replace(mapped.tensor(place))
             else:
-                tensor = target.memory()
+                tensor = None if old.is_meta else target.memory()
                 if tensor is None:
                     tensor = torch.empty(place.shape, dtype=dtype)
                     fresh.append((target, tensor))
-                reads.add(tensor, start=place.start, num_bytes=place.num_bytes)
+                reads.add(tensor, place.start, place.num_bytes)
         reads.run()
         for target, tensor in fresh:
             target.replace(tensor)
@@ -133,7 +130,7 @@ class Filling:
         if self._first_names.setdefault(id(target), name) != name:
             self._check_twin(name, target, value)
             return
-        device, dtype = self._to.device(name, target.tensor), self._to.dtype_of(name, target.tensor)
+        device, dtype = self._device(name, target.tensor), self._to.dtype_of(name, target.tensor)
         if device is None:
             self._write_to_folder(name, target, value.to(dtype), str(file.path))
         elif self._to.may_map and device.type == "cpu" and value.dtype == dtype:
@@ -173,6 +170,10 @@ class Filling:
                 f"`{self._first_names[id(target)]}` and `{name}` are one tied weight in the model, but differ in the "
                 "checkpoint. Untie them in the model, or remove one from the checkpoint."
             )
+
+
+def _resolved(device_map: DeviceMap) -> dict[str, str | torch.device]:
+    return {name: "disk" if d == "disk" else torch.device(d) for name, d in device_map.items()}
 
 
 @contextmanager

@@ -135,7 +135,7 @@ def load_weights(
             shapes,
             ties=[place.names for place in places.values() if len(place.names) > 1],
         ).settle(checkpoint, strict=strict)
-        filling = Filling(model, places, destination)
+        filling = Filling(model, places, extras, destination)
         for file in files:
             filling.fill_from(file, layouts.get(file.path))
         filling.finish()

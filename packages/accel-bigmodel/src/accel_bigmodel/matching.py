@@ -69,6 +69,8 @@ def match(
         checkpoint_shapes: The same of the checkpoint.
         ties: Groups of names in the model of which one value is enough.
     """
+    if model_shapes == checkpoint_shapes:
+        return Match([], [], [], num_common=len(model_shapes))
     common = [name for name in checkpoint_shapes if name in model_shapes]
     filled = {*common, *(name for group in map(set, ties) if group & set(common) for name in group)}
     return Match(

@@ -96,7 +96,9 @@ def as_parameter_like(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
     """Return ``values`` as a parameter of the class of ``old``, with its attributes and ``requires_grad``."""
     requires_grad = old.requires_grad and (values.is_floating_point() or values.is_complex())
     if type(old) is nn.Parameter and not old.__dict__ and type(values) is torch.Tensor:
-        return nn.Parameter(values, requires_grad)  # nearly always; one of many thousand
+        # Nearly always, and many thousand times: what `nn.Parameter(values, requires_grad)` comes to.
+        plain: nn.Parameter = torch.Tensor._make_subclass(nn.Parameter, values, requires_grad)
+        return plain
     kind: Any = getattr(old, "resident_class", type(old))
     if isinstance(values, kind) and values.requires_grad == requires_grad:
         made = values

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from accel_bigmodel.module_walk import walk
 from accel_bigmodel.placing import as_parameter_like
 
 EXTRA_STATE = "_extra_state"
+_PLAIN_SETATTR = nn.Module.__setattr__
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Target:
-    """All places that hold one tensor; more than one where weights are tied."""
+    """All places that hold one tensor; more than one where weights are tied.
+
+    Args:
+        tensor: What was there when the model was looked at.
+        places: The modules, and what they call it.
+        names: All its names in the state dict.
+        fresh: What took its place since then.
+    """
 
     tensor: torch.Tensor
     places: list[tuple[nn.Module, str]]
     names: list[str]
+    fresh: torch.Tensor | None = None
 
     def fill(self, value: torch.Tensor, *, device: torch.device, dtype: torch.dtype) -> None:
         """Give every place the values of ``value``: in place where the tensor stays what and where it is."""
@@ -35,7 +44,7 @@ class Target:
     def memory(self) -> torch.Tensor | None:
         """Return the tensor itself if a file can be read straight into it, which it then must."""
         tensor = self.tensor
-        if tensor.device.type == "cpu" and tensor.is_contiguous() and not is_wrapped(tensor):
+        if tensor.is_cpu and tensor.is_contiguous() and not is_wrapped(tensor):
             # Whoever saved this tensor for a backward must hear that it changes.
             torch.autograd.graph.increment_version(tensor)
             return tensor
@@ -48,18 +57,16 @@ class Target:
 
     def current(self) -> torch.Tensor:
         """Return the tensor that is in these places now."""
-        module, name = self.places[0]
-        found: torch.Tensor = getattr(module, name)
-        return found.detach()
+        return (self.tensor if self.fresh is None else self.fresh).detach()
 
     def replace(self, fresh: torch.Tensor) -> None:
         """Put ``fresh`` itself into every place, as a parameter where there was one."""
-        parameter = self.tensor
-        is_parameter = isinstance(parameter, nn.Parameter)
+        is_parameter = isinstance(self.tensor, nn.Parameter)
         if is_parameter:
-            fresh = as_parameter_like(parameter, fresh)
+            fresh = as_parameter_like(self.tensor, fresh)
+        self.fresh = fresh
         for module, name in self.places:
-            if type(module).__setattr__ is nn.Module.__setattr__:
+            if type(module).__setattr__ is _PLAIN_SETATTR:
                 members: dict[str, Any] = module._parameters if is_parameter else module._buffers
                 members[name] = fresh
             else:
@@ -75,12 +82,24 @@ def targets(model: nn.Module) -> dict[str, Target]:
     """Return what each name of the model's state dict stands for; names of tied weights share one target."""
     by_tensor: dict[int, Target] = {}
     by_name: dict[str, Target] = {}
-    for name, module, inner, tensor in _state_tensors(model):
-        target = by_tensor.setdefault(id(tensor), Target(tensor, [], []))
-        if (module, inner) not in target.places:
-            target.places.append((module, inner))
-        target.names.append(name)
-        by_name[name] = target
+    for path, module in walk(model):
+        prefix = f"{path}." if path else ""
+        for members, left_out in (
+            (module._parameters, ()),
+            (module._buffers, module._non_persistent_buffers_set),
+        ):
+            for key, tensor in members.items():
+                if tensor is None or key in left_out:
+                    continue
+                name = prefix + key
+                target = by_tensor.get(id(tensor))
+                if target is None:
+                    target = by_tensor[id(tensor)] = Target(tensor, [(module, key)], [name])
+                else:
+                    target.names.append(name)
+                    if (module, key) not in target.places:
+                        target.places.append((module, key))
+                by_name[name] = target
     return by_name
 
 
@@ -88,15 +107,7 @@ def extra_states(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules that keep a state of their own beside tensors, by its name in the state dict."""
     base = nn.Module.get_extra_state
     return {
-        f"{prefix}.{EXTRA_STATE}" if prefix else EXTRA_STATE: module
-        for prefix, module in model.named_modules(remove_duplicate=False)
+        f"{path}.{EXTRA_STATE}" if path else EXTRA_STATE: module
+        for path, module in walk(model)
         if type(module).get_extra_state is not base
     }
-
-
-def _state_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        persistent = {k: v for k, v in module._buffers.items() if k not in module._non_persistent_buffers_set}
-        for name, tensor in [*module._parameters.items(), *persistent.items()]:
-            if tensor is not None:
-                yield f"{prefix}.{name}" if prefix else name, module, name, tensor

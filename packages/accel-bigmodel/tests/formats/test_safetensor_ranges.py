@@ -54,7 +54,7 @@ def test_large_tensors_are_read_in_pieces_and_gaps_left_out(tmp_path, monkeypatc
     tensors = [torch.empty(size, dtype=torch.uint8) for _, size in parts]
     for (start, size), tensor in zip(parts, tensors):
         reads.add(tensor, start=start, num_bytes=size)
-    assert [sum(segment.num_bytes for segment in job) for job in reads.jobs()] == [
+    assert [sum(num_bytes for _, num_bytes, _ in job) for job in reads.jobs()] == [
         1000,
         1000,
         600,

@@ -8,6 +8,9 @@ from accel_state.lazy import attach
 
 if TYPE_CHECKING:
     from accel_launch.cli import main as main
+    from accel_launch.commands.parsing import get_config_parser as get_config_parser
+    from accel_launch.commands.parsing import launch_command as launch_command
+    from accel_launch.commands.parsing import launch_command_parser as launch_command_parser
     from accel_launch.config.basic import write_basic_config as write_basic_config
     from accel_launch.config.objects import ClusterConfig as ClusterConfig
     from accel_launch.config.objects import SageMakerConfig as SageMakerConfig
@@ -31,6 +34,9 @@ __getattr__, __dir__, __all__ = attach(
         "ProcessPlan": "accel_launch.plan",
         "SageMakerConfig": "accel_launch.config.objects",
         "debug_launcher": "accel_launch.notebook",
+        "get_config_parser": "accel_launch.commands.parsing",
+        "launch_command": "accel_launch.commands.parsing",
+        "launch_command_parser": "accel_launch.commands.parsing",
         "load_config_from_file": "accel_launch.config.objects",
         "main": "accel_launch.cli",
         "notebook_launcher": "accel_launch.notebook",

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from accel_launch import __version__
+from accel_launch.commands.parsing import make_parser
 from accel_launch.commands.protocol import COMMAND_GROUP, Command, summary_of
 from accel_launch.messages import complain, show
 from accel_state.entry_points import entry_points
@@ -92,14 +93,7 @@ def help_text() -> str:
 
 
 def _parse(name: str, command: Command, arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=f"accel {name}",
-        description=f"{command.help}.",
-        formatter_class=_HelpFormatter,
-        allow_abbrev=False,
-    )
-    command.add_arguments(parser)
-    _accept_both_spellings(parser)
+    parser = make_parser(f"accel {name}", command)
     namespace, unknown = parser.parse_known_args(arguments)
     if unknown:
         flag = unknown[0].partition("=")[0]
@@ -109,25 +103,6 @@ def _parse(name: str, command: Command, arguments: Sequence[str]) -> argparse.Na
         ]
         parser.error(f"unknown option `{flag}`.{did_you_mean(flag, known)}")
     return namespace
-
-
-def _accept_both_spellings(parser: argparse.ArgumentParser) -> None:
-    """Let ``--num-processes`` stand for ``--num_processes``, and the reverse; the help shows one of them."""
-    for action in parser._actions:
-        for flag in action.option_strings:
-            name = flag[2:]
-            for twin in (f"--{name.replace('_', '-')}", f"--{name.replace('-', '_')}"):
-                if flag.startswith("--"):
-                    # what `add_argument` would do, but without showing it
-                    parser._option_string_actions.setdefault(twin, action)
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
-                _accept_both_spellings(inner)
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30)
 
 
 def _failure(error: AccelError) -> int:

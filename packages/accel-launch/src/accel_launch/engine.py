@@ -57,7 +57,7 @@ def engine_of_config(config: ConfigFile) -> str | None:
 def with_engine(
     settings: Mapping[str, Resolved], engine: str | None, config: ConfigFile
 ) -> dict[str, Resolved]:
-    """Return the settings with the switch of ``engine`` on and those of the other engines off."""
+    """Return the settings with the switch of ``engine`` on, those of the others off, and what else follows."""
     changed = dict(settings)
     for name, switch in SWITCH_OF_ENGINE.items():
         if name == engine and not settings[switch].value:
@@ -69,6 +69,10 @@ def with_engine(
         changed["use_parallelism_config"] = Resolved(True, "config file")
     if settings["mpirun_hostfile"].value and not settings["use_mpirun"].value:
         changed["use_mpirun"] = Resolved(True, settings["mpirun_hostfile"].source)
+    is_open = settings["rdzv_backend"].source == "default" and config.values.get("rdzv_backend") is None
+    if is_open and not settings["same_network"].value and settings["num_machines"].value > 1:
+        # Machines without a network of their own may not reach each other by the names that they give themselves.
+        changed["rdzv_backend"] = Resolved("c10d", settings["same_network"].source)
     return changed
 
 

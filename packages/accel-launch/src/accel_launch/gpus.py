@@ -1,37 +1,29 @@
-"""Which GPUs this machine has, asked of the driver's device files: no torch, no library."""
+"""Which GPUs, or accelerators of another vendor, a launch counts and gives its processes."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
-_DEVICE_FILE = re.compile(r"nvidia(\d+)")
+from accel_launch.accelerators.detection import find_accelerators
+from accel_launch.accelerators.protocol import MACHINE
 
 
-def gpus_of_machine(device_folder: Path = Path("/dev")) -> tuple[str, ...]:
-    """Return the numbers of the NVIDIA GPUs whose device file is here, in order."""
-    if not device_folder.is_dir():
-        return ()
-    found = (_DEVICE_FILE.fullmatch(path.name) for path in device_folder.iterdir())
-    return tuple(str(number) for number in sorted(int(match[1]) for match in found if match))
+def visible_gpus(environ: Mapping[str, str], root: Path = MACHINE) -> tuple[str, ...]:
+    """Return the accelerators that a process with this environment would use, asking neither torch nor CUDA.
 
-
-def visible_gpus(environ: Mapping[str, str], device_folder: Path = Path("/dev")) -> tuple[str, ...]:
-    """Return the GPUs that a process with this environment would see.
-
-    ``CUDA_VISIBLE_DEVICES`` selects and orders them. As for the driver, its list ends before the first entry
-    that names no GPU of the machine; names other than numbers (UUIDs, MIG instances) are taken as they are.
+    Args:
+        environ: The environment of the process; the vendors' variables choose and order.
+        root: Folder that stands for ``/``.
     """
-    present = gpus_of_machine(device_folder)
-    selection = environ.get("CUDA_VISIBLE_DEVICES")
-    if selection is None or not present:
-        return present
-    return selected_gpus(selection, present)
+    return find_accelerators(environ, root=root).names
 
 
 def selected_gpus(selection: str, present: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the entries of ``selection`` up to the first number that is not among ``present``."""
+    """Return the entries of ``--gpu_ids`` up to the first number that is not among ``present``.
+
+    Names other than numbers (``GPU-…``, ``MIG-…``) are for the driver to know.
+    """
     chosen: list[str] = []
     for entry in (part.strip() for part in selection.split(",")):
         is_known = entry in present if entry.lstrip("-").isdigit() else bool(entry)

@@ -11,6 +11,11 @@ def show(text: str) -> None:
     sys.stdout.write(f"{text}\n".encode(encoding, "backslashreplace").decode(encoding))
 
 
+def inform(text: str) -> None:
+    """Write one line about what is being done, beside the answer."""
+    _to_stderr(text)
+
+
 def warn(text: str) -> None:
     """Write one line about something that has no effect or may surprise."""
     _to_stderr(f"warning: {text}")

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from accel_launch.orders import obey
 from accel_launch.plan import ProcessPlan
 from accel_launch.processes.ending import exit_code_for_shell
 from accel_launch.processes.output import MESSAGE_MARK
 from accel_launch.processes.supervision import RunEnding, run_processes
 from accel_state.environment import snapshot
-
-# After an interrupt a second one kills at once, so this is how to kill from another thread.
-_KILL = (signal.SIGINT, signal.SIGINT)
 
 
 def main() -> int:
@@ -34,7 +31,7 @@ def main() -> int:
     orders = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115
     plan = json.loads(orders.readline())
     processes = [process_from(data) for data in plan["processes"]]
-    threading.Thread(target=_obey, args=(orders,), daemon=True).start()
+    threading.Thread(target=obey, args=(orders, threading.Event()), daemon=True).start()
     ending = run_processes(processes, host_environ=snapshot(), grace_period_s=plan["grace_period_s"])
     message = json.dumps(describe(processes, ending)).encode()
     os.write(2, MESSAGE_MARK + b"\n" + MESSAGE_MARK + message + b"\n")
@@ -75,14 +72,6 @@ def describe(processes: list[ProcessPlan], ending: RunEnding) -> dict[str, Any]:
             for process, child in zip(processes, ending.children, strict=True)
         ],
     }
-
-
-def _obey(orders: IO[bytes]) -> None:
-    for line in orders:
-        os.kill(os.getpid(), int(line))
-    for signum in _KILL:
-        os.kill(os.getpid(), signum)
-        time.sleep(0.2)  # two that arrive together would be one
 
 
 if __name__ == "__main__":

@@ -6,19 +6,30 @@ what the notebook has defined. torch itself is imported when a launcher is calle
 
 from __future__ import annotations
 
+import json
+import logging
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from accel_launch.gpu_users import has_used_gpu, import_that_uses_gpu
 from accel_launch.gpus import visible_gpus
 from accel_launch.launchers.ports import held_port
-from accel_state.environment import patch_environment, snapshot
-from accel_state.errors import ConfigError, StateError
+from accel_launch.processes.child import ChildEnding
+from accel_launch.reports.run_report import RankEnding, make_report
+from accel_state.environment import patch_environment, read, snapshot
+from accel_state.errors import ConfigError, LaunchError, StateError
 
-# Packages that have been seen to use a GPU when they are imported.
-_SUSPECTS = ("bitsandbytes", "cupy", "deepspeed", "numba.cuda", "apex")
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+# What torch's agent handles, as long as it runs and beyond.
+_AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 
@@ -73,12 +84,14 @@ def notebook_launcher(
         monitor_interval: Seconds between two looks at the processes.
         log_line_prefix_template: What stands before each line that a process writes to a log.
 
-    Blocks until all processes have ended.
+    Blocks until all processes have ended. With ``ACCELERATE_DEBUG_MODE=yes`` it tries first whether a forked
+    process can use a GPU at all.
 
     Raises:
         ConfigError: If a value is wrong.
+        LaunchError: If a process fails; it says which failed first, and with what.
         StateError: If this process has used a GPU or built an `Accelerator` already, so that it cannot be forked;
-            it names the import that did it, as far as can be told.
+            it names the import that used the GPU, if one did.
     """
     _check(mixed_precision, node_rank=node_rank, num_nodes=num_nodes)
     if "torch_xla" in sys.modules or "PJRT_DEVICE" in snapshot():
@@ -90,19 +103,20 @@ def notebook_launcher(
         raise ConfigError(f"`num_processes` must be at least 1, got {number}.")
     if gpus and number > len(gpus):
         raise ConfigError(f"`num_processes` is {number}, but this machine has {len(gpus)} GPUs.")
-    settings = {"ACCELERATE_MIXED_PRECISION": mixed_precision} | (
-        {} if gpus else {"ACCELERATE_USE_CPU": "yes"}
-    )
+    settings = {"ACCELERATE_MIXED_PRECISION": mixed_precision}
     if number == num_nodes == 1:
         with patch_environment(**settings):
             function(*args)
         return
-    _check_can_fork()
-    if num_nodes == 1 and int(use_port) == 0:
-        with held_port(None) as port:
-            pass
+    _check_no_accelerator("notebook_launcher")
+    if gpus:
+        _check_gpus_survive_a_fork()
     else:
-        port = int(use_port)
+        settings["ACCELERATE_USE_CPU"] = "yes"
+    port = int(use_port)
+    if num_nodes == 1:
+        with held_port(port or None, asked_with="use_port") as port:
+            pass
     _run_elastically(
         ElasticRank(function, settings),
         args,
@@ -132,7 +146,7 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
 
     Blocks until all have ended; the exception of one that fails is raised here.
     """
-    _check_can_fork()
+    _check_no_accelerator("debug_launcher")
     from torch.multiprocessing.spawn import start_processes
 
     with tempfile.TemporaryDirectory(prefix="accel-debug-") as folder, held_port(None) as port:
@@ -149,15 +163,6 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
         start_processes(rank, args=tuple(args), nprocs=num_processes, start_method="fork")  # type: ignore[no-untyped-call]
 
 
-def first_user_of_cuda() -> str | None:
-    """Return the import or call that used a GPU in this process first, None if nothing has, as far as known."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return None
-    suspects = [name for name in _SUSPECTS if name in sys.modules]
-    return f"the import of `{suspects[0]}`, it seems" if suspects else "something in this notebook"
-
-
 def _check(mixed_precision: str, *, node_rank: int, num_nodes: int) -> None:
     if mixed_precision.lower() not in _PRECISIONS:
         raise ConfigError(
@@ -167,33 +172,112 @@ def _check(mixed_precision: str, *, node_rank: int, num_nodes: int) -> None:
         raise ConfigError(f"`node_rank` is {node_rank}, but it must lie below `num_nodes`, {num_nodes}.")
 
 
-def _check_can_fork() -> None:
+def _check_no_accelerator(launcher: str) -> None:
     from accel_state.runtime import has_runtime
 
     if has_runtime():
         raise StateError(
-            "An `Accelerator` was built in this notebook before `notebook_launcher`, so its processes cannot be "
+            f"An `Accelerator` was built in this notebook before `{launcher}`, so its processes cannot be "
             "forked from here. Build it within the function that is launched, and restart the notebook's kernel."
         )
-    culprit = first_user_of_cuda()
-    if culprit is not None:
-        raise StateError(
-            f"A GPU was used before `notebook_launcher`, by {culprit}, so processes cannot be forked from here. "
-            "Move what uses it into the function that is launched, and restart the notebook's kernel."
-        )
+
+
+def _check_gpus_survive_a_fork() -> None:
+    if has_used_gpu(sys.modules):
+        culprit = import_that_uses_gpu(sys.modules) or "code of this notebook (no import does it by itself)"
+    elif read("debug_mode") and not _can_fork_use_gpu():
+        culprit = import_that_uses_gpu(sys.modules) or "something that torch does not know of"
+    else:
+        return
+    raise StateError(
+        f"A GPU was used before `notebook_launcher`, by {culprit}, so processes cannot be forked from here. "
+        "Move what uses it into the function that is launched, and restart the notebook's kernel."
+    )
+
+
+def _can_fork_use_gpu() -> bool:
+    from torch.multiprocessing.spawn import ProcessException, start_processes
+
+    try:
+        # torch leaves this function unannotated
+        start_processes(_use_gpu, nprocs=1, start_method="fork")  # type: ignore[no-untyped-call]
+    except ProcessException:
+        return False
+    return True
+
+
+def _use_gpu(index: int) -> None:
+    import torch
+
+    torch.ones(1, device=torch.accelerator.current_accelerator() or "cuda")
 
 
 def _run_elastically(rank: ElasticRank, args: Sequence[Any], settings: Mapping[str, Any]) -> None:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     known = {name: value for name, value in settings.items() if value is not None}
-    template = known.pop("log_line_prefix_template", None)
-    if template is not None:
-        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    # See `ElasticLauncher`: otherwise the next attempt may hang on keys of the one before.
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if settings["max_restarts"] else {}
+    with (
+        tempfile.TemporaryDirectory(prefix="accel-notebook-") as folder,
+        _own_signal_handlers(),
+        _elastic_log_only_if_asked(),
+        patch_environment(**variables),
+    ):
+        config = LaunchConfig(**known, logs_specs=DefaultLogsSpecs(log_dir=folder))
+        try:
+            elastic_launch(config, rank)(*args)
+        except ChildFailedError as error:
+            raise LaunchError(_first_cause(error, Path(folder))) from None
+        except SignalException as error:
+            if error.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise
 
-        known["logs_specs"] = DefaultLogsSpecs()
-        known["log_line_prefix_template"] = template
-    elastic_launch(LaunchConfig(**known), rank)(*args)
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Put the handlers of the notebook's kernel back afterwards; torch's agent leaves its own."""
+    before = {signum: signal.getsignal(signum) for signum in _AGENT_SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+
+@contextmanager
+def _elastic_log_only_if_asked() -> Iterator[None]:
+    """Leave out what torch's agent writes of a failure at length; ``ACCELERATE_DEBUG_MODE=yes`` shows it."""
+    logger = logging.getLogger("torch.distributed.elastic")
+    before = logger.level
+    try:
+        if not read("debug_mode"):
+            logger.setLevel(logging.CRITICAL)
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _first_cause(error: ChildFailedError, folder: Path) -> str:
+    """Say which rank failed first. torch names the one that ended first, which may only have lost its peer."""
+    rank, failure = error.get_first_failure()
+    endings = {rank: ChildEnding(failure.exitcode, failure.timestamp + 1.0)}  # torch rounds the time down
+    attempts = sorted(folder.rglob("attempt_*"), key=lambda path: int(path.name.rpartition("_")[2]))
+    for file in attempts[-1].glob("*/error.json"):
+        told = json.loads(file.read_text())["message"]["extraInfo"]
+        place = rank - failure.local_rank + int(file.parent.name)
+        lines = tuple(told["py_callstack"].splitlines())
+        endings[place] = ChildEnding(1, float(told["timestamp"]), last_lines=lines)
+    first = make_report([RankEnding(place, "", ending) for place, ending in endings.items()]).first
+    if first is None:
+        return f"Rank {rank} was interrupted."
+    if first.exception is None:
+        return f"Rank {first.rank} failed first: it {first.reason}."
+    return "\n".join([f"Rank {first.rank} failed first: {first.exception.describe()}.", *first.last_lines])
 
 
 class ElasticRank:
@@ -205,7 +289,10 @@ class ElasticRank:
         self.__name__ = self.__qualname__ = "notebook_function"  # torch names the entry point by it
 
     def __call__(self, *args: Any) -> Any:
-        """Call the function."""
+        """Call the function, where signals do what they do in any process and not what they do in the agent."""
+        for signum in _AGENT_SIGNALS:
+            signal.signal(signum, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with patch_environment(**self.variables):
             return self.function(*args)
 

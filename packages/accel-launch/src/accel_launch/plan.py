@@ -10,6 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 LOCAL_HOST = "localhost"
+# What launchers that start no ranks themselves hand over, for people to see.
+_SHOWN_OPTIONS = {"slurm": "script", "sagemaker": "job"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class LaunchPlan:
     ``processes`` are those that the launcher itself starts; an agent among them may start the ranks, whose
     number is ``num_ranks``. ``port`` must be free; None lets one be found while starting. ``is_quiet`` leaves
     out the report on the screen that says how a run failed; ``report`` is a file to write it to as JSON.
-    ``options`` is what else this launcher has to know to run the plan.
+    ``options`` is what else this launcher has to know to run the plan, ``secrets`` what of that nobody may see.
     """
 
     launcher: str
@@ -68,12 +70,14 @@ class LaunchPlan:
     is_quiet: bool = False
     report: Path | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
+        object.__setattr__(self, "secrets", MappingProxyType(dict(self.secrets)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-ready data."""
+        """Return it as JSON-ready data, without the secrets."""
         return {
             "launcher": self.launcher,
             "num_ranks": self.num_ranks,
@@ -95,6 +99,6 @@ class LaunchPlan:
             lines += [f"variable     {name}={value}" for name, value in sorted(process.environ.items())]
             lines += [f"unset        {name}" for name in process.unset]
             lines.append(f"command      {shlex.join(process.argv)}")
-        if "script" in self.options and self.launcher == "slurm":
-            lines += ["", self.options["script"].rstrip()]
+        shown = self.options.get(_SHOWN_OPTIONS.get(self.launcher, ""))
+        lines += ["", shown.rstrip()] if shown else []
         return "\n".join(lines)

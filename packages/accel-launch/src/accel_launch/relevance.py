@@ -23,6 +23,14 @@ _READ_ELSEWHERE = frozenset(
 )
 
 
+_OF_PODS = ("tpu_use_sudo", "tpu_zone", "tpu_vm", "tpu_env")
+_OF_RANKS_HERE = ("gpu_ids", "cpu_affinity", "num_cpu_threads_per_process")
+_OF_MEETINGS = frozenset(
+    {"num_machines", "machine_rank", "master_addr", "master_port", "rdzv_backend", "same_network"}
+)
+_OF_THE_AGENT = ("max_restarts", "rdzv_conf", "tee", "log_dir", "role")
+
+
 class Rule(NamedTuple):
     """Some settings, when they count, and what to say if they do not."""
 
@@ -45,6 +53,14 @@ def _has_machines(request: LaunchRequest) -> bool:
 
 def _uses_fp8_library(library: str) -> Callable[[LaunchRequest], bool]:
     return lambda request: request.value("fp8_backend") in ("NO", library)
+
+
+def _takes_route(*names: str) -> Callable[[LaunchRequest], bool]:
+    return lambda request: route(request) in names
+
+
+def _takes_another_route(*names: str) -> Callable[[LaunchRequest], bool]:
+    return lambda request: route(request) not in names
 
 
 RULES: tuple[Rule, ...] = (
@@ -98,6 +114,19 @@ RULES: tuple[Rule, ...] = (
         "without `--slurm`",
     ),
     _rule(_group("TPUs") - {"tpu_name"}, lambda request: request.engine == "XLA", "without `--tpu`"),
+    _rule(_OF_PODS, _takes_route("tpu-pod"), "without `--tpu_cluster`"),
+    _rule(("downcast_bf16",), lambda request: request.value("mixed_precision") == "bf16", "without bf16"),
+    _rule(_OF_RANKS_HERE, _takes_another_route("tpu", "tpu-pod"), "on TPUs"),
+    _rule(
+        (*_OF_RANKS_HERE, "num_processes", "use_cpu", "grace_period_s", "report"),
+        _takes_another_route("sagemaker"),
+        "on SageMaker",
+    ),
+    _rule(_OF_MEETINGS, _takes_another_route("tpu", "tpu-pod"), "on TPUs"),
+    _rule(_OF_MEETINGS - {"num_machines"}, _takes_another_route("sagemaker"), "on SageMaker"),
+    _rule(
+        _OF_THE_AGENT, _takes_route("elastic", "slurm", "srun"), "where torch's elastic agent starts nothing"
+    ),
     _rule(_group("SageMaker"), lambda request: request.engine == SAGEMAKER, "outside of SageMaker"),
 )
 

@@ -24,11 +24,12 @@ _FP8_OVERRIDES = ("FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_WGRA
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the launcher knows of the machine it runs on."""
+    """What the launcher knows of the machine it runs on; ``gpu_variable`` chooses among its ``gpus``."""
 
     num_cpu_cores: int
     gpus: tuple[str, ...]
     environ: Mapping[str, str]
+    gpu_variable: str = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class LaunchRequest:
         overrides = self.value("fp8_override_linear_precision")
         if overrides is not None:
             found |= {name: str(on).lower() for name, on in zip(_FP8_OVERRIDES, overrides, strict=True)}
+        if self.settings["gpu_ids"].source in ("flag", "config file"):
+            found[self.machine.gpu_variable] = found.pop("CUDA_VISIBLE_DEVICES")
         return found
 
     def describe(self) -> str:

@@ -351,6 +351,7 @@ def terminal(tmp_path):
             timeout=20,
             dimensions=(40, 120),
         )
+        child.delaybeforesend = None  # what is typed early is kept
         started.append(child)
         return child
 

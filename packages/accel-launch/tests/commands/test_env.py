@@ -16,6 +16,7 @@ def test_report_names_versions_and_settings(tmp_path):
     assert report["packages"]["torch"] == version("torch")
     assert report["python"].startswith(platform.python_version())
     assert report["cpu_cores"] >= 1
+    assert isinstance(report["accelerators"], dict)
     assert report["variables"] == {"ACCELERATE_USE_CPU": "true"}  # and nothing that may be secret
     assert report["config_file"] == str(tmp_path / "c.yaml")
     assert report["config"] == {"num_processes": 2}

@@ -85,4 +85,4 @@ def test_without_gcloud_the_way_out_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf_home"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["tpu-config", *WHERE, "--command", "a"]) == 1
-    assert "The program `gcloud` is not installed" in capsys.readouterr().err
+    assert "`accel tpu-config` needs the program `gcloud`, which is not installed" in capsys.readouterr().err

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from accel_launch.accelerators.protocol import Accelerators
 from accel_launch.config.basic import basic_values, location_of, write_basic_config
 from accel_launch.config.file import read_config
 from accel_state.errors import ConfigError
@@ -30,11 +31,17 @@ def test_a_wrong_precision_writes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "kind", "num_processes", "use_cpu"),
-    [(0, "NO", 1, True), (1, "NO", 1, False), (4, "MULTI_GPU", 4, False)],
+    ("accelerators", "kind", "num_processes", "use_cpu"),
+    [
+        (Accelerators(), "NO", 1, True),
+        (Accelerators("nvidia", ("0",)), "NO", 1, False),
+        (Accelerators("nvidia", ("0", "1", "2", "3")), "MULTI_GPU", 4, False),
+        (Accelerators("npu", ("0", "1"), "ASCEND_RT_VISIBLE_DEVICES", "MULTI_NPU"), "MULTI_NPU", 2, False),
+    ],
+    ids=["no_gpu", "one_gpu", "four_gpus", "two_npus"],
 )
-def test_it_suits_the_machine(num_gpus, kind, num_processes, use_cpu):
-    values = basic_values("no", num_gpus=num_gpus)
+def test_it_suits_the_machine(accelerators, kind, num_processes, use_cpu):
+    values = basic_values("no", accelerators)
     assert (values["distributed_type"], values["num_processes"], values["use_cpu"]) == (
         kind,
         num_processes,

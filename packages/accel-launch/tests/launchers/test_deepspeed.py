@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from accel_launch.launchers.deepspeed import DeepSpeedLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
-from accel_state.errors import ConfigError
+from accel_state.errors import ConfigError, NotAvailableError
 
 TWO = {"num_machines": "2", "num_processes": "8", "use_deepspeed": "true"}
 
@@ -17,26 +21,51 @@ def plan(request_for, *, environ=None, kind="script", **flags):
     return DeepSpeedLauncher().plan(request)
 
 
-@pytest.mark.parametrize("way", ["pdsh", "openmpi", "mvapich", "mpich", "slurm"])
-def test_each_way_is_named_to_the_runner(request_for, way):
+RUNNER = ("python", "-m", "deepspeed.launcher.runner")
+
+
+@pytest.mark.parametrize(
+    ("way", "counts"),
+    [
+        ("pdsh", ("--num_nodes=2", "--num_gpus=4")),
+        ("slurm", ("--num_nodes=2", "--num_gpus=4")),
+        ("openmpi", ()),
+        ("mvapich", ()),
+        ("mpich", ()),
+    ],
+)
+def test_each_way_is_named_to_the_runner_with_the_flags_it_takes(request_for, way, counts):
     (process,) = plan(request_for, deepspeed_multinode_launcher=way, master_addr="10.0.0.1").processes
     assert process.argv == (
-        "deepspeed",
+        *RUNNER,
         f"--launcher={way}",
         "--hostfile=hosts",
-        "--num_nodes=2",
-        "--num_gpus=4",
+        *counts,
         "--master_addr=10.0.0.1",
         "--master_port=29500",
+        "--no_local_rank",
         "train.py",
         "--lr",
         "1",
     )
 
 
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [("pdsh", False), ("mpich", False), ("openmpi", True), ("mvapich", True), ("slurm", True)],
+)
+def test_ranks_are_told_where_they_meet_if_the_runner_does_not(request_for, way, told):
+    made = plan(request_for, deepspeed_multinode_launcher=way, master_addr="10.0.0.1", master_port="29511")
+    lines = made.options["forwarded"].splitlines()
+    assert ("MASTER_ADDR=10.0.0.1" in lines) is told
+    assert ("MASTER_PORT=29511" in lines) is told
+
+
 def test_without_ssh_each_machine_says_which_it_is(request_for):
-    flags = {"deepspeed_multinode_launcher": "nossh", "machine_rank": "1", "deepspeed_hostfile": ""}
-    assert plan(request_for, **flags).processes[0].argv[1:3] == ("--no_ssh", "--node_rank=1")
+    flags = {"deepspeed_multinode_launcher": "nossh", "machine_rank": "1", "master_addr": "10.0.0.1"}
+    made = plan(request_for, environ={"MLFLOW_TRACKING_TOKEN": "t"}, **flags)
+    assert made.processes[0].argv[3:6] == ("--no_ssh", "--node_rank=1", "--hostfile=hosts")
+    assert (made.options["forwarded"], made.processes[0].unset) == ("", ())
 
 
 @pytest.mark.parametrize(("kind", "flag"), [("module", "--module"), ("executable", "--no_python")])
@@ -52,11 +81,13 @@ def test_filters_take_the_place_of_numbers(request_for, which, flag):
 
 
 def test_only_what_is_on_the_list_is_forwarded(request_for):
-    environ = {"AWS_SECRET_ACCESS_KEY": "s3cret", "HF_TOKEN": "s3cret", "PATH": "/bin", "NCCL_DEBUG": "INFO"}
+    secrets = {"AWS_SECRET_ACCESS_KEY": "s3cret", "HF_TOKEN": "s3cret", "MLFLOW_TRACKING_PASSWORD": "s3cret"}
+    environ = secrets | {"PATH": "/bin", "NCCL_DEBUG": "INFO", "DS_ACCELERATOR": "cpu"}
     made = plan(request_for, environ=environ, mixed_precision="bf16")
-    lines = made.options["forwarded"].splitlines()
-    assert {"PATH=/bin", "NCCL_DEBUG=INFO", "ACCELERATE_MIXED_PRECISION=bf16"} <= set(lines)
+    lines = set(made.options["forwarded"].splitlines())
+    assert {"PATH=/bin", "NCCL_DEBUG=INFO", "DS_ACCELERATOR=cpu", "ACCELERATE_MIXED_PRECISION=bf16"} <= lines
     assert "s3cret" not in str(made.to_dict())
+    assert made.processes[0].unset == ("MLFLOW_TRACKING_PASSWORD",)  # which the runner would send by itself
 
 
 @pytest.mark.parametrize(
@@ -64,6 +95,18 @@ def test_only_what_is_on_the_list_is_forwarded(request_for):
     [
         ({"deepspeed_hostfile": ""}, "needs `--deepspeed_hostfile`"),
         ({"deepspeed_inclusion_filter": "a", "deepspeed_exclusion_filter": "b"}, "cannot both be given"),
+        (
+            {"deepspeed_multinode_launcher": "openmpi", "deepspeed_inclusion_filter": "a"},
+            "`openmpi` of DeepSpeed knows no filters: it uses all of its hostfile",
+        ),
+        (
+            {"deepspeed_multinode_launcher": "openmpi"},
+            "does not find out where ranks meet. Give `--main_process",
+        ),
+        (
+            {"deepspeed_multinode_launcher": "nossh"},
+            "does not find out where ranks meet. Give `--main_process",
+        ),
     ],
 )
 def test_what_the_runner_cannot_do_is_refused(request_for, flags, message):
@@ -71,14 +114,57 @@ def test_what_the_runner_cannot_do_is_refused(request_for, flags, message):
         plan(request_for, **flags)
 
 
-def test_the_forwarded_variables_lie_in_a_private_file_only_while_it_runs(tmp_path):
-    code = "import os, stat, sys; mode = os.stat('.deepspeed_env').st_mode; sys.exit(stat.S_IMODE(mode) != 0o600)"
-    import sys
+def test_slurm_runs_scripts_only(request_for):
+    with pytest.raises(ConfigError, match="`slurm` of DeepSpeed runs scripts only"):
+        plan(request_for, kind="module", deepspeed_multinode_launcher="slurm", master_addr="h")
 
-    process = ProcessPlan((sys.executable, "-c", code), tmp_path)
-    made = LaunchPlan("deepspeed", (process,), num_ranks=1, options={"forwarded": "A=1\n"})
-    assert DeepSpeedLauncher().run(made) == 0
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / ".deepspeed_env").write_text("B=2\n")
-    with pytest.raises(ConfigError, match="is there already"):
-        DeepSpeedLauncher().run(made)
+
+@pytest.mark.parametrize("value", ["/a$(touch x)", '/a"b', "/a`id`", "/a\\"])
+def test_a_value_that_a_shell_would_read_is_refused(request_for, value):
+    with pytest.raises(ConfigError, match="`HF_HOME` is .* would let a shell on the other machines read it"):
+        plan(request_for, environ={"HF_HOME": value})
+
+
+@pytest.fixture
+def runner(tmp_path, monkeypatch):
+    """A stand-in for the package, and a plan that shows what DeepSpeed's runner would see of the variables."""
+    (tmp_path / "deepspeed.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    code = (
+        "import os, stat; file = os.environ['DS_ENV_FILE']; "
+        "open('seen', 'w').write(oct(stat.S_IMODE(os.stat(file).st_mode)) + chr(10) + open(file).read() + file)"
+    )
+    return LaunchPlan(
+        "deepspeed",
+        (ProcessPlan((sys.executable, "-c", code), tmp_path),),
+        num_ranks=1,
+        options={"forwarded": "A=1\n"},
+    )
+
+
+def test_the_forwarded_variables_lie_in_a_private_file_only_while_it_runs(runner, tmp_path):
+    assert DeepSpeedLauncher().run(runner) == 0
+    *seen, file = (tmp_path / "seen").read_text().splitlines()
+    assert seen == ["0o600", "A=1"]
+    assert not Path(file).exists()
+
+
+def test_what_a_person_wrote_for_the_runner_is_forwarded_too(runner, tmp_path):
+    (tmp_path / ".deepspeed_env").write_text("B=2\n\nC=a=b")
+    assert DeepSpeedLauncher().run(runner) == 0
+    assert (tmp_path / "seen").read_text().splitlines()[1:-1] == ["A=1", "B=2", "C=a=b"]
+
+
+def test_what_is_held_back_is_named(runner, capsys):
+    held = replace(runner, processes=(replace(runner.processes[0], unset=("MLFLOW_TRACKING_TOKEN",)),))
+    assert DeepSpeedLauncher().run(held) == 0
+    told = capsys.readouterr().err
+    assert "`MLFLOW_TRACKING_TOKEN` may hold a secret and stays on this machine" in told
+    assert "write it into `.deepspeed_env`" in told
+
+
+def test_a_package_that_is_missing_is_named(runner, monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(NotAvailableError, match="needs the package `deepspeed`"):
+        DeepSpeedLauncher().run(runner)

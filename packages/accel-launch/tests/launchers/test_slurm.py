@@ -73,8 +73,8 @@ def test_arrays_further_options_and_requeueing(request_for):
     lines = script(request_for, **flags)
     for line in ("--array=0-9%2", "--requeue", "--signal=B:TERM@60", "--time=1:00", "'--comment=a b'"):
         assert f"#SBATCH {line}" in lines
-    assert "trap put_back TERM" in lines
-    assert lines[-1] == 'wait "$launcher"'
+    assert "trap end TERM" in lines
+    assert shlex.split(lines[-6])[:4] == ["python", "-m", "accel_launch", "launch"]
 
 
 def test_an_array_that_is_none_is_refused(request_for):
@@ -88,8 +88,10 @@ def test_the_shell_of_a_job_starts_a_launch_on_each_node(request_for):
     plan = SRunLauncher().plan(request)
     assert plan.num_ranks == 8
     argv = plan.processes[0].argv
-    assert argv[:5] == ("srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1")
-    assert argv[6:] == (
+    assert argv[:4] == ("srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1")
+    assert argv[4:7] == ("--input=all", "--kill-on-bad-exit=1", "--wait=40")
+    assert argv[7:] == (
+        *("python", "-P", "-m", "accel_launch.step", "33.0"),
         *("python", "-m", "accel_launch", "launch", "--config_file", "/srv/config.yaml"),
         *("--num_processes=8", "-m", "--", "train.py"),
     )

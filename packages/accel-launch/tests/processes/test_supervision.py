@@ -82,6 +82,17 @@ def test_signals_are_passed_on(signum):
     assert is_gone(supervisor.pids_told[0])
 
 
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
+def test_what_a_signal_of_the_users_own_means_is_left_to_the_child(signum):
+    # Not by `print`, which may be at work when the signal comes.
+    deaf = f"import os, signal; signal.signal({int(signum)}, lambda *_: os.write(1, b'heard\\n')); " + PATIENT
+    supervisor = Supervisor(deaf, grace_period_s=0.1)
+    supervisor.send(signum)
+    assert supervisor.line() == "heard\n"
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.end() == f"-15 {int(signal.SIGTERM)}"
+
+
 def test_a_child_may_end_in_its_own_way():
     supervisor = Supervisor(ORDERLY)
     supervisor.send(signal.SIGTERM)
@@ -135,16 +146,45 @@ def test_a_signal_that_is_ignored_stays_ignored():
     assert run.stdout.split() == ["True", "0", "None"]
 
 
-def test_one_that_fails_ends_the_others_and_is_the_only_one_that_was_not_asked_to():
-    ending = run("import time; time.sleep(0.7); raise SystemExit(3)", "import time; time.sleep(60)", "")
+# Waits until the process whose pid is in the file that is named has been waited for.
+UNTIL_GONE = """
+def is_there(file):
+    try:
+        os.kill(int(open(file).read()), 0)
+    except ProcessLookupError:
+        return False
+    except (FileNotFoundError, ValueError):
+        pass
+    return True
+while is_there({file!r}):
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def when_ready(tmp_path):
+    """Return code that leaves word, and code that waits for it."""
+    file = str(tmp_path / "ready")
+    leave_word = f"open({file!r}, 'w').close(); "
+    wait = f"import os, time\nwhile not os.path.exists({file!r}): time.sleep(0.01)\n"
+    return leave_word, wait
+
+
+def test_one_that_fails_ends_the_others_and_is_the_only_one_that_was_not_asked_to(when_ready, tmp_path):
+    leave_word, wait = when_ready
+    pid = str(tmp_path / "pid")
+    first = wait + UNTIL_GONE.format(file=pid) + "raise SystemExit(3)"
+    third = f"import os; open({pid!r}, 'w').write(str(os.getpid()))"
+    ending = run(first, leave_word + "import time; time.sleep(60)", third)
     assert [child.return_code for child in ending.children] == [3, -15, 0]
     assert [child.was_ended for child in ending.children] == [False, True, False]
     assert [child.failed_at is not None for child in ending.children] == [True, True, False]
 
 
-def test_others_that_do_not_end_are_killed_after_the_grace_period():
-    ready_then_fail = "import time; time.sleep(0.7); raise SystemExit(3)"
-    ending = run(ready_then_fail, STUBBORN, grace_period_s=0.2)
+def test_others_that_do_not_end_are_killed_after_the_grace_period(when_ready):
+    leave_word, wait = when_ready
+    stubborn = STUBBORN.replace("print", leave_word + "print")
+    ending = run(wait + "raise SystemExit(3)", stubborn, grace_period_s=0.1)
     assert [child.return_code for child in ending.children] == [3, -9]
 
 
@@ -155,10 +195,12 @@ def test_a_signal_reaches_every_child():
     assert all(is_gone(pid) for pid in supervisor.pids_told)
 
 
-def test_failing_counts_from_the_traceback_and_not_from_the_end():
-    slow_to_end = "import atexit, time; atexit.register(time.sleep, 0.8); raise ValueError('first')"
-    loser = "import time; time.sleep(0.4); raise SystemExit(9)"
-    first, second = run(slow_to_end, loser).children
+def test_failing_counts_from_the_traceback_and_not_from_the_end(when_ready):
+    leave_word, wait = when_ready
+    slow_to_end = f"import atexit, time\ndef end():\n    {leave_word}time.sleep(60)\natexit.register(end)\n"
+    first, second = run(
+        slow_to_end + "raise ValueError('first')", wait + "time.sleep(0.3); raise SystemExit(9)"
+    ).children
     assert first.failed_at < second.failed_at
     assert first.last_lines[-1] == "ValueError: first"
 

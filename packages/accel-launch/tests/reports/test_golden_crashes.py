@@ -133,7 +133,7 @@ if rank == 0:
     raise RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:4711")
 def slow_end():
     open("closed", "w").close()
-    time.sleep(1)
+    time.sleep(60)
 atexit.register(slow_end)
 raise FloatingPointError("loss is nan")
 """
@@ -147,18 +147,20 @@ raise FloatingPointError("loss is nan")
 
 def test_two_ranks_fail_of_themselves(crash):
     body = """
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if rank == 0:
+    while not os.path.exists("ready"):
+        time.sleep(0.01)
     raise KeyError("first")
-while not os.path.exists("go"):
-    time.sleep(0.6)
-    open("go", "w").close()
-raise OSError("second")
+def fail(*_):
+    raise OSError("second")
+signal.signal(signal.SIGTERM, fail)
+open("ready", "w").close()
+time.sleep(60)
 """
     told = crash(body, 2, "--grace_period_s=5")[1].splitlines()
     assert told[:2] == [
-        "error: Rank 0 on HOST failed first: it ended with exit code 1: KeyError: 'first' (/train.py:7).",
-        "  Rank 1 ended with exit code 1: OSError: second (/train.py:11), too.",
+        "error: Rank 0 on HOST failed first: it ended with exit code 1: KeyError: 'first' (/train.py:8).",
+        "  Rank 1 ended with exit code 1: OSError: second (/train.py:10 in fail), too.",
     ]
 
 

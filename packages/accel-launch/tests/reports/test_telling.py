@@ -35,6 +35,15 @@ def test_only_the_last_lines_are_shown():
     ]
 
 
+def test_lines_that_only_point_at_others_take_no_place():
+    told = describe(report(0, 3, last_lines=("Traceback", "    f(x)", "    ~^^^", "E: no")))
+    assert [line.removeprefix("    | ") for line in told.splitlines()[2:]] == [
+        "Traceback",
+        "    f(x)",
+        "E: no",
+    ]
+
+
 def test_a_quiet_run_writes_its_report_but_says_nothing(tmp_path: Path, capsys):
     assert tell(report(3), is_quiet=True, file=tmp_path / "r.json") == 3
     assert capsys.readouterr().err == ""

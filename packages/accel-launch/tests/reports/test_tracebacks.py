@@ -40,6 +40,32 @@ WITH_RANKS = """
 [rank1]: torch.distributed.DistBackendError: NCCL error
 [W123 process_group.cpp] Warning: destroy_process_group() was not called
 """
+LOCAL_CLASS = """
+Traceback (most recent call last):
+  File "/a.py", line 4, in g
+    raise My("no")
+g.<locals>.My: no
+"""
+GROUP = """
+Traceback (most recent call last):
+  File "/a.py", line 1, in earlier
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+  + Exception Group Traceback (most recent call last):
+  |   File "/a.py", line 9, in <module>
+  |     train(7)
+  |   File "/a.py", line 5, in train
+  | ExceptionGroup: several (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/a.py", line 2, in one
+    | ValueError: a
+    +---------------- 2 ----------------
+    | TypeError: b
+    +------------------------------------
+"""
 UNREADABLE = """
   File "/home/me/train.py", line 2
     foo(
@@ -63,6 +89,8 @@ SyntaxError: '(' was never closed
                 "torch.distributed.DistBackendError", "NCCL error", "/home/me/train.py", 5, "<module>"
             ),
         ),
+        (LOCAL_CLASS, FoundException("g.<locals>.My", "no", "/a.py", 4, "g")),
+        (GROUP, FoundException("ExceptionGroup", "several (2 sub-exceptions)", "/a.py", 5, "train")),
         (UNREADABLE, FoundException("SyntaxError", "'(' was never closed", "/home/me/train.py", 2, None)),
         ("all is well\n", None),
         ("Traceback (most recent call last):\n  File cut off", None),

@@ -92,21 +92,21 @@ def exchange(
     if write is not None and 0 < payload_bytes <= size - HEADER_BYTES:
         write(frame[HEADER_BYTES : HEADER_BYTES + payload_bytes])
     frames = transport.all_gather(frame.to(transport.control_device)).cpu()
-    headers = list(_HEADER.iter_unpack(frames[:, :HEADER_BYTES].numpy().tobytes()))
-    return _received(transport.history, frames, headers)
+    memory = frames.numpy().data.cast("B", (frames.numel(),))
+    return _received(
+        transport.history,
+        frames,
+        [_HEADER.unpack_from(memory, rank * size) for rank in range(transport.world_size)],
+    )
 
 
 def _received(
     history: FrameHistory, frames: torch.Tensor, headers: Sequence[tuple[int, bytes, int]]
 ) -> Exchange:
-    ours = [magic == _MAGIC for magic, _, _ in headers]
-    result = Exchange(
-        frames=frames,
-        digests=tuple(digest if mine else None for mine, (_, digest, _) in zip(ours, headers, strict=True)),
-        payload_bytes=tuple(size if mine else 0 for mine, (_, _, size) in zip(ours, headers, strict=True)),
-    )
-    history.record(max(result.payload_bytes))
-    return result
+    digests = tuple([digest if magic == _MAGIC else None for magic, digest, _ in headers])
+    payload_bytes = tuple([size if magic == _MAGIC else 0 for magic, _, size in headers])
+    history.record(max(payload_bytes))
+    return Exchange(frames, digests, payload_bytes)
 
 
 def exchange_bytes(transport: Transport, *, digest: bytes, payload: bytes) -> tuple[Exchange, list[bytes]]:

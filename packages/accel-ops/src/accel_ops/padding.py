@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from accel_ops.faults import SAME_DIMENSIONS, raise_for_disagreement
 from accel_ops.frames import exchange_bytes
 from accel_ops.parcel import digest_of, flatten, rebuild
 from accel_ops.transport import Transport, current_transport
+
+
+_LARGEST_SHARED_BYTES = 1 << 15
 
 
 class CannotPadNestedTensorWarning(UserWarning):
@@ -55,8 +59,10 @@ def pad_across_processes(
     sizes = [leaf.shape[dim] if _has_dimension(leaf, dim) else 0 for leaf in leaves]
     signature = (dim, outline, tuple([(leaf.dtype, leaf.dim()) for leaf in leaves]))
     largest = _largest_sizes(transport, sizes, signature, tensor)
-    pairs = zip(leaves, largest, strict=True)
-    return rebuild(tensor, (_pad(leaf, dim, size, pad_index, pad_first) for leaf, size in pairs))
+    if largest == sizes:
+        return rebuild(tensor, iter(leaves))
+    fill = _Fill(dim, pad_index, is_first=pad_first)
+    return rebuild(tensor, iter(fill.all_of(leaves, sizes, largest)))
 
 
 def _has_dimension(leaf: torch.Tensor, dim: int) -> bool:
@@ -85,11 +91,43 @@ def _largest_sizes(
     ]
 
 
-def _pad(leaf: torch.Tensor, dim: int, size: int, pad_index: int | float, pad_first: bool) -> torch.Tensor:
-    """Return the tensor with ``size`` entries along ``dim``, itself if it has them."""
-    if not _has_dimension(leaf, dim) or leaf.shape[dim] == size:
-        return leaf
-    missing = size - leaf.shape[dim]
-    # `constant_pad_nd` counts from the last dimension, (before, after) for each.
-    later = [0] * (2 * (leaf.ndim - 1 - dim % leaf.ndim))
-    return torch.constant_pad_nd(leaf, [*later, *((missing, 0) if pad_first else (0, missing))], pad_index)
+@dataclass(frozen=True, slots=True)
+class _Fill:
+    """How tensors are made longer along a dimension."""
+
+    dim: int
+    value: int | float
+    is_first: bool
+
+    def all_of(
+        self, leaves: Sequence[torch.Tensor], sizes: Sequence[int], wanted: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Return the tensors with ``wanted`` entries each, themselves if they have them.
+
+        Small ones that are alike are filled together; the results are disjoint views of one memory.
+        """
+        results = list(leaves)
+        alike: dict[Hashable, list[int]] = {}
+        for position, (leaf, size, target) in enumerate(zip(leaves, sizes, wanted, strict=True)):
+            if size == target:
+                continue
+            # What autograd follows must not become a view, which could not be changed in place.
+            is_alone = leaf.requires_grad or type(leaf) is not torch.Tensor or leaf.nbytes > _LARGEST_SHARED_BYTES
+            kind = position if is_alone else (leaf.shape, leaf.dtype, leaf.device, target)
+            alike.setdefault(kind, []).append(position)
+        for positions in alike.values():
+            first, missing = leaves[positions[0]], wanted[positions[0]] - sizes[positions[0]]
+            if len(positions) == 1:
+                results[positions[0]] = self._filled(first, self.dim % first.ndim, missing)
+                continue
+            stacked = torch.stack([leaves[position] for position in positions])
+            filled = self._filled(stacked, self.dim % first.ndim + 1, missing).unbind(0)
+            for position, piece in zip(positions, filled, strict=True):
+                results[position] = piece
+        return results
+
+    def _filled(self, leaf: torch.Tensor, dim: int, missing: int) -> torch.Tensor:
+        # `constant_pad_nd` counts from the last dimension, (before, after) for each.
+        later = [0] * (2 * (leaf.ndim - 1 - dim))
+        extent = (missing, 0) if self.is_first else (0, missing)
+        return torch.constant_pad_nd(leaf, [*later, *extent], self.value)

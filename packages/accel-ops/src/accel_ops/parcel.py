@@ -17,6 +17,7 @@ _ALIGNMENT = 16
 #: From this size on, copying a tensor into a common buffer costs more than a collective of its own.
 LARGE_BYTES = 1 << 18
 _REMEMBERED = 512
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _LARGEST_SHARED_BYTES = 1 << 20
 
 
@@ -31,6 +32,8 @@ class Segment:
     sizes: tuple[int, ...]
     #: Whether all of them have the same shape.
     is_uniform: bool
+    #: Shape of all of them joined along dimension 0, where they differ in that one alone.
+    joined: tuple[int, ...] | None
     #: First byte in the buffer, a multiple of 16.
     start: int
     num_bytes: int
@@ -100,6 +103,8 @@ def rebuild(data: Any, leaves: Iterator[torch.Tensor]) -> Any:
     """Return nested data with the next of ``leaves`` in the place of each tensor."""
 
     def visit(value: Any) -> Any:
+        if type(value) is dict and _PLAIN.issuperset(map(type, value.values())):
+            return dict(zip(value, leaves, strict=False))  # takes as many leaves as there are keys
         return next(leaves) if isinstance(value, torch.Tensor) else map_children(value, visit)
 
     return visit(data)
@@ -177,11 +182,20 @@ def _make_layout(
     for dtype, members in by_dtype.items():
         sizes = tuple([leaves[position].numel() for position in members])
         num_bytes = sum(sizes) * dtype.itemsize
-        is_uniform = len({leaves[position].shape for position in members}) == 1
-        segments.append(Segment(dtype, tuple(members), sizes, is_uniform, start, num_bytes))
+        of_members = [leaves[position].shape for position in members]
+        is_uniform = len(set(of_members)) == 1
+        joined = _joined_shape(of_members)
+        segments.append(Segment(dtype, tuple(members), sizes, is_uniform, joined, start, num_bytes))
         start += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
     alone = sum(leaves[position].numel() * leaves[position].element_size() for position in large)
     return Layout(digest, tuple(segments), start, tuple(large), shapes, start + alone)
+
+
+def _joined_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Return the shape of tensors joined along dimension 0; None if they have none or differ in the others."""
+    if not shapes[0] or any(not shape or shape[1:] != shapes[0][1:] for shape in shapes):
+        return None
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
 def members_of(segment: Segment, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -201,7 +215,11 @@ def pack_segment(segment: Segment, leaves: Sequence[torch.Tensor]) -> torch.Tens
 def pack(layout: Layout, leaves: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
     """Copy all leaves that are not large into ``buffer`` (``packed_bytes`` of uint8)."""
     for segment in layout.segments:
-        segment_view(segment, buffer).copy_(pack_segment(segment, leaves))
+        room = segment_view(segment, buffer)
+        if segment.joined is None:
+            room.copy_(pack_segment(segment, leaves))
+        else:
+            torch.cat(members_of(segment, leaves), out=room.view(segment.joined))
 
 
 def segment_view(segment: Segment, buffer: torch.Tensor) -> torch.Tensor:
@@ -226,12 +244,12 @@ def spread(
     if len(segment.leaves) == 1:
         owns_memory = values.untyped_storage().nbytes() == values.nbytes
         pieces: Sequence[torch.Tensor] = (values if owns_memory else values.clone(),)
-    elif values.nbytes > _LARGEST_SHARED_BYTES:
-        pieces = _cut(segment, values)
-    elif segment.is_uniform:
-        by_leaf = values.view(*values.shape[:-1], len(segment.leaves), segment.sizes[0]).movedim(-2, 0)
-        pieces = by_leaf.reshape(len(segment.leaves), *shapes[segment.leaves[0]]).unbind(0)
-    elif values.ndim == 1:
+    elif segment.is_uniform and values.nbytes <= _LARGEST_SHARED_BYTES:
+        pieces = _unstacked(segment, values, shapes[segment.leaves[0]])
+        if len(pieces) == len(results):
+            results[:] = pieces
+            return
+    elif values.ndim == 1 and values.nbytes <= _LARGEST_SHARED_BYTES:
         pieces = _unflatten_dense_tensors(  # type: ignore[no-untyped-call]
             values, members_of(segment, leaves)
         )
@@ -239,6 +257,14 @@ def spread(
         pieces = _cut(segment, values)
     for position, piece in zip(segment.leaves, pieces, strict=True):
         results[position] = piece if piece.shape == shapes[position] else piece.reshape(shapes[position])
+
+
+def _unstacked(segment: Segment, values: torch.Tensor, shape: tuple[int, ...]) -> Sequence[torch.Tensor]:
+    """Return the values of leaves of one shape as views of one memory."""
+    num_leaves = len(segment.leaves)
+    if values.ndim > 1:
+        values = values.view(*values.shape[:-1], num_leaves, segment.sizes[0]).movedim(-2, 0)
+    return values.reshape(num_leaves, *shape).unbind(0)
 
 
 def _cut(segment: Segment, values: torch.Tensor) -> Sequence[torch.Tensor]:

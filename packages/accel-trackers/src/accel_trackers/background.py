@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import queue
+import signal
 import threading
 import warnings
 from collections import deque
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from accel_state.errors import ConfigError, StateError
+from accel_trackers.deferral import deferred
 from accel_trackers.errors import TrackerError
 from accel_trackers.general_tracker import GeneralTracker
 from accel_trackers.main_process import is_marked, runs_here
@@ -41,7 +43,8 @@ class BackgroundLog:
     `log` copies the values (tensors are cloned on their device, without waiting for it) and returns. What a
     tracker raises is raised again, as a `TrackerError`, by the next `log`, `drain` or `close`; the other
     trackers and later values are not affected. At the exit of the interpreter, after an exception too, what
-    is queued is written first. Trackers with ``log_in_background = False`` are called at once, by the caller.
+    is queued is written first; a SIGTERM that arrives meanwhile takes effect after it. Trackers with
+    ``log_in_background = False`` are called at once, by the caller.
 
     Args:
         trackers: Started trackers, whose ``log`` this object calls from now on; it never calls ``finish``.
@@ -112,7 +115,8 @@ class BackgroundLog:
             return
         self._is_closed = True
         atexit.unregister(self.close)
-        self._write_all()
+        with deferred(signal.SIGTERM):
+            self._write_all()
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import Any, Literal
 from weakref import WeakSet
 
@@ -27,6 +28,7 @@ from accel.parts.preempting import Preempting
 from accel.parts.preparation import Preparation
 from accel.parts.process import ProcessControl
 from accel.parts.saving import Saving
+from accel.parts.settings import Settings
 from accel.parts.stepping import Stepping
 from accel.project import ProjectConfiguration
 from accel.weighting import WeightedWindow
@@ -58,6 +60,7 @@ from accel_trackers import GeneralTracker, filter_trackers
 class Accelerator(
     ProcessControl,
     EngineFacts,
+    Settings,
     Preparation,
     Stepping,
     DataMoving,
@@ -136,12 +139,13 @@ class Accelerator(
                 "megatron_lm_plugin": megatron_lm_plugin,
             }
         )
+        self._handlers = dict(collect(kwargs_handlers))
         self.configuration = RunConfiguration(
             accumulation=resolve_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin),
             loader=resolve_loader(split_batches, dataloader_config),
             project=resolve_project(project_dir, project_config),
             dynamo=resolve_dynamo(dynamo_backend, dynamo_plugin),
-            handlers=collect(kwargs_handlers),
+            handlers=MappingProxyType(self._handlers),
             rng_types=resolve_rng_types(rng_types),
             plugin=plugin,
             strategy=strategy,

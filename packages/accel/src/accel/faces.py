@@ -355,7 +355,7 @@ FACES: dict[str, str] = {
         PartialState is_tqdm_available tqdm
     """,
     "accel.commands.config": """
-        config_command_parser default_command_parser get_config_parser load_config_from_file main
+        config_command_parser default_command_parser get_config_parser load_config_from_file
         update_command_parser
     """,
     "accel.commands.config.default": """
@@ -370,7 +370,7 @@ FACES: dict[str, str] = {
         get_int_from_env is_bf16_available is_deepspeed_available is_hpu_available is_mlu_available
         is_musa_available is_neuron_available is_npu_available is_rich_available is_sagemaker_available
         is_sdaa_available is_torch_xla_available is_xpu_available launch_command launch_command_parser
-        load_config_from_file main multi_gpu_launcher patch_environment prepare_deepspeed_cmd_env
+        load_config_from_file multi_gpu_launcher patch_environment prepare_deepspeed_cmd_env
         prepare_multi_gpu_env prepare_sagemager_args_inputs prepare_simple_launcher_cmd_env prepare_tpu
         sagemaker_launcher simple_launcher str_to_bool tpu_launcher tpu_pod_launcher
     """,
@@ -378,7 +378,7 @@ FACES: dict[str, str] = {
         CustomArgumentParser add_timm_hub_prefix calculate_maximum_sizes check_has_model convert_bytes
         create_ascii_table create_empty_model estimate_command estimate_command_parser
         estimate_training_usage gather_data init_empty_weights is_timm_available is_transformers_available
-        main verify_on_hub
+        verify_on_hub
     """,
 }
 """Module path: names that it offers."""

@@ -14,7 +14,9 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.utils.data import DataLoader
 
+from accel.loader_workers import keep_workers
 from accel.stop_agreement import StopAgreement
 from accel_state import current_runtime
 from accel_state.errors import ConfigError, StateError
@@ -74,6 +76,7 @@ class Preemption:
         )
         self.advance = self._agreement.advance
         """Count a step in a loop without `backward`; every rank must call it as often."""
+        self._signals = list(signals)
         self._before: dict[int, Any] = {}
         for signum in signals:
             self._before[signum] = signal.signal(signum, self._on_signal)
@@ -91,6 +94,10 @@ class Preemption:
         if asked_at is None or self.grace_period_s is None:
             return None
         return max(0.0, asked_at + self.grace_period_s - time.monotonic())
+
+    def keep_workers(self, loader: DataLoader[Any]) -> None:
+        """Let workers that `loader` starts while this is open outlive the signals; the run still needs them."""
+        keep_workers(loader, self._signals)
 
     def __enter__(self) -> Preemption:
         return self
@@ -119,6 +126,7 @@ class Preemption:
         if not self.is_open or self._is_leaving or os.getpid() != self._process:
             return
         self.is_open = False
+        self._signals.clear()
         for signum, handler in self._before.items():
             if signal.getsignal(signum) == self._on_signal:
                 signal.signal(signum, signal.SIG_DFL if handler is None else handler)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import queue
 import sys
 import threading
 import time
+from contextlib import suppress
 
 from torch._C._distributed_c10d import Store
 
 from accel_state.errors import StateError
 
 POLL_S = 0.5
-"""How often a rank looks whether it, or another, has been asked to stop."""
+"""How often a rank looks whether another has been asked to stop; its own request wakes it at once."""
 
 ANSWER_S = 60.0
 """How long to wait for the other ranks' answers, which their watching threads give at once."""
@@ -21,10 +23,11 @@ ANSWER_S = 60.0
 class StopAgreement:
     """The same last step on every rank, at no cost until somebody asks for it.
 
-    A thread looks every half second whether any rank has been asked. If so, it promises, in the group's
-    store, that its rank will not pass the step after the present one before it knows all promises. The step
-    to stop after is the largest. So ranks may be steps apart, and none waits for another's training: only for
-    the threads' answers, once. Until then a step costs an addition and a look at a flag.
+    A thread waits for a request, and looks every half second whether another rank has one. If so, it
+    promises, in the group's store, that its rank will not pass the step after the present one before it knows
+    all promises. The step to stop after is the largest. So ranks may be steps apart, and none waits for
+    another's training: only for the threads' answers, once. Until then a step costs an addition and a look
+    at a flag.
 
     Args:
         store: Where the ranks leave word, the same for all; None in a single process.
@@ -56,7 +59,9 @@ class StopAgreement:
         self._is_pending = False
         self._answered = threading.Event()
         self._settled = threading.Event()
-        self._closing = threading.Event()
+        self._is_closing = False
+        # Unlike the methods of an event, `put` may interrupt itself: signal handlers call it.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._cancelled = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="accel-preemption", daemon=True)
         self._thread.start()
@@ -72,6 +77,7 @@ class StopAgreement:
             self.asked_at = time.monotonic()
         if self._store is None:
             self._is_pending = True
+        self._wake.put(None)
 
     def advance(self) -> None:
         """Count one step, and decide whether it is the last. Every rank must call it as often.
@@ -92,7 +98,8 @@ class StopAgreement:
 
     def settle(self) -> None:
         """Stop asking the store; where an agreement is under way, see it through first."""
-        self._closing.set()
+        self._is_closing = True
+        self._wake.put(None)
         self._settled.wait(timeout=ANSWER_S)
 
     def close(self) -> None:
@@ -121,8 +128,10 @@ class StopAgreement:
             if self.asked_at is not None or (self._store is not None and self._store.check(["asked"])):
                 self.asked_at = self.asked_at or time.monotonic()
                 return True
-            if self._closing.wait(POLL_S):
+            if self._is_closing:
                 return False
+            with suppress(queue.Empty):
+                self._wake.get(timeout=None if self._store is None else POLL_S)
 
     def _exchange(self, store: Store) -> None:
         # In this order: the main thread either sees the request in its next step and waits, or that step is

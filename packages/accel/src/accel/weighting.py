@@ -33,6 +33,7 @@ class WeightedWindow:
         self._num_weighted = 0
         self._has_plain = False
         self._unit: float | None = None
+        self._block: object = None
 
     def backward(
         self,
@@ -42,6 +43,7 @@ class WeightedWindow:
         is_last: bool,
         run: Callable[[Tensor], None],
         parameters: Callable[[], Iterable[Tensor]],
+        block: object = None,
     ) -> None:
         """Run backward of a mean loss with its weight; every rank must call it as often.
 
@@ -51,17 +53,22 @@ class WeightedWindow:
             is_last: Whether this micro-batch ends the window.
             run: Computes gradients of a loss.
             parameters: Gives what the gradients belong to, in a window of several micro-batches.
+            block: What is another object for each micro-batch; nothing that is true where nobody knows.
 
         Raises:
             ConfigError: If `num_items` is negative or not finite.
-            StateError: If the window has no item at all, or a loss without a count.
+            StateError: If the window has no item at all, or a loss without a count, or if it is the second in
+                a micro-batch of a longer window.
         """
         count = check_count(num_items)
         if self._has_plain:
             self._refuse_mixture()
+        if block and block is self._block:
+            self._refuse_second()
         if is_last and not self._num_weighted:
             run(loss * (count * self._world_size / self._agree(count)))
             return
+        self._block = block
         if self._unit is None:
             self._unit = self._total(count) or 1.0
         self._num_weighted += 1
@@ -69,7 +76,7 @@ class WeightedWindow:
         run(loss * (count / self._unit))
         if is_last:
             scale_gradients(parameters(), self._unit * self._world_size / self._agree(self._items))
-            self.reset()
+            self._begin()
 
     def pass_by(self, *, is_last: bool) -> None:
         """Take note of a backward without a count.
@@ -88,8 +95,19 @@ class WeightedWindow:
             "Give `num_items` in every micro-batch, or in none."
         )
 
+    def _refuse_second(self) -> None:
+        self.reset()
+        raise StateError(
+            "This `accumulate` block has a second `backward` with `num_items`, whose items would count as if they "
+            "belonged to the first loss. Add the losses up, weighted as you like, and call `backward` once."
+        )
+
     def reset(self) -> None:
-        """Begin a new window; the unit stays, since any number will do that all ranks share."""
+        """Forget where the window stood; the unit stays, since any number will do that all ranks share."""
+        self._begin()
+        self._block = None
+
+    def _begin(self) -> None:
         self._items = 0.0
         self._num_weighted = 0
         self._has_plain = False

@@ -134,6 +134,19 @@ def test_an_optimizer_owns_what_it_loaded(tmp_path):
     accelerator._optimizers[0].step()
 
 
+def test_an_optimizer_that_has_moments_gets_the_loaded_ones_into_their_memory(tmp_path):
+    """Loading a second time must not take the memory of a second set."""
+    accelerator = change_of(tmp_path / "a")
+    accelerator.load_state(tmp_path / "a")
+    optimizer = accelerator._optimizers[0]
+    moments = next(iter(optimizer.state.values()))["exp_avg"]
+    good = moments.clone()
+    moments.fill_(9)
+    accelerator.load_state(tmp_path / "a")
+    assert next(iter(optimizer.state.values()))["exp_avg"].data_ptr() == moments.data_ptr()
+    assert torch.equal(moments, good)
+
+
 def test_a_folder_without_its_manifest_is_refused_and_the_newest_good_one_named(tmp_path):
     accelerator = build()
     accelerator.save_state(tmp_path / "checkpoint_0")

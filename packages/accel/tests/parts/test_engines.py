@@ -40,6 +40,10 @@ def test_without_an_engine_there_is_nothing_to_tell():
     assert not accelerator.is_fsdp2
     assert not accelerator.is_composable_parallelism_enabled
     assert accelerator.fp8_backend == FP8BackendType.NO
+    loader = [1]
+    assert accelerator.deepspeed_ulysses_dl_adapter(loader, torch.nn.Linear(1, 1)) is loader
+    with accelerator.maybe_context_parallel(buffers=[torch.ones(2)], buffer_seq_dims=[0]) as nothing:
+        assert nothing is None
 
 
 def test_a_mesh_of_another_size_is_refused():

@@ -169,3 +169,37 @@ def synced_late():
 
 def test_a_backward_may_synchronise_though_its_forward_did_not(world):
     assert world(2).run(synced_late) == [1.5, 1.5]
+
+
+def clipped_in_parts(precision, *, is_guarded, by_value=False):
+    """Weights after a step on two micro-batches, clipped in each or only where the sum is complete."""
+    accelerator = Accelerator(
+        cpu=True,
+        mixed_precision=precision,
+        gradient_accumulation_steps=2,
+        kwargs_handlers=[GradScalerKwargs(init_scale=256.0)] if precision == "fp16" else None,
+    )
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.ones_(model.weight)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    norms = []
+    for step in range(2):
+        with accelerator.accumulate(model):
+            one_step(accelerator, model, scale=step + 1)
+            if accelerator.sync_gradients or not is_guarded:
+                if by_value:
+                    accelerator.clip_grad_value_(model.parameters(), 0.5)
+                else:
+                    norms.append(accelerator.clip_grad_norm_(model.parameters(), 0.5).item())
+            optimizer.step()
+            optimizer.zero_grad()
+    return model.weight.flatten().tolist(), norms
+
+
+@pytest.mark.parametrize("by_value", [False, True])
+@pytest.mark.parametrize("precision", ["no", "fp16"])
+def test_clipping_waits_until_the_sum_is_complete(precision, by_value):
+    weights, norms = clipped_in_parts(precision, is_guarded=False, by_value=by_value)
+    assert weights == clipped_in_parts(precision, is_guarded=True, by_value=by_value)[0]
+    if not by_value:
+        assert norms == pytest.approx([3**0.5, 27**0.5], rel=1e-3)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from accel_state.enums import DDPCommunicationHookType as HookType
-from accel_state.errors import ConfigError
+from accel_state.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
@@ -43,15 +44,17 @@ def register(
     """Make ``model`` send its gradients through ``hook``; call once on every rank, before the first backward.
 
     Raises:
-        ConfigError: If torch has no such hook for the process group's backend (bf16 needs NCCL or XCCL).
+        ConfigError: If torch has no such hook for the process group's backend (bf16 needs NCCL or XCCL), or
+            no such option of its state.
     """
     if hook == HookType.NO:
         return
     function = _hook(hook)
     if wrapper != HookType.NO:
         function = _wrapper(wrapper)(function)
+    state = _state(hook, state_options)
     try:
-        model.register_comm_hook(_state(hook, state_options), function)
+        model.register_comm_hook(state, function)
     except TypeError as error:
         raise ConfigError(
             f"The communication hook `{hook}` (wrapper `{wrapper}`) cannot be used here: {error}. "
@@ -88,4 +91,11 @@ def _state(hook: HookType, options: Mapping[str, Any]) -> object | None:
         return None
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
+    known = tuple(inspect.signature(PowerSGDState).parameters)
+    for name in options:
+        if name not in known:
+            raise ConfigError(
+                f"`comm_state_option` has no `{name}`. Known to `{hook}`: {', '.join(known)}."
+                + did_you_mean(name, known)
+            )
     return PowerSGDState(**{"process_group": None, **options})

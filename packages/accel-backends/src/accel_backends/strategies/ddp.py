@@ -42,8 +42,11 @@ class DDPStrategy(ReplicatedStrategy):
                 "Start the script with `accel launch` or torchrun, or use the strategy `single`."
             )
         super().setup(context)
-        handler = context.handlers.get(DistributedDataParallelKwargs)
-        self._handler = (
+
+    def _wrapping(self) -> DistributedDataParallelKwargs:
+        """Return how models are wrapped, which may have been set anew since the last one was."""
+        handler = self.context.handlers.get(DistributedDataParallelKwargs)
+        return (
             handler if isinstance(handler, DistributedDataParallelKwargs) else DistributedDataParallelKwargs()
         )
 
@@ -51,8 +54,9 @@ class DDPStrategy(ReplicatedStrategy):
         """Wrap ``model`` unless it is wrapped already or nothing in it is trained. All ranks together."""
         if ddp_of(model) is not None or not any(parameter.requires_grad for parameter in model.parameters()):
             return model
-        wrapped = DistributedDataParallel(model, device_ids=_device_ids(model), **self._handler.to_kwargs())
-        self._handler.register_comm_hook(wrapped)
+        handler = self._wrapping()
+        wrapped = DistributedDataParallel(model, device_ids=_device_ids(model), **handler.to_kwargs())
+        handler.register_comm_hook(wrapped)
         release_at_exit(wrapped)
         return wrapped
 

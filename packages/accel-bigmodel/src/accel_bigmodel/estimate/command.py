@@ -55,3 +55,25 @@ class EstimateMemoryCommand:
 
 
 command = EstimateMemoryCommand()
+
+
+def estimate_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+    """Return the parser of ``accel estimate-memory``, alone or as one of ``subparsers``.
+
+    What it parses has ``func``, which is `estimate_command`.
+    """
+    parser: argparse.ArgumentParser = (
+        argparse.ArgumentParser(prog="accel estimate-memory", description=command.help)
+        if subparsers is None
+        else subparsers.add_parser("estimate-memory", help=command.help)
+    )
+    command.add_arguments(parser)
+    parser.set_defaults(func=estimate_command)
+    return parser
+
+
+def estimate_command(args: argparse.Namespace) -> None:
+    """Print the estimate that ``args`` ask for; flags that are not among them have their defaults."""
+    given = {name: value for name, value in vars(args).items() if name != "model_name"}
+    asked = estimate_command_parser().parse_args([args.model_name], argparse.Namespace(**given))
+    command.run(asked)

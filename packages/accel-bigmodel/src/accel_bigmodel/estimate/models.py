@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
+from accel_bigmodel.estimate.hub import verify_on_hub
 from accel_bigmodel.skeleton import init_empty_weights
-from accel_state.availability import is_timm_available, is_transformers_available
-from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
 
 
 def create_empty_model(
@@ -24,20 +24,23 @@ def create_empty_model(
 
     Args:
         model_name: ``module:factory`` (something to import and call), a folder or ``config.json`` of transformers, or
-            a name on the Hub.
-        library_name: ``"transformers"`` or ``"timm"``; by default timm for names that begin with ``timm/``.
+            a name that timm knows (``timm/resnet50``), or one on the Hub.
+        library_name: ``"transformers"`` or ``"timm"``; by default timm for names that begin with ``timm/``, else what
+            the Hub says.
         trust_remote_code: Whether code from the Hub may run.
         access_token: For the Hub.
 
     Raises:
-        ConfigError: If there is no such model.
-        NotAvailableError: If the library is not installed.
+        ConfigError: If there is no such model, or it wants a login.
+        NotAvailableError: If the library is not installed, or the Hub is needed and cannot be reached.
     """
-    if library_name is None and ":" in model_name and not Path(model_name).exists():
+    if Path(model_name).exists():
+        return _from_transformers(model_name, trust_remote_code=trust_remote_code)
+    if library_name is None and ":" in model_name:
         return _from_factory(model_name)
     if library_name == "timm" or (library_name is None and model_name.startswith("timm/")):
-        return _from_timm(model_name)
-    return _from_transformers(model_name, trust_remote_code=trust_remote_code, token=access_token)
+        return _from_timm(model_name, token=access_token)
+    return _from_hub(model_name, library_name, trust_remote_code=trust_remote_code, token=access_token)
 
 
 def add_timm_hub_prefix(model_name: str) -> str:
@@ -64,32 +67,57 @@ def _from_factory(name: str) -> nn.Module:
     return model
 
 
-def _from_timm(name: str) -> nn.Module:
-    if not is_timm_available():
-        raise NotAvailableError(
-            f"`{name}` needs the package `timm`, which is not installed. Run `pip install timm`."
-        )
-    timm: Any = importlib.import_module("timm")
+def _from_timm(name: str, *, token: str | None) -> nn.Module:
+    timm = _imported("timm", name)
+    known = name.removeprefix("timm/")
+    # What timm has the code of needs no network: the Hub would only add its weights.
+    if not timm.is_model(known):
+        known = add_timm_hub_prefix(name)
+        if known == name:
+            raise UnknownNameError.of("model of timm", name, timm.list_models())
+        _refuse_missing(name, verify_on_hub(name, token))
     with init_empty_weights():
-        model: nn.Module = timm.create_model(add_timm_hub_prefix(name), pretrained=False)
+        model: nn.Module = timm.create_model(known, pretrained=False)
     return model
 
 
-def _from_transformers(name: str, *, trust_remote_code: bool, token: str | None) -> nn.Module:
-    if not is_transformers_available():
-        raise NotAvailableError(
-            f"`{name}` needs the package `transformers`, which is not installed. Run `pip install transformers`, or "
-            "name any model of your own as `module:factory`."
+def _from_hub(name: str, library: str | None, *, trust_remote_code: bool, token: str | None) -> nn.Module:
+    _imported("transformers", name)
+    try:
+        info = verify_on_hub(name, token)
+    except NotAvailableError as unreachable:
+        try:
+            return _from_transformers(name, trust_remote_code=trust_remote_code, is_cached=True)
+        except ConfigError:
+            raise unreachable from None
+    _refuse_missing(name, info)
+    if library is None and getattr(info, "library_name", None) == "timm":
+        return _from_timm(name, token=token)
+    return _from_transformers(name, trust_remote_code=trust_remote_code, token=token)
+
+
+def _refuse_missing(name: str, info: Any) -> None:
+    if info == "repo":
+        raise ConfigError(
+            f"There is no model `{name}`: neither a folder here nor on the Hub. Check the name; a private model needs "
+            "a login (`hf auth login`)."
         )
-    transformers: Any = importlib.import_module("transformers")
+    if info == "gated":
+        raise ConfigError(
+            f"`{name}` is gated: accept its terms on the Hub, log in (`hf auth login`), and try again."
+        )
+
+
+def _from_transformers(
+    name: str, *, trust_remote_code: bool, token: str | None = None, is_cached: bool = False
+) -> nn.Module:
+    transformers = _imported("transformers", name)
     try:
         config = transformers.AutoConfig.from_pretrained(
-            name, trust_remote_code=trust_remote_code, token=token
+            name, trust_remote_code=trust_remote_code, token=token, local_files_only=is_cached
         )
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"There is no model `{name}` here, and none was found on the Hub: {error}"
-        ) from error
+        raise ConfigError(f"`{name}` has no config that transformers can read: {error}") from error
     made = _architecture(transformers, config)
     with init_empty_weights():
         if made is not None:
@@ -97,6 +125,27 @@ def _from_transformers(name: str, *, trust_remote_code: bool, token: str | None)
         else:
             model = transformers.AutoModel.from_config(config, trust_remote_code=trust_remote_code)
     return model
+
+
+def _imported(library: str, name: str) -> Any:
+    try:
+        return importlib.import_module(library)
+    except ModuleNotFoundError as error:
+        if error.name != library:
+            raise _broken(library, name, error) from error
+        raise NotAvailableError(
+            f"`{name}` needs the package `{library}`, which is not installed. Run `pip install {library}`, or name any "
+            "model of your own as `module:factory`."
+        ) from error
+    except (ImportError, RuntimeError) as error:  # torchvision, say, that was built for another torch
+        raise _broken(library, name, error) from error
+
+
+def _broken(library: str, name: str, error: Exception) -> NotAvailableError:
+    return NotAvailableError(
+        f"`{name}` needs the package `{library}`, which is installed but cannot be imported: {error}. Install what it "
+        "misses, built for this torch."
+    )
 
 
 def _architecture(transformers: Any, config: Any) -> Any:

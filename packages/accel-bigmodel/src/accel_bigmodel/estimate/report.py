@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from accel_bigmodel.estimate.models import create_empty_model
 from accel_bigmodel.estimate.running import example_inputs, kv_cache_bytes, measure_activations
-from accel_bigmodel.estimate.training import training_bytes
+from accel_bigmodel.estimate.training import estimate_training_usage, training_bytes
 from accel_bigmodel.module_tensors import named_module_tensors
 from accel_bigmodel.sizes import compute_module_sizes, get_max_layer_size
 from accel_bigmodel.units import convert_bytes
@@ -53,6 +54,24 @@ def estimate(model: nn.Module, question: Question) -> dict[str, Any]:
     if question.batch_size is not None:
         answer["running"] = _running(model, question, question.batch_size)
     return answer
+
+
+def gather_data(args: Any) -> list[list[Any]]:
+    """Return a row for each dtype: its name, bytes of the largest layer, of the model, and of training with Adam.
+
+    Args:
+        args: What `estimate_command_parser` parsed: ``model_name``, and if they are there ``library_name``,
+            ``dtypes`` and ``trust_remote_code``.
+    """
+    model = create_empty_model(
+        args.model_name, getattr(args, "library_name", None), getattr(args, "trust_remote_code", False)
+    )
+    full = _sizes(model, "float32")["total"]
+    rows = []
+    for dtype in getattr(args, "dtypes", None) or Question.dtypes:
+        sizes = _sizes(model, dtype)
+        rows.append([dtype, sizes["largest_layer"], sizes["total"], estimate_training_usage(full, dtype)])
+    return rows
 
 
 def as_text(answer: Mapping[str, Any]) -> str:
@@ -107,7 +126,7 @@ def create_ascii_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], ti
 def _sizes(model: nn.Module, dtype: str) -> dict[str, int]:
     sizes = compute_module_sizes(model, dtype=dtype)
     parts: list[Any] = [*named_module_tensors(model), *model.named_children()]
-    largest, names = get_max_layer_size(parts, sizes, ())
+    largest, names = get_max_layer_size(parts, sizes, getattr(model, "_no_split_modules", None))
     return {
         "largest_layer": largest if names else sizes[""],
         "total": sizes[""],

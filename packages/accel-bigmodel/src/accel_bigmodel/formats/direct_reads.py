@@ -6,9 +6,8 @@ import ctypes
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -19,13 +18,8 @@ _MOST_BUFFERS = 512  # a call of the system takes 1024 at most
 _NUM_THREADS = 4
 
 
-@dataclass(slots=True)
-class Segment:
-    """A run of bytes in a file, for one address in memory."""
-
-    start: int
-    num_bytes: int
-    address: int
+Segment: TypeAlias = tuple[int, int, int]
+"""A run of bytes in a file, for one address in memory: ``(start, num_bytes, address)``."""
 
 
 class DirectReads:
@@ -38,22 +32,27 @@ class DirectReads:
         self._path = path
         self._segments: list[Segment] = []
 
-    def add(self, tensor: torch.Tensor, *, start: int, num_bytes: int) -> None:
+    def add(self, tensor: torch.Tensor, start: int, num_bytes: int) -> None:
         """Fill ``tensor`` with the bytes from ``start`` on."""
         if num_bytes:
-            self._segments.append(Segment(start, num_bytes, tensor.data_ptr()))
+            self._segments.append((start, num_bytes, tensor.data_ptr()))
 
     def jobs(self) -> Iterator[list[Segment]]:
         """Yield adjoining segments, as many as one read takes."""
         job: list[Segment] = []
-        size = 0
-        for segment in _in_pieces(sorted(self._segments, key=lambda segment: segment.start)):
-            follows = job and job[-1].start + job[-1].num_bytes == segment.start
-            if job and (not follows or size + segment.num_bytes > _JOB_BYTES or len(job) == _MOST_BUFFERS):
-                yield job
-                job, size = [], 0
-            job.append(segment)
-            size += segment.num_bytes
+        begin = end = 0
+        for segment in sorted(self._segments):
+            for piece in (segment,) if segment[1] <= _JOB_BYTES else _pieces(segment):
+                start, num_bytes, _ = piece
+                if job and (
+                    start != end or end + num_bytes - begin > _JOB_BYTES or len(job) == _MOST_BUFFERS
+                ):
+                    yield job
+                    job = []
+                if not job:
+                    begin = start
+                job.append(piece)
+                end = start + num_bytes
         if job:
             yield job
 
@@ -75,9 +74,9 @@ class DirectReads:
                     pass
 
     def _read(self, file: Any, job: Sequence[Segment]) -> None:
-        buffers = [(ctypes.c_char * segment.num_bytes).from_address(segment.address) for segment in job]
-        wanted = sum(segment.num_bytes for segment in job)
-        position, got = job[0].start, 0
+        buffers = [(ctypes.c_char * num_bytes).from_address(address) for _, num_bytes, address in job]
+        position, got = job[0][0], 0
+        wanted = job[-1][0] + job[-1][1] - position
         if hasattr(os, "preadv"):
             got = os.preadv(file.fileno(), buffers, position)
         if got < wanted:
@@ -108,8 +107,7 @@ def _read_at(descriptor: int, view: memoryview, begin: int) -> int:
         return file.readinto(view) or 0
 
 
-def _in_pieces(segments: Sequence[Segment]) -> Iterator[Segment]:
-    for segment in segments:
-        for done in range(0, segment.num_bytes, _JOB_BYTES):
-            size = min(_JOB_BYTES, segment.num_bytes - done)
-            yield Segment(segment.start + done, size, segment.address + done)
+def _pieces(segment: Segment) -> Iterator[Segment]:
+    start, num_bytes, address = segment
+    for done in range(0, num_bytes, _JOB_BYTES):
+        yield start + done, min(_JOB_BYTES, num_bytes - done), address + done

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,8 +25,7 @@ ALIGNMENT = 64
 _LARGEST_HEADER = 100_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class ByteRange:
+class ByteRange(NamedTuple):
     """One tensor in a file; ``start`` counts from the beginning of the file."""
 
     dtype: torch.dtype

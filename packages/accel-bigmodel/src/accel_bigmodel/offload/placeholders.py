@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import nn
 
-from accel_bigmodel.offload.transfer import Arrival, bring
+from accel_bigmodel.offload.transfer import Arrival, bring, is_in_memory
 from accel_bigmodel.placing import as_parameter_like
 from accel_state.errors import StateError
 
@@ -55,10 +55,11 @@ class Origin:
         """Bring the values close to where they are used; called in another thread, before they are needed."""
         with self._lock:
             if self.live is None and self._arrival is None:
+                stored = self.stored()
                 announce = getattr(self.weights, "announce", None)
-                if announce is not None:
+                if announce is not None and not is_in_memory(stored):
                     announce(self.key)
-                self._arrival = bring(self.stored(), self.device, ahead=True)
+                self._arrival = bring(stored, self.device, ahead=True)
 
     def forget(self) -> None:
         """Drop what was brought and not used."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import mmap
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +57,36 @@ def bring(stored: torch.Tensor, device: torch.device, *, ahead: bool = False) ->
 
 
 def _touch(tensor: torch.Tensor) -> None:
-    """Read one byte of each page, so that the forward finds them in memory."""
-    if tensor.is_contiguous() and tensor.nbytes >= _PAGE_BYTES:
+    """See to it that the forward finds all of a tensor in memory."""
+    if tensor.is_contiguous() and tensor.nbytes >= _PAGE_BYTES and not is_in_memory(tensor):
         raw = tensor.detach().reshape(-1).view(torch.uint8)
         raw[::_PAGE_BYTES].max()
+
+
+def is_in_memory(tensor: torch.Tensor) -> bool:
+    """Whether all of a tensor is in memory, and not only mapped from a file; false where the system cannot tell.
+
+    To touch what is there takes time from the processors and caches that the forward is using.
+    """
+    if tensor.device.type != "cpu":
+        return True
+    ask = _residency()
+    if ask is None:
+        return False
+    begin = tensor.data_ptr() // _PAGE_BYTES * _PAGE_BYTES
+    num_bytes = tensor.data_ptr() + tensor.nbytes - begin
+    found = ctypes.create_string_buffer(-(-num_bytes // _PAGE_BYTES))
+    return ask(begin, num_bytes, found) == 0 and 0 not in found.raw
+
+
+@functools.cache
+def _residency() -> Callable[[int, int, Any], int] | None:
+    if sys.platform != "linux" or mmap.PAGESIZE != _PAGE_BYTES:
+        return None
+    ask: Any = ctypes.CDLL(None).mincore
+    ask.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+    found: Callable[[int, int, Any], int] = ask
+    return found
 
 
 def _copy_beside(stored: torch.Tensor, device: torch.device) -> Arrival:

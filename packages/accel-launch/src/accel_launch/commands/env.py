@@ -12,8 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from accel_launch.accelerators.detection import find_accelerators, present_accelerators
 from accel_launch.config.file import ConfigFile, find_config
-from accel_launch.gpus import gpus_of_machine
 from accel_launch.messages import show
 from accel_state.environment import snapshot
 
@@ -60,7 +60,8 @@ def environment_report(config: ConfigFile, *, environ: Mapping[str, str]) -> dic
         "platform": platform.platform(),
         "cpu_cores": os.cpu_count(),
         "memory_gib": _memory_gib(),
-        "nvidia_gpus": len(gpus_of_machine()),
+        "accelerators": present_accelerators(),
+        "used_accelerators": ",".join(find_accelerators(environ).names) or None,
         "variables": {name: value for name, value in sorted(environ.items()) if name.startswith(_PREFIXES)},
         "config_file": None if config.path is None else str(config.path),
         "config": dict(config.values),

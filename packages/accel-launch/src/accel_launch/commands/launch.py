@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from accel_launch.accelerators.detection import find_accelerators
 from accel_launch.config.file import find_config
-from accel_launch.gpus import visible_gpus
 from accel_launch.interpreter import interpreter_command
 from accel_launch.launchers.allocation import flags_of_step
 from accel_launch.launchers.selection import select_launcher
@@ -81,11 +81,12 @@ def _request(arguments: argparse.Namespace) -> LaunchRequest:
     environ = snapshot()
     config = find_config(arguments.config_file, environ=environ)
     kind: CommandKind = "module" if arguments.module else "executable" if arguments.no_python else "script"
+    accelerators = find_accelerators(environ)
     request = make_request(
         _checked_command(arguments.command, kind),
         flags=_flags(arguments, environ),
         config=config,
-        machine=Machine(_num_cpu_cores(), visible_gpus(environ), environ),
+        machine=Machine(_num_cpu_cores(), accelerators.names, environ, accelerators.variable),
         cwd=Path.cwd(),
         kind=kind,
         interpreter=interpreter_command(),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from accel_launch.config.file import ConfigFile, find_config
+from accel_launch.gcloud import check_is_installed, on_all_workers
 from accel_launch.messages import show
 from accel_launch.processes.ending import exit_code_for_shell
 from accel_state.environment import snapshot
-from accel_state.errors import ConfigError, LaunchError
+from accel_state.errors import ConfigError
 
 _SOURCE = "git+https://github.com/huggingface/accelerate.git"
 EPILOG = "What the flags do not say comes from the config file."
@@ -59,7 +61,7 @@ class TpuConfigCommand:
 command = TpuConfigCommand()
 
 
-def gcloud_command(arguments: argparse.Namespace, config: ConfigFile) -> list[str]:
+def gcloud_command(arguments: argparse.Namespace, config: ConfigFile) -> tuple[str, ...]:
     """Return the command line that runs everything on all machines of the pod.
 
     Raises:
@@ -68,12 +70,7 @@ def gcloud_command(arguments: argparse.Namespace, config: ConfigFile) -> list[st
     name = _required(arguments.tpu_name or config.values.get("tpu_name"), "tpu_name", "the TPU")
     zone = _required(arguments.tpu_zone or config.values.get("tpu_zone"), "tpu_zone", "its zone")
     steps = ["cd /usr/share", *_installation(arguments), *_commands(arguments, config)]
-    return [
-        "gcloud",
-        *(["alpha"] if arguments.use_alpha else []),
-        *("compute", "tpus", "tpu-vm", "ssh", name),
-        *("--zone", zone, "--command", "; ".join(steps), "--worker", "all"),
-    ]
+    return on_all_workers(name, "; ".join(steps), zone=zone, is_alpha=arguments.use_alpha)
 
 
 def _required(value: Any, flag: str, what: str) -> str:
@@ -112,12 +109,8 @@ def _lines_of(path: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: Sequence[str]) -> int:
     import subprocess
 
-    try:
-        return exit_code_for_shell(subprocess.run(argv, check=False).returncode)
-    except FileNotFoundError:
-        raise LaunchError(
-            "The program `gcloud` is not installed. See https://cloud.google.com/sdk."
-        ) from None
+    check_is_installed("accel tpu-config")
+    return exit_code_for_shell(subprocess.run(argv, check=False).returncode)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from accel_launch.accelerators.detection import find_accelerators
+from accel_launch.accelerators.protocol import Accelerators
 from accel_launch.config.location import config_folder
 from accel_launch.config.writing import write_config
-from accel_launch.gpus import visible_gpus
 from accel_launch.messages import show
 from accel_state.environment import find_setting, snapshot
 
@@ -15,7 +16,7 @@ DEFAULT_LOCATION = "~/.cache/huggingface/accelerate/default_config.yaml"
 
 
 def write_basic_config(mixed_precision: str = "no", save_location: str = DEFAULT_LOCATION) -> Path | bool:
-    """Write a config file for this machine, one process for each GPU, and return its path.
+    """Write a config file for this machine, one process for each accelerator, and return its path.
 
     A file that is there already is left alone: a line says so, and False is returned.
 
@@ -33,7 +34,7 @@ def write_basic_config(mixed_precision: str = "no", save_location: str = DEFAULT
     if path.exists():
         show(f"There is a configuration at `{path}` already; it is left as it is.")
         return False
-    write_config(path, basic_values(precision, num_gpus=len(visible_gpus(environ))))
+    write_config(path, basic_values(precision, find_accelerators(environ)))
     return path
 
 
@@ -42,11 +43,12 @@ def location_of(given: str | None, *, environ: Mapping[str, str]) -> Path:
     return config_folder(environ) / "default_config.yaml" if given is None else Path(given).expanduser()
 
 
-def basic_values(mixed_precision: str, *, num_gpus: int) -> dict[str, object]:
-    """Return what suits a machine with so many GPUs."""
+def basic_values(mixed_precision: str, accelerators: Accelerators) -> dict[str, object]:
+    """Return what suits a machine with these accelerators."""
+    num_gpus = len(accelerators.names)
     return {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "MULTI_GPU" if num_gpus > 1 else "NO",
+        "distributed_type": accelerators.several if num_gpus > 1 else "NO",
         "mixed_precision": mixed_precision,
         "num_processes": max(1, num_gpus),
         "use_cpu": num_gpus == 0,

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
 from accel_launch.launchers.machines import DEFAULT_PORT
-from accel_launch.launchers.ranks import asked_port, report_file, run_here
+from accel_launch.launchers.ranks import asked_port, report_file, run_here, threads_per_process
 from accel_launch.launchers.routes import route
+from accel_launch.messages import warn
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.request import LaunchRequest
-from accel_state.errors import ConfigError
+from accel_state.environment import snapshot
+from accel_state.errors import ConfigError, NotAvailableError
 
 ENVIRONMENT_FILE = ".deepspeed_env"
 # What else of this environment the other machines need; anything not named here stays here.
 FORWARDED = (
+    "DS_ACCELERATOR",
+    "GLOO_SOCKET_IFNAME",
     "HF_HOME",
     "LD_LIBRARY_PATH",
     "NCCL_DEBUG",
@@ -23,18 +32,45 @@ FORWARDED = (
     "NCCL_IB_HCA",
     "NCCL_P2P_DISABLE",
     "NCCL_SOCKET_IFNAME",
-    "GLOO_SOCKET_IFNAME",
     "PATH",
     "PYTHONPATH",
 )
-# DeepSpeed's words for the ways we know.
-_WAYS: Mapping[str, str] = MappingProxyType(
-    {"pdsh": "pdsh", "openmpi": "openmpi", "mvapich": "mvapich", "mpich": "mpich", "slurm": "slurm"}
+# The runner forwards whatever begins so by itself, MLFLOW_TRACKING_PASSWORD for one.
+_HELD_BACK = "MLFLOW"
+# The runner writes values into a command line for a shell, between double quotes.
+_UNSAFE = re.compile(r"[\"$`\\\n]")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How DeepSpeed reaches the machines: its word for it, and what it can do there.
+
+    With ``counts`` it takes a number of machines and processes, or filters; otherwise its hostfile decides.
+    With ``tells_ranks`` it tells them where they meet. ``runs_only_scripts`` leaves out modules and programs.
+    With ``forwards`` it sends variables; otherwise the command is given on each machine.
+    """
+
+    name: str
+    forwards: bool = True
+    counts: bool = True
+    tells_ranks: bool = True
+    runs_only_scripts: bool = False
+
+
+WAYS: Mapping[str, Way] = MappingProxyType(
+    {
+        "pdsh": Way("pdsh"),
+        "openmpi": Way("openmpi", counts=False, tells_ranks=False),
+        "mvapich": Way("mvapich", counts=False, tells_ranks=False),
+        "mpich": Way("mpich", counts=False),
+        "slurm": Way("slurm", tells_ranks=False, runs_only_scripts=True),
+        "nossh": Way("nossh", forwards=False),
+    }
 )
 
 
 class DeepSpeedLauncher:
-    """Starts ``deepspeed``, which starts the ranks of all machines named in its hostfile."""
+    """Starts DeepSpeed's runner, which starts the ranks of all machines named in its hostfile."""
 
     name: ClassVar[str] = "deepspeed"
 
@@ -42,11 +78,19 @@ class DeepSpeedLauncher:
         return route(request) == self.name
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
-        environ = request.environ()
+        way = WAYS[request.value("deepspeed_multinode_launcher")]
+        environ = _environ(request, way)
         process = ProcessPlan(
-            argv=("deepspeed", *_flags(request), *_kind(request), *request.command),
+            argv=(
+                *(*request.interpreter, "-m", "deepspeed.launcher.runner"),
+                *_flags(request, way),
+                "--no_local_rank",  # the variable says it; scripts need no such argument
+                *_kind(request, way),
+                *request.command,
+            ),
             cwd=request.cwd,
             environ=environ,
+            unset=_held_back(request.machine.environ) if way.forwards else (),
         )
         return LaunchPlan(
             self.name,
@@ -55,61 +99,113 @@ class DeepSpeedLauncher:
             grace_period_s=request.value("grace_period_s"),
             is_quiet=request.is_quiet,
             report=report_file(request),
-            options={"forwarded": _environment_file(environ, request.machine.environ)},
+            options={
+                "forwarded": _environment_file(environ, request.machine.environ) if way.forwards else ""
+            },
         )
 
     def run(self, plan: LaunchPlan) -> int:
-        (process,) = plan.processes
-        file = process.cwd / ENVIRONMENT_FILE
-        text = plan.options["forwarded"]
-        if file.exists() and file.read_text() != text:
-            raise ConfigError(
-                f"`{file}` is there already, and the DeepSpeed runner would forward what it says. Remove it; the "
-                "variables of this run would be written there."
+        if find_spec("deepspeed") is None:
+            raise NotAvailableError(
+                "DeepSpeed on several machines needs the package `deepspeed`, which is not installed. Run "
+                "`pip install accel-backends[deepspeed]`, or use `--deepspeed_multinode_launcher standard`."
             )
-        file.write_text(text)
-        file.chmod(0o600)
-        try:
-            return run_here(plan)
-        finally:
-            file.unlink(missing_ok=True)
+        (process,) = plan.processes
+        if process.unset:
+            warn(
+                f"{', '.join(f'`{name}`' for name in process.unset)} may hold a secret and stays on this machine. "
+                f"To send it to the others, write it into `{ENVIRONMENT_FILE}`."
+            )
+        with tempfile.TemporaryDirectory(prefix="accel-deepspeed-") as folder:
+            file = Path(folder) / ENVIRONMENT_FILE
+            file.touch(mode=0o600)
+            file.write_text(plan.options["forwarded"] + _own_lines(process.cwd))
+            process = process.with_variables(DS_ENV_FILE=str(file))
+            return run_here(replace(plan, processes=(process,)))
 
 
-def _flags(request: LaunchRequest) -> list[str]:
-    way = request.value("deepspeed_multinode_launcher")
+def _flags(request: LaunchRequest, way: Way) -> list[str]:
     hostfile = request.value("deepspeed_hostfile")
-    if hostfile is None and way != "nossh":
+    if hostfile is None:
         raise ConfigError(
-            f"The launcher `{way}` of DeepSpeed needs `--deepspeed_hostfile`. For machines on each of which you give "
-            "this command, use `--deepspeed_multinode_launcher standard`."
+            f"The launcher `{way.name}` of DeepSpeed needs `--deepspeed_hostfile`. For machines on each of which you "
+            "give this command, use `--deepspeed_multinode_launcher standard`."
         )
     flags = (
-        ["--no_ssh", f"--node_rank={request.machine_rank}"]
-        if way == "nossh"
-        else [f"--launcher={_WAYS[way]}"]
+        [f"--launcher={way.name}"] if way.forwards else ["--no_ssh", f"--node_rank={request.machine_rank}"]
     )
-    flags += [] if hostfile is None else [f"--hostfile={hostfile}"]
+    flags += [f"--hostfile={hostfile}", *_machines(request, way)]
+    address: str | None = request.value("master_addr")
+    if not address and not (way.forwards and way.tells_ranks):
+        raise ConfigError(
+            f"The launcher `{way.name}` of DeepSpeed does not find out where ranks meet. Give `--main_process_ip`."
+        )
+    flags += [f"--master_addr={address}"] if address else []
+    return [*flags, f"--master_port={_port(request)}"]
+
+
+def _port(request: LaunchRequest) -> int:
+    return asked_port(request) or DEFAULT_PORT
+
+
+def _machines(request: LaunchRequest, way: Way) -> list[str]:
     included = request.value("deepspeed_inclusion_filter")
     excluded = request.value("deepspeed_exclusion_filter")
     if included and excluded:
         raise ConfigError(
             "`--deepspeed_inclusion_filter` and `--deepspeed_exclusion_filter` cannot both be given; choose one."
         )
+    if not way.counts:
+        if included or excluded:
+            raise ConfigError(
+                f"The launcher `{way.name}` of DeepSpeed knows no filters: it uses all of its hostfile. Take the "
+                "machines out there, or use `--deepspeed_multinode_launcher pdsh`."
+            )
+        return []
     if included or excluded:
-        flags.append(f"--include={included}" if included else f"--exclude={excluded}")
-    else:
-        flags += [f"--num_nodes={request.num_machines}", f"--num_gpus={request.num_local_processes}"]
-    if request.value("master_addr"):
-        flags.append(f"--master_addr={request.value('master_addr')}")
-    return [*flags, f"--master_port={asked_port(request) or DEFAULT_PORT}"]
+        return [f"--include={included}" if included else f"--exclude={excluded}"]
+    return [f"--num_nodes={request.num_machines}", f"--num_gpus={request.num_local_processes}"]
 
 
-def _kind(request: LaunchRequest) -> tuple[str, ...]:
+def _kind(request: LaunchRequest, way: Way) -> tuple[str, ...]:
+    if request.kind != "script" and way.runs_only_scripts:
+        raise ConfigError(
+            f"The launcher `{way.name}` of DeepSpeed runs scripts only. Leave `--module` and `--no_python` out."
+        )
     return {"script": (), "module": ("--module",), "executable": ("--no_python",)}[request.kind]
+
+
+def _environ(request: LaunchRequest, way: Way) -> dict[str, str]:
+    threads = threads_per_process(request, request.num_local_processes)
+    environ = {"OMP_NUM_THREADS": str(threads)} | request.environ()
+    if way.tells_ranks:
+        return environ
+    return environ | {"MASTER_ADDR": request.value("master_addr") or "", "MASTER_PORT": str(_port(request))}
+
+
+def _held_back(environ: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(sorted(name for name in environ if name.startswith(_HELD_BACK)))
 
 
 def _environment_file(settings: Mapping[str, str], environ: Mapping[str, str]) -> str:
     """Return what DeepSpeed's runner forwards: our settings, and what is on the list."""
     forwarded = {name: environ[name] for name in FORWARDED if name in environ} | dict(settings)
-    lines = [f"{name}={value}" for name, value in sorted(forwarded.items()) if "\n" not in value]
-    return "\n".join(lines) + "\n"
+    for name, value in forwarded.items():
+        if _UNSAFE.search(value):
+            raise ConfigError(
+                f"`{name}` is `{value}`, but DeepSpeed's runner would let a shell on the other machines read it. "
+                "Leave out double quotes, backslashes, `$`, backticks and line ends."
+            )
+    return _as_lines(f"{name}={value}" for name, value in sorted(forwarded.items()))
+
+
+def _own_lines(cwd: Path) -> str:
+    """Return what the person has written for DeepSpeed's runner to forward, as it would have found it."""
+    name = snapshot().get("DS_ENV_FILE", ENVIRONMENT_FILE)
+    files = dict.fromkeys((Path.home() / name, cwd / name))
+    texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+    return _as_lines(line for text in texts for line in text.splitlines() if "=" in line)
+
+
+def _as_lines(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)

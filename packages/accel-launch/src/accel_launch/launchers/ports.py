@@ -10,13 +10,13 @@ from accel_state.errors import LaunchError
 
 
 @contextmanager
-def held_port(port: int | None) -> Iterator[int]:
+def held_port(port: int | None, *, asked_with: str = "--main_process_port") -> Iterator[int]:
     """Yield ``port``, or a free one for None, which nobody else is given meanwhile.
 
     It is bound but not listened to, and marked as reusable, so that rank 0 can still take it.
 
     Raises:
-        LaunchError: If ``port`` is taken.
+        LaunchError: If ``port`` is taken; it names what it was ``asked_with``.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -24,7 +24,7 @@ def held_port(port: int | None) -> Iterator[int]:
             holder.bind(("", port or 0))
         except OSError as error:
             raise LaunchError(
-                f"`--main_process_port` is {port}, but that port cannot be used: {error.strerror}. "
+                f"`{asked_with}` is {port}, but that port cannot be used: {error.strerror}. "
                 "Choose another, or 0 for one that is free."
             ) from error
         yield holder.getsockname()[1]

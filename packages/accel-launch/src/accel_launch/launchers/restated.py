@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from accel_launch.options import OPTIONS, SWITCHES
 from accel_launch.request import LaunchRequest
 
 _KINDS = {"script": (), "module": ("-m",), "executable": ("--no_python",)}
+_UNSEEN_ELSEWHERE = frozenset({"flag", "environment", "config file"})
+# Settings whose variables speak of this machine, also where nobody set them for the sake of a launch.
+OF_THIS_MACHINE = frozenset({"gpu_ids", "num_cpu_threads_per_process", "master_addr", "master_port"})
 
 
-def restated(request: LaunchRequest, *, without: Collection[str] = ()) -> tuple[str, ...]:
+def restated(
+    request: LaunchRequest,
+    *,
+    without: Collection[str] = (),
+    interpreter: Sequence[str] | None = None,
+    is_self_contained: bool = False,
+) -> tuple[str, ...]:
     """Return the command that asks for what ``request`` asks for, less the settings in ``without``.
 
-    Flags come from flags only: environment and config file say elsewhere what they say here.
+    Args:
+        request: What is asked for.
+        without: Names of settings to leave out.
+        interpreter: Python there; the one here if omitted.
+        is_self_contained: Say with flags what environment and config file say here, since they say nothing there.
+            Otherwise flags come from flags only.
     """
-    words = [*request.interpreter, "-m", "accel_launch", "launch"]
-    if request.config.path is not None:
+    sources = _UNSEEN_ELSEWHERE if is_self_contained else {"flag"}
+    words = [*(request.interpreter if interpreter is None else interpreter), "-m", "accel_launch", "launch"]
+    if request.config.path is not None and not is_self_contained:
         words += ["--config_file", str(request.cwd / request.config.path)]
     for setting in OPTIONS:
         given = request.settings[setting.name]
-        if given.source != "flag" or setting.name in without or setting.flag is None:
+        if given.source not in sources or setting.name in without or setting.flag is None:
+            continue
+        if given.source == "environment" and setting.name in OF_THIS_MACHINE:
             continue
         if setting.name in SWITCHES:
             words += [setting.flag] if given.value else []

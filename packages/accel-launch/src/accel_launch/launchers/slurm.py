@@ -21,15 +21,28 @@ _ARRAY = re.compile(r"[\d,:-]+(%\d+)?")
 _TIMEOUT_S = 60
 
 # SLURM sends the batch script a SIGTERM before a job ends. The launcher hands it on, the ranks may save, and then
-# the job queues again under its own number.
+# the job queues again under its own number; so it does when the script asks for it by its exit code
+# (`handle_preemption`). The number of an array's last task is that of the whole array, hence the longer name.
 _REQUEUE = """\
+job="$SLURM_JOB_ID"
+[ -z "$SLURM_ARRAY_JOB_ID" ] || job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
 put_back() {
-    kill -TERM "$launcher" 2>/dev/null
-    wait "$launcher"
-    scontrol requeue "$SLURM_JOB_ID"
+    trap '' TERM
+    scontrol requeue "$job"
     exit 143
 }
-trap put_back TERM
+end() {
+    kill -TERM "$launcher" 2>/dev/null
+    wait "$launcher"
+    put_back
+}
+trap end TERM
+%s &
+launcher=$!
+wait "$launcher"
+code=$?
+[ "$code" -ne 75 ] || put_back
+exit "$code"
 """
 
 
@@ -96,8 +109,5 @@ def batch_script(request: LaunchRequest) -> str:
         f"#SBATCH {shlex.quote(option)}" for option in shlex.split(request.value("slurm_options") or "")
     ]
     command = shlex.join(restated(request, without=_OWN_SETTINGS))
-    if requeues:
-        body = f'{_REQUEUE}{command} &\nlauncher=$!\nwait "$launcher"\n'
-    else:
-        body = f"exec {command}\n"
+    body = _REQUEUE % command if requeues else f"exec {command}\n"
     return "#!/bin/bash\n" + "\n".join(lines) + "\n\n" + body

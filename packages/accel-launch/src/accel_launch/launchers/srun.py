@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
-from accel_launch.launchers.ranks import run_here
 from accel_launch.launchers.restated import restated
 from accel_launch.launchers.routes import route
 from accel_launch.plan import LaunchPlan, ProcessPlan
+from accel_launch.processes.ending import exit_code_for_shell
+from accel_launch.processes.supervision import run_processes
 from accel_launch.request import LaunchRequest
+from accel_state.environment import snapshot
 
-# A step needs no longer than this to end once one of its nodes has failed.
-_WAIT_S = 60
+# Beyond the time the nodes give their ranks: for each node's own launcher, and for the way there and back.
+_NODE_SLACK_S = 3.0
 _SLACK_S = 10.0
 
 
@@ -25,6 +28,7 @@ class SRunLauncher:
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         num_nodes = int(request.machine.environ["SLURM_JOB_NUM_NODES"])
+        grace_period_s: float = request.value("grace_period_s")
         asked: int | None = request.value("num_processes")
         process = ProcessPlan(
             argv=(
@@ -32,8 +36,14 @@ class SRunLauncher:
                 f"--nodes={num_nodes}",
                 f"--ntasks={num_nodes}",
                 "--ntasks-per-node=1",
+                "--input=all",
                 "--kill-on-bad-exit=1",
-                f"--wait={_WAIT_S}",
+                f"--wait={math.ceil(grace_period_s + _SLACK_S)}",  # once one of the nodes has ended
+                *request.interpreter,
+                "-P",
+                "-m",
+                "accel_launch.step",
+                str(grace_period_s + _NODE_SLACK_S),
                 *restated(request),
             ),
             cwd=request.cwd,
@@ -42,9 +52,14 @@ class SRunLauncher:
             self.name,
             (process,),
             num_ranks=asked or num_nodes * request.num_processes,
-            grace_period_s=request.value("grace_period_s") + _SLACK_S,
+            grace_period_s=grace_period_s + _SLACK_S,
             is_quiet=True,  # each node tells of its own ranks
         )
 
     def run(self, plan: LaunchPlan) -> int:
-        return run_here(plan)
+        """Run ``srun``; signals go to the nodes through its input, since it would make a SIGTERM a SIGKILL."""
+        ending = run_processes(
+            plan.processes, host_environ=snapshot(), grace_period_s=plan.grace_period_s, orders=[b""]
+        )
+        exit_code = exit_code_for_shell(ending.children[0].return_code)
+        return exit_code or (0 if ending.interrupted_by is None else 128 + ending.interrupted_by)

@@ -14,7 +14,7 @@ from accel_launch.plan import ProcessPlan
 from accel_launch.processes.child import Child, ChildEnding
 from accel_launch.processes.memory_kills import counter_files, num_memory_kills
 from accel_launch.processes.output import Channel
-from accel_launch.processes.signals import clear_events, signals_as_events
+from accel_launch.processes.signals import ENDING_SIGNALS, clear_events, signals_as_events
 from accel_launch.processes.terminal import controlling_terminal, give_terminal
 
 # How long the rest of a line is waited for.
@@ -43,7 +43,8 @@ def run_processes(
 ) -> RunEnding:
     """Run the processes of ``plans`` in a process group of their own and wait until all have ended.
 
-    SIGINT, SIGTERM and SIGHUP that reach this process are passed on. The children then have
+    SIGINT, SIGTERM and SIGHUP that reach this process are passed on, as are SIGUSR1 and SIGUSR2, which mean what
+    the children take them for. After the first three the children have
     ``grace_period_s`` seconds before the whole group is killed; a second SIGINT kills it at once. Once a
     child fails, the others get a SIGTERM and the same time. After a failure or an interruption, what is left
     of the group is killed. On Linux the kernel kills the children if this process dies. A terminal is lent to
@@ -154,11 +155,12 @@ class _Supervision:
             signum = self._pending_signals.pop(0)
             if signum == self._interrupted_by == signal.SIGINT:
                 self._kill_group()
-            else:
+                continue
+            if signum in ENDING_SIGNALS:
                 self._interrupted_by = signum
                 self._deadline = time.monotonic() + self._grace_period_s
-                for child in self._children:
-                    child.send(signum)
+            for child in self._children:
+                child.send(signum)
 
     def _kill_group(self) -> None:
         if self._group is None:

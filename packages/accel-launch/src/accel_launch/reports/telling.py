@@ -12,6 +12,7 @@ from accel_launch.reports.run_report import RankReport, RunReport
 from accel_state.errors import LaunchError
 
 _NUM_SHOWN_LINES = 6
+_MARKS = " ^~"  # Python writes them under a line, to point at a part of it
 
 
 def tell(report: RunReport, *, is_quiet: bool = False, file: Path | None = None) -> int:
@@ -42,9 +43,10 @@ def describe(report: RunReport) -> str:
     died = [rank.rank for rank in others if rank.outcome == "died of it"]
     if died:
         lines.append(f"  {_ranks(died)} only died of it.")
-    if first.last_lines:
+    last_lines = [line for line in first.last_lines if line.strip(_MARKS)]
+    if last_lines:
         lines.append(f"  The last lines of rank {first.rank}:")
-        lines += [f"    | {line}" for line in first.last_lines[-_NUM_SHOWN_LINES:]]
+        lines += [f"    | {line}" for line in last_lines[-_NUM_SHOWN_LINES:]]
     return "\n".join(lines)
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 _RANK_PREFIX = re.compile(r"^\[(?:rank)?\d+\]: ?")  # torch writes it before each line once ranks have met
 _HEADER = "Traceback (most recent call last):"
-_FRAME = re.compile(r'^[\s|+]*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
-_EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
+_GROUP_HEADER, _GROUP_MARGIN = f"  + Exception Group {_HEADER}", "  | "
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+_EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*(?:\.<locals>\.[\w.]+)*)(?:: (?P<message>.*))?$")
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 # Where code lives that the person did not write.
 _FOREIGN = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<|/accel_\w+/")
@@ -54,10 +55,11 @@ class FoundException:
 def find_exception(lines: Sequence[str]) -> FoundException | None:
     """Return the exception whose traceback ends ``lines``, or None if there is none."""
     plain = [_RANK_PREFIX.sub("", line) for line in lines]
-    headers = [index for index, line in enumerate(plain) if line.strip(" +|").endswith(_HEADER)]
-    if headers:
-        return _in_block(plain[headers[-1] + 1 :])
-    return _syntax_error(plain)
+    headers = [index for index, line in enumerate(plain) if line in (_HEADER, _GROUP_HEADER)]
+    if not headers:
+        return _syntax_error(plain)
+    margin = _GROUP_MARGIN if plain[headers[-1]] == _GROUP_HEADER else ""
+    return _in_block([line.removeprefix(margin) for line in plain[headers[-1] + 1 :]])
 
 
 def _in_block(block: Sequence[str]) -> FoundException | None:

@@ -29,7 +29,7 @@ SETTINGS = (
         "",
         text,
         None,
-        "Further options for `ssh`, such as `-p 2222 -i KEY`.",
+        "Further options for `ssh`, as in `--ssh_options='-p 2222 -i KEY'`.",
         flag="--ssh_options",
     ),
 )

@@ -21,7 +21,7 @@ SETTINGS = (
         "",
         text,
         None,
-        "Further options for `sbatch`, such as `--partition=gpu --time=1:00:00`.",
+        "Further options for `sbatch`, as in `--slurm_options='--partition=gpu --time=1:00:00'`.",
         flag="--slurm_options",
     ),
     Setting(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Protocol
+from typing import NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from accel.checkpoints.liveness import Liveness
 from accel_state.errors import CheckpointError
 
 _FIRST_WAIT_S = 0.001
 _LONGEST_WAIT_S = 0.05
+_LOOK_S = 0.5
+"""How often to look whether those that are missing can still come."""
 _num_agreements: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 """How many were made on a group, so that the notes of one are never taken for those of another."""
 
@@ -59,39 +63,91 @@ class Alone:
 class StoreAgreement:
     """Notes in the store of the process group.
 
+    A rank that stops waiting leaves word of it, so that nobody waits for that rank in turn.
+
     Args:
         store: The store.
         rank: This process.
         world_size: How many there are.
         deadline_s: How long to wait for the others; the group's own timeout is a good choice.
+        liveness: Tells which ranks have ended, for which nobody waits.
     """
 
-    def __init__(self, store: Store, *, rank: int, world_size: int, deadline_s: float) -> None:
+    def __init__(
+        self, store: Store, *, rank: int, world_size: int, deadline_s: float, liveness: Liveness
+    ) -> None:
         self._store = store
+        self._liveness = liveness
+        self._has_given_up = False
         self.rank = rank
         self.world_size = world_size
         self.deadline_s = deadline_s
 
     def exchange(self, topic: str, note: str) -> list[str]:
         """Return the notes of all ranks."""
-        self._store.set(f"{topic}/{self.rank}", note)
-        end_s = time.monotonic() + self.deadline_s
-        missing = set(range(self.world_size))
-        # Asked again and again rather than waited for: a waiting call would keep the store from other threads.
-        wait_s = _FIRST_WAIT_S
-        while missing := {rank for rank in missing if not self._store.check([f"{topic}/{rank}"])}:
-            if time.monotonic() > end_s:
-                raise CheckpointError(
-                    f"Rank {', '.join(map(str, sorted(missing)))} did not come to `{topic}` within "
-                    f"{self.deadline_s:g} s. It may have failed; see its output."
-                )
-            time.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-        return [self._store.get(f"{topic}/{rank}").decode() for rank in range(self.world_size)]
+        try:
+            self._leave(topic, note)
+            self._wait(topic)
+            return [self._store.get(f"{topic}/{rank}").decode() for rank in range(self.world_size)]
+        except dist.DistError as error:
+            raise CheckpointError(
+                f"The ranks cannot agree on `{topic}`: the store of the process group does not answer "
+                f"({str(error).splitlines()[0]}). Rank 0, or the launcher, which keeps it, has ended."
+            ) from error
 
     def forget(self, topic: str) -> None:
         """Drop this rank's note."""
-        self._store.delete_key(f"{topic}/{self.rank}")
+        keys = [f"{topic}/{self.rank}", *([f"{topic}/count", f"{topic}/all"] if self.rank == 0 else [])]
+        with contextlib.suppress(dist.DistError):  # who keeps the store may have left; all is done
+            for key in keys:
+                self._store.delete_key(key)
+
+    def _leave(self, topic: str, note: str) -> None:
+        if self._has_given_up:
+            self._store.set(f"gave-up/{self.rank}", "")
+            self._has_given_up = False
+        self._store.set(f"{topic}/{self.rank}", note)
+        if self._store.add(f"{topic}/count", 1) == self.world_size:
+            self._store.set(f"{topic}/all", "")
+
+    def _wait(self, topic: str) -> None:
+        """Return when all notes are there."""
+        end_s = time.monotonic() + self.deadline_s
+        look_s = time.monotonic() + _LOOK_S
+        # Asked again and again rather than waited for: a waiting call would keep the store from other threads.
+        wait_s = _FIRST_WAIT_S
+        while not self._store.check([f"{topic}/all"]):
+            now_s = time.monotonic()
+            if now_s > min(look_s, end_s):
+                look_s = now_s + _LOOK_S
+                self._look_for(topic, is_over=now_s > end_s)
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    def _look_for(self, topic: str, *, is_over: bool) -> None:
+        """Raise if the ranks that are missing will not come, or the time is over."""
+        missing = [rank for rank in range(self.world_size) if not self._store.check([f"{topic}/{rank}"])]
+        gone = self._liveness.ended(missing)
+        left = {rank: reason for rank in missing if (reason := self._reason_of_leaving(rank))}
+        if gone:
+            self._give_up(f"Rank {_listed(gone)} has ended before it came to `{topic}`; see its output.")
+        if left:
+            reason = next(iter(left.values()))
+            self._give_up(f"Rank {_listed(left)} has stopped waiting for the others: {reason}")
+        if is_over and missing:
+            self._give_up(
+                f"Rank {_listed(missing)} did not come to `{topic}` within {self.deadline_s:g} s. "
+                "It may have failed; see its output."
+            )
+
+    def _reason_of_leaving(self, rank: int) -> str:
+        key = f"gave-up/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else ""
+
+    def _give_up(self, reason: str) -> NoReturn:
+        self._has_given_up = True
+        self._store.set(f"gave-up/{self.rank}", reason)
+        raise CheckpointError(reason)
 
 
 class CollectiveAgreement:
@@ -133,5 +189,17 @@ def agreement_of(*, rank: int, world_size: int, gather: Callable[[list[str]], li
     store = group.get_group_store()
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]  # torch's stubs lack it
     number = _num_agreements[group] = _num_agreements.get(group, 0) + 1
-    scoped = PrefixStore(f"accel_checkpoint_{number}", store)
-    return StoreAgreement(scoped, rank=rank, world_size=world_size, deadline_s=timeout.total_seconds())
+    prefix = f"accel_checkpoint_{number}"
+    # On a connection of its own, since other calls on the group's may wait for minutes.
+    apart: Store = store.clone()  # type: ignore[attr-defined]  # likewise
+    return StoreAgreement(
+        PrefixStore(prefix, store),
+        rank=rank,
+        world_size=world_size,
+        deadline_s=timeout.total_seconds(),
+        liveness=Liveness(PrefixStore(prefix, apart), rank=rank),
+    )
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))

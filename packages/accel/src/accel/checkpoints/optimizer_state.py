@@ -1,4 +1,4 @@
-"""Whether the state of an optimizer fits the one that it is loaded into."""
+"""The state of an optimizer on its way into one: whether it fits, and in whose memory it ends."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+
+from accel.checkpoints.snapshot import is_plain, map_tensors
 
 _LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum")
 """States that have the shape of their parameter, in torch's optimizers and in those that name theirs alike."""
@@ -33,6 +35,43 @@ def misfit_of(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> str
     return None
 
 
+def without_file(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> Any:
+    """Return ``state`` with its tensors copied out of the file that they are mapped from.
+
+    What an optimizer keeps must not depend on a file that is removed or cut while it trains. Tensors go into the
+    memory that the optimizer has for them, if it has any; so loading needs no more than one file on top.
+    """
+    memory = _memory_of(optimizer, state)
+
+    def copy(path: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor:
+        own = memory.get(path[1:]) if path[:1] == ("state",) else None
+        if own is None or own.shape != tensor.shape or own.dtype != tensor.dtype:
+            return tensor.clone()
+        return own.detach().copy_(tensor)
+
+    return map_tensors(state, copy)
+
+
+def _memory_of(
+    optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+) -> dict[tuple[Any, ...], torch.Tensor]:
+    """Return the tensors on the CPU that the optimizer has, under the number and the name of the saved state."""
+    return {
+        (number, name): value
+        for number, parameter in _numbered_parameters(optimizer, state)
+        for name, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, torch.Tensor) and is_plain(value) and value.device.type == "cpu"
+    }
+
+
+def _numbered_parameters(
+    optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+) -> Iterator[tuple[Any, torch.Tensor]]:
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    yield from zip(numbers, parameters, strict=True)
+
+
 def _hallmarks(optimizer: torch.optim.Optimizer) -> set[str]:
     """Return the settings that only some optimizers have; those that torch adds to all of them come and go."""
     return set(optimizer.defaults) & {
@@ -50,9 +89,7 @@ def _hallmarks(optimizer: torch.optim.Optimizer) -> set[str]:
 def _shapes(
     optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Size, torch.Size]]:
-    numbers = [number for group in state["param_groups"] for number in group["params"]]
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, parameter in zip(numbers, parameters, strict=True):
+    for number, parameter in _numbered_parameters(optimizer, state):
         for name, value in state["state"].get(number, {}).items():
             if name in _LIKE_PARAMETER and isinstance(value, torch.Tensor):
                 yield f"state.{number}.{name}", value.shape, parameter.shape

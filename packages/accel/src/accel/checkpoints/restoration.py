@@ -14,7 +14,7 @@ from accel.checkpoints.catalogue import Found
 from accel.checkpoints.files import files_below, regular_file
 from accel.checkpoints.inventory import check_inventory, weights_file
 from accel.checkpoints.model_files import files_of_model, load_weights, open_weights
-from accel.checkpoints.optimizer_state import misfit_of
+from accel.checkpoints.optimizer_state import misfit_of, without_file
 from accel.checkpoints.prepared import Prepared, class_name
 from accel.checkpoints.rank_state import RankState
 from accel.checkpoints.strictness import Strictness
@@ -81,8 +81,8 @@ class Restoration:
         for index, model in enumerate(models):
             if index in saved:
                 self._load_model(index, model)
-        for load in loads:
-            load()
+        while loads:
+            loads.pop(0)()  # and with it goes what it has mapped
         own.restore(self.prepared)
         return own.step
 
@@ -102,7 +102,7 @@ class Restoration:
             if name not in self.names:
                 continue
             with self.strict.loading(name, into):
-                state = self._read(name)
+                state = self._read(name, mmap=True)
                 misfit = self._other_class(OPTIMIZER_NAME, index, inner) or misfit_of(optimizer, state)
                 if misfit is None:
                     yield self._into_optimizer(name, into, index, state)
@@ -112,10 +112,10 @@ class Restoration:
     def _into_optimizer(self, name: str, into: str, index: int, state: Any) -> Load:
         def load() -> None:
             prepared = self.prepared
+            optimizer = prepared.optimizers[index]
             with self.strict.loading(name, into):
-                prepared.strategy.load_optimizer_state(
-                    prepared.optimizers[index], state, prepared.model_of(index)
-                )
+                own = without_file(getattr(optimizer, "optimizer", optimizer), state)
+                prepared.strategy.load_optimizer_state(optimizer, own, prepared.model_of(index))
 
         return load
 
@@ -164,9 +164,8 @@ class Restoration:
 
             yield load_content
 
-    def _read(self, name: str) -> Any:
-        # Not mapped: what an optimizer keeps must not depend on a file that is removed or cut while it trains.
-        return read_torch_file(regular_file(self.folder, name))
+    def _read(self, name: str, *, mmap: bool = False) -> Any:
+        return read_torch_file(regular_file(self.folder, name), mmap=mmap)
 
     def _other_class(self, kind: str, index: int, inner: object) -> str | None:
         saved = self._objects.get(kind, ())

@@ -1,5 +1,11 @@
-"""Names that users import from `accel.commands.estimate`; see `accel.faces`."""
+"""Names that users import from `accel.commands.estimate`; see `accel.faces`. As a program it is ``accel estimate-memory``."""
+
+import sys
 
 from accel.faces import face
+from accel_launch.cli import estimate_memory as main
+
+if __name__ == "__main__":
+    sys.exit(main())
 
 __getattr__, __dir__, __all__ = face(__name__)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from accel_backends import Precision
@@ -79,3 +82,30 @@ class EngineFacts:
     def fp8_backend(self) -> FP8BackendType:
         """Which library does the 8-bit arithmetic; `NO` in the precisions that have none."""
         return FP8BackendType(getattr(self._precision, "fp8_backend", FP8BackendType.NO))
+
+    def maybe_context_parallel(
+        self,
+        buffers: Sequence[Tensor] | None = None,
+        buffer_seq_dims: Sequence[int] | None = None,
+        no_restore_buffers: Set[Tensor] | None = None,
+    ) -> AbstractContextManager[None]:
+        """Share the sequences in `buffers` between ranks in the block, where the run has an axis `cp`.
+
+        No strategy here serves that axis yet, and a run that asks for it is refused when it is built: the
+        block is as if it were not there.
+
+        Args:
+            buffers: Tensors that hold whole sequences.
+            buffer_seq_dims: Dimension of the sequence in each.
+            no_restore_buffers: Those that need not be whole again after the block.
+        """
+        return nullcontext()
+
+    def deepspeed_ulysses_dl_adapter(self, dl: Any, model: nn.Module) -> Any:
+        """Make a loader give each rank its part of the sequences, where DeepSpeed shares them; else return it.
+
+        Args:
+            dl: A prepared loader.
+            model: The prepared model.
+        """
+        return dl

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
 
 from accel.parts.tracking import Tracking
 from accel_state.errors import StateError
@@ -17,6 +19,7 @@ class Preempting(Tracking):
     """What a run does when its machine is about to be taken away."""
 
     _preemption: Preemption | None
+    _dataloaders: list[DataLoader[Any]]
 
     def end_training(self) -> None:
         """Write out and close all trackers, then end the process group. Every rank must call it.
@@ -58,7 +61,8 @@ class Preempting(Tracking):
 
         A signal is noticed within a second; the ranks then agree on a step that none has passed yet. Steps
         without a signal cost well under a microsecond. Loops without `backward` call `advance()` of the
-        result once in each turn instead.
+        result once in each turn instead. Signals that reach the workers of prepared loaders too, as those of
+        schedulers do, leave them be: call this before the loop that starts them.
 
         Args:
             signals: Which signals; SIGTERM and SIGUSR1 where left out.
@@ -82,4 +86,6 @@ class Preempting(Tracking):
             exit_code=exit_code,
             end=self.end_training,
         )
+        for loader in self._dataloaders:
+            self._preemption.keep_workers(loader)
         return self._preemption

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar, overload
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 from weakref import WeakSet
 
 from torch import nn
@@ -15,12 +15,16 @@ from torch.utils.data import DataLoader
 import accel_data
 from accel.arrangement import Arrangement
 from accel.configuration import RunConfiguration
+from accel.evenness import dealing_evenly
 from accel.ownership import check_parameters, check_placement, has_device_map
 from accel.weighting import WeightedWindow
 from accel_backends import AcceleratedOptimizer, AcceleratedScheduler, Strategy
 from accel_ops import release_memory
 from accel_state import PartialState
 from accel_state.errors import ConfigError
+
+if TYPE_CHECKING:
+    from accel.preemption import Preemption
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -41,6 +45,7 @@ class Preparation:
     _dataloaders: list[DataLoader[Any]]
     _untrained: WeakSet[nn.Module]
     _window: WeightedWindow
+    _preemption: Preemption | None
     step: int
     block_models: tuple[nn.Module, ...]
 
@@ -221,6 +226,8 @@ class Preparation:
             use_stateful_dataloader=loader.use_stateful_dataloader,
         )
         self._dataloaders.append(ready)
+        if self._preemption is not None:
+            self._preemption.keep_workers(ready)
         return ready
 
     def _place(self, device_placement: bool | None) -> bool:
@@ -234,22 +241,15 @@ class Preparation:
 
         Args:
             joinables: The prepared models that are trained in the block.
-            even_batches: What prepared loaders do in the block, instead of their own choice.
+            even_batches: What prepared loaders do in the block, instead of their own choice. Those that rank 0
+                reads for all keep theirs, with a warning.
         """
-        samplers: list[Any] = [
-            loader.batch_sampler
-            for loader in self._dataloaders
-            if even_batches is not None and hasattr(loader.batch_sampler, "even_batches")
-        ]
-        before = [sampler.even_batches for sampler in samplers]
-        for sampler in samplers:
-            sampler.even_batches = even_batches
-        try:
-            with self._strategy.join_uneven_inputs(joinables):
-                yield
-        finally:
-            for sampler, value in zip(samplers, before, strict=True):
-                sampler.even_batches = value
+        with ExitStack() as stack:
+            if even_batches is not None and self.processes.use_distributed:
+                for loader in self._dataloaders:
+                    stack.enter_context(dealing_evenly(loader, even_batches))
+            stack.enter_context(self._strategy.join_uneven_inputs(joinables))
+            yield
 
     def free_memory(self, *objects: Any) -> Any:
         """Forget everything that was prepared, and where the accumulation stood, and empty the device's cache.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -137,7 +138,7 @@ class Stepping:
 
         Raises:
             ConfigError: If `num_items` is negative, not finite, or the engine weighs losses by itself.
-            StateError: If only some micro-batches of an accumulation have `num_items`.
+            StateError: If only some micro-batches of an accumulation have `num_items`, or one has it twice.
         """
         if num_items is not None:
             self._weighted_backward(loss, num_items, **kwargs)
@@ -185,6 +186,7 @@ class Stepping:
             is_last=self._gradient.sync_gradients,
             run=partial(self._strategy.backward, **kwargs),
             parameters=self._block_parameters,
+            block=self.block_models,
         )
 
     def _block_parameters(self) -> Iterator[Tensor]:
@@ -212,16 +214,23 @@ class Stepping:
     ) -> Tensor | None:
         """Scale gradients down so that their norm over all `parameters` is at most `max_norm`.
 
+        In a micro-batch that only accumulates they stay as they are, as the optimizer does: a limit on parts
+        of a sum would not be one on the sum.
+
         Returns:
             The norm before clipping, a 0-dim tensor; None where an engine keeps it to itself.
         """
+        if not self._gradient.sync_gradients:
+            norm = self._strategy.clip_grad_norm(parameters, math.inf, norm_type)
+            return None if norm is None else norm / self._precision.scale(torch.ones_like(norm))
         self.unscale_gradients()
         return self._strategy.clip_grad_norm(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-        """Clamp every gradient into ``[-clip_value, clip_value]``."""
-        self.unscale_gradients()
-        self._strategy.clip_grad_value(parameters, clip_value)
+        """Clamp every gradient into ``[-clip_value, clip_value]``, once they are complete."""
+        if self._gradient.sync_gradients:
+            self.unscale_gradients()
+            self._strategy.clip_grad_value(parameters, clip_value)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
         """Run the block in the run's precision, as the prepared models' forward does by itself."""

@@ -1,0 +1,47 @@
+"""The Python on the pages under docs/guides runs as it stands, from top to bottom."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from accel_state.testing import run_script
+
+GUIDES = Path(__file__).parents[1] / "docs" / "guides"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+NEXT_SCRIPT = """
+from accel.state import AcceleratorState, GradientState
+AcceleratorState._reset_state()
+GradientState._reset_state()
+"""
+"""Each block that builds an Accelerator stands for a script of its own."""
+
+
+def script_of(page):
+    """Return the blocks of a page as one script, each at its own line, so that tracebacks tell it."""
+    text = page.read_text(encoding="utf-8")
+    lines = [""] * len(text.splitlines())
+    for block in BLOCK.finditer(text):
+        first = text.count("\n", 0, block.start(1))
+        lines[first : first + block[1].count("\n")] = block[1].splitlines()
+        if re.search(r"^\w+ = Accelerator\(", block[1], re.MULTILINE):
+            lines[first - 1] = "; ".join(NEXT_SCRIPT.split("\n")[1:-1])
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("page", sorted(GUIDES.glob("*.md")), ids=lambda page: page.stem)
+def test_the_code_of_a_guide_runs(tmp_path, monkeypatch, page, num_processes):
+    script = tmp_path / f"{page.stem}.py"
+    script.write_text(script_of(page), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    done = run_script(script, num_processes=num_processes, timeout_s=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+
+
+def test_the_pages_have_code():
+    counts = {page.stem: len(BLOCK.findall(page.read_text(encoding="utf-8"))) for page in GUIDES.glob("*.md")}
+    assert counts["training_loop"] > 10
+    assert counts["coming_from_accelerate"] > 1

@@ -1,0 +1,75 @@
+"""Weights that a model shares between its parts: whether its config says so, and how they stay shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.module_tensors import find_tied_parameters
+from accel_bigmodel.placing import as_parameter_like
+
+
+def check_tied_parameters_in_config(model: nn.Module) -> bool:
+    """Whether the config of a transformers model says that some of its weights are tied.
+
+    The weights need not be tied yet. `find_tied_parameters` finds those that are, in any model.
+
+    Args:
+        model: Any model; without a config that says so, and an output to tie, the answer is no.
+    """
+    config: Any = getattr(model, "config", None)
+    if config is None:
+        return False
+    of_text: Any = getattr(config, "get_text_config", None)
+    if callable(of_text):
+        config = of_text()
+    output: Any = getattr(model, "get_output_embeddings", None)
+    ties_words = (
+        bool(getattr(config, "tie_word_embeddings", False)) and callable(output) and output() is not None
+    )
+    ties_halves = bool(getattr(config, "is_encoder_decoder", False)) and bool(
+        getattr(config, "tie_encoder_decoder", False)
+    )
+    return ties_words or ties_halves
+
+
+def ensure_weights_retied(
+    param_init_fn: Callable[[nn.Module], Any], model: nn.Module, device: torch.device
+) -> Callable[[nn.Module], Any]:
+    """Return ``param_init_fn``, made to leave weights tied that are tied in ``model`` now.
+
+    A function that gives each module of a skeleton its memory, one after the other, gives tied weights memory
+    several times and so unties them.
+
+    Args:
+        param_init_fn: Gives the module it is called with its own parameters, such as
+            ``lambda module: module.to_empty(device=device, recurse=False)``.
+        model: Usually on the meta device.
+        device: Where tied weights are made if ``param_init_fn`` leaves them on meta.
+    """
+    by_name = dict(model.named_parameters(remove_duplicate=False))
+    # The tensors themselves are kept: by its address alone, another could be taken for one of them.
+    tied = {id(by_name[group[0]]): by_name[group[0]] for group in find_tied_parameters(model)}
+    if not tied:
+        return param_init_fn
+    made: dict[int, nn.Parameter] = {}
+
+    def init_and_retie(module: nn.Module) -> Any:
+        before = {name: id(p) for name, p in module._parameters.items() if p is not None and id(p) in tied}
+        result = param_init_fn(module)
+        for name, key in before.items():
+            if key not in made:
+                fresh = module._parameters[name]
+                assert fresh is not None
+                made[key] = fresh if not fresh.is_meta else _empty_on(device, tied[key])
+            setattr(module, name, made[key])
+        return result
+
+    return init_and_retie
+
+
+def _empty_on(device: torch.device, parameter: nn.Parameter) -> nn.Parameter:
+    return as_parameter_like(parameter, torch.empty_like(parameter.detach(), device=device))

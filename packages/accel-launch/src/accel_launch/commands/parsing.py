@@ -1,0 +1,86 @@
+"""The parser of a subcommand, and those that scripts make to start it on their own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from accel_launch.commands.protocol import COMMAND_GROUP, Command
+from accel_state.registry import Registry
+
+
+def make_parser(
+    prog: str, command: Command, subparsers: argparse._SubParsersAction[argparse.ArgumentParser] | None = None
+) -> argparse.ArgumentParser:
+    """Return the parser of ``command``: that of a program, or of one more subcommand among ``subparsers``."""
+    settings: dict[str, Any] = {
+        "description": f"{command.help}.",
+        "formatter_class": _HelpFormatter,
+        "allow_abbrev": False,
+    }
+    parser = (
+        argparse.ArgumentParser(prog=prog, **settings)
+        if subparsers is None
+        else subparsers.add_parser(prog, help=command.help, **settings)
+    )
+    command.add_arguments(parser)
+    _accept_both_spellings(parser)
+    return parser
+
+
+def launch_command_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser] | None = None,
+) -> argparse.ArgumentParser:
+    """Return the parser of ``accel launch``, for programs that launch as a part of what they do.
+
+    Args:
+        subparsers: Where to add it as the subcommand ``launch``, with `launch_command` as its ``func``.
+    """
+    parser = make_parser("accel launch" if subparsers is None else "launch", _command("launch"), subparsers)
+    if subparsers is not None:
+        parser.set_defaults(func=launch_command)
+    return parser
+
+
+def launch_command(args: argparse.Namespace) -> None:
+    """Launch what the parser of `launch_command_parser` found, and wait for its end.
+
+    Raises:
+        SystemExit: If the run fails, with its exit code.
+        AccelError: If it cannot be started.
+    """
+    exit_code = _command("launch").run(args)
+    if exit_code:
+        sys.exit(exit_code)
+
+
+def get_config_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser] | None = None,
+) -> argparse.ArgumentParser:
+    """Return the parser of ``accel config``, alone or as the subcommand ``config`` of ``subparsers``."""
+    return make_parser("accel config" if subparsers is None else "config", _command("config"), subparsers)
+
+
+def _command(name: str) -> Command:
+    registry: Registry[Command] = Registry("command", COMMAND_GROUP)
+    return registry.get(name)
+
+
+def _accept_both_spellings(parser: argparse.ArgumentParser) -> None:
+    """Let ``--num-processes`` stand for ``--num_processes``, and the reverse; the help shows one of them."""
+    for action in parser._actions:
+        for flag in action.option_strings:
+            name = flag[2:]
+            for twin in (f"--{name.replace('_', '-')}", f"--{name.replace('-', '_')}"):
+                if flag.startswith("--"):
+                    # what `add_argument` would do, but without showing it
+                    parser._option_string_actions.setdefault(twin, action)
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                _accept_both_spellings(inner)
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)

@@ -1,0 +1,35 @@
+"""Command lines of ``gcloud`` that run something on the machines of a TPU pod."""
+
+from __future__ import annotations
+
+import shutil
+from accel_state.environment import snapshot
+from accel_state.errors import NotAvailableError
+
+PROGRAM = "gcloud"
+
+
+def on_all_workers(tpu: str, command: str, *, zone: str | None, is_alpha: bool = False) -> tuple[str, ...]:
+    """Return the command line that runs ``command``, a line for a shell there, on each machine of a TPU."""
+    alpha = ("alpha",) if is_alpha else ()
+    where = ("--zone", zone) if zone else ()
+    words = (*alpha, "compute", "tpus", "tpu-vm", "ssh", tpu, *where, "--command", command, "--worker", "all")
+    return (PROGRAM, *words)
+
+
+def on_machine(name: str, command: str, *, zone: str | None) -> tuple[str, ...]:
+    """Return the command line that runs ``command``, a line for a shell there, on one Compute VM."""
+    where = ("--zone", zone) if zone else ()
+    return (PROGRAM, "compute", "ssh", name, *where, "--command", command)
+
+
+def check_is_installed(needed_by: str) -> None:
+    """Refuse to go on without the program.
+
+    Raises:
+        NotAvailableError: If it is not on the PATH.
+    """
+    if shutil.which(PROGRAM, path=snapshot().get("PATH")) is None:
+        raise NotAvailableError(
+            f"`{needed_by}` needs the program `gcloud`, which is not installed. See https://cloud.google.com/sdk."
+        )

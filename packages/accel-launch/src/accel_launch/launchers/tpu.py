@@ -1,0 +1,68 @@
+"""The ranks of a TPU VM, through PyTorch/XLA (``--tpu``)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from accel_launch.accelerators.tpu import num_tpu_chips
+from accel_launch.launchers.inheritance import variables_of_outer_run
+from accel_launch.launchers.ranks import report_file, run_here
+from accel_launch.launchers.routes import route
+from accel_launch.plan import LaunchPlan, ProcessPlan
+from accel_launch.request import LaunchRequest
+from accel_state.errors import ConfigError
+
+
+class TPULauncher:
+    """Starts one process that imports `torch_xla`, which starts a rank for each device of this machine.
+
+    Each rank imports the script and calls its ``--main_training_function``.
+    """
+
+    name: ClassVar[str] = "tpu"
+
+    def accepts(self, request: LaunchRequest) -> bool:
+        return route(request) == self.name
+
+    def plan(self, request: LaunchRequest) -> LaunchPlan:
+        if request.kind == "executable":
+            raise ConfigError(
+                "`--no_python` cannot go with `--tpu`: the ranks import a Python script and call a function of it."
+            )
+        asked: int | None = request.value("num_processes")
+        process = ProcessPlan(
+            argv=(
+                *request.interpreter,
+                "-u",
+                "-P",  # a `torch.py` beside the script is none of the launcher's business
+                "-m",
+                "accel_launch.xla_spawn",
+                f"--function={request.value('main_training_function')}",
+                *([] if asked is None else [f"--num-processes={asked}"]),
+                *(["--module"] if request.kind == "module" else []),
+                "--",
+                *request.command,
+            ),
+            cwd=request.cwd,
+            environ=xla_variables(request) | request.environ(),
+            unset=variables_of_outer_run(request.machine.environ),
+        )
+        return LaunchPlan(
+            self.name,
+            (process,),
+            num_ranks=asked or num_tpu_chips() or 1,
+            grace_period_s=request.value("grace_period_s"),
+            is_quiet=request.is_quiet,
+            report=report_file(request),
+        )
+
+    def run(self, plan: LaunchPlan) -> int:
+        return run_here(plan)
+
+
+def xla_variables(request: LaunchRequest) -> dict[str, str]:
+    """Return what the XLA runtime reads: its device, and what bf16 does to floats and doubles."""
+    found = {} if request.machine.environ.get("PJRT_DEVICE") else {"PJRT_DEVICE": "TPU"}
+    if request.value("mixed_precision") == "bf16":
+        found["XLA_DOWNCAST_BF16" if request.value("downcast_bf16") else "XLA_USE_BF16"] = "1"
+    return found

@@ -1,0 +1,96 @@
+"""A SageMaker job as plain data, from a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accel_launch.launchers.restated import OF_THIS_MACHINE
+from accel_launch.options import OPTIONS
+from accel_launch.request import LaunchRequest
+from accel_launch.sagemaker.channels import inputs_of, metrics_of
+from accel_launch.sagemaker.hyperparameters import hyperparameters_of
+from accel_state.errors import ConfigError
+
+_DISTRIBUTIONS: Mapping[str, Mapping[str, Any]] = {
+    "NO": {},
+    "DATA_PARALLEL": {"smdistributed": {"dataparallel": {"enabled": True}}},
+}
+
+
+def job_of(request: LaunchRequest) -> dict[str, Any]:
+    """Return the job: ``profile`` and ``region`` to sign in, what the ``estimator`` and its ``fit`` get.
+
+    Neither a key nor a secret is part of it.
+
+    Raises:
+        ConfigError: If something is missing, or SageMaker cannot do what is asked for.
+    """
+    kind = str(request.config.values.get("distributed_type") or "NO")
+    if kind not in _DISTRIBUTIONS:
+        raise ConfigError(
+            f"`distributed_type` is `{kind}`, which has no launcher on SageMaker. Use `DATA_PARALLEL` or `NO`."
+        )
+    metrics: str | None = request.value("sagemaker_metrics_file")
+    inputs: str | None = request.value("sagemaker_inputs_file")
+    estimator = {
+        **_program(request),
+        "role": _required(request, "sagemaker_role"),
+        "instance_type": _required(request, "sagemaker_instance_type"),
+        "instance_count": request.num_machines,
+        "base_job_name": request.value("sagemaker_job_name"),
+        "image_uri": request.value("sagemaker_image_uri"),
+        "py_version": request.value("sagemaker_py_version"),
+        "pytorch_version": request.value("sagemaker_pytorch_version"),
+        "transformers_version": request.value("sagemaker_transformers_version"),
+        "debugger_hook_config": False,
+        "distribution": dict(_DISTRIBUTIONS[kind]) or None,
+        "environment": _environ(request, kind),
+        "metric_definitions": metrics_of(request.cwd / metrics) if metrics else None,
+    }
+    further: Mapping[str, Any] = request.config.values.get("additional_args") or {}
+    return {
+        "profile": request.value("sagemaker_profile"),
+        "region": request.value("sagemaker_region"),
+        "estimator": {
+            name: value for name, value in (estimator | dict(further)).items() if value is not None
+        },
+        "fit": {"inputs": inputs_of(request.cwd / inputs)} if inputs else {},
+    }
+
+
+def _program(request: LaunchRequest) -> dict[str, Any]:
+    script, *arguments = request.command
+    if request.kind != "script" or not script.endswith(".py"):
+        raise ConfigError(
+            f"SageMaker starts a Python script, which `{script}` is not. Leave `--module` and "
+            "`--no_python` out and name a `.py` file."
+        )
+    path = Path(script)
+    # The whole folder goes there; a `requirements.txt` in it is installed before the script starts.
+    return {
+        "entry_point": path.name,
+        "source_dir": str(request.cwd / path.parent),
+        "hyperparameters": hyperparameters_of(arguments),
+    }
+
+
+def _required(request: LaunchRequest, name: str) -> str:
+    value: str | None = request.value(name)
+    if not value:
+        (key,) = (setting.config_key for setting in OPTIONS if setting.name == name)
+        raise ConfigError(
+            f"A SageMaker job needs `{key}` in the config file. Write one with `accel config`, or add the key."
+        )
+    return value
+
+
+def _environ(request: LaunchRequest, kind: str) -> dict[str, str]:
+    of_this_machine = {setting.variable for setting in OPTIONS if setting.name in OF_THIS_MACHINE}
+    handed_on = {name: text for name, text in request.environ().items() if name not in of_this_machine}
+    return handed_on | {
+        "ACCELERATE_USE_SAGEMAKER": "true",
+        "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": kind,
+        "ACCELERATE_MIXED_PRECISION": str(request.value("mixed_precision")),
+    }

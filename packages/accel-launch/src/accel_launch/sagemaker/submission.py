@@ -1,0 +1,97 @@
+"""Handing a job to SageMaker through Amazon's SDK, which is imported here only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from accel_launch.messages import complain, inform
+from accel_state.environment import patch_environment
+from accel_state.errors import LaunchError, NotAvailableError
+
+_LOCAL = ("local", "local_gpu")
+_INTERRUPTED = 130
+
+
+def submit(job: Mapping[str, Any], credentials: Mapping[str, str]) -> int:
+    """Start ``job``, show what it writes until it ends, and return 0.
+
+    An interrupt ends the watching, not the job; a line says how to stop that.
+
+    Args:
+        job: What `job_of` made.
+        credentials: Arguments of a session of `boto3` to sign in with, kept in memory only. Empty leaves it to the
+            profile and to Amazon's own places.
+
+    Raises:
+        NotAvailableError: If the SDK is not installed.
+        LaunchError: If Amazon refuses it, or the job fails.
+    """
+    with patch_environment(SAGEMAKER_SUPPRESS_V2_WARNING="1"):  # which version to use is our business
+        return _submit(job, credentials)
+
+
+def _submit(job: Mapping[str, Any], credentials: Mapping[str, str]) -> int:
+    sdk, boto3 = _imported("sagemaker"), _imported("boto3")
+    failures = _failures()
+    try:
+        estimator = _estimator(sdk, boto3, job, credentials)
+        asked = job["estimator"]
+        inform(f"Starting `{asked['entry_point']}` on {asked['instance_count']} x {asked['instance_type']}.")
+        return _follow(estimator, job["fit"])
+    except failures as error:
+        raise LaunchError(f"SageMaker could not run the job: {' '.join(str(error).split())}") from error
+
+
+def _follow(estimator: Any, channels: Mapping[str, Any]) -> int:
+    try:
+        estimator.fit(**channels)
+    except KeyboardInterrupt:
+        name = estimator._current_job_name  # set before the job is created; the SDK has no public name for it
+        complain(
+            f"Interrupted. The job `{name}` may go on at SageMaker; to end it: "
+            f"aws sagemaker stop-training-job --training-job-name {name}"
+        )
+        return _INTERRUPTED
+    inform(f"The job has ended. Its model is at {estimator.model_data}")
+    return 0
+
+
+def _estimator(
+    sdk: ModuleType, boto3: ModuleType, job: Mapping[str, Any], credentials: Mapping[str, str]
+) -> Any:
+    session = boto3.Session(profile_name=job["profile"], region_name=job["region"], **credentials)
+    is_local = job["estimator"]["instance_type"] in _LOCAL
+    settings = _settings()
+    make_session = import_module("sagemaker.local").LocalSession if is_local else sdk.Session
+    return import_module("sagemaker.huggingface").HuggingFace(
+        sagemaker_session=make_session(boto_session=session, sagemaker_config=settings), **job["estimator"]
+    )
+
+
+def _settings() -> dict[str, Any]:
+    """Return the person's own settings of the SDK; where they say nothing of it, it reports its use to nobody."""
+    settings: dict[str, Any] = import_module("sagemaker.config").load_sagemaker_config() or {}
+    settings.setdefault("SchemaVersion", "1.0")
+    modules = settings.setdefault("SageMaker", {}).setdefault("PythonSDK", {}).setdefault("Modules", {})
+    modules.setdefault("TelemetryOptOut", True)
+    return settings
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise NotAvailableError(
+            f"A SageMaker job needs the package `{name}`, which cannot be imported: {error}. "
+            "Run `pip install accel-launch[sagemaker]`.",
+            name=name,
+        ) from error
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    amazon, own = import_module("botocore.exceptions"), import_module("sagemaker.exceptions")
+    # `ValueError`: how the SDK refuses versions, roles and the like.
+    return (amazon.BotoCoreError, amazon.ClientError, own.UnexpectedStatusException, ValueError)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accel_launch.config.file import read_config
+from accel_launch.sagemaker.job import job_of
+from accel_state.errors import ConfigError
+
+PEER_FILE = Path(__file__).parents[1] / "config" / "peer_files" / "sagemaker.yaml"
+BASIS = {
+    "compute_environment": "AMAZON_SAGEMAKER",
+    "iam_role_name": "role",
+    "ec2_instance_type": "ml.p3.16xlarge",
+}
+
+
+def test_the_whole_request_of_a_file_that_accelerate_wrote(request_for):
+    request = request_for("code/train.py", "--epochs", "3", config=read_config(PEER_FILE).values)
+    assert job_of(request) == {
+        "profile": "default",
+        "region": "us-east-1",
+        "estimator": {
+            "entry_point": "train.py",
+            "source_dir": "/srv/code",
+            "hyperparameters": {"epochs": 3},
+            "role": "myrole",
+            "instance_type": "ml.p3.2xlarge",
+            "instance_count": 1,
+            "base_job_name": "accelerate-sagemaker-1",
+            "py_version": "py38",
+            "pytorch_version": "1.10.2",
+            "transformers_version": "4.17.0",
+            "debugger_hook_config": False,
+            "environment": {
+                "ACCELERATE_CPU_AFFINITY": "false",
+                "ACCELERATE_DEBUG_MODE": "false",
+                "ACCELERATE_MIXED_PRECISION": "fp16",
+                "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": "NO",
+                "ACCELERATE_USE_CPU": "false",
+                "ACCELERATE_USE_SAGEMAKER": "true",
+            },
+        },
+        "fit": {},
+    }
+
+
+def test_data_parallel_on_several_machines(request_for):
+    config = BASIS | {
+        "distributed_type": "DATA_PARALLEL",
+        "num_machines": 2,
+        "dynamo_config.dynamo_backend": "INDUCTOR",
+    }
+    estimator = job_of(request_for(config=config))["estimator"]
+    assert estimator["distribution"] == {"smdistributed": {"dataparallel": {"enabled": True}}}
+    assert estimator["instance_count"] == 2
+    assert estimator["environment"]["ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE"] == "DATA_PARALLEL"
+    assert estimator["environment"]["ACCELERATE_DYNAMO_BACKEND"] == "INDUCTOR"
+
+
+def test_the_config_file_overrides_arguments_of_the_estimator(request_for):
+    further = {
+        "use_spot_instances": True,
+        "max_wait": 86400,
+        "base_job_name": "mine",
+        "image_uri": "me/image:1",
+    }
+    config = BASIS | {"image_uri": "their/image", "additional_args": further}
+    estimator = job_of(request_for(config=config))["estimator"]
+    assert {name: estimator[name] for name in further} == further
+
+
+def test_channels_and_metrics_come_from_their_files(request_for, tmp_path):
+    (tmp_path / "in.tsv").write_text("train\ts3://bucket/train\n")
+    (tmp_path / "metrics.tsv").write_text("loss\tloss=(.*)\n")
+    files = {
+        "sagemaker_inputs_file": str(tmp_path / "in.tsv"),
+        "sagemaker_metrics_file": str(tmp_path / "metrics.tsv"),
+    }
+    job = job_of(request_for(config=BASIS | files))
+    assert job["fit"] == {"inputs": {"train": "s3://bucket/train"}}
+    assert job["estimator"]["metric_definitions"] == [{"Name": "loss", "Regex": "loss=(.*)"}]
+
+
+def test_variables_of_this_machine_stay_here(request_for):
+    environ = {
+        "OMP_NUM_THREADS": "7",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "FSDP_VERSION": "2",
+        "AWS_SECRET_ACCESS_KEY": "x",
+    }
+    handed_on = job_of(request_for(config=BASIS, environ=environ))["estimator"]["environment"]
+    assert handed_on.keys() & environ.keys() == {"FSDP_VERSION"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"config": BASIS | {"iam_role_name": None}}, "needs `iam_role_name` in the config file"),
+        ({"config": BASIS | {"ec2_instance_type": None}}, "needs `ec2_instance_type` in the config file"),
+        (
+            {"config": BASIS | {"distributed_type": "MODEL_PARALLEL"}},
+            "`MODEL_PARALLEL`, which has no launcher",
+        ),
+        ({"config": BASIS, "kind": "module"}, "a Python script, which `train.py` is not"),
+        ({"config": BASIS, "kind": "executable"}, "a Python script, which `train.py` is not"),
+    ],
+)
+def test_what_cannot_be_a_job_is_refused(request_for, given, message):
+    with pytest.raises(ConfigError, match=message):
+        job_of(request_for(**given))

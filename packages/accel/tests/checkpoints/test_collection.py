@@ -1,0 +1,106 @@
+"""Whatever is around a model, or where its weights are: they are saved under their own names, and come back."""
+
+import pytest
+import torch
+from safetensors.torch import load_model
+from torch import nn
+
+from accel import Accelerator
+from accel_backends import compile_regions
+from accel_bigmodel import cpu_offload, disk_offload, dispatch_model
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+class Net(nn.Module):
+    def __init__(self, *, seed=0, tied=False):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 4, bias=False)
+        self.requires_grad_(False)
+        self.norm.running_mean.normal_()
+        if tied:
+            self.head.weight = self.blocks[0].weight
+
+    def forward(self, inputs):
+        for block in self.blocks:
+            inputs = block(inputs)
+        return self.head(self.norm(inputs))
+
+
+KINDS = {
+    "plain": lambda model, folder: model,
+    "compiled": lambda model, folder: torch.compile(model, backend="eager"),
+    "compiled in regions": lambda model, folder: compile_regions(model, backend="eager"),
+    "offloaded to memory": lambda model, folder: cpu_offload(model),
+    "offloaded to disk": lambda model, folder: disk_offload(model, folder),
+    "in parts": lambda model, folder: dispatch_model(
+        model, {"blocks.0": "cpu", "blocks.1": "disk", "blocks.2": "cpu", "norm": "cpu", "head": "disk"},
+        offload_dir=folder,
+    ),
+}  # fmt: skip
+any_kind = pytest.mark.parametrize("kind", KINDS)
+whether_tied = pytest.mark.parametrize("tied", [False, True])
+whether_safe = pytest.mark.parametrize("safe", [True, False])
+
+
+def prepared(kind, folder, *, seed, tied):
+    accelerator = Accelerator(cpu=True)
+    accelerator.free_memory()
+    return accelerator, accelerator.prepare(KINDS[kind](Net(seed=seed, tied=tied), folder)).eval()
+
+
+def answers(model):
+    torch.manual_seed(7)
+    return model(torch.randn(5, 4))
+
+
+@any_kind
+@whether_tied
+@whether_safe
+def test_a_checkpoint_of_any_model_loads_into_one_of_its_kind(tmp_path, kind, tied, safe):
+    accelerator, model = prepared(kind, tmp_path / "parts", seed=1, tied=tied)
+    accelerator.save_state(tmp_path / "a", safe_serialization=safe)
+    accelerator, other = prepared(kind, tmp_path / "other parts", seed=2, tied=tied)
+    assert not torch.equal(answers(other), answers(model))
+    accelerator.load_state(tmp_path / "a", verify=True)
+    assert torch.equal(answers(other), answers(model))
+
+
+@any_kind
+@whether_tied
+def test_a_checkpoint_of_any_model_loads_into_a_plain_one(tmp_path, kind, tied):
+    accelerator, model = prepared(kind, tmp_path / "parts", seed=1, tied=tied)
+    accelerator.save_state(tmp_path / "a", blocking=False).wait()
+    accelerator, other = prepared("plain", tmp_path, seed=2, tied=tied)
+    accelerator.load_state(tmp_path / "a")
+    assert torch.equal(answers(other), answers(model))
+
+
+@any_kind
+@whether_tied
+@whether_safe
+def test_the_weights_of_any_model_load_into_plain_pytorch(tmp_path, kind, tied, safe):
+    accelerator, model = prepared(kind, tmp_path / "parts", seed=1, tied=tied)
+    accelerator.save_model(model, tmp_path / "a", safe_serialization=safe)
+    plain = Net(seed=2, tied=tied).eval()
+    if safe:
+        load_model(plain, tmp_path / "a" / "model.safetensors")
+    else:
+        plain.load_state_dict(torch.load(tmp_path / "a" / "pytorch_model.bin", weights_only=True))
+    assert torch.equal(answers(plain), answers(model))
+
+
+def save_and_load(folder, *, kind, tied):
+    accelerator, model = prepared(kind, folder, seed=1, tied=tied)
+    accelerator.save_state(f"{folder}/a")
+    accelerator, other = prepared(kind, folder, seed=2, tied=tied)
+    accelerator.load_state(f"{folder}/a", verify=True)
+    return torch.equal(answers(other), answers(model))
+
+
+@pytest.mark.parametrize("kind", ["compiled", "compiled in regions"])
+def test_on_two_processes_too(world, tmp_path, kind):
+    assert world(2).run(save_and_load, str(tmp_path), kind=kind, tied=True) == [True, True]

@@ -1,0 +1,65 @@
+import pytest
+import torch
+from torch import nn
+
+from accel import (
+    Accelerator,
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    ProfileKwargs,
+)
+from accel_state.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+def test_what_was_given_can_be_looked_up():
+    given = [AutocastKwargs(), GradScalerKwargs(), InitProcessGroupKwargs(), ProfileKwargs()]
+    config = DataLoaderConfiguration(split_batches=True)
+    accelerator = Accelerator(
+        cpu=True,
+        mixed_precision="fp16",
+        kwargs_handlers=given,
+        dataloader_config=config,
+        step_scheduler_with_optimizer=False,
+    )
+    found = (
+        accelerator.autocast_handler,
+        accelerator.scaler_handler,
+        accelerator.init_handler,
+        accelerator.profile_handler,
+    )
+    assert all(one is other for one, other in zip(found, given, strict=True))
+    assert accelerator.ddp_handler is None
+    assert accelerator.dataloader_config is config
+    assert not accelerator.step_scheduler_with_optimizer
+    assert accelerator.rng_types == ["generator"]
+    assert accelerator.native_amp
+    model = nn.Linear(1, 1)
+    _, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert accelerator.scaler is optimizer.scaler
+
+
+def test_full_precision_scales_and_casts_nothing():
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.scaler is None
+    accelerator.native_amp = False
+    with pytest.raises(ConfigError, match="`native_amp` follows `mixed_precision`, which is no"):
+        accelerator.native_amp = True
+
+
+def wrapped_anew():
+    accelerator = Accelerator(cpu=True)
+    first = accelerator.prepare(nn.Linear(1, 1))
+    accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
+    second = accelerator.prepare(nn.Linear(1, 1))
+    accelerator.ddp_handler = None
+    third = accelerator.prepare(nn.Linear(1, 1))
+    return [model.find_unused_parameters for model in (first, second, third)]
+
+
+def test_how_models_are_wrapped_may_be_set_before_they_are_prepared(world):
+    assert world(2).run(wrapped_anew) == [[False, True, False]] * 2

@@ -1,0 +1,94 @@
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from accel import Accelerator
+from accel.loader_workers import WorkerStart, keep_workers
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_state"),
+    pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="who sent a signal is not told here"),
+]
+
+
+class Pids(Dataset):
+    """Samples that tell which process has read them."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.tensor([index, os.getpid()])
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
+def test_workers_outlive_a_signal_to_the_whole_job(signum):
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(Pids(), batch_size=1, num_workers=2))
+    preemption = accelerator.handle_preemption()
+    try:
+        seen = []
+        for (sample,) in loader:
+            seen.append(sample[0].item())
+            if len(seen) == 3:
+                # Not by this process, which is the one that may end its workers.
+                subprocess.run(["kill", f"-{int(signum)}", str(sample[1].item())], check=True)
+    finally:
+        preemption.close()
+    assert seen == list(range(64))
+
+
+def test_loaders_prepared_later_are_kept_too_until_handling_ends():
+    accelerator = Accelerator(cpu=True)
+    preemption = accelerator.handle_preemption()
+    try:
+        loader = accelerator.prepare(DataLoader(Pids(), num_workers=1))
+        assert list(loader.worker_init_fn.signals) == [signal.SIGTERM, signal.SIGUSR1]
+        assert accelerator.prepare(DataLoader(Pids())).worker_init_fn is None
+    finally:
+        preemption.close()
+    assert not loader.worker_init_fn.signals
+
+
+def start_worker(start):
+    """Run `start` in a forked child, which then waits, and return its pid once it does."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        start(0)
+        os.write(writer, b"x")
+        time.sleep(20)
+        os._exit(1)
+    os.read(reader, 1)
+    os.close(reader)
+    os.close(writer)
+    return child
+
+
+def test_a_worker_goes_when_its_own_process_ends_it():
+    child = start_worker(WorkerStart([signal.SIGTERM], None))
+    os.kill(child, signal.SIGTERM)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_without_signals_a_worker_is_as_ever():
+    child = start_worker(WorkerStart([], None))
+    os.kill(child, signal.SIGTERM)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+
+
+def test_the_loaders_own_start_is_kept_and_not_wrapped_twice():
+    started = []
+    loader = DataLoader([1], num_workers=1, worker_init_fn=started.append)
+    keep_workers(loader, [])
+    keep_workers(loader, [])
+    loader.worker_init_fn(3)
+    assert started == [3]
+    assert loader.worker_init_fn.then == started.append
