@@ -1,4 +1,7 @@
-"""Save or load a run with either package: `python either_package.py accel|accelerate save|load FOLDER OUT`.
+"""Save or load a run with either package: `python either_package.py accel|accelerate save|load FOLDER OUT OPTION…`.
+
+Options: `safe` for safetensors; `scaler` for a gradient scaler; `position` to save within a pass over a loader, which
+the peer can with torchdata.
 
 OUT gets, per rank, everything that a checkpoint must carry over, after saving or after loading.
 """
@@ -25,9 +28,22 @@ class Meter:
         self.total, self.count = state["total"], state["count"]
 
 
+def accelerator_of(package, options):
+    module = importlib.import_module(package)
+    if package == "accel":
+        return module.Accelerator(cpu=True, mixed_precision="fp16" if "scaler" in options else "no")
+    loaders = importlib.import_module("accelerate.utils").DataLoaderConfiguration(
+        use_stateful_dataloader="position" in options
+    )
+    accelerator = module.Accelerator(cpu=True, dataloader_config=loaders)
+    if "scaler" in options:
+        accelerator.scaler = torch.amp.GradScaler("cpu")  # it makes none without a GPU
+    return accelerator
+
+
 def main():
-    package, action, folder, out = sys.argv[1:5]
-    accelerator = importlib.import_module(package).Accelerator(cpu=True)
+    package, action, folder, out, *options = sys.argv[1:]
+    accelerator = accelerator_of(package, options)
     torch.manual_seed(0 if action == "save" else 99)
     model = nn.Sequential(
         nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
@@ -41,8 +57,9 @@ def main():
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
     data = torch.utils.data.TensorDataset(torch.arange(96.0).reshape(24, 4) / 96)
     loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
-    model, other, optimizer, second, scheduler, loader = accelerator.prepare(
-        model, other, optimizer, second, scheduler, loader
+    ordered = torch.utils.data.DataLoader(data, batch_size=4)
+    model, other, optimizer, second, scheduler, loader, ordered = accelerator.prepare(
+        model, other, optimizer, second, scheduler, loader, ordered
     )
     meter = Meter()
     accelerator.register_for_checkpointing(meter)
@@ -56,9 +73,17 @@ def main():
             optimizer.zero_grad()
             second.zero_grad()
             meter.total, meter.count = meter.total + 1, meter.count + 1
-        accelerator.save_state(folder, safe_serialization=sys.argv[5] == "safe")
+        if "scaler" in options:
+            accelerator.scaler.load_state_dict(
+                {**accelerator.scaler.state_dict(), "scale": 48.0, "_growth_tracker": 5}
+            )
+        rest = iter(ordered)
+        if "position" in options:
+            next(rest)
+        accelerator.save_state(folder, safe_serialization="safe" in options)
     else:
         accelerator.load_state(folder)
+        rest = ordered
     state = {
         "model": plain(accelerator.unwrap_model(model).state_dict()),
         "other": plain(accelerator.unwrap_model(other).state_dict()),
@@ -66,8 +91,11 @@ def main():
         "second": plain(second.state_dict()),
         "scheduler": plain(scheduler.state_dict()),
         "meter": plain(meter.state_dict()),
+        "scaler": accelerator.scaler.state_dict() if "scaler" in options else None,
         "draws": [random.random(), float(np.random.rand()), torch.rand(2).tolist()],
     }
+    if "position" in options:
+        state["rest"] = [batch.tolist() for (batch,) in rest]
     if accelerator.process_index > 0:
         # The buffers are the main process's, here and there.
         state["model"] = {name: value for name, value in state["model"].items() if "running" not in name}

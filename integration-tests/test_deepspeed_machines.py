@@ -58,9 +58,12 @@ def launch(machines, tmp_path, monkeypatch):
     """Start a script on both machines; `ssh` knows its key and port, as it would from a person's own settings."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    ssh = programs / "ssh"
-    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} {machines.ssh_options} "$@"\n')
-    ssh.chmod(0o755)
+
+    def install(name: str, line: str) -> None:
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+
+    install("ssh", f'exec {shutil.which("ssh")} {machines.ssh_options} "$@"')
     (tmp_path / "hosts").write_text("".join(f"{address} slots=2\n" for address in ADDRESSES))
     (tmp_path / ".deepspeed_env").write_text("MINE=sent\n")
     for name, value in (
@@ -80,8 +83,8 @@ def launch(machines, tmp_path, monkeypatch):
     ):
         if program is not None and shutil.which(program) is None:
             pytest.skip(f"`{program}` is not installed")
-        if program is not None and program.startswith("mpirun."):  # where several MPIs live side by side (Debian)
-            (programs / "mpirun").symlink_to(shutil.which(program))
+        if program is not None and program.startswith("mpirun."):  # where several MPIs are installed (Debian)
+            install("mpirun", f'exec {shutil.which(program)} "$@"')
         (tmp_path / "train.py").write_text(body)
         command = [
             sys.executable,

@@ -1,14 +1,19 @@
 """Going on from a checkpoint, in a new process, is as if nothing had been between."""
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
+from accel_data import prepare_data_loader
 from accel_state.testing import run_script
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("resume_training.py")
+READ_ON = Path(__file__).with_name("read_on.py")
 
 
 def train(out, *options, num_processes=1):
@@ -55,3 +60,25 @@ def test_one_process_goes_on_from_two_with_the_rest_of_the_epoch(tmp_path):
     [resumed], done = train(tmp_path / "resumed", "--steps", "10", "--load", str(tmp_path / "saved"))
     assert len(resumed["losses"]) == 10
     assert done.stderr.count("random states of every rank are derived anew") == 1
+
+
+def test_ranks_that_were_killed_are_followed_by_others_that_read_on(tmp_path):
+    legs = ["2:70", "3:450", "1"]
+    done = run_script(READ_ON, str(tmp_path), *legs, timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    read = [int(line.split()[1]) for line in done.stdout.splitlines()]
+    assert 70 <= read[0] < 400  # killed within the first epoch
+    assert 450 <= read[1] < 800  # and within the second
+    stream = json.loads((tmp_path / "progress.json").read_text())["stream"]
+    assert digest(stream) == digest(unbroken_stream())
+
+
+def digest(stream):
+    return hashlib.sha256(json.dumps(stream).encode()).hexdigest()
+
+
+def unbroken_stream():
+    torch.manual_seed(11)
+    given = DataLoader(torch.arange(400), batch_size=3, shuffle=True)
+    loader = prepare_data_loader(given, num_processes=1, process_index=0)
+    return [number for _ in range(2) for batch in loader for number in batch.tolist()]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tools.bench.case import Case
 from tools.bench.measure import as_data, as_table, measure, obstacle_to
+from tools.bench.profile import profile_step, profile_table
 
 FOLDER = Path(__file__).with_name("cases")
 
@@ -43,6 +44,7 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"any of: {', '.join(known_cases())}")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(words)
     unknown = sorted(set(arguments.cases) - set(known_cases()))
@@ -50,8 +52,8 @@ def main(words: Sequence[str]) -> int:
         parser.error(f"unknown case `{unknown[0]}`; known: {', '.join(known_cases())}")
     about = circumstances()
     print("  ".join(f"{name} {value}" for name, value in about.items()))
-    results = {}
-    for name in arguments.cases or known_cases():
+    results: dict[str, object] = {}
+    for name in arguments.cases or ([] if arguments.profile else known_cases()):
         case = load_case(name)
         obstacle = obstacle_to(case)
         if obstacle:
@@ -61,6 +63,10 @@ def main(words: Sequence[str]) -> int:
         measurements = measure(case, num_rounds=arguments.rounds)
         print(f"\n{name}: {as_table(case, measurements)}", flush=True)
         results[name] = as_data(case, measurements)
+    if arguments.profile:
+        spent = profile_step(num_rounds=arguments.rounds)
+        print(f"\n{profile_table(spent)}", flush=True)
+        results["profile"] = spent
     if arguments.json is not None:
         arguments.json.write_text(json.dumps({"circumstances": about, "cases": results}, indent=2) + "\n")
     return 0

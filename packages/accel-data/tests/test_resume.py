@@ -352,12 +352,73 @@ def test_a_data_set_with_a_state_has_it_saved() -> None:
     assert second.strength == 2
 
 
-def test_a_state_out_of_reach_in_the_workers_is_not_saved_silently() -> None:
-    loader: Any = prepare_data_loader(
-        DataLoader(Augmented(), batch_size=2, num_workers=1), num_processes=1, process_index=0
-    )
-    with pytest.warns(UserWarning, match="states are out of reach"):
-        assert loader.state_dict()["dataset"] is None
+def counted(**kwargs: Any) -> Any:
+    """Return a prepared loader whose batches say how often its reader's copy of the data set has been read."""
+    flags = {
+        name: kwargs.pop(name) for name in ("use_stateful_dataloader", "dispatch_batches") if name in kwargs
+    }
+    if flags.get("use_stateful_dataloader"):
+        pytest.importorskip("torchdata")
+    given = DataLoader(Counted(), batch_size=2, **kwargs)
+    return prepare_data_loader(given, num_processes=1, process_index=0, **flags)
+
+
+class Counted(Augmented):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        super().__getitem__(index)
+        return 100 * index + self.strength
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dispatch_batches": True},
+        {"num_workers": 2},
+        {"num_workers": 2, "dispatch_batches": True},
+        {"num_workers": 2, "use_stateful_dataloader": True},
+        {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "spawn"},
+    ],
+    ids=lambda settings: " ".join(settings),
+)
+def test_the_states_of_the_workers_copies_of_a_data_set_are_saved(settings: dict[str, Any]) -> None:
+    unbroken = [rows(batch) for batch in counted(**settings)]
+    seen: list[list[int]] = []
+    state = None
+    while len(seen) < len(unbroken):
+        loader = counted(**settings)
+        if state is not None:
+            loader.load_state_dict(json.loads(state))
+        batches = iter(loader)
+        seen += [rows(batch) for batch in islice(batches, 3)]
+        state = json.dumps(loader.state_dict())
+        batches.close()
+    assert seen == unbroken
+
+
+def test_workers_that_live_on_keep_their_states_between_epochs_and_others_do_not() -> None:
+    for settings in ({"num_workers": 2, "persistent_workers": True}, {"num_workers": 2}):
+        loader = counted(**settings)
+        list(loader)
+        state = json.dumps(loader.state_dict())
+        wanted = [rows(batch) for batch in loader]
+        again = counted(**settings)
+        again.load_state_dict(json.loads(state))
+        assert [rows(batch) for batch in again] == wanted
+
+
+def test_states_of_workers_are_not_given_to_fewer() -> None:
+    loader = counted(num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    batches.close()
+    other = counted(num_workers=1)
+    other.load_state_dict(state)
+    with pytest.raises(CheckpointError, match="Use `num_workers=2`"):
+        next(iter(other))
 
 
 def test_without_the_position_the_epoch_begins_anew_in_its_order() -> None:

@@ -44,3 +44,8 @@ def test_a_case_tells_why_it_cannot_be_measured_here():
 
 def test_a_variant_that_measures_nothing_has_no_spread():
     assert Measurement("disk", [0.0, 0.0, 0.0]).spread == 0.0
+
+
+def test_variants_may_keep_their_bytecode_as_installed_packages_do(monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert run_variant("import sys; print(int(sys.dont_write_bytecode))") == 0

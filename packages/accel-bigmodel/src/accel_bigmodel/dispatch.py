@@ -158,7 +158,21 @@ def dispatch_model(
         _start_prefetching(model, prefetch=prefetch)
         guard_moves(model, has_offloaded=bool(away))
     model.hf_device_map = dict(device_map)  # type: ignore[assignment]
+    _hook_encoder(model)
     return model
+
+
+def _hook_encoder(model: nn.Module) -> None:
+    """Give the encoder of an encoder-decoder of transformers a hook.
+
+    Its ``generate`` adds one to the encoder of a model that has a ``hf_device_map``, unless there is one, and takes it
+    from a package that need not be installed (transformers 5.23, ``generation/utils.py``).
+    """
+    find: Any = getattr(model, "get_encoder", None)
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and callable(find):
+        encoder = find()
+        if isinstance(encoder, nn.Module) and not hooks_of(encoder):
+            add_hook_to_module(encoder, AlignDevicesHook(io_same_device=True))
 
 
 def _attach(

@@ -15,7 +15,7 @@ from accel_bigmodel.device_maps import DeviceMap, check_covered, check_device_ma
 from accel_bigmodel.dtypes import as_torch_dtype
 from accel_bigmodel.filling import Destination, Filling, collection_paused, shapes_in
 from accel_bigmodel.formats.safetensor_ranges import read_layout
-from accel_bigmodel.loading_over_processes import holds_dtensors, load_over_processes, read_for_broadcast
+from accel_bigmodel.loading_over_processes import holds_dtensors, load_over_processes
 from accel_bigmodel.matching import match
 from accel_bigmodel.state_targets import extra_states, targets
 from accel_ops.placement import send_to_device
@@ -87,7 +87,8 @@ def load_checkpoint_in_model(
         offload_8bit_bnb: Quantise weights to 8 bits before they are offloaded; needs bitsandbytes.
         strict: Refuse weights that the model does not know or the checkpoint does not have; else they are
             named in a warning. Wrong shapes are always refused, and so is a checkpoint without a common name.
-        full_state_dict: For models of DTensors: whether the checkpoint holds whole tensors.
+        full_state_dict: For models of DTensors: whether the checkpoint holds whole tensors, the same for all
+            processes; else each process names the file that it wrote of its own parts with ``torch.save``.
         broadcast_from_rank0: Only the first process reads; it sends the weights to the others, and all must call this.
         mmap: Map safetensors files instead of reading them, for what goes to the CPU in its stored dtype: takes no
             time, reads what is used, and processes of one machine share the memory. Written weights become private.
@@ -102,14 +103,13 @@ def load_checkpoint_in_model(
         may_map=mmap, quantizes=offload_8bit_bnb,
     )  # fmt: skip
     if broadcast_from_rank0 or holds_dtensors(model):
-        state = read_for_broadcast(checkpoint, only_first=broadcast_from_rank0)
+        if device_map is not None:
+            raise ConfigError(
+                "`device_map` says nothing where the weights are spread over processes, or one process reads for all. "
+                "Leave it out; each process keeps its part where the model has it."
+            )
         load_over_processes(
-            model,
-            state,
-            is_full=full_state_dict,
-            broadcast=broadcast_from_rank0,
-            strict=strict,
-            dtype=destination.dtype,
+            model, checkpoint, destination, is_full=full_state_dict, broadcast=broadcast_from_rank0, strict=strict
         )
         return
     if device_map is not None and "disk" in device_map.values() and offload_folder is None:

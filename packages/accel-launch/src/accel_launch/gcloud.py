@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+
 from accel_state.environment import snapshot
 from accel_state.errors import NotAvailableError
 

@@ -114,7 +114,7 @@ def notebook_launcher(
     else:
         settings["ACCELERATE_USE_CPU"] = "yes"
     port = int(use_port)
-    if num_nodes == 1:
+    if num_nodes == 1 and not rdzv_endpoint:
         with held_port(port or None, asked_with="use_port") as port:
             pass
     _run_elastically(
@@ -246,7 +246,7 @@ def _own_signal_handlers() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             for signum, handler in before.items():
-                signal.signal(signum, handler)
+                signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
 
 @contextmanager
@@ -290,6 +290,7 @@ class ElasticRank:
 
     def __call__(self, *args: Any) -> Any:
         """Call the function, where signals do what they do in any process and not what they do in the agent."""
+        signal.set_wakeup_fd(-1)  # the kernel's loop must not hear of signals for this process
         for signum in _AGENT_SIGNALS:
             signal.signal(signum, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)

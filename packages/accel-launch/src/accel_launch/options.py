@@ -88,6 +88,18 @@ SWITCHES = frozenset(_SWITCHES.split())
 _REPEATED = frozenset({"tpu_vm", "tpu_env"})
 _SHORT_FLAGS = {"tee": "-t"}
 _OTHER_SPELLINGS = {"fsdp_backward_prefetch": "--fsdp_backward_prefetch"}
+_METAVARS_OF = {
+    "fsdp_reshard_after_forward": "{true,false}",
+    "fsdp_transformer_layer_cls_to_wrap": "NAMES",
+    "fp8_override_linear_precision": "BOOL,BOOL,BOOL",
+    "gradient_accumulation_steps": "N",
+    "gradient_clipping": "NORM",
+    "master_addr": "ADDRESS",
+    "rdzv_conf": "KEY=VALUE",
+    "report": "FILE",
+    "tpu_env": "NAME=VALUE",
+    "tpu_vm": "NAME",
+}
 _METAVARS = {boolean: "{true,false}", count: "N", index: "N", number: "X", port: "PORT"}
 # Where the table has no default, but a launch does.
 _DEFAULTS = {
@@ -133,6 +145,8 @@ def _kind(setting: Setting) -> dict[str, Any]:
 
 
 def _metavar(setting: Setting) -> str:
+    if setting.name in _METAVARS_OF:
+        return _METAVARS_OF[setting.name]
     if setting.choices is not None and len(setting.choices) <= 4:
         return "{" + ",".join(setting.choices) + "}"
     return _METAVARS.get(setting.parse, setting.name.rpartition("_")[2].upper())

@@ -298,7 +298,7 @@ ROUTES: dict[str, tuple[list[tuple[str, str]], dict[str, object]]] = {
             ("Which commands", "pip list,ls" + ENTER),
             ("How many processes", ENTER),
             ("mixed precision", "2" + ENTER),
-            ("Cast doubles", ENTER),
+            ("Make doubles float32", ENTER),
         ],
         {
             "distributed_type": "XLA",

@@ -125,7 +125,7 @@ def sensible(chance: random.Random) -> object:
 
 def random_text(chance: random.Random) -> tuple[str, str]:
     if chance.random() < 0.03:
-        return "c.yaml", chance.choice(HOSTILE)
+        return "c.yaml", chance.choice([text for text in HOSTILE if len(text) < 500])
     document = random_document(chance)
     as_json = chance.random() < 0.3
     text = json.dumps(document) if as_json else yaml.safe_dump(document, allow_unicode=True)

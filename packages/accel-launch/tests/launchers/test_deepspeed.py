@@ -31,7 +31,7 @@ RUNNER = ("python", "-m", "deepspeed.launcher.runner")
         ("slurm", ("--num_nodes=2", "--num_gpus=4")),
         ("openmpi", ()),
         ("mvapich", ()),
-        ("mpich", ()),
+        ("mpich", ("--launcher_args=-genvnone",)),
     ],
 )
 def test_each_way_is_named_to_the_runner_with_the_flags_it_takes(request_for, way, counts):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,36 @@ def test_arrays_further_options_and_requeueing(request_for):
         assert f"#SBATCH {line}" in lines
     assert "trap end TERM" in lines
     assert shlex.split(lines[-6])[:4] == ["python", "-m", "accel_launch", "launch"]
+
+
+def test_the_signal_comes_early_enough_for_the_grace_period(request_for):
+    assert "#SBATCH --signal=B:TERM@330" in script(request_for, slurm_requeue="true", grace_period_s="299.5")
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="the script is for bash")
+@pytest.mark.parametrize(
+    ("code", "variables", "told", "exit_code"),
+    [
+        (0, {}, None, 0),
+        (3, {}, None, 3),
+        (75, {}, "requeue 7\n", 143),
+        (75, {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "2"}, "requeue 6_2\n", 143),
+    ],
+)
+def test_a_script_that_asks_to_be_run_again_is_put_into_the_queue(
+    request_for, tmp_path, code, variables, told, exit_code
+):
+    for name, line in (("python", f"exit {code}"), ("scontrol", f'echo "$@" > {tmp_path}/told')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        [shutil.which("bash"), "-c", "\n".join(script(request_for, slurm_requeue="true"))],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"} | variables,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == exit_code
+    assert ((tmp_path / "told").read_text() if (tmp_path / "told").exists() else None) == told
 
 
 def test_an_array_that_is_none_is_refused(request_for):

@@ -19,7 +19,7 @@ def planned(request_for, *, kind="script", environ=None, config=None, **flags):
 
 
 def test_one_process_imports_xla_and_gets_the_function_and_the_script(request_for):
-    plan, process = planned(request_for)
+    _, process = planned(request_for)
     assert process.argv == (
         *("python", "-u", "-P", "-m", "accel_launch.xla_spawn"),
         *("--function=main", "--", "train.py", "--lr", "1"),

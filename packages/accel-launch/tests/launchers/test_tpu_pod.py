@@ -117,7 +117,8 @@ def test_it_is_run_without_a_shell_here_and_its_exit_code_handed_on(gcloud, tmp_
 
 def test_debug_shows_the_command(gcloud, tmp_path, capfd):
     main(["launch", *ARGUMENTS, "--debug", "train.py"])
-    command = f"cd {tmp_path} && env 'A=$(id)' python3 -m accel_launch launch --no_tpu_cluster --tpu --debug -- train.py"
+    launch = "python3 -m accel_launch launch --no_tpu_cluster --tpu --debug -- train.py"
+    command = f"cd {tmp_path} && env 'A=$(id)' {launch}"
     argv = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", "pod", "--command", command, "--worker", "all"]
     assert f"Running {shlex.join(argv)}\n" in capfd.readouterr().err
 

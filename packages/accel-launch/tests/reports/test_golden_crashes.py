@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ rank = int(os.environ.get("RANK", 0))
 def crash(tmp_path: Path, no_user_config):
     """Run a script in some processes; return the exit code, the end of stderr from our report on, and the JSON."""
 
-    def run(body: str, num_processes: int, *flags: str, prelude: str = PRELUDE):
+    def run(body: str, num_processes: int, *flags: str, prelude: str = PRELUDE, preexec_fn=None):
         (tmp_path / "train.py").write_text(prelude + body)
         command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--report", "report.json"]
         finished = subprocess.run(
@@ -36,6 +37,7 @@ def crash(tmp_path: Path, no_user_config):
             text=True,
             timeout=60,
             check=False,
+            preexec_fn=preexec_fn,
         )
         _, marker, told = finished.stderr.rpartition("error: ")
         told = told.replace(str(tmp_path), "").replace(HOST, "HOST")
@@ -104,6 +106,40 @@ def test_a_rank_is_killed_without_a_word(crash):
         told == "error: Rank 0 on HOST failed first: it was killed by SIGKILL.\n  Rank 1 only died of it.\n"
     )
     assert (report["first_failure"]["signal"], report["first_failure"]["exit_code"]) == ("SIGKILL", None)
+
+
+@pytest.fixture
+def in_little_memory():
+    """Put the process that calls it into a control group of its own, with 150 MB."""
+    root = Path("/sys/fs/cgroup")
+    is_v1 = (root / "memory").is_dir()
+    group = (root / "memory" if is_v1 else root) / f"accel-test-{os.getpid()}"
+    limit = group / ("memory.limit_in_bytes" if is_v1 else "memory.max")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"this machine lets nobody make a control group: {error.strerror}")
+    try:
+        if not limit.exists():
+            pytest.skip("this machine has no control groups for memory")
+        limit.write_text(str(150 * 10**6))
+        yield lambda: (group / "cgroup.procs").write_text(str(os.getpid()))
+    finally:
+        deadline = time.monotonic() + 5
+        while (group / "cgroup.procs").exists() and (group / "cgroup.procs").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        group.rmdir()
+
+
+def test_a_rank_is_killed_for_want_of_memory(crash, in_little_memory):
+    body = "\nif rank == 1:\n    hoard = [b'x' * 2**22 for _ in range(200)]\ntime.sleep(20)"
+    code, told, _ = crash(body, 2, preexec_fn=in_little_memory)
+    assert code == 137
+    assert told == (
+        "error: Rank 1 on HOST failed first: it was killed by the out-of-memory killer.\n"
+        "  Rank 0 only died of it.\n"
+    )
 
 
 def test_a_rank_dies_while_another_will_not_end(crash):

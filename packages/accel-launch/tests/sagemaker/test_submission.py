@@ -1,4 +1,4 @@
-"""A whole launch against moto's server on loopback, where it and Amazon's SDK are installed; no test leaves the machine."""
+"""A whole launch against moto's server on loopback, where it and Amazon's SDK are installed."""
 
 from __future__ import annotations
 

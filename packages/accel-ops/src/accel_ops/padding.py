@@ -112,7 +112,9 @@ class _Fill:
             if size == target:
                 continue
             # What autograd follows must not become a view, which could not be changed in place.
-            is_alone = leaf.requires_grad or type(leaf) is not torch.Tensor or leaf.nbytes > _LARGEST_SHARED_BYTES
+            is_alone = (
+                leaf.requires_grad or type(leaf) is not torch.Tensor or leaf.nbytes > _LARGEST_SHARED_BYTES
+            )
             kind = position if is_alone else (leaf.shape, leaf.dtype, leaf.device, target)
             alike.setdefault(kind, []).append(position)
         for positions in alike.values():

@@ -198,9 +198,11 @@ def _joined_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
-def members_of(segment: Segment, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def members_of(segment: Segment, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the leaves that belong to a segment."""
-    return leaves if len(segment.leaves) == len(leaves) else [leaves[position] for position in segment.leaves]
+    if len(segment.leaves) == len(leaves):
+        return list(leaves)
+    return [leaves[position] for position in segment.leaves]
 
 
 def pack_segment(segment: Segment, leaves: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -34,15 +34,21 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 @lru_cache(maxsize=64)
 def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    found: list[EntryPoint] = []
-    seen: set[str] = set()
+    return tuple(
+        EntryPoint(name, value, distribution)
+        for distribution, text in _texts_on(path)
+        for name, value in _lines_of(text, group)
+    )
+
+
+@lru_cache(maxsize=4)
+def _texts_on(path: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Return normalised name and text of every distribution that has entry points, whatever the group."""
+    texts: dict[str, str] = {}
     for folder in dict.fromkeys(path):
         for distribution, text in _texts(folder or os.getcwd()):
-            key = re.sub(r"[-_.]+", "-", distribution).lower()
-            if key not in seen:
-                seen.add(key)
-                found += [EntryPoint(name, value, key) for name, value in _lines_of(text, group)]
-    return tuple(found)
+            texts.setdefault(re.sub(r"[-_.]+", "-", distribution).lower(), text)
+    return tuple((name, text) for name, text in texts.items() if text)
 
 
 def _texts(folder: str) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 from accel.configuration import (
@@ -47,14 +47,17 @@ from accel_state import (
     AcceleratorState,
     GradientAccumulationPlugin,
     GradientState,
-    ParallelismConfig,
     PartialState,
     current_runtime,
 )
 from accel_state.enums import DynamoBackend, LoggerType, PrecisionType, RNGType
 from accel_state.environment import read
 from accel_state.kwargs_handler import KwargsHandler
-from accel_trackers import GeneralTracker, filter_trackers
+from accel_trackers import filter_trackers
+
+if TYPE_CHECKING:  # what only annotations name is not imported
+    from accel_state import ParallelismConfig
+    from accel_trackers import GeneralTracker
 
 
 class Accelerator(

@@ -6,16 +6,19 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from accel.project import ProjectConfiguration
 from accel_backends import Strategy, TorchDynamoPlugin
 from accel_data import DataLoaderConfiguration
-from accel_state import GradientAccumulationPlugin, ParallelismConfig
+from accel_state import GradientAccumulationPlugin
 from accel_state.enums import DynamoBackend, RNGType
 from accel_state.environment import read
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
+
+if TYPE_CHECKING:
+    from accel_state import ParallelismConfig
 
 NOT_GIVEN: Any = object()
 """Default of arguments whose absence means something else than any value."""

@@ -9,14 +9,14 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from accel_data import DataLoaderShard
+import accel_data
 from accel_state.errors import StateError
 
 
 @contextmanager
 def dealing_evenly(loader: DataLoader[Any], even_batches: bool) -> Iterator[None]:
     """Give `loader` another `even_batches` in the block; warn where nobody deals its batches to the ranks."""
-    before = loader.even_batches if isinstance(loader, DataLoaderShard) else None
+    before = loader.even_batches if isinstance(loader, accel_data.DataLoaderShard) else None
     if before is None or not _set(loader, even_batches):
         warnings.warn(
             f"`even_batches={even_batches}` has no effect on a prepared {type(loader).__name__}, whose batches "
@@ -33,7 +33,7 @@ def dealing_evenly(loader: DataLoader[Any], even_batches: bool) -> Iterator[None
 
 def _set(loader: DataLoader[Any], even_batches: bool) -> bool:
     try:
-        loader.even_batches = even_batches  # type: ignore[attr-defined]
+        loader.even_batches = even_batches
     except StateError:
         return False
     return True

@@ -16,7 +16,8 @@ class WorkerStart:
 
     Schedulers and torchrun signal every process of a job, workers included. torch lets such a worker die, and
     raises in the process that has lost it, which then cannot save. Workers have nothing to save: they go when
-    their loader lets them go, or ends them. Programs that a worker starts do not hear the signals either.
+    their loader lets them go, or ends them. Programs that a worker starts do not hear the signals either. A
+    worker that was spawned rather than forked may have threads by now, which hear them as ever.
 
     Args:
         signals: Numbers of the signals, looked up when a worker starts: while there are none, it is as ever.

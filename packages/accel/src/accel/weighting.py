@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from accel_ops import reduce
+import accel_ops
 from accel_state import ConfigError, StateError
 
 
@@ -115,7 +115,7 @@ class WeightedWindow:
     def _total(self, count: float) -> float:
         if self._world_size == 1:
             return count
-        return float(reduce(torch.tensor(count, dtype=torch.float64, device=self._device), "sum"))
+        return float(accel_ops.reduce(torch.tensor(count, dtype=torch.float64, device=self._device), "sum"))
 
     def _agree(self, count: float) -> float:
         total = self._total(count)

@@ -32,6 +32,20 @@ def test_who_does_not_come_is_named_after_the_deadline():
         alone.exchange("written", "here")
 
 
+def test_the_rank_that_keeps_the_store_leaves_when_the_others_have_read():
+    store, left = HashStore(), []
+    first, second = agreement(store, 0), agreement(store, 1)
+    keeper = threading.Thread(target=lambda: left.append(first.exchange("committed", "of 0")))
+    keeper.start()
+    store.set("committed/1", "of 1")
+    store.set("committed/all", "")
+    keeper.join(timeout=0.1)
+    assert keeper.is_alive()
+    assert second.exchange("committed", "of 1") == ["of 0", "of 1"]
+    keeper.join(timeout=20)
+    assert left == [["of 0", "of 1"]]
+
+
 def test_nobody_waits_for_a_rank_that_has_ended():
     store = HashStore()
     others = [agreement(store, rank, world_size=3, silence_s=0.1) for rank in (1, 2)]
@@ -65,7 +79,7 @@ def test_the_ranks_can_agree_again_after_they_did_not():
 
 def test_forgetting_leaves_nothing_of_a_topic():
     store = HashStore()
-    alone = agreement(store, world_size=1)
+    alone = agreement(store, world_size=1)  # rank 0, which drops what is shared
     num_keys = store.num_keys()
     alone.exchange("topic", "note")
     alone.forget("topic")

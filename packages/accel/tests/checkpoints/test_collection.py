@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from safetensors.torch import load_model
+from safetensors.torch import load_file
 from torch import nn
 
 from accel import Accelerator
 from accel_backends import compile_regions
 from accel_bigmodel import cpu_offload, disk_offload, dispatch_model
+from accel_state.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -37,7 +38,7 @@ KINDS = {
     "offloaded to memory": lambda model, folder: cpu_offload(model),
     "offloaded to disk": lambda model, folder: disk_offload(model, folder),
     "in parts": lambda model, folder: dispatch_model(
-        model, {"blocks.0": "cpu", "blocks.1": "disk", "blocks.2": "cpu", "norm": "cpu", "head": "disk"},
+        model, {"blocks.0": "disk", "blocks.1": "disk", "blocks.2": "cpu", "norm": "cpu", "head": "disk"},
         offload_dir=folder,
     ),
 }  # fmt: skip
@@ -69,6 +70,22 @@ def test_a_checkpoint_of_any_model_loads_into_one_of_its_kind(tmp_path, kind, ti
     assert torch.equal(answers(other), answers(model))
 
 
+@pytest.mark.filterwarnings("error:.*is a no-op")
+def test_loading_into_a_model_that_is_elsewhere_warns_of_nothing(tmp_path):
+    accelerator, _ = prepared("offloaded to memory", tmp_path, seed=1, tied=False)
+    accelerator.save_state(tmp_path / "a")
+    accelerator.load_state(tmp_path / "a")
+
+
+def test_a_model_without_memory_for_its_weights_is_refused(tmp_path):
+    accelerator, _ = prepared("plain", tmp_path, seed=1, tied=False)
+    accelerator.save_state(tmp_path / "a")
+    accelerator, model = prepared("plain", tmp_path, seed=2, tied=False)
+    model.head.to("meta")
+    with pytest.raises(CheckpointError, match=r"`head.weight` of model 0 \(Net\) is on the meta device"):
+        accelerator.load_state(tmp_path / "a")
+
+
 @any_kind
 @whether_tied
 def test_a_checkpoint_of_any_model_loads_into_a_plain_one(tmp_path, kind, tied):
@@ -87,9 +104,12 @@ def test_the_weights_of_any_model_load_into_plain_pytorch(tmp_path, kind, tied, 
     accelerator.save_model(model, tmp_path / "a", safe_serialization=safe)
     plain = Net(seed=2, tied=tied).eval()
     if safe:
-        load_model(plain, tmp_path / "a" / "model.safetensors")
+        weights = load_file(tmp_path / "a" / "model.safetensors")
     else:
-        plain.load_state_dict(torch.load(tmp_path / "a" / "pytorch_model.bin", weights_only=True))
+        weights = torch.load(tmp_path / "a" / "pytorch_model.bin", weights_only=True)
+    outcome = plain.load_state_dict(weights, strict=False)
+    assert not outcome.unexpected_keys
+    assert set(outcome.missing_keys) <= ({"head.weight"} if tied and safe else set())
     assert torch.equal(answers(plain), answers(model))
 
 

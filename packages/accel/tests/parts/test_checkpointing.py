@@ -350,7 +350,7 @@ def test_what_one_rank_cannot_load_is_told_by_all(world, tmp_path):
     assert "random_states_1.pkl" in there
 
 
-def save_as_two_nodes(folder, *, each):
+def save_as_two_nodes(folder, *, each, names=("node0", "node1")):
     from dataclasses import replace
 
     from accel_state import current_runtime
@@ -363,8 +363,9 @@ def save_as_two_nodes(folder, *, each):
         runtime.topology, num_nodes=2, node_rank=rank, local_rank=0, local_world_size=1
     )
     accelerator.prepare(nn.Linear(2, 2))
-    accelerator.save_state(f"{folder}/node{rank}/a")
-    accelerator.load_state(f"{folder}/node{rank}/a", verify=True) if each else None
+    accelerator.save_state(f"{folder}/{names[rank]}/a")
+    if each or names[0] == names[1]:
+        accelerator.load_state(f"{folder}/{names[rank]}/a", verify=True)
 
 
 @pytest.mark.parametrize("each", [True, False])
@@ -381,6 +382,23 @@ def test_nodes_without_a_shared_disk_each_commit_their_part(world, tmp_path, eac
     assert {entry.name for entry in main.files_here} == {"model.safetensors", "random_states_0.pkl"}
     assert ("model.safetensors" in {entry.name for entry in other.files_here}) is each
     assert "random_states_1.pkl" in {entry.name for entry in other.files_here}
+
+
+def save_as_two_nodes_on_one_disk(folder):
+    save_as_two_nodes(folder, each=False, names=("shared", "shared"))
+
+
+def test_nodes_with_a_shared_disk_commit_together(world, tmp_path):
+    world(2).run(save_as_two_nodes_on_one_disk, str(tmp_path))
+    from accel.checkpoints.manifest import read_manifest
+
+    manifest = read_manifest(tmp_path / "shared" / "a")
+    assert {entry.name for entry in manifest.files_here} == {
+        "model.safetensors",
+        "random_states_0.pkl",
+        "random_states_1.pkl",
+    }
+    assert os.listdir(tmp_path / "shared") == ["a"]
 
 
 def test_the_end_of_training_waits_for_the_save_under_way(tmp_path):

@@ -11,7 +11,7 @@ from torch import nn
 
 from accel_bigmodel.estimate.hub import verify_on_hub
 from accel_bigmodel.skeleton import init_empty_weights
-from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
+from accel_state.errors import ConfigError, NotAvailableError, did_you_mean
 
 
 def create_empty_model(
@@ -74,7 +74,7 @@ def _from_timm(name: str, *, token: str | None) -> nn.Module:
     if not timm.is_model(known):
         known = add_timm_hub_prefix(name)
         if known == name:
-            raise UnknownNameError.of("model of timm", name, timm.list_models())
+            raise ConfigError(f"timm has no model `{name}`.{did_you_mean(name, timm.list_models())}")
         _refuse_missing(name, verify_on_hub(name, token))
     with init_empty_weights():
         model: nn.Module = timm.create_model(known, pretrained=False)

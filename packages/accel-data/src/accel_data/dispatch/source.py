@@ -15,10 +15,10 @@ from accel_data.loaders.tagging import Note
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A step that has been read, and what was noted right after."""
+    """A step that has been read, and what was noted right after each of its batches."""
 
     deal: Deal
-    dataset_state: Any
+    notes: list[Note]
     loader_state: Any
 
 
@@ -44,11 +44,8 @@ def read_steps(
         plain = [batch for batch, _ in group]
         head = head or plain
         sizes = [None if note is None else note.num_samples for _, note in group]
-        note = group[-1][1]
-        dataset_state = None if note is None else note.dataset_state
-        yield Read(
-            dealer.deal(plain, head, sizes), dataset_state, None if loader_state is None else loader_state()
-        )
+        notes = [note for _, note in group if note is not None]
+        yield Read(dealer.deal(plain, head, sizes), notes, None if loader_state is None else loader_state())
 
 
 def send_steps(steps: Iterator[Read], messages: Messages | None, *, rank: int) -> Iterator[tuple[Step, Read]]:

@@ -151,7 +151,7 @@ class DataLoaderDispatcher(PreparedLoader):
             return
         run = self._begin_index_pass(shard)
         run.steps = deque(maxlen=0)
-        yield from self._reader(self.base_dataloader)
+        yield from self._open(self.base_dataloader)
 
     def _begin_elsewhere(self) -> None:
         """Begin a pass on a rank that is handed its steps."""
@@ -173,7 +173,9 @@ class DataLoaderDispatcher(PreparedLoader):
             end = Position(end.samples + step.num_batches * per_batch, end.batches + step.num_batches)
             progress.steps, progress.end = number, end
             if read is not None:
-                progress.dataset_state, progress.loader_state = read.dataset_state, read.loader_state
+                progress.loader_state = read.loader_state
+                for note in read.notes:
+                    progress.note_dataset(note)
             self.step_shape = step.shape
             if rank >= step.num_following:
                 self.end_of_dataloader = True

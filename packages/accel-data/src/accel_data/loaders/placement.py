@@ -14,6 +14,9 @@ from accel_ops.structures import is_container, recursively_apply
 class Placement(Protocol):
     """Puts batches on a device, in two parts so that the copy can run while the batch before is used."""
 
+    #: Whether `all_of` takes batches before the one before is asked for.
+    reads_ahead: bool
+
     def begin(self, batch: Any) -> Any:
         """Begin to copy, as early as possible; return what `finish` needs."""
         ...
@@ -29,6 +32,8 @@ class Placement(Protocol):
 
 class DirectPlacement:
     """Copy when the batch is asked for."""
+
+    reads_ahead = False
 
     def __init__(self, device: torch.device, *, non_blocking: bool) -> None:
         self._device = device
@@ -46,6 +51,8 @@ class DirectPlacement:
 
 class SideStreamPlacement:
     """Copy on a CUDA stream of its own, one batch ahead; for batches in pinned memory."""
+
+    reads_ahead = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

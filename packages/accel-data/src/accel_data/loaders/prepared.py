@@ -19,6 +19,7 @@ from accel_data.loaders.state_mixin import DataLoaderStateMixin
 from accel_data.loaders.streams import has_state, open_stream, stream_of
 from accel_data.loaders.tagging import Notes, tagging
 from accel_data.loaders.unmoved import generators_unmoved
+from accel_data.loaders.worker_states import WorkerStates, iterate_with
 from accel_data.mesh import DataRanks, all_different
 from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_data.samplers.run import Position, SamplerRun
@@ -47,6 +48,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     _notes: Notes
     #: The loader that reads, with what it was made from.
     _reader_of: dict[str, tuple[tuple[Any, ...], DataLoader[Any]]]
+    #: What the workers of the pass that is opened next begin with.
+    _restored: list[Any] | None
 
     #: Whether the sampler's plan says what this rank is handed at each step.
     _reads_by_plan: ClassVar[bool] = True
@@ -78,6 +81,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             _progress=Progress(epoch=iteration),
             _notes=Notes(),
             _reader_of={},
+            _restored=None,
         )
         self.reset()
 
@@ -154,6 +158,18 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             state_dict, self._progress, self.base_dataloader, self.data_ranks.num_ranks, position=position
         )
 
+    def state_after(self, num_batches: int) -> dict[str, Any]:
+        """Return the state of the epoch at hand after ``num_batches`` of this rank's batches.
+
+        It is for a position that comes from elsewhere; the order is the one that the loader would draw next.
+        """
+        position = self._position_after(num_batches)
+        return {**self.state_dict(), "samples": position.samples, "batches": position.batches}
+
+    def shares_progress_with(self, other: object) -> bool:
+        """Whether a pass over ``other`` is one over this loader: it is the same, or one came by `skipping`."""
+        return isinstance(other, PreparedLoader) and other._progress is self._progress
+
     @property
     def total_batch_size(self) -> int:
         """Rows of a full step, over all ranks."""
@@ -174,7 +190,21 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         start = self._position_after(self.skip_batches) if self.skip_batches else resumption.position
         run = shard.begin_run(start, order_state=resumption.order_state)
         self._progress.begin_pass(start, run, run.plan if self._reads_by_plan else None)
+        self._restored = resumption.worker_states
         return run
+
+    def _open(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """Return the batches of map-style data, which leave their notes, with workers that go on where others
+        left off.
+        """
+        reader, states = self._reader(loader), self._restored
+        self._restored = None
+        if not loader.num_workers or not has_state(loader.dataset):
+            return iter(reader)
+        if states is not None or self._progress.worker_states is None:
+            begin_with = states or [None] * loader.num_workers
+            self._progress.worker_states = WorkerStates(begin_with, live_on=loader.persistent_workers)
+        return iter(reader) if states is None else iterate_with(reader, states)
 
     def _position_after(self, steps: int) -> Position:
         """Return where the epoch stands after ``steps`` steps."""
@@ -211,7 +241,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         wanted = (loader.dataset, loader.collate_fn, loader.batch_sampler, loader.sampler)
         if made is None or any(one is not other for one, other in zip(made[0], wanted)):
             stream = stream_of(loader)
-            is_noted = is_iterable(loader) and loader.num_workers == 0 and has_state(stream)
+            is_noted = has_state(stream) and not (is_iterable(loader) and loader.num_workers)
             made = wanted, tagging(loader, self._notes, stateful_dataset=stream if is_noted else None)
             self._reader_of["reader"] = made
         return made[1]

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from accel_data.loaders.tagging import Note
+from accel_data.loaders.worker_states import WorkerStates
 from accel_data.samplers.plan import ShardPlan
 from accel_data.samplers.run import START, Position, SamplerRun
 
@@ -20,6 +22,7 @@ class Resumption:
         order_state: State of the generator that the order of the epoch is drawn from.
         dataset_state: State of a stream at that place, which then need not be replayed.
         loader_state: State of a `StatefulDataLoader` at that place.
+        worker_states: States of the workers' copies of map-style data, in the order of their turns.
         num_ranks: Ranks that had read the epoch so far.
         is_complete: Whether the stream is known to have ended there.
     """
@@ -28,6 +31,7 @@ class Resumption:
     order_state: torch.Tensor | None = None
     dataset_state: Any = None
     loader_state: Any = None
+    worker_states: list[Any] | None = None
     num_ranks: int = 1
     is_complete: bool = False
 
@@ -44,8 +48,9 @@ class Progress:
         start: Where the pass began.
         steps: Steps of the pass that this rank has yielded.
         end: Where the last yielded step ended, where the pass is not a matter of arithmetic.
-        dataset_state: State of a stream after the last yielded step.
+        dataset_state: State of the data set after the last yielded step, where it may have been read further.
         loader_state: State of a `StatefulDataLoader` after the last yielded step.
+        worker_states: States of the workers' copies of map-style data after the last yielded step.
         is_complete: Whether the last yielded step is known to be the last of a stream.
     """
 
@@ -58,6 +63,7 @@ class Progress:
     end: Position = START
     dataset_state: Any = None
     loader_state: Any = None
+    worker_states: WorkerStates | None = None
     is_complete: bool = False
 
     def begin_pass(
@@ -70,7 +76,16 @@ class Progress:
         self.start = self.end = start
         self.steps = 0
         self.dataset_state = self.loader_state = None
+        if self.worker_states is not None:
+            self.worker_states = self.worker_states.after_pass()
         self.is_complete = False
+
+    def note_dataset(self, note: Note) -> None:
+        """Note the state that the data set, or a worker's copy of it, was in after a batch that was handed out."""
+        if note.worker is None:
+            self.dataset_state = note.dataset_state
+        elif self.worker_states is not None:
+            self.worker_states.note(note.worker, note.dataset_state)
 
     def finish_epoch(self) -> None:
         """Go on to the next epoch, whose order has not been drawn and of which nothing has been read."""

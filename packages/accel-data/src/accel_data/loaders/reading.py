@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from accel_data.loaders.placement import Placement
 from accel_data.loaders.progress import Progress
 from accel_data.loaders.state_mixin import DataLoaderStateMixin
-from accel_data.loaders.tagging import Note
+from accel_data.loaders.tagging import Note, Notes
 from accel_data.samplers.plan import ShardPlan
 from accel_data.samplers.run import Position, SamplerRun
 
@@ -92,13 +93,42 @@ def read_ahead(
         progress.loader_state = state
         if note is not None:
             loader.step_shape = note.shape
-            progress.dataset_state = note.dataset_state
+            progress.note_dataset(note)
         if following is None:
             loader.end_of_dataloader = progress.is_complete = True
             shape = loader.step_shape
             loader.remainder = -1 if shape is None else 0 if shape.is_plain else shape.num_real
         yield batch if place is None else place.finish(begun_before)
         current = following
+
+
+def read_noted(
+    batches: Iterator[Any],
+    read: Callable[[Iterator[Any]], Iterator[Any]],
+    *,
+    notes: Notes,
+    progress: Progress,
+) -> Iterator[Any]:
+    """Yield what ``read`` makes of the batches, and keep the state of the data set after each.
+
+    Args:
+        batches: Leave their notes in ``notes``.
+        read: Yields one batch for each that it takes, and may take some ahead.
+        notes: Of the batch that was taken last.
+        progress: Told about the state.
+    """
+    ahead: deque[Note | None] = deque()
+
+    def taken() -> Iterator[Any]:
+        for batch, note in notes.beside(batches):
+            ahead.append(note)
+            yield batch
+
+    for batch in read(taken()):
+        note = ahead.popleft()
+        if note is not None:
+            progress.note_dataset(note)
+        yield batch
 
 
 def _begin(place: Placement | None, fetched: tuple[Any, Note | None] | None) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import warnings
 from typing import Any
 
 import torch
@@ -42,6 +41,7 @@ def save_progress(progress: Progress, base: DataLoader[Any], num_ranks: int) -> 
         "generator": None if order_state is None else _to_text(order_state),
         "is_order_drawn": is_drawn,
         "dataset": _dataset_state(progress, base),
+        "workers": _worker_states(progress),
         "loader": _kept(progress, "loader_state"),
         "is_complete": _kept(progress, "is_complete"),
     }
@@ -74,6 +74,7 @@ def load_progress(
         order_state=order_state,
         dataset_state=state["dataset"] if position and is_iterable(base) else None,
         loader_state=state["loader"] if position else None,
+        worker_states=state.get("workers") if position else None,
         num_ranks=state["num_processes"],
         is_complete=state["is_complete"] and position,
     )
@@ -124,14 +125,13 @@ def _dataset_state(progress: Progress, base: DataLoader[Any]) -> Any:
     dataset: Any = base.dataset
     if not has_state(dataset):
         return None
-    if base.num_workers > 0:
-        warnings.warn(
-            "The data set has a state, but the loader's workers have copies of it whose states are out of "
-            "reach: it is not saved. Use `num_workers=0` if it matters.",
-            stacklevel=4,
-        )
-        return None
-    return dataset.state_dict()
+    return dataset.state_dict() if progress.dataset_state is None else progress.dataset_state
+
+
+def _worker_states(progress: Progress) -> list[Any] | None:
+    if progress.resumption is not None:
+        return progress.resumption.worker_states
+    return None if progress.worker_states is None else progress.worker_states.in_turn()
 
 
 def _kept(progress: Progress, name: str) -> Any:

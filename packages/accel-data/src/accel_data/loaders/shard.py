@@ -9,8 +9,9 @@ import torch
 
 from accel_data.iterable_shard import IterableDatasetShard
 from accel_data.loaders.prepared import PreparedLoader
-from accel_data.loaders.reading import read_ahead, read_planned, read_streamed
+from accel_data.loaders.reading import read_ahead, read_noted, read_planned, read_streamed
 from accel_data.loaders.sharding import index_shard
+from accel_data.loaders.streams import has_state
 from accel_data.mesh import data_ranks
 from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_state.enums import RNGType
@@ -90,6 +91,14 @@ class DataLoaderShard(PreparedLoader):
                 batches, place, loader=self, progress=progress, step_size=step_size, loader_state=state
             )
         run = self._begin_index_pass(shard)
-        if run.plan is not None:
-            return read_planned(iter(base), run.plan, place, loader=self, progress=progress)
-        return read_streamed(iter(base), run, place, loader=self, progress=progress)
+
+        def read(batches: Iterator[Any]) -> Iterator[Any]:
+            if run.plan is not None:
+                return read_planned(batches, run.plan, place, loader=self, progress=progress)
+            return read_streamed(batches, run, place, loader=self, progress=progress)
+
+        if not has_state(base.dataset) or (
+            base.num_workers == 0 and (place is None or not place.reads_ahead)
+        ):
+            return read(iter(base))
+        return read_noted(self._open(base), read, notes=self._notes, progress=progress)

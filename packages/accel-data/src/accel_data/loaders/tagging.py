@@ -4,12 +4,13 @@ loop.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from accel_data.iterable_shard import IterableDatasetShard, Marked
@@ -25,11 +26,13 @@ class Note:
         num_samples: Samples that it was made from; None without automatic batching.
         shape: The shape of its step.
         dataset_state: State of the data set right after it was read.
+        worker: The worker whose copy of the data set was in that state; None for the data set itself.
     """
 
     num_samples: int | None = None
     shape: StepShape | None = None
     dataset_state: Any = None
+    worker: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,8 @@ class TaggingCollate:
         collate: The loader's own.
         is_batching: Whether ``collate`` makes a batch from a list of samples, not from what the data set
             returned.
-        dataset: Whose state to note after each batch; None where that is of no use.
+        dataset: Whose state to note after each batch, or in a worker that of its copy; None where that is of
+            no use.
     """
 
     def __init__(self, collate: Callable[[Any], Any], dataset: Any = None, *, is_batching: bool) -> None:
@@ -61,14 +65,23 @@ class TaggingCollate:
         self.dataset = dataset
 
     def __call__(self, samples: Any) -> Tagged:
-        state = None if self.dataset is None else self.dataset.state_dict()
+        state, worker = self._state()
         if isinstance(samples, Marked):
-            return Tagged(self.collate(samples.sample), Note(None, samples.shape, state))
+            return Tagged(self.collate(samples.sample), Note(None, samples.shape, state, worker))
         num_samples, shape = len(samples) if self.is_batching else None, None
         if self.is_batching and samples and isinstance(samples[0], Marked):
             shape = samples[0].shape
             samples = [marked.sample for marked in samples]
-        return Tagged(self.collate(samples), Note(num_samples, shape, state))
+        return Tagged(self.collate(samples), Note(num_samples, shape, state, worker))
+
+    def _state(self) -> tuple[Any, int | None]:
+        """Return the state of the data set that is read here, and the worker if this is one."""
+        if self.dataset is None:
+            return None, None
+        info = get_worker_info()
+        if info is None:
+            return self.dataset.state_dict(), None
+        return copy.deepcopy(info.dataset.state_dict()), info.id  # type: ignore[attr-defined]
 
 
 class Notes:
@@ -116,8 +129,7 @@ def tagging(loader: DataLoader[Any], notes: Notes, *, stateful_dataset: Any = No
     Args:
         loader: The loader.
         notes: Where the notes go.
-        stateful_dataset: Data set whose state is to be noted after each batch; it must be read in this
-            process.
+        stateful_dataset: Data set whose state is to be noted after each batch.
     """
     collate = TaggingCollate(loader.collate_fn, stateful_dataset, is_batching=loader._auto_collation)
     dataset = loader.dataset.marking() if isinstance(loader.dataset, IterableDatasetShard) else loader.dataset

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -47,7 +48,8 @@ class Way:
 
     With ``counts`` it takes a number of machines and processes, or filters; otherwise its hostfile decides.
     With ``tells_ranks`` it tells them where they meet. ``runs_only_scripts`` leaves out modules and programs.
-    With ``forwards`` it sends variables; otherwise the command is given on each machine.
+    With ``forwards`` it sends variables; otherwise the command is given on each machine. ``mpi_flags`` are for the
+    program in between.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Way:
     counts: bool = True
     tells_ranks: bool = True
     runs_only_scripts: bool = False
+    mpi_flags: tuple[str, ...] = ()
 
 
 WAYS: Mapping[str, Way] = MappingProxyType(
@@ -62,7 +65,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         "pdsh": Way("pdsh"),
         "openmpi": Way("openmpi", counts=False, tells_ranks=False),
         "mvapich": Way("mvapich", counts=False, tells_ranks=False),
-        "mpich": Way("mpich", counts=False),
+        "mpich": Way("mpich", counts=False, mpi_flags=("-genvnone",)),  # it would send every variable
         "slurm": Way("slurm", tells_ranks=False, runs_only_scripts=True),
         "nossh": Way("nossh", forwards=False),
     }
@@ -135,6 +138,7 @@ def _flags(request: LaunchRequest, way: Way) -> list[str]:
         [f"--launcher={way.name}"] if way.forwards else ["--no_ssh", f"--node_rank={request.machine_rank}"]
     )
     flags += [f"--hostfile={hostfile}", *_machines(request, way)]
+    flags += [f"--launcher_args={shlex.join(way.mpi_flags)}"] if way.mpi_flags else []
     address: str | None = request.value("master_addr")
     if not address and not (way.forwards and way.tells_ranks):
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import shutil
@@ -19,6 +20,8 @@ from accel_state.errors import ConfigError, LaunchError, NotAvailableError
 _OWN_SETTINGS = ("slurm", "slurm_options", "slurm_array", "slurm_requeue", "num_machines")
 _ARRAY = re.compile(r"[\d,:-]+(%\d+)?")
 _TIMEOUT_S = 60
+# What the end of a job takes beyond the time that the ranks are given to save.
+_END_S = 30
 
 # SLURM sends the batch script a SIGTERM before a job ends. The launcher hands it on, the ranks may save, and then
 # the job queues again under its own number; so it does when the script asks for it by its exit code
@@ -103,8 +106,9 @@ def batch_script(request: LaunchRequest) -> str:
     requeues = bool(request.value("slurm_requeue"))
     lines = [f"#SBATCH --{name}={shlex.quote(value)}" for name, value in head.items()]
     if requeues:
-        # `B:` sends it to the batch script; a minute before the end of the job's time, or when it is preempted.
-        lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append", "#SBATCH --signal=B:TERM@60"]
+        # `B:` sends it to the batch script, before the end of the job's time or when it is preempted.
+        lead_s = math.ceil(request.value("grace_period_s")) + _END_S
+        lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append", f"#SBATCH --signal=B:TERM@{lead_s}"]
     lines += [
         f"#SBATCH {shlex.quote(option)}" for option in shlex.split(request.value("slurm_options") or "")
     ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from math import isfinite
 from collections.abc import Sequence
+from math import isfinite
 
 from accel_state.errors import ConfigError
 

@@ -31,7 +31,7 @@ SETTINGS = (
         "",
         boolean,
         True,
-        "All machines are on one local network.",
+        "All machines are on one local network; where a config file says they are not, they meet by `c10d`.",
         flag="--same_network",
         config_key="same_network",
     ),

@@ -19,6 +19,9 @@ _FIRST_WAIT_S = 0.001
 _LONGEST_WAIT_S = 0.05
 _LOOK_S = 0.5
 """How often to look whether those that are missing can still come."""
+_FAREWELL_S = 10.0
+"""How long rank 0 waits at most until the others have read what was agreed on."""
+_FAREWELL_WAIT_S = 0.005
 _num_agreements: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 """How many were made on a group, so that the notes of one are never taken for those of another."""
 
@@ -88,7 +91,9 @@ class StoreAgreement:
         try:
             self._leave(topic, note)
             self._wait(topic)
-            return [self._store.get(f"{topic}/{rank}").decode() for rank in range(self.world_size)]
+            notes = [self._store.get(f"{topic}/{rank}").decode() for rank in range(self.world_size)]
+            self._see_all_off(topic)
+            return notes
         except dist.DistError as error:
             raise CheckpointError(
                 f"The ranks cannot agree on `{topic}`: the store of the process group does not answer "
@@ -97,7 +102,8 @@ class StoreAgreement:
 
     def forget(self, topic: str) -> None:
         """Drop this rank's note."""
-        keys = [f"{topic}/{self.rank}", *([f"{topic}/count", f"{topic}/all"] if self.rank == 0 else [])]
+        shared = ("count", "all", "readers", "read") if self.rank == 0 else ()
+        keys = [f"{topic}/{name}" for name in (self.rank, f"read/{self.rank}", *shared)]
         with contextlib.suppress(dist.DistError):  # who keeps the store may have left; all is done
             for key in keys:
                 self._store.delete_key(key)
@@ -124,10 +130,28 @@ class StoreAgreement:
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
+    def _see_all_off(self, topic: str) -> None:
+        """Let rank 0, with which the store may go, leave last; the others have read all notes then."""
+        if self.rank != 0:
+            self._store.set(f"{topic}/read/{self.rank}", "")
+            if self._store.add(f"{topic}/readers", 1) == self.world_size - 1:
+                self._store.set(f"{topic}/read", "")
+            return
+        begun_s = look_s = time.monotonic()
+        while self.world_size > 1 and not self._store.check([f"{topic}/read"]):
+            now_s = time.monotonic()
+            if now_s > look_s + _LOOK_S:
+                look_s = now_s
+                reading = self._missing(f"{topic}/read", range(1, self.world_size))
+                if len(self._liveness.ended(reading)) == len(reading) or now_s > begun_s + _FAREWELL_S:
+                    return
+            time.sleep(_FAREWELL_WAIT_S)
+
     def _look_for(self, topic: str, *, is_over: bool) -> None:
         """Raise if the ranks that are missing will not come, or the time is over."""
-        missing = [rank for rank in range(self.world_size) if not self._store.check([f"{topic}/{rank}"])]
-        gone = self._liveness.ended(missing)
+        missing = self._missing(topic, range(self.world_size))
+        # Who has ended may have left its note since.
+        gone = self._missing(topic, self._liveness.ended(missing))
         left = {rank: reason for rank in missing if (reason := self._reason_of_leaving(rank))}
         if gone:
             self._give_up(f"Rank {_listed(gone)} has ended before it came to `{topic}`; see its output.")
@@ -139,6 +163,9 @@ class StoreAgreement:
                 f"Rank {_listed(missing)} did not come to `{topic}` within {self.deadline_s:g} s. "
                 "It may have failed; see its output."
             )
+
+    def _missing(self, topic: str, ranks: Iterable[int]) -> list[int]:
+        return [rank for rank in ranks if not self._store.check([f"{topic}/{rank}"])]
 
     def _reason_of_leaving(self, rank: int) -> str:
         key = f"gave-up/{rank}"

@@ -23,10 +23,14 @@ class SaveHandle:
     Args:
         finish: Does the rest of the save and returns the folder.
         target: Where the checkpoint will be.
+        hurry: Called when somebody waits for the end.
     """
 
-    def __init__(self, finish: Callable[[], Path], *, target: Path) -> None:
+    def __init__(
+        self, finish: Callable[[], Path], *, target: Path, hurry: Callable[[], None] = lambda: None
+    ) -> None:
         self.target = target
+        self._hurry = hurry
         self._finish = finish
         self._error: BaseException | None = None
         # No daemon: a normal end of the program waits for it.
@@ -58,6 +62,7 @@ class SaveHandle:
         Raises:
             TimeoutError: If it is still under way after ``timeout_s``.
         """
+        self._hurry()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(
@@ -69,6 +74,7 @@ class SaveHandle:
 
     def settle(self) -> None:
         """Wait, and raise an error that nobody has been told yet."""
+        self._hurry()
         self._thread.join()
         if self in _Untold.handles:
             self.wait()

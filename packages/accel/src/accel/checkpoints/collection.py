@@ -17,6 +17,7 @@ from accel.checkpoints.layout import (
     numbered_file,
     random_states_file,
 )
+from accel.checkpoints.loader_files import to_file as to_loader_file
 from accel.checkpoints.pieces import Piece, SafetensorsPiece, TorchPiece, weight_pieces
 from accel.checkpoints.prepared import Prepared, is_being_read
 from accel.checkpoints.random_states import to_file
@@ -82,8 +83,7 @@ def _shared_pieces(prepared: Prepared) -> list[Piece]:
         for i, one in enumerate(prepared.schedulers)
     ]
     for index, loader in prepared.loaders_with_state():
-        is_under_way = is_being_read(loader, prepared.active_loaders)
-        content = {"accel_loader": 1, "is_under_way": is_under_way, "state": loader.state_dict()}
+        content = to_loader_file(loader, is_under_way=is_being_read(loader, prepared.active_loaders))
         pieces.append(TorchPiece(numbered_file(LOADER_NAME, index), content))
     if prepared.precision.scaler is not None:
         pieces.append(TorchPiece(SCALER_NAME, prepared.precision.state_dict()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from accel.checkpoints.torch_file import read_torch_file
 from accel_backends import Strategy
 from accel_bigmodel.checkpoint_files import CheckpointFile, checkpoint_files
 from accel_bigmodel.formats.safetensor_files import open_safetensors
+from accel_bigmodel.offload.placeholders import origin_of
 from accel_bigmodel.shared_tensors import id_tensor_view
 from accel_state.errors import CheckpointError
 
@@ -63,7 +65,10 @@ def load_weights(
     strict: Strictness,
 ) -> None:
     """Copy a state into a model, naming what is missing or left over."""
-    with strict.loading(file_name, f"model {index} ({type(strategy.unwrap(model)).__name__})"):
+    bare = strategy.unwrap(model, keep_torch_compile=False)
+    into = f"model {index} ({type(bare).__name__})"
+    with strict.loading(file_name, into), _silent_about_placeholders():
+        _refuse_nowhere(bare, into=into)
         outcome = strategy.load_model_state(model, state, strict=False)
         missing = list(outcome.missing_keys) if outcome is not None else []
         left_over = list(outcome.unexpected_keys) if outcome is not None else []
@@ -74,6 +79,24 @@ def load_weights(
             parts = [f"it lacks {_listed(missing)}"] if missing else []
             parts += [f"it has {_listed(left_over)}, which the model has not"] if left_over else []
             strict.complain(f"`{file_name}` does not fit model {index}: {'; '.join(parts)}.")
+
+
+def _refuse_nowhere(model: nn.Module, *, into: str) -> None:
+    """Refuse parameters that values cannot be copied into; those of offloaded weights can take them."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta and origin_of(parameter) is None:
+            raise CheckpointError(
+                f"`{name}` of {into} is on the meta device, where there is no memory for values. "
+                "Give it some first, for example with `to_empty`."
+            )
+
+
+@contextmanager
+def _silent_about_placeholders() -> Iterator[None]:
+    """Keep torch from saying that nothing is copied into an offloaded weight, since something is."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter in the checkpoint")
+        yield
 
 
 def _content_of(path: Path, stack: ExitStack) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from accel.file_names import OPTIMIZER_NAME, SCHEDULER_NAME
 from accel_backends import Precision, Strategy
+from accel_data.loaders.prepared import PreparedLoader
 
 
 @dataclass(frozen=True)
@@ -81,5 +82,6 @@ def class_name(thing: object) -> str:
 
 def is_being_read(loader: Any, active: Sequence[Any]) -> bool:
     """Whether a pass over ``loader``, or over a part of it made by skipping, is under way."""
-    progress = getattr(loader, "_progress", loader)
-    return any(getattr(one, "_progress", one) is progress for one in active)
+    if isinstance(loader, PreparedLoader):
+        return any(loader.shares_progress_with(one) for one in active)
+    return any(one is loader for one in active)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from accel.checkpoints import layout
 from accel.checkpoints.catalogue import Found
 from accel.checkpoints.files import files_below, regular_file
 from accel.checkpoints.inventory import check_inventory, weights_file
+from accel.checkpoints.loader_files import load_into
 from accel.checkpoints.model_files import files_of_model, load_weights, open_weights
 from accel.checkpoints.optimizer_state import misfit_of, without_file
 from accel.checkpoints.prepared import Prepared, class_name
@@ -20,7 +22,6 @@ from accel.checkpoints.rank_state import RankState
 from accel.checkpoints.strictness import Strictness
 from accel.checkpoints.torch_file import read_torch_file
 from accel.file_names import OPTIMIZER_NAME, SAMPLER_NAME, SCALER_NAME, SCHEDULER_NAME
-from accel_state.errors import CheckpointError
 from accel_state.logging import get_logger
 
 logger = get_logger(__name__)
@@ -102,19 +103,22 @@ class Restoration:
             if name not in self.names:
                 continue
             with self.strict.loading(name, into):
-                state = self._read(name, mmap=True)
+                # What goes into memory that is there stays in the file till then; else it is read to where it stays.
+                has_memory = bool(inner.state)
+                state = self._read(name, mmap=has_memory)
                 misfit = self._other_class(OPTIMIZER_NAME, index, inner) or misfit_of(optimizer, state)
                 if misfit is None:
-                    yield self._into_optimizer(name, into, index, state)
+                    yield self._into_optimizer(name, into, index, state, is_mapped=has_memory)
                 else:
                     self.strict.complain(f"`{name}` does not fit {into}: {misfit}.")
 
-    def _into_optimizer(self, name: str, into: str, index: int, state: Any) -> Load:
+    def _into_optimizer(self, name: str, into: str, index: int, state: Any, *, is_mapped: bool) -> Load:
         def load() -> None:
             prepared = self.prepared
             optimizer = prepared.optimizers[index]
+            inner = getattr(optimizer, "optimizer", optimizer)
             with self.strict.loading(name, into):
-                own = without_file(getattr(optimizer, "optimizer", optimizer), state)
+                own = without_file(inner, state) if is_mapped else state
                 prepared.strategy.load_optimizer_state(optimizer, own, prepared.model_of(index))
 
         return load
@@ -138,7 +142,8 @@ class Restoration:
             )
         for index, loader in self.prepared.loaders_with_state():
             name = layout.numbered_file(layout.LOADER_NAME, index)
-            yield from self._plain(name, f"loader {index}", _into_loader(loader, name))
+            load = partial(load_into, loader, file_name=name)
+            yield from self._plain(name, f"loader {index}", load)
 
     def _scaler(self) -> Iterator[Load]:
         if self.prepared.precision.scaler is not None:
@@ -184,17 +189,5 @@ def _into_scheduler(scheduler: Any) -> Callable[[Any], None]:
         if missing:
             raise KeyError(f"it has no `{missing[0]}`, so it is the state of another kind of scheduler")
         scheduler.load_state_dict(content)
-
-    return load
-
-
-def _into_loader(loader: Any, name: str) -> Callable[[Any], None]:
-    def load(content: Any) -> None:
-        if not isinstance(content, Mapping) or "accel_loader" not in content:
-            raise CheckpointError(
-                f"`{name}` was not written by this package, so the position in the data is not known. "
-                "Go to it with `skip_first_batches`."
-            )
-        loader.load_state_dict(content["state"], position=content["is_under_way"])
 
     return load

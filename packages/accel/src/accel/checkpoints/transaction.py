@@ -13,6 +13,7 @@ from accel.checkpoints.digests import digest_of
 from accel.checkpoints.files import files_below, force_to_disk, regular_file
 from accel.checkpoints.manifest import FileEntry, Manifest, write_manifest
 from accel.checkpoints.notes import Note, check_all_well, reason_of
+from accel.checkpoints.pace import Pace
 from accel.checkpoints.pieces import Piece, write_pieces
 from accel.checkpoints.retention import remove_left_over, remove_old
 from accel.checkpoints.staging import Staging, check_target
@@ -48,12 +49,14 @@ class Transaction:
         topology: Who this process is.
         agreement: The way to the other ranks.
         num_threads: Files that are written at a time.
+        pace: Of writing; None: as fast as it goes.
     """
 
     request: Request
     topology: Topology
     agreement: Agreement
     num_threads: int = 2
+    pace: Pace | None = None
     place: int = 0
     is_owner: bool = False
     objects: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -107,7 +110,14 @@ class Transaction:
 
     def _write(self) -> list[FileEntry]:
         folder, rank = self.staging.path, self.topology.rank
-        files = write_pieces(self.pieces, folder, rank=rank, place=self.place, num_threads=self.num_threads)
+        files = write_pieces(
+            self.pieces,
+            folder,
+            rank=rank,
+            place=self.place,
+            num_threads=self.num_threads,
+            pace=self.pace,
+        )
         force_to_disk(folder)
         return files
 

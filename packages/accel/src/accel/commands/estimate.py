@@ -1,4 +1,4 @@
-"""Names that users import from `accel.commands.estimate`; see `accel.faces`. As a program it is ``accel estimate-memory``."""
+"""Names that users import from `accel.commands.estimate`; see `accel.faces`. Also ``accel estimate-memory``."""
 
 import sys
 

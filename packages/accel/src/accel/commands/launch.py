@@ -1,4 +1,4 @@
-"""Names that users import from `accel.commands.launch`; see `accel.faces`. As a program it is ``accel launch``."""
+"""Names that users import from `accel.commands.launch`; see `accel.faces`. Also ``accel launch``."""
 
 import sys
 

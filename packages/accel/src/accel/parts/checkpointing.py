@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+import accel_ops
 from accel.configuration import RunConfiguration
 from accel.project import ProjectConfiguration
 from accel_backends import Precision, Strategy
-from accel_ops import gather_object
 from accel_state import PartialState, current_runtime
 from accel_state.errors import ConfigError
 
@@ -252,7 +252,9 @@ class Checkpointing:
             from accel.checkpoints.saver import Saver
 
             topology = current_runtime().topology
-            agreement = agreement_of(rank=topology.rank, world_size=topology.world_size, gather=gather_object)
+            agreement = agreement_of(
+                rank=topology.rank, world_size=topology.world_size, gather=accel_ops.gather_object
+            )
             self._checkpoint_saver = Saver(topology=topology, agreement=agreement)
         return self._checkpoint_saver
 

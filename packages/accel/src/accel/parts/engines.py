@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from accel_backends import Precision
-from accel_state import AcceleratorState, ParallelismConfig
+from accel_state import AcceleratorState
 from accel_state.enums import FP8BackendType
+
+if TYPE_CHECKING:
+    from accel_state import ParallelismConfig
 
 
 class EngineFacts:

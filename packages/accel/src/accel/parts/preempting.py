@@ -61,8 +61,8 @@ class Preempting(Tracking):
 
         A signal is noticed within a second; the ranks then agree on a step that none has passed yet. Steps
         without a signal cost well under a microsecond. Loops without `backward` call `advance()` of the
-        result once in each turn instead. Signals that reach the workers of prepared loaders too, as those of
-        schedulers do, leave them be: call this before the loop that starts them.
+        result once in each turn instead. Signals that reach the forked workers of prepared loaders too, as those
+        of schedulers do, leave them be: call this before the loop that starts them.
 
         Args:
             signals: Which signals; SIGTERM and SIGUSR1 where left out.

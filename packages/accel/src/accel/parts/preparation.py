@@ -13,13 +13,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 import accel_data
+import accel_ops
 from accel.arrangement import Arrangement
 from accel.configuration import RunConfiguration
 from accel.evenness import dealing_evenly
 from accel.ownership import check_parameters, check_placement, has_device_map
 from accel.weighting import WeightedWindow
 from accel_backends import AcceleratedOptimizer, AcceleratedScheduler, Strategy
-from accel_ops import release_memory
 from accel_state import PartialState
 from accel_state.errors import ConfigError
 
@@ -263,7 +263,7 @@ class Preparation:
         self.step = 0
         self.block_models = ()
         self._window.reset()
-        return release_memory(*objects)
+        return accel_ops.release_memory(*objects)
 
     def clear(self, *objects: Any) -> Any:
         """Do what `free_memory` does."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from accel_ops import reduce
+import accel_ops
 from accel_state import AcceleratorState, PartialState
 from accel_state.enums import DistributedType
 
@@ -135,7 +135,7 @@ class ProcessControl:
         """
         raised = torch.tensor(float(self._trigger), device=self.device)
         self._trigger = False
-        return bool(reduce(raised, "sum") >= 1)
+        return bool(accel_ops.reduce(raised, "sum") >= 1)
 
     def set_breakpoint(self) -> None:
         """Do what `set_trigger` does, under its older name."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import accel_trackers
 from accel.configuration import RunConfiguration
 from accel_state import PartialState
 from accel_state.errors import ConfigError
-from accel_trackers import BackgroundLog, GeneralTracker, start_trackers
+
+if TYPE_CHECKING:  # a run without trackers does without their modules
+    from accel_trackers import BackgroundLog, GeneralTracker
 
 
 class Tracking:
@@ -49,10 +52,10 @@ class Tracking:
         """
         if self._background is not None:
             raise ConfigError("Trackers were started already. Call `end_training` before starting new ones.")
-        self.trackers = start_trackers(
+        self.trackers = accel_trackers.start_trackers(
             self.log_with, project_name, logging_dir=self.logging_dir, config=config, init_kwargs=init_kwargs
         )
-        self._background = BackgroundLog(self.trackers)
+        self._background = accel_trackers.BackgroundLog(self.trackers)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """Return the tracker called `name`, or its own run object with `unwrap`.
@@ -65,7 +68,7 @@ class Tracking:
         for tracker in self.trackers:
             if tracker.name == name:
                 if tracker.main_process_only and not self.processes.is_main_process:
-                    return GeneralTracker(_blank=True)
+                    return accel_trackers.GeneralTracker(_blank=True)
                 return tracker.tracker if unwrap else tracker
         known = ", ".join(tracker.name for tracker in self.trackers) or "none"
         raise ConfigError(f"No tracker `{name}` was started. Started: {known}. Name it in `log_with`.")

@@ -95,7 +95,7 @@ SETTINGS = (
         "ACCELERATE_DOWNCAST_BF16",
         boolean,
         False,
-        "On TPUs, cast doubles to bf16 too when training in bf16, not only floats.",
+        "On TPUs in bf16, make doubles float32, and only floats bf16; otherwise both are bf16.",
         flag="--downcast_bf16",
         config_key="downcast_bf16",
     ),

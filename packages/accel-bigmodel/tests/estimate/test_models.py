@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from torch import nn
+
+from accel_bigmodel import add_timm_hub_prefix, create_empty_model
+from accel_state.errors import ConfigError, NotAvailableError
+
+
+@pytest.fixture
+def timm(monkeypatch):
+    """A timm of our own with one model; it notes what it is asked to make."""
+    library = ModuleType("timm")
+    library.made = []
+
+    def create_model(name, pretrained):
+        library.made.append((name, pretrained))
+        return nn.Linear(4, 4)
+
+    library.is_model = lambda name: name.partition(".")[0] == "resnet50"
+    library.list_models = lambda: ["resnet50"]
+    library.create_model = create_model
+    monkeypatch.setitem(sys.modules, "timm", library)
+    return library
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """What the Hub answers, by the name of the model."""
+    answers: dict[str, object] = {}
+
+    def verify(repo, token=None):
+        answer = answers[repo]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("accel_bigmodel.estimate.models.verify_on_hub", verify)
+    return answers
+
+
+@pytest.mark.parametrize(("name", "library"), [("timm/resnet50.a1_in1k", None), ("resnet50", "timm")])
+def test_what_timm_knows_needs_no_network(timm, name, library):
+    model = create_empty_model(name, library)
+    assert timm.made == [(name.removeprefix("timm/"), False)]
+    assert model.weight.is_meta
+
+
+def test_other_models_of_timm_are_looked_up_on_the_hub(timm, hub):
+    hub["timm/newer"] = SimpleNamespace(library_name="timm")
+    create_empty_model("timm/newer")
+    assert timm.made == [("hf-hub:timm/newer", False)]
+    hub["timm/newer"] = "repo"
+    with pytest.raises(
+        ConfigError, match="There is no model `timm/newer`: neither a folder here nor on the Hub"
+    ):
+        create_empty_model("timm/newer")
+    with pytest.raises(ConfigError, match="timm has no model `resnet5`.*Did you mean `resnet50`"):
+        create_empty_model("resnet5", "timm")
+    assert add_timm_hub_prefix("a/b") == "a/b"
+
+
+def test_the_hub_says_whose_a_model_is(timm, hub, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+    hub["someone/resnet50"] = SimpleNamespace(library_name="timm")
+    with pytest.raises(ConfigError, match="timm has no model `someone/resnet50`"):
+        create_empty_model("someone/resnet50")
+
+
+@pytest.fixture
+def transformers(monkeypatch):
+    """A transformers of our own whose cache holds nothing."""
+    library = ModuleType("transformers")
+
+    def from_pretrained(name, *, local_files_only, **_):
+        raise OSError(f"{name} is not {'in the cache' if local_files_only else 'there'}")
+
+    library.AutoConfig = SimpleNamespace(from_pretrained=from_pretrained)
+    monkeypatch.setitem(sys.modules, "transformers", library)
+    return library
+
+
+def test_models_that_are_not_to_be_had_are_refused_with_the_reason(transformers, hub, tmp_path):
+    hub["a/gone"], hub["a/shut"], hub["a/odd"] = "repo", "gated", SimpleNamespace(library_name="other")
+    hub["a/far"] = NotAvailableError("The Hub cannot be reached")
+    for name, match in {
+        "a/gone": "There is no model `a/gone`", "a/shut": "`a/shut` is gated: accept its terms",
+        "a/odd": "`a/odd` has no config that transformers can read: a/odd is not there",
+        str(tmp_path): "has no config that transformers can read",
+    }.items():  # fmt: skip
+        with pytest.raises(ConfigError, match=match):
+            create_empty_model(name)
+    with pytest.raises(NotAvailableError, match="The Hub cannot be reached"):
+        create_empty_model("a/far")
+
+
+def test_a_library_that_is_missing_or_broken_is_told(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(NotAvailableError, match=r"`transformers`, which is not installed.*module:factory"):
+        create_empty_model(str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    importlib.invalidate_caches()
+    with pytest.raises(
+        NotAvailableError, match=r"cannot be imported: operator torchvision::nms.*built for this torch"
+    ):
+        create_empty_model("timm/resnet50")

@@ -1,0 +1,80 @@
+"""The position of a loader in a file, in the form that the peer's stateful loaders read and write too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from accel_data.loaders.prepared import PreparedLoader
+from accel_state.errors import CheckpointError
+
+_OWN_MARK = "accel_loader"
+FORMAT = 1
+_NUM_YIELDED = "_num_yielded"
+_SNAPSHOT = "_snapshot"
+
+
+def to_file(loader: Any, *, is_under_way: bool) -> dict[str, Any]:
+    """Return the content of a loader's file.
+
+    Args:
+        loader: With `state_dict`.
+        is_under_way: Whether a pass over it has begun and not ended.
+    """
+    state = loader.state_dict()
+    content = {_OWN_MARK: FORMAT, "is_under_way": is_under_way, "state": state}
+    if not isinstance(loader, PreparedLoader):
+        return content
+    num_batches = state["samples"] // loader.total_batch_size if is_under_way else 0
+    return {**_for_torchdata(num_batches), **content}
+
+
+def load_into(loader: Any, content: Any, *, file_name: str) -> None:
+    """Let ``loader`` go on where the content of its file says.
+
+    Of a file of torchdata's `StatefulDataLoader`, which is what the peer writes, that is the number of batches:
+    it does not say in which order they were drawn.
+
+    Raises:
+        CheckpointError: If the content is of another kind.
+    """
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"`{file_name}` holds a {type(content).__name__}, not the state of a loader.")
+    if _OWN_MARK in content:
+        loader.load_state_dict(content["state"], position=content["is_under_way"])
+        return
+    num_batches = _batches_by_torchdata(content)
+    if num_batches is None or not isinstance(loader, PreparedLoader):
+        raise CheckpointError(
+            f"`{file_name}` was written neither by this package nor by torchdata, so the position in the data is "
+            "not known. Go to it with `skip_first_batches`."
+        )
+    loader.load_state_dict(loader.state_after(num_batches), position=True)
+
+
+def _for_torchdata(num_batches: int) -> dict[str, Any]:
+    """Return what a `StatefulDataLoader` without workers takes for its own state (torchdata 0.11)."""
+    return {
+        "_index_sampler_state": None,
+        "_sampler_iter_state": None,
+        "_sampler_iter_yielded": num_batches,
+        _NUM_YIELDED: num_batches,
+        "_IterableDataset_len_called": None,
+        "_shared_seed": None,
+        "fetcher_state": None,
+        "dataset_state": None,
+        "_iterator_finished": False,
+    }
+
+
+def _batches_by_torchdata(content: Mapping[str, Any]) -> int | None:
+    """Return how many batches a `StatefulDataLoader` had handed out; None if the content is not its."""
+    if content.get("_iterator_finished") is True:
+        return 0
+    snapshot = content.get(_SNAPSHOT)
+    if isinstance(snapshot, Mapping):  # with workers
+        counts = [snapshot.get("_snapshot_step"), content.get("_steps_since_snapshot")]
+    else:
+        counts = [content.get(_NUM_YIELDED)]
+    numbers = [count for count in counts if isinstance(count, int)]
+    return sum(numbers) if len(numbers) == len(counts) else None
