@@ -56,7 +56,7 @@ def fork(rank, num_ranks, port, progress, told):
     os.environ |= {"LOCAL_WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     try:
         read_on(progress, told)
-    except BaseException:  # the parent's code must not run in a child
+    except BaseException:  # noqa: BLE001 - the parent's code must not run in a child
         traceback.print_exc()
         os._exit(1)
     os._exit(0)

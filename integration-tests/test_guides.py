@@ -30,11 +30,13 @@ def script_of(page):
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-@pytest.mark.parametrize("page", sorted(GUIDES.glob("*.md")), ids=lambda page: page.stem)
-def test_the_code_of_a_guide_runs(tmp_path, monkeypatch, page, num_processes):
-    script = tmp_path / f"{page.stem}.py"
-    script.write_text(script_of(page), encoding="utf-8")
+PAGES = sorted(page.stem for page in GUIDES.glob("*.md"))
+
+
+@pytest.mark.parametrize(("name", "num_processes"), [*((name, 1) for name in PAGES), ("training_loop", 2)])
+def test_the_code_of_a_guide_runs(tmp_path, monkeypatch, name, num_processes):
+    script = tmp_path / f"{name}.py"
+    script.write_text(script_of(GUIDES / f"{name}.md"), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     done = run_script(script, num_processes=num_processes, timeout_s=120)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -42,6 +44,6 @@ def test_the_code_of_a_guide_runs(tmp_path, monkeypatch, page, num_processes):
 
 
 def test_the_pages_have_code():
-    counts = {page.stem: len(BLOCK.findall(page.read_text(encoding="utf-8"))) for page in GUIDES.glob("*.md")}
+    counts = {name: len(BLOCK.findall((GUIDES / f"{name}.md").read_text(encoding="utf-8"))) for name in PAGES}
     assert counts["training_loop"] > 10
-    assert counts["coming_from_accelerate"] > 1
+    assert min(counts.values()) >= 1

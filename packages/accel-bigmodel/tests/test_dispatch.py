@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -131,3 +132,30 @@ def test_ties_come_back_as_ties(tmp_path):
     remove_hook_from_submodules(model)
     assert model[1].weight is model[0].weight
     assert not model[0].weight.is_meta
+
+
+class Halves(nn.Module):
+    """An encoder-decoder with the names that transformers gives its own."""
+
+    def __init__(self, *, is_encoder_decoder: bool):
+        super().__init__()
+        self.config = SimpleNamespace(is_encoder_decoder=is_encoder_decoder)
+        self.encoder, self.decoder = nn.Sequential(nn.Linear(3, 3)), nn.Linear(3, 3)
+
+    def get_encoder(self):
+        return self.encoder
+
+    def forward(self, x):
+        return self.decoder(self.encoder(x))
+
+
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_the_encoder_of_an_encoder_decoder_has_a_hook(tmp_path, place):
+    torch.manual_seed(0)
+    wanted = Halves(is_encoder_decoder=True)
+    model = dispatch_model(copy.deepcopy(wanted), {"": place}, offload_dir=tmp_path)
+    assert [hook.io_same_device for hook in hooks_of(model.encoder)] == [True]
+    with torch.no_grad():
+        assert torch.equal(model(X), wanted(X))
+    other = dispatch_model(Halves(is_encoder_decoder=False), {"": place}, offload_dir=tmp_path / "other")
+    assert not hooks_of(other.encoder)

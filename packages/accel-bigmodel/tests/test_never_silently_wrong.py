@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 
 import pytest
 import torch
@@ -342,9 +343,28 @@ def test_a_replaced_submodule_or_weight_is_used_as_it_is(tmp_path):
         assert torch.equal(model(x), fresh(x) * 1 + 1 + fresh.weight.sum())
 
 
-@pytest.mark.filterwarnings(
-    "ignore:for .* copying from a non-meta parameter"
-)  # here the copy does take place
+@pytest.mark.parametrize("way", ["cpu", "disk", "dispatch"])
+def test_a_state_dict_is_loaded_into_offloaded_weights_without_a_word_of_doubt(tmp_path, way):
+    model = offloaded(resident(Buffers), way, tmp_path)
+    copied = copy.deepcopy(model)
+    torch.manual_seed(1)
+    wanted = Buffers().eval()
+    x = torch.randn(4, WIDTH)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch says of weights on the meta device that nothing is copied
+        for each in (model, copied):
+            each.hidden = wanted.hidden  # not in the state dict
+            each.load_state_dict(wanted.state_dict())
+    for each in (model, copied):
+        assert all(parameter.is_meta for parameter in each.parameters())
+        with torch.no_grad():
+            assert torch.equal(each(x), wanted(x))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        model.load_state_dict({**wanted.state_dict(), "lin.bias": torch.zeros(1)})
+    model.load_state_dict(Buffers().state_dict(), assign=True)
+    assert not any(parameter.is_meta for parameter in model.parameters())
+
+
 def test_what_is_written_to_weights_stays_written(tmp_path):
     model = disk_offload(resident(Convolution), tmp_path, "cpu", offload_buffers=True)
     wanted = resident(Convolution)

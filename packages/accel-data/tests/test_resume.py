@@ -373,7 +373,7 @@ class Counted(Augmented):
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "flags",
     [
         {"dispatch_batches": True},
         {"num_workers": 2},
@@ -381,14 +381,14 @@ class Counted(Augmented):
         {"num_workers": 2, "use_stateful_dataloader": True},
         {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "spawn"},
     ],
-    ids=lambda settings: " ".join(settings),
+    ids=lambda flags: " ".join(flags),
 )
-def test_the_states_of_the_workers_copies_of_a_data_set_are_saved(settings: dict[str, Any]) -> None:
-    unbroken = [rows(batch) for batch in counted(**settings)]
+def test_the_states_of_the_workers_copies_of_a_data_set_are_saved(flags: dict[str, Any]) -> None:
+    unbroken = [rows(batch) for batch in counted(**flags)]
     seen: list[list[int]] = []
     state = None
     while len(seen) < len(unbroken):
-        loader = counted(**settings)
+        loader = counted(**flags)
         if state is not None:
             loader.load_state_dict(json.loads(state))
         batches = iter(loader)
@@ -399,26 +399,28 @@ def test_the_states_of_the_workers_copies_of_a_data_set_are_saved(settings: dict
 
 
 def test_workers_that_live_on_keep_their_states_between_epochs_and_others_do_not() -> None:
-    for settings in ({"num_workers": 2, "persistent_workers": True}, {"num_workers": 2}):
-        loader = counted(**settings)
+    for lives_on in (True, False):
+        loader = counted(num_workers=2, persistent_workers=lives_on)
         list(loader)
         state = json.dumps(loader.state_dict())
         wanted = [rows(batch) for batch in loader]
-        again = counted(**settings)
+        again = counted(num_workers=2, persistent_workers=lives_on)
         again.load_state_dict(json.loads(state))
         assert [rows(batch) for batch in again] == wanted
 
 
-def test_states_of_workers_are_not_given_to_fewer() -> None:
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_states_of_workers_are_not_given_to_fewer(num_workers: int) -> None:
     loader = counted(num_workers=2)
     batches = iter(loader)
     next(batches)
     state = loader.state_dict()
     batches.close()
-    other = counted(num_workers=1)
-    other.load_state_dict(state)
+    other = counted(num_workers=num_workers)
     with pytest.raises(CheckpointError, match="Use `num_workers=2`"):
-        next(iter(other))
+        other.load_state_dict(state)
+    other.load_state_dict(state, position=False)
+    assert len(list(other)) == 10
 
 
 def test_without_the_position_the_epoch_begins_anew_in_its_order() -> None:

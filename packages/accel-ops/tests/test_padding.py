@@ -120,3 +120,21 @@ def pad_real() -> list[Any]:
 
 def test_real_processes_pad_to_the_same_sizes(world):
     assert world(3).run(pad_real) == [[[[3, 2], [3]]] * 2] * 3
+
+
+def test_alike_tensors_that_are_filled_together_can_be_changed_one_by_one(make_ranks):
+    def body(rank: int) -> tuple[list[list[float]], bool]:
+        rows = [torch.full((1 + rank, 2), float(number)) for number in range(3)]
+        padded = pad_across_processes([*rows, torch.ones(rank, 2)], pad_index=-1)
+        padded[0].zero_()
+        return [tensor.sum().item() for tensor in padded], all(tensor.is_contiguous() for tensor in padded)
+
+    assert make_ranks(2).run(body) == [([0, 0, 2, -2], True), ([0, 4, 8, 2], True)]
+
+
+def test_large_results_of_padding_do_not_keep_each_other_alive(make_ranks):
+    def body(rank: int) -> set[int]:
+        padded = pad_across_processes([torch.ones(1 + 20_000 * rank) for _ in range(3)])
+        return {tensor.untyped_storage().nbytes() for tensor in padded}
+
+    assert make_ranks(2).run(body) == [{80_004}] * 2

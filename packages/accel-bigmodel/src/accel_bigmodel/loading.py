@@ -109,7 +109,12 @@ def load_checkpoint_in_model(
                 "Leave it out; each process keeps its part where the model has it."
             )
         load_over_processes(
-            model, checkpoint, destination, is_full=full_state_dict, broadcast=broadcast_from_rank0, strict=strict
+            model,
+            checkpoint,
+            destination,
+            is_full=full_state_dict,
+            broadcast=broadcast_from_rank0,
+            strict=strict,
         )
         return
     if device_map is not None and "disk" in device_map.values() and offload_folder is None:

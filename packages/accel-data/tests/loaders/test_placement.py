@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,3 +48,67 @@ def test_copies_from_pinned_memory_run_one_batch_ahead_and_arrive_whole() -> Non
         assert batch.device.type == "cuda"
         assert torch.equal((batch * 2).cpu(), data[4 * number : 4 * number + 4] * 2)
         assert prepared.end_of_dataloader == (number == 15)
+
+
+class Streams:
+    """Stands for `torch.cuda`: notes which stream does what, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        self._current = "main"
+        for name in ("Stream", "Event", "stream", "current_stream"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.Tensor, "record_stream", self._record_stream)
+
+    def Stream(self, device: torch.device) -> str:
+        return "side"
+
+    def Event(self) -> Any:
+        number = sum(line.startswith("done") for line in self.log)
+        return SimpleNamespace(
+            number=number, record=lambda stream: self.log.append(f"done {number} on {stream}")
+        )
+
+    @contextmanager
+    def stream(self, stream: str) -> Iterator[None]:
+        before, self._current = self._current, stream
+        yield
+        self._current = before
+
+    def current_stream(self, device: torch.device) -> Any:
+        return SimpleNamespace(
+            wait_event=lambda event: self.log.append(f"{self._current} waits for {event.number}")
+        )
+
+    def _record_stream(self, stream: Any) -> None:
+        self.log.append("kept")
+
+
+def test_each_batch_is_waited_for_after_the_copy_of_the_next_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streams = Streams(monkeypatch)
+    place = SideStreamPlacement(torch.device("meta"))
+    batches = place.all_of(iter([{"x": torch.zeros(1)}, {"x": torch.zeros(2)}]))
+    moved: Any = next(batches)
+    assert moved["x"].device.type == "meta"
+    assert streams.log == ["done 0 on side", "done 1 on side", "main waits for 0", "kept"]
+    assert [batch["x"].shape for batch in batches] == [(2,)]
+    assert streams.log[4:] == ["main waits for 1", "kept"]
+
+
+def test_an_object_that_moves_itself_is_copied_on_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Opaque:
+        def to(self, device: torch.device, non_blocking: bool = False) -> str:
+            return f"moved to {device}"
+
+    streams = Streams(monkeypatch)
+    assert list(SideStreamPlacement(torch.device("meta")).all_of(iter([Opaque()]))) == ["moved to meta"]
+    assert streams.log == []
+
+
+def test_pinned_batches_for_a_cuda_device_ride_the_side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    Streams(monkeypatch)
+    assert isinstance(placement("cuda", non_blocking=True, is_pinned=True), SideStreamPlacement)
+    assert isinstance(placement("cuda", non_blocking=True, is_pinned=False), DirectPlacement)
+    assert isinstance(placement("cuda", non_blocking=False, is_pinned=True), DirectPlacement)

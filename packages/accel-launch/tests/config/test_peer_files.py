@@ -53,6 +53,8 @@ SAID = {
     "multi_gpu": (None, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}),
     "multi_node": (None, {}),
     "one_process": (None, {"ACCELERATE_MIXED_PRECISION": "no"}),
+    "sagemaker_data_parallel": ("AMAZON_SAGEMAKER", {"ACCELERATE_MIXED_PRECISION": "fp16"}),
+    "tpu_pod": ("XLA", {"ACCELERATE_MIXED_PRECISION": "bf16", "TPU_NAME": "my-pod"}),
     "sagemaker": ("AMAZON_SAGEMAKER", {"ACCELERATE_MIXED_PRECISION": "fp16"}),
 }
 
@@ -75,7 +77,7 @@ def test_it_means_what_it_says(request_for, path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_it_is_an_object_too(path):
     loaded = load_config_from_file(str(path))
-    assert isinstance(loaded, SageMakerConfig if path.stem == "sagemaker" else ClusterConfig)
+    assert isinstance(loaded, SageMakerConfig if path.stem.startswith("sagemaker") else ClusterConfig)
     values = read_config(path).values
     assert loaded.num_machines == values["num_machines"]
     assert loaded.distributed_type == values["distributed_type"]

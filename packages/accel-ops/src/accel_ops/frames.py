@@ -114,17 +114,19 @@ def exchange_bytes(transport: Transport, *, digest: bytes, payload: bytes) -> tu
 
     The list is empty if the ranks do not agree on the digest.
     """
-    own = (
-        torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        if payload
-        else torch.empty(0, dtype=torch.uint8)
-    )
-    seen = exchange(transport, digest=digest, payload_bytes=len(payload), write=lambda room: room.copy_(own))
+
+    def write(room: torch.Tensor) -> None:
+        room.numpy().data[: len(payload)] = payload
+
+    seen = exchange(transport, digest=digest, payload_bytes=len(payload), write=write)
     if not seen.agrees:
         return seen, []
-    rows = seen.payloads
+    rows, start = seen.frames, HEADER_BYTES
     if not seen.rides:
         padded = torch.empty(max(seen.payload_bytes), dtype=torch.uint8)
-        padded[: len(payload)] = own
-        rows = transport.all_gather(padded.to(transport.control_device)).cpu()
-    return seen, [row[:size].numpy().tobytes() for row, size in zip(rows, seen.payload_bytes, strict=True)]
+        write(padded)
+        rows, start = transport.all_gather(padded.to(transport.control_device)).cpu(), 0
+    memory = rows.numpy()
+    return seen, [
+        memory[rank, start : start + size].tobytes() for rank, size in enumerate(seen.payload_bytes)
+    ]

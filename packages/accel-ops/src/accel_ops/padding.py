@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,8 +18,8 @@ from accel_ops.frames import exchange_bytes
 from accel_ops.parcel import digest_of, flatten, rebuild
 from accel_ops.transport import Transport, current_transport
 
-
-_LARGEST_SHARED_BYTES = 1 << 15
+#: Results up to this size may share memory with others.
+_SMALL_BYTES = 1 << 15
 
 
 class CannotPadNestedTensorWarning(UserWarning):
@@ -56,17 +58,15 @@ def pad_across_processes(
             )
     if transport.world_size == 1:
         return tensor
-    sizes = [leaf.shape[dim] if _has_dimension(leaf, dim) else 0 for leaf in leaves]
-    signature = (dim, outline, tuple([(leaf.dtype, leaf.dim()) for leaf in leaves]))
-    largest = _largest_sizes(transport, sizes, signature, tensor)
+    shapes = tuple([() if leaf.is_nested else tuple(leaf.shape) for leaf in leaves])
+    sizes = [shape[dim] if -len(shape) <= dim < len(shape) else 0 for shape in shapes]
+    dtypes = tuple([leaf.dtype for leaf in leaves])
+    largest = _largest_sizes(transport, sizes, (dim, outline, dtypes, tuple(map(len, shapes))), tensor)
     if largest == sizes:
         return rebuild(tensor, iter(leaves))
     fill = _Fill(dim, pad_index, is_first=pad_first)
-    return rebuild(tensor, iter(fill.all_of(leaves, sizes, largest)))
-
-
-def _has_dimension(leaf: torch.Tensor, dim: int) -> bool:
-    return not leaf.is_nested and -leaf.ndim <= dim < leaf.ndim
+    growing = tuple([0 if size == target else target for size, target in zip(sizes, largest, strict=True)])
+    return rebuild(tensor, iter(fill.all_of(leaves, _alike(leaves, dtypes, shapes, growing, dim), growing)))
 
 
 def _largest_sizes(
@@ -85,10 +85,7 @@ def _largest_sizes(
             data=data,
             aspects=SAME_DIMENSIONS,
         )
-    return [
-        max(of_ranks)
-        for of_ranks in zip(*[struct.unpack(f"<{len(sizes)}q", own) for own in payloads], strict=True)
-    ]
+    return list(map(max, *[struct.unpack(f"<{len(sizes)}q", own) for own in payloads]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,31 +97,23 @@ class _Fill:
     is_first: bool
 
     def all_of(
-        self, leaves: Sequence[torch.Tensor], sizes: Sequence[int], wanted: Sequence[int]
+        self, leaves: Sequence[torch.Tensor], groups: Iterable[Sequence[int]], wanted: Sequence[int]
     ) -> list[torch.Tensor]:
-        """Return the tensors with ``wanted`` entries each, themselves if they have them.
+        """Return the tensors, those of the groups with ``wanted`` entries each, and the others themselves.
 
-        Small ones that are alike are filled together; the results are disjoint views of one memory.
+        Those of one group are filled together; the results are disjoint views of one memory.
         """
         results = list(leaves)
-        alike: dict[Hashable, list[int]] = {}
-        for position, (leaf, size, target) in enumerate(zip(leaves, sizes, wanted, strict=True)):
-            if size == target:
-                continue
-            # What autograd follows must not become a view, which could not be changed in place.
-            is_alone = (
-                leaf.requires_grad or type(leaf) is not torch.Tensor or leaf.nbytes > _LARGEST_SHARED_BYTES
-            )
-            kind = position if is_alone else (leaf.shape, leaf.dtype, leaf.device, target)
-            alike.setdefault(kind, []).append(position)
-        for positions in alike.values():
-            first, missing = leaves[positions[0]], wanted[positions[0]] - sizes[positions[0]]
+        for positions in groups:
+            first, target = leaves[positions[0]], wanted[positions[0]]
+            dim, missing = self.dim % first.ndim, target - first.shape[self.dim]
             if len(positions) == 1:
-                results[positions[0]] = self._filled(first, self.dim % first.ndim, missing)
+                results[positions[0]] = self._filled(first, dim, missing)
                 continue
             stacked = torch.stack([leaves[position] for position in positions])
-            filled = self._filled(stacked, self.dim % first.ndim + 1, missing).unbind(0)
-            for position, piece in zip(positions, filled, strict=True):
+            for position, piece in zip(
+                positions, self._filled(stacked, dim + 1, missing).unbind(0), strict=True
+            ):
                 results[position] = piece
         return results
 
@@ -133,3 +122,34 @@ class _Fill:
         later = [0] * (2 * (leaf.ndim - 1 - dim))
         extent = (missing, 0) if self.is_first else (0, missing)
         return torch.constant_pad_nd(leaf, [*later, *extent], self.value)
+
+
+def _alike(
+    leaves: Sequence[torch.Tensor],
+    dtypes: tuple[torch.dtype, ...],
+    shapes: tuple[tuple[int, ...], ...],
+    wanted: tuple[int, ...],
+    dim: int,
+) -> tuple[tuple[int, ...], ...]:
+    """Return the positions of the tensors that grow, those together that may be filled together.
+
+    What autograd follows must not become a view, which could not be changed in place.
+    """
+    is_plain = not any(type(leaf) is not torch.Tensor or leaf.requires_grad for leaf in leaves)
+    if is_plain and len({leaf.device for leaf in leaves}) == 1:
+        return _groups(dtypes, shapes, wanted, dim)
+    return tuple([(position,) for position, target in enumerate(wanted) if target])
+
+
+@lru_cache(maxsize=512)
+def _groups(
+    dtypes: tuple[torch.dtype, ...], shapes: tuple[tuple[int, ...], ...], wanted: tuple[int, ...], dim: int
+) -> tuple[tuple[int, ...], ...]:
+    """Group small tensors by dtype and shape, the others alone: keeping one of these would keep all alive."""
+    groups: dict[Hashable, list[int]] = {}
+    for position, (dtype, shape, target) in enumerate(zip(dtypes, shapes, wanted, strict=True)):
+        if target:
+            size = math.prod(shape[:dim]) * target * math.prod(shape[dim:][1:]) * dtype.itemsize
+            is_small = size <= _SMALL_BYTES
+            groups.setdefault((dtype, shape, target) if is_small else position, []).append(position)
+    return tuple([tuple(positions) for positions in groups.values()])

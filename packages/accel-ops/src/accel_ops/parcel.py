@@ -226,7 +226,10 @@ def pack(layout: Layout, leaves: Sequence[torch.Tensor], buffer: torch.Tensor) -
 
 def segment_view(segment: Segment, buffer: torch.Tensor) -> torch.Tensor:
     """Return the part of a buffer (bytes in the last dimension) that holds a segment, in its dtype."""
-    return buffer[..., segment.start : segment.start + segment.num_bytes].view(segment.dtype)
+    typed = buffer.view(segment.dtype)
+    size = segment.dtype.itemsize
+    extent = (*typed.shape[:-1], segment.num_bytes // size)
+    return typed.as_strided(extent, typed.stride(), typed.storage_offset() + segment.start // size)
 
 
 def spread(
@@ -264,8 +267,9 @@ def spread(
 def _unstacked(segment: Segment, values: torch.Tensor, shape: tuple[int, ...]) -> Sequence[torch.Tensor]:
     """Return the values of leaves of one shape as views of one memory."""
     num_leaves = len(segment.leaves)
-    if values.ndim > 1:
-        values = values.view(*values.shape[:-1], num_leaves, segment.sizes[0]).movedim(-2, 0)
+    if values.ndim == 2:
+        (num_ranks, _), size = values.shape, segment.sizes[0]
+        values = values.as_strided((num_leaves, num_ranks, size), (size, values.stride(0), 1))
     return values.reshape(num_leaves, *shape).unbind(0)
 
 

@@ -35,6 +35,8 @@ _ACCUMULATORS: dict[torch.dtype, torch.dtype] = {
     torch.uint64: torch.int64,
 }
 
+_ACCURATE = frozenset({torch.float32, torch.float64})
+
 
 @verify_operation
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
@@ -90,6 +92,8 @@ class _Reduce:
         return True
 
     def from_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._is_mean and self._scale == 1.0 and rows.dtype in _ACCURATE:
+            return rows.mean(0)
         return self.finish(_accumulable(rows).sum(0), rows.dtype)
 
     def send_packed(self, transport: Transport, layout: Layout, leaves: Sequence[torch.Tensor]) -> Arrivals:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from accel_bigmodel.hooks.protocol import ModelHook
 from accel_bigmodel.offload.placeholders import Origin, origin_of, placeholder_for
@@ -85,6 +86,7 @@ class AlignDevicesHook(ModelHook):
         # Placeholders already made for tensors that other modules have too: {id: (tensor, placeholder)}.
         self.ties: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.module_name = ""
+        self._while_loading: list[RemovableHandle] = []
 
     def __repr__(self) -> str:
         return (
@@ -105,6 +107,11 @@ class AlignDevicesHook(ModelHook):
         if self.offload:
             self.original_devices = {name: tensor.device for name, _, _, tensor, _ in places}
             self._offload(places)
+            # A state dict is loaded into the values: torch takes a placeholder for a weight that cannot be written to.
+            self._while_loading = [
+                module.register_load_state_dict_pre_hook(self._before_loading),
+                module.register_load_state_dict_post_hook(self._after_loading),
+            ]
         elif self.execution_device is not None:
             for name, _, _, tensor, _ in places:
                 if origin_of(tensor) is None:
@@ -151,6 +158,9 @@ class AlignDevicesHook(ModelHook):
                 if device.type != "meta":
                     setattr(member.owner, member.name, member.origin.resident(member.placeholder, device))
         self.members = []
+        for handle in self._while_loading:
+            handle.remove()
+        self._while_loading = []
         return module
 
     @contextlib.contextmanager
@@ -161,6 +171,12 @@ class AlignDevicesHook(ModelHook):
             yield
         finally:
             self._put_back()
+
+    def _before_loading(self, module: nn.Module, *_: Any) -> None:
+        self._bring()
+
+    def _after_loading(self, module: nn.Module, _: Any) -> None:
+        self._put_back()
 
     def _offload(self, places: list[tuple[str, nn.Module, str, torch.Tensor, bool]]) -> None:
         kept: dict[str, torch.Tensor] = {}

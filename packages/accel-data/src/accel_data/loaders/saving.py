@@ -12,6 +12,7 @@ from accel_data.loaders.epochs import get_sampler
 from accel_data.loaders.progress import Progress, Resumption
 from accel_data.loaders.sharding import index_shard, is_iterable
 from accel_data.loaders.streams import has_state, stream_of
+from accel_data.loaders.worker_states import check_number
 from accel_data.samplers.run import Position
 from accel_data.samplers.seedable import SeedableRandomSampler
 from accel_state.errors import CheckpointError
@@ -53,11 +54,14 @@ def load_progress(
     """Let the next pass begin where ``state`` says.
 
     Raises:
-        CheckpointError: If the state is of another version, or of a data set of another length.
+        CheckpointError: If the state is of another version, of a data set of another length, or holds the
+            states of another number of workers.
     """
     _check_version(state)
     if position:
         _check_length(state, base)
+        if state.get("workers") is not None:
+            check_number(state["workers"], base.num_workers)
     sampler = get_sampler(base)
     if isinstance(sampler, SeedableRandomSampler) and state["seed"] is not None:
         sampler.initial_seed, sampler.is_seed_given = state["seed"], True

@@ -54,18 +54,22 @@ class _Restore:
             info.dataset.load_state_dict(self._states[worker])  # type: ignore[attr-defined]
 
 
-def iterate_with(loader: DataLoader[Any], states: Sequence[Any]) -> Iterator[Any]:
-    """Start new workers, each with one of ``states``, and return the iterator over what they read.
+def check_number(states: Sequence[Any], num_workers: int) -> None:
+    """Refuse states that cannot be given to as many workers.
 
     Raises:
-        CheckpointError: If there are not as many workers as states.
+        CheckpointError: If there is not one state for each.
     """
-    if len(states) != loader.num_workers:
+    if len(states) != num_workers:
         raise CheckpointError(
-            f"The data set has a state, of which {len(states)} workers had a copy each when it was saved. It "
-            f"cannot be given to {loader.num_workers} workers. Use `num_workers={len(states)}`, or load the "
-            "loader's state with `position=False`."
+            f"The data set has a state, of which {len(states)} workers had a copy each when it was saved: it "
+            f"cannot be restored with `num_workers={num_workers}`. Use `num_workers={len(states)}`, or begin "
+            "the epoch anew with `position=False`."
         )
+
+
+def iterate_with(loader: DataLoader[Any], states: Sequence[Any]) -> Iterator[Any]:
+    """Start new workers, each with one of ``states``, and return the iterator over what they read."""
     given = loader.worker_init_fn
     loader.__dict__.update(_iterator=None, worker_init_fn=_Restore(states, given))
     try:

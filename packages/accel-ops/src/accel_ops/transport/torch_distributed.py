@@ -11,7 +11,6 @@ from torch._C._distributed_c10d import Store
 from accel_ops.frames import FrameHistory
 from accel_ops.transport.bulletin import Bulletin, StoreBulletin
 
-
 #: Up to this size of the result every rank sends directly to each other instead of around a ring: one step
 #: instead of ``world_size - 1``. On 2 cores, with 12 KiB of each of 8 ranks, 2.7 ms instead of 8.
 _DIRECT_BYTES = 1 << 18

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-_PRIORITY = 15
-"""Far below the training's 0, but not the lowest, with which a save might not end on a machine that is always busy."""
+_PRIORITY = 19
+"""What the training leaves, and still a sixtieth of a processor that it never leaves: every save comes to its end."""
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +23,10 @@ class SaveHandle:
     Args:
         finish: Does the rest of the save and returns the folder.
         target: Where the checkpoint will be.
-        hurry: Called when somebody waits for the end.
     """
 
-    def __init__(
-        self, finish: Callable[[], Path], *, target: Path, hurry: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, finish: Callable[[], Path], *, target: Path) -> None:
         self.target = target
-        self._hurry = hurry
         self._finish = finish
         self._error: BaseException | None = None
         # No daemon: a normal end of the program waits for it.
@@ -62,7 +58,6 @@ class SaveHandle:
         Raises:
             TimeoutError: If it is still under way after ``timeout_s``.
         """
-        self._hurry()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(
@@ -74,7 +69,6 @@ class SaveHandle:
 
     def settle(self) -> None:
         """Wait, and raise an error that nobody has been told yet."""
-        self._hurry()
         self._thread.join()
         if self in _Untold.handles:
             self.wait()

@@ -13,7 +13,6 @@ import torch
 
 from accel.checkpoints.layout import weight_format
 from accel.checkpoints.manifest import FileEntry
-from accel.checkpoints.pace import Pace
 from accel.checkpoints.plain_data import check_plain
 from accel.checkpoints.safetensors_stream import write_safetensors
 from accel.checkpoints.sink import FileSink
@@ -142,12 +141,12 @@ def weight_pieces(
 
 
 def write_pieces(
-    pieces: list[Piece], folder: Path, *, rank: int, place: int, num_threads: int, pace: Pace | None = None
+    pieces: list[Piece], folder: Path, *, rank: int, place: int, num_threads: int
 ) -> list[FileEntry]:
     """Write all pieces into ``folder``, several at a time, each forced to disk; return what they became."""
 
     def write(piece: Piece) -> FileEntry:
-        sink = write_piece(piece, folder, pace=pace)
+        sink = write_piece(piece, folder)
         return FileEntry(piece.name, sink.num_bytes, sink.digest, rank=rank, place=place)
 
     if num_threads == 1 or len(pieces) < 2:
@@ -156,12 +155,12 @@ def write_pieces(
         return list(pool.map(write, pieces))
 
 
-def write_piece(piece: Piece, folder: Path, *, replace: bool = False, pace: Pace | None = None) -> FileSink:
+def write_piece(piece: Piece, folder: Path, *, replace: bool = False) -> FileSink:
     """Write one piece into ``folder``, forced to disk; an existing file of that name is in the way."""
     path = folder / piece.name
     if replace:
         path.unlink(missing_ok=True)
-    with FileSink(path, pace=pace) as sink:
+    with FileSink(path) as sink:
         piece.write(sink)
     return sink
 

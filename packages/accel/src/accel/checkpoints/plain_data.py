@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,17 +14,16 @@ from accel_state.errors import CheckpointError
 _LEAVES = (type(None), bool, int, float, complex, str, torch.Size, torch.dtype, torch.device)
 _CONTAINERS = (dict, OrderedDict, Counter, list, tuple, set)
 _NUMPY_KINDS = "biufc"
+_NUMPY_HOMES = ("numpy._core.multiarray", "numpy.core.multiarray")
 
 
 def harmless_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
     """Return what files may name beyond what `torch.load(weights_only=True)` always allows: NumPy's numbers."""
     kinds = {type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"}
-    core: Any = importlib.import_module(
-        "numpy._core.multiarray"
-    )  # where the peer's files and NumPy's own pickles find them
+    # Not by import: NumPy 2 moved them, and a file names the place of the NumPy that wrote it.
+    builders: list[Any] = [np.empty(0).__reduce__()[0], np.float64().__reduce__()[0]]
     return [
-        core._reconstruct,
-        core.scalar,
+        *[(build, f"{home}.{build.__name__}") for build in builders for home in _NUMPY_HOMES],
         np.ndarray,
         np.dtype,
         *sorted(kinds, key=lambda kind: kind.__name__),

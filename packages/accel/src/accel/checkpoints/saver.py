@@ -9,7 +9,6 @@ from pathlib import Path
 
 from accel.checkpoints.agreement import Agreement
 from accel.checkpoints.background import SaveHandle
-from accel.checkpoints.pace import Pace
 from accel.checkpoints.pieces import Piece
 from accel.checkpoints.progress import showing_progress
 from accel.checkpoints.snapshot import HostBuffers
@@ -65,12 +64,10 @@ class Saver:
             return pieces
 
         transaction = self._start(request, copied)
-        transaction.num_threads, transaction.pace = 1, Pace()
+        transaction.num_threads = 1
         if transaction.failure is not None:
             transaction.finish()
-        self._under_way = SaveHandle(
-            lambda: self._finish_behind(transaction), target=request.target, hurry=transaction.pace.hurry
-        )
+        self._under_way = SaveHandle(lambda: self._finish_behind(transaction), target=request.target)
         return self._under_way
 
     def settle(self) -> None:

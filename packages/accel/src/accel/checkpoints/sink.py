@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Self
 
 from accel.checkpoints.digests import Digest
-from accel.checkpoints.pace import CHUNK_BYTES, Pace
 
 _CHUNK_BYTES = 4 * 2**20
 """Digested while it is in the processor's cache, then written; neither holds the interpreter's lock."""
@@ -19,11 +18,9 @@ class FileSink:
 
     Args:
         path: The file, which must not be there yet.
-        pace: Of writing; None: as fast as it goes.
     """
 
-    def __init__(self, path: Path, *, pace: Pace | None = None) -> None:
-        self._pace = pace
+    def __init__(self, path: Path) -> None:
         self._descriptor = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
         )
@@ -45,14 +42,11 @@ class FileSink:
     def write(self, data: bytes | memoryview) -> int:
         """Append ``data`` and return how much it was."""
         view = memoryview(data).cast("B")
-        chunk_bytes = _CHUNK_BYTES if self._pace is None else CHUNK_BYTES
-        for start in range(0, len(view), chunk_bytes):
-            chunk = view[start : start + chunk_bytes]
+        for start in range(0, len(view), _CHUNK_BYTES):
+            chunk = view[start : start + _CHUNK_BYTES]
             self._digest.update(chunk)
             while chunk:
                 chunk = chunk[os.write(self._descriptor, chunk) :]
-            if self._pace is not None:
-                self._pace.rest()
         self.num_bytes += len(view)
         return len(view)
 

@@ -13,7 +13,6 @@ from accel.checkpoints.digests import digest_of
 from accel.checkpoints.files import files_below, force_to_disk, regular_file
 from accel.checkpoints.manifest import FileEntry, Manifest, write_manifest
 from accel.checkpoints.notes import Note, check_all_well, reason_of
-from accel.checkpoints.pace import Pace
 from accel.checkpoints.pieces import Piece, write_pieces
 from accel.checkpoints.retention import remove_left_over, remove_old
 from accel.checkpoints.staging import Staging, check_target
@@ -49,14 +48,12 @@ class Transaction:
         topology: Who this process is.
         agreement: The way to the other ranks.
         num_threads: Files that are written at a time.
-        pace: Of writing; None: as fast as it goes.
     """
 
     request: Request
     topology: Topology
     agreement: Agreement
     num_threads: int = 2
-    pace: Pace | None = None
     place: int = 0
     is_owner: bool = False
     objects: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -116,7 +113,6 @@ class Transaction:
             rank=rank,
             place=self.place,
             num_threads=self.num_threads,
-            pace=self.pace,
         )
         force_to_disk(folder)
         return files

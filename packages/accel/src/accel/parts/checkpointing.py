@@ -140,7 +140,7 @@ class Checkpointing:
                 project names checkpoints by itself.
             safe_serialization: Weights as safetensors; else by `torch.save`.
             blocking: Return when it is there. Otherwise return when its content has been copied, and write
-                while the training goes on.
+                while the training goes on, with what it leaves of the processors.
             **save_model_func_kwargs: `max_shard_size`, such as `"5GB"`: split larger weights into several files.
 
         Returns:

@@ -13,7 +13,9 @@ _ao = answered("fp8_config.backend", "AO")
 QUESTIONS = (
     of_setting("mixed_precision", "Which mixed precision?"),
     yes_no(
-        "downcast_bf16", "Make doubles float32, and only floats bf16?", when=both(is_tpu, answered("mixed_precision", "bf16"))
+        "downcast_bf16",
+        "Make doubles float32, and only floats bf16?",
+        when=both(is_tpu, answered("mixed_precision", "bf16")),
     ),
     of_setting(
         "fp8_backend",
