@@ -28,6 +28,7 @@ WHOLE_PACKAGE = {
     "accel-launch/tests/test_owning.py",
     "accel-launch/tests/test_precedence.py",
     "accel/tests/checkpoints/test_malicious.py",
+    "accel/tests/test_changes_between_steps.py",
     "accel/tests/test_interface.py",
     "accel/tests/test_training.py",
 }

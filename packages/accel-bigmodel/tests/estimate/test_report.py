@@ -34,6 +34,8 @@ def test_rows_are_gathered_for_each_dtype(factory):
     assert half[1:3] == [TOTAL // 4, TOTAL // 2]
     assert half[3]["step"] == 2 * TOTAL
     assert eighth[3]["step"] == -1  # nobody trains in these
+    rows = gather_data(argparse.Namespace(model_name=factory))
+    assert [row[0] for row in rows] == ["float32", "float16", "int8", "int4"]
 
 
 def test_the_parser_stands_alone_or_among_others(factory, capsys):

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from accel_bigmodel.estimate.command import SHOWN
 from accel_bigmodel.estimate.models import create_empty_model
 from accel_bigmodel.estimate.running import example_inputs, kv_cache_bytes, measure_activations
 from accel_bigmodel.estimate.training import estimate_training_usage, training_bytes
@@ -23,7 +24,7 @@ class Question:
     """What is asked; the fields are the flags of the command."""
 
     name: str
-    dtypes: tuple[str, ...] = ("float32", "float16", "int8", "int4")
+    dtypes: tuple[str, ...] = SHOWN
     strategy: str | None = None
     num_processes: int = 1
     batch_size: int | None = None
@@ -68,7 +69,7 @@ def gather_data(args: Any) -> list[list[Any]]:
     )
     full = _sizes(model, "float32")["total"]
     rows = []
-    for dtype in getattr(args, "dtypes", None) or Question.dtypes:
+    for dtype in getattr(args, "dtypes", None) or SHOWN:
         sizes = _sizes(model, dtype)
         rows.append([dtype, sizes["largest_layer"], sizes["total"], estimate_training_usage(full, dtype)])
     return rows

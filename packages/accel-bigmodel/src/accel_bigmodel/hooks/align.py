@@ -108,9 +108,10 @@ class AlignDevicesHook(ModelHook):
             self.original_devices = {name: tensor.device for name, _, _, tensor, _ in places}
             self._offload(places)
             # A state dict is loaded into the values: torch takes a placeholder for a weight that cannot be written to.
+            untyped: Any = module
             self._while_loading = [
-                module.register_load_state_dict_pre_hook(self._before_loading),
-                module.register_load_state_dict_post_hook(self._after_loading),
+                untyped.register_load_state_dict_pre_hook(self._before_loading),
+                untyped.register_load_state_dict_post_hook(self._after_loading),
             ]
         elif self.execution_device is not None:
             for name, _, _, tensor, _ in places:
