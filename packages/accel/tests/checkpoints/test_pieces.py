@@ -5,42 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import load_file
 
 from accel.checkpoints.pieces import TorchPiece, weight_pieces, write_piece, write_pieces
-from accel.checkpoints.safetensors_stream import TYPES, write_safetensors
-from accel.checkpoints.sink import FileSink
 from accel.checkpoints.torch_file import read_torch_file
 from accel_state.errors import CheckpointError
-
-
-@pytest.mark.parametrize("dtype", list(TYPES))
-def test_every_type_comes_back_from_safetensors(tmp_path, dtype):
-    torch.manual_seed(0)
-    tensor = torch.randint(0, 2, (3, 5)).to(dtype)
-    with FileSink(tmp_path / "a.safetensors") as sink:
-        write_safetensors(
-            sink,
-            {"x": tensor, "y.z": tensor.T, "empty": tensor[:0], "one": tensor[0, 0]},
-            metadata={"format": "pt"},
-        )
-    loaded = load_file(tmp_path / "a.safetensors")
-    assert loaded["x"].dtype == dtype
-    assert torch.equal(
-        loaded["x"].float() if dtype.is_floating_point else loaded["x"],
-        tensor.float() if dtype.is_floating_point else tensor,
-    )
-    assert loaded["y.z"].tolist() == tensor.T.tolist()
-    assert loaded["empty"].shape == (0, 5)
-    assert loaded["one"].shape == ()
-    with safe_open(tmp_path / "a.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt"}
-
-
-def test_a_type_without_a_name_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="no type for `x`"), FileSink(tmp_path / "a") as sink:
-        write_safetensors(sink, {"x": torch.zeros(2, dtype=torch.complex128)}, metadata={})
 
 
 def test_the_digest_is_that_of_the_file(tmp_path):

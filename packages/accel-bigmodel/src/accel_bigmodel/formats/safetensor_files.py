@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accel_bigmodel.file_names import SAFETENSORS
-from accel_bigmodel.formats.safetensor_ranges import write_aligned
+from accel_bigmodel.formats.safetensor_writing import write_safetensors
 from accel_bigmodel.shared_tensors import aliases, independent_tensors
 from accel_state.errors import CheckpointError
 
@@ -41,7 +41,8 @@ class SafetensorsWriter:
         second_names = {name: kept for name, kept in self._dropped.items() if kept in set(members)}
         tensors = independent_tensors({name: self._state[name] for name in members})
         try:
-            write_aligned(tensors, path, metadata={"format": "pt", **second_names})
+            with path.open("wb") as file:
+                write_safetensors(file, tensors, metadata={"format": "pt", **second_names})
         except OSError as error:
             raise CheckpointError(f"`{path}` could not be written: {error}") from error
 

@@ -14,14 +14,12 @@ import torch
 
 from accel_state.errors import CheckpointError
 
-_DTYPES: dict[str, torch.dtype] = {
+DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16,
     "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64, "I64": torch.int64, "F16": torch.float16,
     "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
-_CODES = {dtype: code for code, dtype in _DTYPES.items()}
-ALIGNMENT = 64
 _LARGEST_HEADER = 100_000_000
 
 
@@ -72,7 +70,7 @@ def read_layout(path: Path) -> SafetensorsLayout:
 
 def _range(path: Path, name: str, entry: Any, base: int, size: int) -> ByteRange:
     try:
-        shape, (start, end), dtype = entry["shape"], entry["data_offsets"], _DTYPES[entry["dtype"]]
+        shape, (start, end), dtype = entry["shape"], entry["data_offsets"], DTYPES[entry["dtype"]]
     except (KeyError, TypeError, ValueError) as error:
         raise _unreadable(path, f"`{name}` is described in a way that is not known ({error})") from error
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -85,40 +83,6 @@ def _unreadable(path: Path, why: str) -> CheckpointError:
     return CheckpointError(
         f"`{path}` is not a readable safetensors file: {why}. It may be cut short; copy or save it again."
     )
-
-
-def write_aligned(tensors: Mapping[str, torch.Tensor], path: Path, *, metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file whose tensors begin, where the format allows it, at multiples of 64 bytes.
-
-    Mapped, these can be computed with as they lie: matrix kernels choose their order of summation by the alignment
-    of what they are given, so that elsewhere the last bits would differ.
-
-    Args:
-        tensors: Contiguous, on the CPU.
-        path: A new file.
-        metadata: Goes into the header.
-    """
-    # No gaps are allowed, so those that would shift the next come last, the widest types first.
-    names = sorted(tensors, key=lambda n: (tensors[n].nbytes % ALIGNMENT != 0, -tensors[n].dtype.itemsize, n))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name in names:
-        tensor = tensors[name]
-        if tensor.dtype not in _CODES:
-            raise CheckpointError(
-                f"safetensors cannot hold `{name}`, which is {tensor.dtype}. Pass `safe_serialization=False`."
-            )
-        header[name] = {
-            "dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end, end + tensor.nbytes]
-        }  # fmt: skip
-        end += tensor.nbytes
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in names:
-            if tensors[name].numel():
-                file.write(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
 
 
 class MappedFile:

@@ -10,13 +10,8 @@ from typing import Any
 import torch
 
 from accel_bigmodel.dtypes import as_torch_dtype
-from accel_bigmodel.formats.safetensor_ranges import (
-    ALIGNMENT,
-    MappedFile,
-    SafetensorsLayout,
-    announce,
-    read_layout,
-)
+from accel_bigmodel.formats.safetensor_ranges import MappedFile, SafetensorsLayout, announce, read_layout
+from accel_bigmodel.formats.safetensor_writing import ALIGNMENT
 from accel_bigmodel.offload.folder import load_offloaded_weight, read_offload_index, weight_file
 from accel_state.errors import CheckpointError, ConfigError
 

@@ -14,11 +14,11 @@ import torch
 from accel.checkpoints.layout import weight_format
 from accel.checkpoints.manifest import FileEntry
 from accel.checkpoints.plain_data import check_plain
-from accel.checkpoints.safetensors_stream import write_safetensors
 from accel.checkpoints.sink import FileSink
 from accel.checkpoints.snapshot import HostBuffers, map_tensors, without_waste
 from accel_bigmodel.formats.pickle_files import PickleWriter
 from accel_bigmodel.formats.safetensor_files import SafetensorsWriter
+from accel_bigmodel.formats.safetensor_writing import write_safetensors
 from accel_bigmodel.sharding import plan_shards
 from accel_bigmodel.shared_tensors import aliases
 from accel_state.errors import CheckpointError
