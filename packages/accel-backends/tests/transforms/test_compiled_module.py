@@ -9,6 +9,12 @@ from torch import nn
 from accel_backends.transforms.compiled_module import compile_module
 
 
+@pytest.fixture(autouse=True)
+def no_limit_is_reached():
+    # torch compiles the same code, here that of `nn.Sequential`, eight times in a process and then no more.
+    torch._dynamo.reset()
+
+
 @pytest.fixture
 def model():
     return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
