@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -24,6 +25,17 @@ seen = [accelerator.process_index, accelerator.num_processes, accelerator.local_
 with open(f"{sys.argv[1]}/{accelerator.process_index}.json", "w") as file:
     json.dump(seen, file)
 accelerator.end_training()
+"""
+# Stands for `ssh` and another machine: what it starts has nothing of this environment.
+SSH = """#!/bin/bash
+while [[ "$1" == -* ]]; do shift; done
+shift
+exec env -i PATH=/usr/bin:/bin HOME="$HOME" bash -c "$*"
+"""
+TELL = """
+import json, os, sys
+with open(f"{sys.argv[1]}/environ.json", "w") as file:
+    json.dump(dict(os.environ), file)
 """
 WAIT = "import os, sys, time; open(f'{sys.argv[1]}/{os.getpid()}', 'w').close(); time.sleep(60)"
 
@@ -43,7 +55,9 @@ def start(request, tmp_path):
     if shutil.which("hydra_pmi_proxy"):  # MPICH looks for it beside the program
         (folder / "hydra_pmi_proxy").symlink_to(shutil.which("hydra_pmi_proxy"))
 
-    def run(body: str, *arguments: str) -> subprocess.Popen[str]:
+    def run(
+        body: str, *arguments: str, flags: Sequence[str] = ("--num_processes=2",), **variables: str
+    ) -> subprocess.Popen[str]:
         script = tmp_path / "train.py"
         script.write_text(body)
         environ = os.environ | {
@@ -51,18 +65,10 @@ def start(request, tmp_path):
             "HF_HOME": str(tmp_path / "hf"),
             "OMP_NUM_THREADS": "1",
         }
-        command = [
-            sys.executable,
-            "-m",
-            "accel_launch",
-            "launch",
-            "--cpu",
-            "--use_mpirun",
-            "--num_processes=2",
-        ]
+        command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--use_mpirun", *flags]
         return subprocess.Popen(
             [*command, str(script), *arguments],
-            env=environ,
+            env=environ | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -105,3 +111,18 @@ def test_nothing_is_left_when_the_launcher_is_ended(start, tmp_path, signum):
     finish(process)
     _, alive = psutil.wait_procs(ranks, timeout=5)
     assert [rank for rank in alive if rank.status() != psutil.STATUS_ZOMBIE] == []
+
+
+@pytest.mark.parametrize("start", ["mpirun.mpich"], indirect=True)  # Open MPI sends only what it is told to
+def test_another_machine_gets_the_settings_and_a_list_but_no_secret(start, tmp_path):
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    (tmp_path / "hosts").write_text("elsewhere\n")
+    flags = ["--num_processes=1", f"--mpirun_hostfile={tmp_path / 'hosts'}", "--mixed_precision=bf16"]
+    code, stderr = finish(start(TELL, str(tmp_path), flags=flags, WANDB_API_KEY="secret", NCCL_DEBUG="INFO"))
+    assert (code, stderr) == (0, "")
+    seen = json.loads((tmp_path / "environ.json").read_text())
+    assert (seen["ACCELERATE_MIXED_PRECISION"], seen["NCCL_DEBUG"]) == ("bf16", "INFO")
+    assert (seen["MASTER_ADDR"], seen["MASTER_PORT"]) == ("127.0.0.1", "29500")
+    assert "WANDB_API_KEY" not in seen

@@ -18,6 +18,7 @@ from torch import nn
 from accel_bigmodel import (
     compute_module_sizes,
     convert_bytes,
+    convert_file_size_to_int,
     infer_auto_device_map,
     init_empty_weights,
     load_checkpoint_and_dispatch,
@@ -26,6 +27,8 @@ from accel_bigmodel import (
 from accel_bigmodel.device_maps import device_of
 
 WIDTH, NUM_BLOCKS, VOCABULARY = 256, 12, 1000
+LAYERS = ("embed", *(f"blocks.{number}" for number in range(NUM_BLOCKS)), "norm", "head")
+PLACES = {"cpu": "in memory", "disk": "in the checkpoint"}
 
 
 class Block(nn.Module):
@@ -50,6 +53,7 @@ class Language(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        nn.init.normal_(self.embed.weight, std=WIDTH**-0.5)
         self.blocks = nn.ModuleList(Block() for _ in range(NUM_BLOCKS))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
@@ -64,16 +68,18 @@ class Language(nn.Module):
 
     @torch.inference_mode()
     def generate(self, tokens: torch.Tensor, *, num_tokens: int) -> torch.Tensor:
-        """Return ``tokens`` with the likeliest next ones."""
+        """Return ``tokens`` with more, drawn by what the model says of them; the same draw for the same scores."""
+        chance = torch.Generator().manual_seed(0)
         for _ in range(num_tokens):
-            tokens = torch.cat([tokens, self(tokens)[:, -1:].argmax(-1)], dim=1)
+            likelihood = self(tokens)[:, -1].softmax(-1)
+            tokens = torch.cat([tokens, torch.multinomial(likelihood, 1, generator=chance)], dim=1)
         return tokens
 
 
 def main(words: list[str] | None = None) -> None:
     """Save, map, load, run, compare and draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--memory", default="20MB", help="memory for weights (default 20MB)")
+    parser.add_argument("--memory", default="20MiB", help="memory for weights (default 20MiB)")
     parser.add_argument("--picture", type=Path, help="where to draw the map")
     arguments = parser.parse_args(words)
     torch.manual_seed(0)
@@ -85,43 +91,63 @@ def main(words: list[str] | None = None) -> None:
         sizes = compute_module_sizes(model)
         limits = {"cpu": arguments.memory}
         device_map = infer_auto_device_map(model, limits, no_split_module_classes=["Block"])
-        print(f"{convert_bytes(sizes[''])} of weights, {arguments.memory} of memory")
-        for name, device in device_map.items():
-            print(f"  {name:<12}{device!s:<6}{convert_bytes(sizes.get(name, 0)):>12}")
+        place_of = {layer: str(device_of(f"{layer}.weight", device_map)) for layer in LAYERS}
+        print_map(sizes, place_of, arguments.memory)
         before = sorted(Path(folder).iterdir())
         load_checkpoint_and_dispatch(model, folder, device_map=device_map)
         tokens = torch.randint(VOCABULARY, (1, 8))
         written = model.generate(tokens, num_tokens=12)
         assert torch.equal(written, resident.generate(tokens, num_tokens=12))
         assert sorted(Path(folder).iterdir()) == before
-        print(f"It writes what the resident model writes: {written[0, 8:].tolist()}")
+        print(f"It writes the tokens that the resident model writes: {written[0, 8:].tolist()}")
         print("Nothing was copied on disk.")
     if arguments.picture is not None:
-        draw(sizes, device_map, arguments.picture)
+        draw(sizes, place_of, arguments.picture)
 
 
-def draw(sizes: dict[str, int], device_map: dict[str, int | str], path: Path) -> None:
+def told_size(layer: str, sizes: dict[str, int]) -> str:
+    """Return how large a layer is, in words."""
+    return convert_bytes(sizes[layer]) if sizes.get(layer) else "the weights of embed"
+
+
+def print_map(sizes: dict[str, int], place_of: dict[str, str], memory: str) -> None:
+    """Print where each layer lives, in the order in which they run, and what that comes to."""
+    limit = convert_bytes(convert_file_size_to_int(memory))
+    print(f"{convert_bytes(sizes[''])} of weights, of which {limit} may be in memory at a time:")
+    for layer, place in place_of.items():
+        print(f"  {layer:<12}{PLACES[place]:<19}{told_size(layer, sizes)}")
+    for place, told in PLACES.items():
+        layers = [sizes.get(layer, 0) for layer in LAYERS if place_of[layer] == place]
+        print(f"{convert_bytes(sum(layers))} {told}")
+    print("The room left in memory is for a layer that is read when it runs.")
+
+
+def draw(sizes: dict[str, int], place_of: dict[str, str], path: Path) -> None:
     """Draw a bar for each layer, as wide as its bytes, in the colour of the place where it lives."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    layers = ["embed", *(f"blocks.{number}" for number in range(NUM_BLOCKS)), "norm", "head"]
-    colours = {"cpu": "#2a6f97", "disk": "#e09f3e"}
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    places = [str(device_of(f"{layer}.weight", device_map)) for layer in layers]
-    axes.barh(
-        layers, [sizes.get(layer, 0) / 2**20 for layer in layers], color=[colours[place] for place in places]
-    )
+    colours = {"cpu": "#2a6f97", "disk": "#c77d0a"}
+    figure, axes = plt.subplots(figsize=(7, 4.6), layout="constrained")
+    for place, told in (("cpu", "in memory"), ("disk", "in the checkpoint,\nread one layer ahead")):
+        layers = [layer for layer in LAYERS if place_of[layer] == place]
+        bars = axes.barh(
+            [LAYERS.index(layer) for layer in layers],
+            [sizes.get(layer, 0) / 2**20 for layer in layers],
+            color=colours[place],
+            label=told,
+        )
+        labels = [told_size(layer, sizes) for layer in layers]
+        axes.bar_label(bars, labels, padding=4, color=colours[place], fontsize=9)
+    axes.set_yticks(range(len(LAYERS)), LAYERS)
     axes.invert_yaxis()
-    axes.set_xlabel("MiB of weights (the head shares those of the embedding)")
-    axes.set_title("Where each layer lives")
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()]
-    axes.legend(
-        handles, ["in memory", "in the checkpoint, read one layer ahead"], loc="lower right", frameon=False
-    )
-    for side in ("top", "right"):
+    axes.margins(x=0.15)
+    axes.set_xticks([])
+    axes.set_title("Where each layer lives: the first at the top, as wide as its weights", fontsize=11)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    for side in ("top", "right", "bottom"):
         axes.spines[side].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

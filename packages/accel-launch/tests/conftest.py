@@ -76,5 +76,7 @@ def _accepts(setting: Setting, text: str) -> bool:
 _SPECIAL_TEXTS = {
     "fp8_override_linear_precision": ("true,false,true", "false,true,true", "true,true,false"),
     "fsdp_reshard_after_forward": ("SHARD_GRAD_OP", "true", "false"),
+    "rdzv_conf": ("a=1", "b=2", "c=3"),
+    "tee": ("1", "2", "3"),
     "tpu_env": ("A=1,B=2", "C=3", "D=4"),
 }

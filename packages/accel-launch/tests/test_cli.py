@@ -63,6 +63,11 @@ def test_a_wrong_flag_of_a_command_is_a_usage_error(capsys):
     assert "unknown option `--jsno`. Did you mean `--json`?" in capsys.readouterr().err
 
 
+def test_a_wrong_flag_of_an_action_is_told_the_nearest_one(capsys):
+    assert main(["config", "show", "--num_proces", "2"]) == 2
+    assert "unknown option `--num_proces`. Did you mean `--num_processes`?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

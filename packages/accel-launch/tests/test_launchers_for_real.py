@@ -30,6 +30,15 @@ if rank == "1" and attempt in sys.argv[1:]:
     raise ValueError(f"attempt {attempt}")
 time.sleep(60 if sys.argv[1:] and attempt == sys.argv[-1] else 0)
 """
+# Each rank waits for a signal of the user's own, tells of it and ends well.
+HEAR = """
+import os, signal
+expected = {signal.SIGUSR1, signal.SIGUSR2}
+signal.pthread_sigmask(signal.SIG_BLOCK, expected)
+print("pid", os.getpid(), flush=True)
+heard = signal.sigwait(expected)
+print(os.environ["RANK"], "hears", int(heard), flush=True)
+"""
 
 
 @pytest.fixture
@@ -150,6 +159,39 @@ def test_ranks_start_again_after_a_failure_and_all_their_output_is_kept_in_files
         (attempt, rank) for attempt in ("attempt_0", "attempt_1") for rank in "01"
     ]
     assert all(file.read_text().startswith("pid ") for file in files)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
+def test_the_agent_leaves_to_the_ranks_what_a_signal_of_the_users_own_means(script, no_user_config, signum):
+    process = start("--num_processes=2", "--max_restarts=1", script(HEAR), env=no_user_config)
+    pids_told(process, 2)
+    process.send_signal(signum)
+    assert sorted(process.stdout.readline() for _ in range(2)) == [
+        f"0 hears {int(signum)}\n",
+        f"1 hears {int(signum)}\n",
+    ]
+    assert finish(process) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--log_dir={script}/logs"],
+            "error: `--log_dir` is `{script}/logs`, where no folder can be made: Not a",
+        ),
+        (
+            ["--rdzv_backend=foo", "--num_machines=2", "--main_process_ip=127.0.0.1", "--num_processes=2"],
+            "error: The machines do not meet by `--rdzv_backend foo` at `127.0.0.1:29500`: The rendezvous backend",
+        ),
+    ],
+)
+def test_what_the_agent_cannot_do_is_told_in_one_line(script, no_user_config, flags, message):
+    path = script("")
+    code, _, stderr = finish(start(*[flag.format(script=path) for flag in flags], path, env=no_user_config))
+    told = [line for line in stderr.splitlines() if line.startswith(("error", "Traceback"))]
+    assert (code, len(told)) == (1, 1)
+    assert told[0].startswith(message.format(script=path))
 
 
 def test_no_rank_outlives_an_agent_whose_launcher_is_killed(script, no_user_config):

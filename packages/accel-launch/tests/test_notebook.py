@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,3 +185,40 @@ def test_with_debug_mode_a_fork_tries_the_gpu_first(session):
 def test_wrong_values_are_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         notebook_launcher(print, **given)
+
+
+class FakeXLA(types.ModuleType):
+    """`torch_xla` with two cores: its processes get the function as the real ones do, through a pool's queue."""
+
+    def __init__(self) -> None:
+        super().__init__("torch_xla")
+        self.calls: list[tuple[str, bool]] = []
+
+    def launch(self, fn, args=(), start_method="spawn", debug_single_process=False):
+        self.calls.append((start_method, debug_single_process))
+        if debug_single_process:
+            fn(0, *args)
+            return
+        context = multiprocessing.get_context(start_method)
+        with concurrent.futures.ProcessPoolExecutor(max_workers=2, mp_context=context) as executor:
+            list(executor.map(fn, range(2)))
+
+
+@pytest.fixture
+def torch_xla(monkeypatch) -> FakeXLA:
+    module = FakeXLA()
+    monkeypatch.setitem(sys.modules, "torch_xla", module)
+    return module
+
+
+@pytest.mark.parametrize(("num_processes", "is_single"), [(None, False), (1, True)])
+def test_on_tpus_a_function_within_a_function_runs_in_forks(torch_xla, tmp_path, num_processes, is_single):
+    def work(folder: Path, name: str) -> None:
+        told = f"{name} {os.environ['ACCELERATE_MIXED_PRECISION']} {os.getpid() == this_process}"
+        (folder / f"{os.getpid()}").write_text(told)
+
+    this_process = os.getpid()
+    notebook_launcher(work, (tmp_path, "x"), num_processes=num_processes, mixed_precision="bf16")
+    assert torch_xla.calls == [("fork", is_single)]
+    assert {path.read_text() for path in tmp_path.iterdir()} == {f"x bf16 {is_single}"}
+    assert "ACCELERATE_MIXED_PRECISION" not in os.environ

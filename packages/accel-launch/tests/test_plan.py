@@ -65,3 +65,13 @@ def test_describe_shows_a_command_that_a_shell_reads_back():
         ["variable", "B=2"],
         ["unset", "RANK"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("port", "file", "told"),
+    [(None, None, ["port         a free one"]), (1, Path("/r"), ["port         1", "report       /r"])],
+)
+def test_describe_tells_where_ranks_meet_and_where_the_report_goes(port, file, told):
+    rank = PROCESS.with_variables(MASTER_ADDR="127.0.0.1")
+    lines = LaunchPlan("local", (rank,), num_ranks=1, port=port, report=file).describe().splitlines()
+    assert lines[2 : lines.index("")] == told

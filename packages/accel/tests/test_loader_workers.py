@@ -43,6 +43,24 @@ def test_workers_outlive_a_signal_to_the_whole_job(signum):
     assert seen == list(range(64))
 
 
+class SignalledWhenUnpickled(Pids):
+    """A data set that signals the worker that gets it: before `worker_init_fn`, from another process."""
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        subprocess.run(["kill", f"-{int(signal.SIGTERM)}", str(os.getpid())], check=True)
+
+
+def test_a_spawned_worker_outlives_a_signal_while_it_starts():
+    dataset = SignalledWhenUnpickled()
+    dataset.state = "a state, so that it is set"
+    loader = DataLoader(dataset, batch_size=32, num_workers=1, multiprocessing_context="spawn")
+    keep_workers(loader, [signal.SIGTERM])
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert [int(row[0]) for batch in loader for row in batch] == list(range(64))
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+
+
 def test_loaders_prepared_later_are_kept_too_until_handling_ends():
     accelerator = Accelerator(cpu=True)
     preemption = accelerator.handle_preemption()

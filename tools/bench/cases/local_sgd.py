@@ -34,10 +34,10 @@ call = block.step
 """
 
 CLOCK = """
-for _ in range(20):
+for _ in range(5):
     call()
 durations = []
-for _ in range(200):
+for _ in range(40):
     dist.barrier()
     begun = time.perf_counter()
     call()

@@ -24,14 +24,9 @@ def save():
 copies, saves = zip(*((copy(), save()) for _ in range(6)))
 """
 
-BOTH = SETTING + prepared("accel") + TURNS + END
-
 case = Case(
-    title="a checkpoint of 1.2 GB written behind the loop, the best of the second to sixth: the loop stands still",
-    unit="s",
-    variants={
-        "one memcpy": BOTH + "print(min(copies[1:]))",
-        "ours": BOTH + "print(min(saves[1:]))",
-    },
-    baseline="one memcpy",
+    title="a checkpoint of 1.2 GB written behind the loop, which stands still; the best of the second to sixth",
+    unit="times the best memcpy of the same process",
+    variants={"ours": SETTING + prepared("accel") + TURNS + END + "print(min(saves[1:]) / min(copies[1:]))"},
+    baseline="ours",
 )

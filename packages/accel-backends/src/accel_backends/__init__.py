@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from accel_backends.handlers.ddp import DistributedDataParallelKwargs as DistributedDataParallelKwargs
     from accel_backends.handlers.grad_scaler import GradScalerKwargs as GradScalerKwargs
     from accel_backends.handlers.profile import ProfileKwargs as ProfileKwargs
+    from accel_backends.module_lookup import (
+        get_module_children_bottom_up as get_module_children_bottom_up,
+    )
+    from accel_backends.module_lookup import (
+        get_module_class_from_name as get_module_class_from_name,
+    )
+    from accel_backends.module_lookup import is_peft_model as is_peft_model
+    from accel_backends.module_lookup import model_has_dtensor as model_has_dtensor
     from accel_backends.optimizer import AcceleratedOptimizer as AcceleratedOptimizer
     from accel_backends.plugins.dynamo import TorchDynamoPlugin as TorchDynamoPlugin
     from accel_backends.precisions.context import (
@@ -69,10 +77,14 @@ __getattr__, __dir__, __all__ = attach(
         "extract_model_from_parallel": "accel_backends.unwrap",
         "get_grad_scaler": "accel_backends.precisions.loss_scaler",
         "get_mixed_precision_context_manager": "accel_backends.precisions.context",
+        "get_module_children_bottom_up": "accel_backends.module_lookup",
+        "get_module_class_from_name": "accel_backends.module_lookup",
         "has_compiled_regions": "accel_backends.transforms.regional",
         "has_repeated_blocks": "accel_backends.transforms.regional",
         "is_compiled_module": "accel_backends.containers",
+        "is_peft_model": "accel_backends.module_lookup",
         "is_repeated_blocks": "accel_backends.transforms.regional",
+        "model_has_dtensor": "accel_backends.module_lookup",
         "move_to_device": "accel_backends.state_placement",
         "register_container": "accel_backends.containers",
         "select_precision": "accel_backends.precisions.selection",

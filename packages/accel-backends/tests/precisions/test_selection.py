@@ -8,7 +8,7 @@ from accel_backends.precisions.selection import PRECISIONS
 from accel_state.devices import device_backend
 from accel_state.devices.cpu import CpuBackend
 from accel_state.enums import PrecisionType
-from accel_state.errors import ConfigError, UnknownNameError
+from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
 
 CPU = device_backend("cpu")
 
@@ -32,6 +32,13 @@ def test_members_are_found_by_name_and_by_enum(name):
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(UnknownNameError, match="Unknown precision `bf61`.*Did you mean `bf16`"):
         select_precision("bf61", device_backend=CPU)
+
+
+@pytest.mark.parametrize("name", ["fp8", PrecisionType.FP8])
+def test_a_precision_that_is_still_to_come_is_told_from_an_unknown_one(name):
+    expected = "`mixed_precision=fp8` is not part of this version. Use one of: `bf16`, `fp16`, `no`."
+    with pytest.raises(NotAvailableError, match=expected):
+        select_precision(name, device_backend=CPU)
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from accel_bigmodel.device_maps import (
     DeviceMap,
     check_device_map,
     check_tied_parameters_on_same_device,
-    device_of,
 )
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.attaching import add_hook_to_module, hooks_of, remove_hook_from_submodules
@@ -23,11 +21,11 @@ from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.module_tensors import find_tied_parameters
 from accel_bigmodel.moving import guard_moves
 from accel_bigmodel.offload.folder import offload_state_dict
-from accel_bigmodel.offload.placeholders import stored_values
 from accel_bigmodel.offload.prefetch import Prefetcher
-from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader, extract_submodules_state_dict
+from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader
+from accel_bigmodel.offload.whereabouts import once, weights_away, weights_on_cpu, with_ties
 from accel_bigmodel.placing import TiedParams
-from accel_state.errors import ConfigError
+from accel_bigmodel.ties import remember_ties
 
 
 def cpu_offload(
@@ -50,7 +48,7 @@ def cpu_offload(
         prefetch: Bring the next module's weights while one computes.
     """
     device = _execution_device(model, execution_device)
-    weights = _weights_on_cpu(model) if state_dict is None else state_dict
+    weights = weights_on_cpu(model) if state_dict is None else state_dict
     _attach(model, device, weights, offload_buffers, preload_module_classes, prefetch=prefetch)
     return model
 
@@ -97,8 +95,8 @@ def disk_offload(
     """
     device = _execution_device(model, execution_device)
     if not any(parameter.is_meta for parameter in model.parameters()):
-        offload_state_dict(offload_dir, _weights_on_cpu(model))
-    weights = _with_ties(model, OffloadedWeightsLoader(save_folder=offload_dir))
+        offload_state_dict(offload_dir, once(model, weights_on_cpu(model)))
+    weights = with_ties(model, OffloadedWeightsLoader(save_folder=offload_dir))
     _attach(model, device, weights, offload_buffers, preload_module_classes, prefetch=prefetch)
     return model
 
@@ -147,8 +145,9 @@ def dispatch_model(
     if not away and len(set(devices.values())) == 1 and not force_hooks:
         model.to(main)
     else:
-        check_tied_parameters_on_same_device(find_tied_parameters(model), device_map)
-        weights = _weights_away(model, device_map, kept_away, state_dict, offload_dir, offload_index)
+        ties = find_tied_parameters(model)
+        check_tied_parameters_on_same_device(ties, device_map)
+        weights = weights_away(model, device_map, kept_away, state_dict, offload_dir, offload_index, ties)
         tied = _tied_addresses(model)
         attach_align_device_hook_on_blocks(
             model, execution_device={"": main, **devices}, offload={name: name in away for name in ["", *devices]},
@@ -157,6 +156,7 @@ def dispatch_model(
         )  # fmt: skip
         _start_prefetching(model, prefetch=prefetch)
         guard_moves(model, has_offloaded=bool(away))
+        remember_ties(model, ties)
     model.hf_device_map = dict(device_map)  # type: ignore[assignment]
     _hook_encoder(model)
     return model
@@ -212,71 +212,6 @@ def _execution_device(model: nn.Module, given: torch.device | str | int | None) 
 def _main_device(device_map: DeviceMap) -> torch.device:
     named = [device for device in device_map.values() if str(device) not in ("cpu", "disk")]
     return torch.device(named[0] if named else "cpu")
-
-
-def _weights_on_cpu(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return all weights by name, second names and buffers outside the state dict included."""
-    moved: dict[int, torch.Tensor] = {}
-    found = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    for _, tensor in found:
-        if id(tensor) not in moved and not tensor.is_meta:
-            moved[id(tensor)] = stored_values(tensor).detach().to("cpu")
-    return {name: moved[id(tensor)] for name, tensor in found if id(tensor) in moved}
-
-
-def _weights_away(
-    model: nn.Module,
-    device_map: DeviceMap,
-    kept_away: Sequence[str],
-    state_dict: Mapping[str, torch.Tensor] | None,
-    offload_dir: str | os.PathLike[str] | None,
-    offload_index: Mapping[str, Any] | None,
-) -> Mapping[str, Any] | None:
-    """Return where the weights of offloaded modules are, written to disk first where they have to be."""
-    if not any(str(device) in kept_away for device in device_map.values()):
-        return None
-    in_memory = dict(_weights_on_cpu(model) if state_dict is None else state_dict)
-    on_disk = [name for name, device in device_map.items() if str(device) == "disk"]
-    if on_disk and offload_index is None:
-        to_write = _of_modules(in_memory, on_disk, device_map)
-        if offload_dir is None and to_write and state_dict is None:
-            raise ConfigError(
-                f"`device_map` puts {', '.join(f'`{name}`' for name in on_disk[:5])} on disk, but there is no folder "
-                "for it. Give `offload_dir`, or an `offload_index` that says where the weights are."
-            )
-        if offload_dir is not None and (to_write or not Path(offload_dir, "index.json").is_file()):
-            offload_state_dict(offload_dir, to_write)
-    if (on_disk and offload_dir is not None) or offload_index is not None:
-        loader = OffloadedWeightsLoader(None, offload_dir, offload_index)
-        for name in _of_modules(in_memory, on_disk, device_map):
-            if name in loader:
-                in_memory.pop(name)
-        return _with_ties(model, OffloadedWeightsLoader(in_memory, offload_dir, loader.index))
-    return _with_ties(model, OffloadedWeightsLoader(in_memory))
-
-
-def _of_modules(
-    weights: Mapping[str, torch.Tensor], names: list[str], device_map: DeviceMap
-) -> dict[str, torch.Tensor]:
-    inside = extract_submodules_state_dict(weights, names)
-    return {name: tensor for name, tensor in inside.items() if str(device_of(name, device_map)) == "disk"}
-
-
-def _with_ties(model: nn.Module, loader: OffloadedWeightsLoader) -> OffloadedWeightsLoader:
-    """Let every name of a tied weight find it, whichever of them it is stored under."""
-    index, state = dict(loader.index), dict(loader.state_dict)
-    for group in find_tied_parameters(model):
-        known = next((name for name in group if name in loader), None)
-        for name in group:
-            if known is None or name in loader:
-                continue
-            if known in state:
-                state[name] = state[known]
-            elif "safetensors_file" in index[known]:
-                index[name] = {"weight_name": known, **index[known]}
-            else:
-                state[name] = loader[known]
-    return OffloadedWeightsLoader(state, loader.save_folder, index)
 
 
 def _tied_addresses(model: nn.Module) -> TiedParams:

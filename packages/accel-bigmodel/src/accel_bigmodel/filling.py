@@ -80,13 +80,16 @@ class Filling:
             self._to.folder.mkdir(parents=True, exist_ok=True)
             save_offload_index(self.offload_index, self._to.folder)
 
-    def _device(self, name: str, tensor: torch.Tensor) -> torch.device | None:
-        """Return where a tensor goes, ``None`` for the disk."""
+    def _device(self, target: Target) -> torch.device | None:
+        """Return where a tensor goes, ``None`` for the disk; one with several names to where it is needed."""
+        tensor = target.tensor
         if self._devices is None:
             return _CPU if tensor.is_meta else tensor.device
-        found = self._devices[name]
-        if isinstance(found, torch.device):
-            return found
+        found = None
+        for name in target.names:
+            found = self._devices[name]
+            if isinstance(found, torch.device):
+                return found
         is_buffer = not isinstance(tensor, nn.Parameter)
         return _CPU if found is None or (is_buffer and not self._to.offload_buffers) else None
 
@@ -104,7 +107,7 @@ class Filling:
                 if name not in layout.second_names:
                     twins.append((name, target, place))
                 continue
-            device, dtype = self._device(name, old), self._to.dtype_of(name, old)
+            device, dtype = self._device(target), self._to.dtype_of(name, old)
             assert mapped is not None
             if device is None:
                 self._leave_on_disk(name, target, dtype, layout, mapped.tensor(place))
@@ -130,7 +133,7 @@ class Filling:
         if self._first_names.setdefault(id(target), name) != name:
             self._check_twin(name, target, value)
             return
-        device, dtype = self._device(name, target.tensor), self._to.dtype_of(name, target.tensor)
+        device, dtype = self._device(target), self._to.dtype_of(name, target.tensor)
         if device is None:
             self._write_to_folder(name, target, value.to(dtype), str(file.path))
         elif self._to.may_map and device.type == "cpu" and value.dtype == dtype:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from accel_bigmodel.module_tensors import find_tied_parameters
+from accel_bigmodel.offload.placeholders import stored_values
 from accel_bigmodel.placing import as_parameter_like
 
 
@@ -69,6 +70,40 @@ def ensure_weights_retied(
         return result
 
     return init_and_retie
+
+
+def remember_ties(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
+    """Let state dicts of ``model`` tell of ties that had to be cut, because a device or more got a copy of its own.
+
+    As long as the copies are equal, a state dict has one tensor under all names of a group, which whoever saves it
+    then writes once; it is compared when a state dict is made.
+
+    Args:
+        model: Changed only if a group is no longer one parameter.
+        tied_params: What `find_tied_parameters` said before.
+    """
+    by_name = dict(model.named_parameters(remove_duplicate=False))
+    cut = [group for group in tied_params if len({id(by_name[name]) for name in group}) > 1]
+    if cut:
+        model.register_state_dict_post_hook(_Retie(cut))  # type: ignore[no-untyped-call]
+
+
+class _Retie:
+    """Names one tensor where a state dict has equal copies."""
+
+    def __init__(self, groups: Sequence[Sequence[str]]) -> None:
+        self.groups = groups
+
+    def __call__(
+        self, module: nn.Module, state: MutableMapping[str, Any], prefix: str, metadata: Mapping[str, Any]
+    ) -> None:
+        """Called by torch with the state dict of the model, each time one is made."""
+        for group in self.groups:
+            first, *others = [prefix + name for name in group if prefix + name in state]
+            for other in others:
+                kept, copy = stored_values(state[first]), stored_values(state[other])
+                if copy.dtype == kept.dtype and torch.equal(kept, copy.to(kept.device)):
+                    state[other] = state[first]
 
 
 def _empty_on(device: torch.device, parameter: nn.Parameter) -> nn.Parameter:

@@ -97,12 +97,20 @@ def _parse(name: str, command: Command, arguments: Sequence[str]) -> argparse.Na
     namespace, unknown = parser.parse_known_args(arguments)
     if unknown:
         flag = unknown[0].partition("=")[0]
-        # argparse has no public list of its flags
-        known = [
-            name for action in parser._actions for name in action.option_strings if name.startswith("--")
-        ]
+        known = _flags_of(parser, namespace)
         parser.error(f"unknown option `{flag}`.{did_you_mean(flag, known)}")
     return namespace
+
+
+def _flags_of(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> list[str]:
+    """Return the long flags of a parser, and those of the action that was named, as in ``accel config show``."""
+    known: list[str] = []
+    for action in parser._actions:  # argparse has no public list of them
+        known += [name for name in action.option_strings if name.startswith("--")]
+        if isinstance(action, argparse._SubParsersAction):
+            named = action.choices.get(getattr(namespace, action.dest) or "")
+            known += [] if named is None else _flags_of(named, namespace)
+    return known
 
 
 def _failure(error: AccelError) -> int:

@@ -4,7 +4,8 @@
 -- COMMAND...``
 
 Every rank ends when the agent does, the exit code is the one of the rank that failed first, and a failure is
-told in a few lines (with ``--verbose`` also by torch, at length; with ``--quiet`` not at all). This is the
+told in a few lines (with ``--verbose`` also by torch, at length; with ``--quiet`` not at all). SIGUSR1 and
+SIGUSR2 are passed on to the ranks. This is the
 only module of the package that imports torch; the launcher's own process never imports it.
 """
 
@@ -23,14 +24,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+from accel_launch.messages import complain
 from accel_launch.processes.child import ChildEnding
 from accel_launch.processes.output import Output
 from accel_launch.processes.parent_death import tied_to_parent
+from accel_launch.processes.sessions import pass_on_to_sessions
+from accel_launch.processes.signals import USER_SIGNALS
 from accel_launch.reports.run_report import RankEnding, RunReport, make_report
 from accel_launch.reports.telling import tell
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
 
 _POLL_INTERVAL_S = 0.1
 
@@ -47,9 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the ranks and return the exit code of the run: that of the rank that failed first, or 0."""
     # Until torch has its own handlers, Ctrl-C ends this process without a page of import frames.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for signum in USER_SIGNALS:  # torch's agent would end of them
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, pass_on_to_sessions)
+    from torch.distributed import DistError
     from torch.distributed import run as torch_run
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import elastic_launch
 
     arguments = _parse(sys.argv[1:] if argv is None else argv)
@@ -62,7 +72,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif agent_arguments.rdzv_backend != "static" and agent_arguments.local_addr is None:
         # torch would tell the others this machine's name, which they may not be able to resolve.
         agent_arguments.local_addr = address_towards(agent_arguments.rdzv_endpoint)
-    config, _, _ = torch_run.config_from_args(agent_arguments)
+    try:
+        config, _, _ = torch_run.config_from_args(agent_arguments)  # makes the folder
+    except OSError as error:
+        complain(
+            f"`--log_dir` is `{agent_arguments.log_dir}`, where no folder can be made: {error.strerror}."
+        )
+        return 1
     program, *rest = tied_to_parent(arguments.command, parent_pid=os.getpid())
     with TailedLogs(config.logs_specs) as logs:
         config = dataclasses.replace(config, logs_specs=cast("LogsSpecs", logs))
@@ -72,12 +88,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             failure: ChildFailedError | None = error
         except SignalException as error:
             return 128 + int(error.sigval)
+        except RendezvousError as error:
+            return _tell_of_no_meeting(config, error.__cause__ or error)
+        except (DistError, ValueError) as error:  # no such address, a backend that nobody knows, ...
+            return _tell_of_no_meeting(config, error)
         else:
             failure = None
     report = report_on({} if failure is None else failure.failures, logs.last_lines)
     if failure is not None and arguments.is_verbose:
         sys.stderr.write(f"{failure}\n")
     return tell(report, is_quiet=arguments.is_quiet, file=arguments.report)
+
+
+def _tell_of_no_meeting(config: LaunchConfig, error: BaseException) -> int:
+    told = str(error).partition("\n")[0]  # what follows is a stack
+    complain(
+        f"The machines do not meet by `--rdzv_backend {config.rdzv_backend}` at `{config.rdzv_endpoint}`: {told}"
+    )
+    return 1
 
 
 class _Arguments(NamedTuple):

@@ -29,6 +29,9 @@ def choose_engine(settings: Mapping[str, Resolved], config: ConfigFile) -> str |
     Raises:
         ConfigError: If two are asked for at once, or the config file names one that nobody knows.
     """
+    for switch in ("multi_gpu", "tpu"):
+        if _is_on(settings["use_cpu"], "flag") and _is_on(settings[switch], "flag"):
+            raise ConfigError(f"`--cpu` and `--{switch}` contradict each other. Use one of them.")
     from_file = engine_of_config(config)  # looked at in any case, so that a wrong word is always refused
     for source in ("flag", "environment"):
         asked = [name for name, switch in SWITCH_OF_ENGINE.items() if _is_on(settings[switch], source)]

@@ -20,14 +20,20 @@ def visible_gpus(environ: Mapping[str, str], root: Path = MACHINE) -> tuple[str,
 
 
 def selected_gpus(selection: str, present: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the entries of ``--gpu_ids`` up to the first number that is not among ``present``.
+    """Return the entries of ``--gpu_ids`` up to the first that cannot be among ``present``.
 
-    Names other than numbers (``GPU-…``, ``MIG-…``) are for the driver to know.
+    Numbers are compared. Names (``GPU-…``, ``MIG-…``, or with a number in them) are for the driver to know.
     """
     chosen: list[str] = []
     for entry in (part.strip() for part in selection.split(",")):
-        is_known = entry in present if entry.lstrip("-").isdigit() else bool(entry)
+        is_known = bool(present) if _is_name(entry) else entry in present
         if not is_known:
             break
         chosen.append(entry)
     return tuple(chosen)
+
+
+def _is_name(entry: str) -> bool:
+    if entry.lstrip("-").isdigit():
+        return False
+    return entry.startswith(("GPU-", "MIG-")) or any(letter.isdigit() for letter in entry)

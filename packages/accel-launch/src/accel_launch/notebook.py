@@ -14,8 +14,9 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel_launch.gpu_users import has_used_gpu, import_that_uses_gpu
 from accel_launch.gpus import visible_gpus
@@ -298,13 +299,45 @@ class ElasticRank:
             return self.function(*args)
 
 
+class CoreFunction:
+    """The function of a TPU's cores. ``torch_xla`` pickles it even for forks, which have it already: by its number.
+
+    A context manager: within it, processes that are forked know the function.
+    """
+
+    _known: ClassVar[dict[int, Callable[[], Any]]] = {}
+
+    def __init__(
+        self, function: Callable[..., Any], args: Sequence[Any], variables: Mapping[str, str]
+    ) -> None:
+        self.number = id(self)
+        self._call = partial(_call_with, dict(variables), function, *args)
+
+    def __enter__(self) -> CoreFunction:
+        self._known[self.number] = self._call
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        del self._known[self.number]
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def __call__(self, index: int) -> None:
+        """Call the function as core ``index``."""
+        self._known[self.number]()
+
+
+def _call_with(variables: Mapping[str, str], function: Callable[..., Any], *args: Any) -> None:
+    with patch_environment(**variables):
+        function(*args)
+
+
 def _run_on_tpu(
     function: Callable[..., Any], args: Sequence[Any], *, num_processes: int | None, mixed_precision: str
 ) -> None:
     import torch_xla
 
-    def on_core(index: int) -> None:
-        with patch_environment(ACCELERATE_MIXED_PRECISION=mixed_precision):
-            function(*args)
-
-    torch_xla.launch(on_core, debug_single_process=num_processes == 1)
+    with CoreFunction(function, args, {"ACCELERATE_MIXED_PRECISION": mixed_precision}) as on_core:
+        # Its default, `spawn`, starts processes that do not know what the notebook has defined.
+        torch_xla.launch(on_core, start_method="fork", debug_single_process=num_processes == 1)

@@ -20,7 +20,7 @@ from accel_launch.tables import (
     watching,
 )
 from accel_state.environment import SETTINGS, Setting
-from accel_state.environment.parsers import boolean, count, index, number, port
+from accel_state.environment.parsers import boolean, count, duration, index, number, port
 from accel_state.environment.settings import SECTIONS
 
 _OWN = {setting.name: setting for setting in hardware.SETTINGS}
@@ -100,7 +100,7 @@ _METAVARS_OF = {
     "tpu_env": "NAME=VALUE",
     "tpu_vm": "NAME",
 }
-_METAVARS = {boolean: "{true,false}", count: "N", index: "N", number: "X", port: "PORT"}
+_METAVARS = {boolean: "{true,false}", count: "N", index: "N", number: "X", duration: "SECONDS", port: "PORT"}
 # Where the table has no default, but a launch does.
 _DEFAULTS = {
     "num_processes": "one for each GPU, or 1",

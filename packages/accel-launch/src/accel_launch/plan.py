@@ -92,6 +92,9 @@ class LaunchPlan:
     def describe(self) -> str:
         """Return it as a text for people, with commands that can be pasted into a shell."""
         lines = [f"launcher     {self.launcher}", f"ranks        {self.num_ranks}"]
+        if any("MASTER_ADDR" in process.environ for process in self.processes):
+            lines.append(f"port         {self.port or 'a free one'}")
+        lines += [] if self.report is None else [f"report       {self.report}"]
         for process in self.processes:
             lines += ["", f"host         {process.host}"]
             lines += [] if process.rank is None else [f"rank         {process.rank}"]

@@ -93,7 +93,30 @@ def test_dry_run_tells_people_what_would_start(workplace, capsys):
         ),
         (["--cp", "train.py"], 2, "unknown option `--cp`. Did you mean `--cpu`?"),
         (["tarin.py"], 1, "error: The script `tarin.py` does not exist in"),
-        (["--config_file", "no.yaml", "train.py"], 1, "error: The config file `no.yaml` does not exist."),
+        (
+            ["--config_file", "no.yaml", "train.py"],
+            1,
+            "error: The config file `no.yaml` does not exist. Make it with",
+        ),
+        (["--cpu", "--report", "no/r.json", "train.py"], 1, "error: The folder of `--report "),
+        (
+            ["--gpu_ids", "abc", "train.py"],
+            1,
+            "error: `--gpu_ids` is `abc`, but the GPUs of this machine are: ",
+        ),
+        (["--rdzv_conf", "timeout", "train.py"], 1, "but it must be `KEY=VALUE`, or several"),
+        (["--hosts", "a", "--ssh_options=-i 'key", "train.py"], 1, "with each quote closed"),
+        (["--cpu", "--multi_gpu", "train.py"], 1, "error: `--cpu` and `--multi_gpu` contradict each other."),
+        (
+            ["--cpu", "--tee", "9", "train.py"],
+            1,
+            "error: `--tee` is `9`, but it must be 0, 1, 2 or 3, or such",
+        ),
+        (
+            ["--cpu", "--grace_period_s", "-1", "train.py"],
+            1,
+            "error: `--grace_period_s` is `-1`, but it must be a",
+        ),
         (
             ["--mixed_precision", "fp61", "train.py"],
             1,

@@ -70,7 +70,7 @@ def test_older_spellings_become_the_newer_ones(tmp_path):
         ("c.yaml", "- a\n- b\n", "must hold `key: value` lines, but holds a list"),
         ("c.yaml", "just words\n", "holds a str"),
         ("c.yaml", "fsdp_config: 3\n", "`fsdp_config` in the config file .* holds a int"),
-        ("c.yaml", "a: [1\n", "is not valid YAML"),
+        ("c.yaml", "a: [1\n", "is not valid YAML: expected ',' or ']', .* in line 2, column 1"),
         ("c.yaml", "a: !!python/object/apply:os.system ['true']\n", "is not valid YAML"),
         ("c.json", "{", "is not valid JSON"),
     ],

@@ -135,12 +135,22 @@ def runner(tmp_path, monkeypatch):
         "import os, stat; file = os.environ['DS_ENV_FILE']; "
         "open('seen', 'w').write(oct(stat.S_IMODE(os.stat(file).st_mode)) + chr(10) + open(file).read() + file)"
     )
+    (tmp_path / "hosts").write_text("here slots=1\n")
     return LaunchPlan(
         "deepspeed",
         (ProcessPlan((sys.executable, "-c", code), tmp_path),),
         num_ranks=1,
-        options={"forwarded": "A=1\n"},
+        options={"forwarded": "A=1\n", "hostfile": "hosts"},
     )
+
+
+def test_a_hostfile_that_is_missing_is_refused_since_the_runner_would_train_here_alone(runner, tmp_path):
+    (tmp_path / "hosts").unlink()
+    with pytest.raises(
+        ConfigError, match=r"`--deepspeed_hostfile` is `/.*/hosts`, which does not exist\. Write"
+    ):
+        DeepSpeedLauncher().run(runner)
+    assert not (tmp_path / "seen").exists()
 
 
 def test_the_forwarded_variables_lie_in_a_private_file_only_while_it_runs(runner, tmp_path):

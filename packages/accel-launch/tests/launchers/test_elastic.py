@@ -84,6 +84,12 @@ def test_static_ranks_of_machines_with_restarts(request_for, rank, port):
     assert plan.port == port
 
 
+def test_the_agent_of_another_machine_writes_a_report_of_its_own(request_for):
+    plan, _, flags = agent_of(request_for, **TWO, **MEETING, machine_rank="1", report="r.json")
+    assert "--report=/srv/r.machine-1.json" in flags
+    assert str(plan.report) == "/srv/r.machine-1.json"
+
+
 def test_machines_without_a_meeting_place_are_refused(request_for):
     with pytest.raises(ConfigError, match="need `--main_process_ip`"):
         agent_of(request_for, **TWO)

@@ -47,3 +47,19 @@ def test_what_machines_cannot_agree_on_is_refused(request_for, flags, message):
     given = {name: value for name, value in (TWO | flags).items() if value}
     with pytest.raises(ConfigError, match=message):
         MachinesLauncher().plan(request_for(flags=given))
+
+
+@pytest.mark.parametrize(
+    ("machine_rank", "given", "file"),
+    [
+        ("0", "out/r.json", "/srv/out/r.json"),
+        ("1", "out/r.json", "/srv/out/r.machine-1.json"),
+        ("12", "/tmp/r", "/tmp/r.machine-12"),
+    ],
+)
+def test_machines_that_share_a_folder_do_not_overwrite_the_reports_of_others(
+    request_for, machine_rank, given, file
+):
+    flags = {"num_machines": "13", "num_processes": "13", "master_addr": "10.0.0.1"}
+    flags |= {"machine_rank": machine_rank, "report": given}
+    assert str(MachinesLauncher().plan(request_for(flags=flags)).report) == file

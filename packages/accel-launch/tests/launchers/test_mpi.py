@@ -49,17 +49,28 @@ def test_open_mpi_forwards_names(request_for):
 
 
 @pytest.mark.parametrize("name", ["MPICH", "Intel MPI", "MVAPICH"])
-def test_the_others_forward_values(request_for, name):
+def test_the_others_forward_values_and_would_otherwise_send_everything(request_for, name):
     made = plan(request_for, name, **MACHINES)
     (process,) = made.processes
     head = ("mpirun", "-n", "4", "-f", "hosts", "-ppn", "2")
     assert process.argv[: len(head)] == head
     assert process.argv[-len(RANK) :] == RANK
     words = process.argv[len(head) : -len(RANK)]
-    forwarded = dict(zip(words[1::3], words[2::3], strict=True))
-    assert set(words[::3]) == {"-genv"}
+    assert words[0] == "-genvnone"
+    assert set(words[1::3]) == {"-genv"}
+    forwarded = dict(zip(words[2::3], words[3::3], strict=True))
     assert forwarded == VARIABLES | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
     assert made.port == 29500
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_of_the_environment_a_list_is_forwarded_and_no_secret(request_for, name):
+    environ = {"WANDB_API_KEY": "secret", "NCCL_DEBUG": "INFO"}
+    flags = {"use_mpirun": "true", "use_cpu": "true"} | MACHINES
+    request = request_for("train.py", flags=flags, environ=environ)
+    (process,) = plan_with(IMPLEMENTATIONS[name], request).processes
+    assert "NCCL_DEBUG" in process.argv
+    assert "WANDB_API_KEY" not in process.argv
 
 
 def test_workers_of_oneccl_are_a_variable(request_for):

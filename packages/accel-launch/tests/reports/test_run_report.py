@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -80,6 +82,8 @@ def test_a_kill_is_blamed_on_the_memory_only_if_the_kernel_has_counted_one():
 def test_to_dict_survives_json():
     made = report(failed(1, lines=OWN), failed(-15, was_ended=True))
     data = json.loads(json.dumps(made.to_dict()))
+    failed_at = datetime.fromisoformat(data["ranks"][0].pop("failed_at"))
+    assert data["first_failure"].pop("failed_at") == failed_at.isoformat(timespec="milliseconds")
     assert data["outcome"] == "failed"
     assert data["first_failure"] == data["ranks"][0]
     assert data["ranks"][0] == {
@@ -99,3 +103,11 @@ def test_to_dict_survives_json():
         "last_lines": list(OWN),
     }
     assert (data["ranks"][1]["signal"], data["ranks"][1]["exception"]) == ("SIGTERM", None)
+
+
+def test_moments_of_failures_are_told_by_the_clock_on_the_wall():
+    before = datetime.now(UTC)
+    first, second = report(failed(1, at=time.monotonic() - 60), failed(1, at=time.monotonic())).ranks
+    assert before - timedelta(seconds=61) < first.failed_at <= datetime.now(UTC) - timedelta(seconds=60)
+    assert before - timedelta(seconds=1) < second.failed_at <= datetime.now(UTC)
+    assert report(ChildEnding(0)).to_dict()["ranks"][0]["failed_at"] is None

@@ -7,8 +7,8 @@ import pytest
 
 from accel_launch.processes.child import ChildEnding
 from accel_launch.reports.run_report import RankEnding, make_report
-from accel_launch.reports.telling import compact, describe, tell
-from accel_state.errors import LaunchError
+from accel_launch.reports.telling import check_report_file, compact, describe, tell
+from accel_state.errors import ConfigError, LaunchError
 
 
 def report(*return_codes: int, last_lines: tuple[str, ...] = ()):
@@ -54,3 +54,11 @@ def test_a_quiet_run_writes_its_report_but_says_nothing(tmp_path: Path, capsys):
 def test_a_report_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(LaunchError, match="cannot be written: No such file or directory"):
         tell(report(0), file=tmp_path / "missing" / "r.json")
+
+
+def test_a_report_that_could_not_be_written_is_refused_before_the_run(tmp_path):
+    check_report_file(tmp_path / "r.json")
+    with pytest.raises(ConfigError, match=r"The folder of `--report /.*/no/r\.json` does not exist"):
+        check_report_file(tmp_path / "no" / "r.json")
+    with pytest.raises(ConfigError, match=r"`--report` is `/.*`, which cannot be written"):
+        check_report_file(tmp_path)

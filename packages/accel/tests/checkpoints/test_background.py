@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 import threading
@@ -7,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from accel.checkpoints.background import SaveHandle
+from accel.checkpoints.giving_way import GivingWay
 from accel_state.errors import CheckpointError
 
 
@@ -49,6 +49,7 @@ def test_a_normal_end_waits_for_the_save_and_tells_what_went_wrong(tmp_path):
 import time
 from pathlib import Path
 from accel.checkpoints.background import SaveHandle
+from accel.checkpoints.giving_way import GivingWay
 def finish():
     time.sleep(0.3)
     Path({str(tmp_path / "done")!r}).write_text("yes")
@@ -62,12 +63,27 @@ SaveHandle(finish, target=Path("a"))
     assert "`a` was not saved: the disk is full" in done.stderr
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="priorities of threads are Linux's")
-def test_the_writer_gives_way_to_the_training():
-    seen = []
-    SaveHandle(
-        lambda: seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())) or Path("a"),
-        target=Path("a"),
-    ).wait()
-    assert seen == [19]
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < 19
+@pytest.mark.parametrize(
+    "wait", [SaveHandle.wait, SaveHandle.exception, SaveHandle.settle], ids=["wait", "exception", "settle"]
+)
+def test_who_waits_makes_the_writer_hurry(wait):
+    writer, begun, waited, hurried = GivingWay(clock=lambda: 0.0), threading.Event(), threading.Event(), []
+
+    def hurry():
+        writer.hurry()
+        waited.set()
+
+    def finish():
+        with writer:
+            for _ in range(2):
+                saver = threading.current_thread()
+                writer.run(lambda saver=saver: hurried.append(threading.current_thread() is saver))
+                begun.set()
+                assert waited.wait(20)
+        return Path("a")
+
+    handle = SaveHandle(finish, target=Path("a"), hurry=hurry)
+    assert begun.wait(20)
+    assert not handle.done()  # which asks, and is no hurry
+    wait(handle)
+    assert hurried == [False, True]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.handlers.grad_scaler import GradScalerKwargs
 from accel_backends.precisions.protocol import Precision, PrecisionFactory
+from accel_state.errors import NotAvailableError
 from accel_state.kwargs_handler import KwargsHandler
 from accel_state.registry import Registry
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from accel_state.devices import DeviceBackend
 
 PRECISIONS: Registry[PrecisionFactory] = Registry("precision", "accel.precisions")
+# Names that settings know already, but that no part of this version computes in.
+_NOT_YET = frozenset({"fp8"})
 
 
 def select_precision(
@@ -33,8 +36,12 @@ def select_precision(
 
     Raises:
         ConfigError: If nobody owns the name, or the device cannot compute in it.
+        NotAvailableError: If it is a precision that this version is still without.
     """
     given = handlers or {}
+    if name in _NOT_YET and name not in PRECISIONS:
+        known = ", ".join(f"`{known}`" for known in PRECISIONS.names())
+        raise NotAvailableError(f"`mixed_precision={name}` is not part of this version. Use one of: {known}.")
     precision = PRECISIONS.get(str(name))(device_backend=device_backend, handlers=given)
     for kind in (AutocastKwargs, GradScalerKwargs):
         if kind in given and kind not in precision.reads_handlers:

@@ -42,6 +42,7 @@ class Origin:
         self._version = 0
         self._arrival: Arrival | None = None
         self._resident: weakref.ref[torch.Tensor] | None = None
+        self._lent: weakref.ref[torch.Tensor] | None = None
         self._lock = threading.RLock()
 
     def stored(self) -> torch.Tensor:
@@ -50,6 +51,18 @@ class Origin:
             return self.changed
         tensor: torch.Tensor = self.weights[self.key]
         return tensor if tensor.dtype == self.dtype else tensor.to(self.dtype)
+
+    def lend(self) -> torch.Tensor:
+        """Return the values where they are kept, for a state dict: for all names of tied weights the same memory.
+
+        A weight on disk is mapped anew for whoever asks, unless an earlier answer is still in use.
+        """
+        with self._lock:
+            lent = None if self._lent is None else self._lent()
+            if lent is None:
+                lent = self.stored().detach()
+                self._lent = weakref.ref(lent)
+            return lent
 
     def prefetch(self) -> None:
         """Bring the values close to where they are used; called in another thread, before they are needed."""
@@ -85,14 +98,14 @@ class Origin:
             self._users -= 1
             if self._users == 0 and self.live is not None:
                 if self.live._version != self._version:
-                    self.changed = self.live.detach()
+                    self.changed, self._lent = self.live.detach(), None
                 self.live = None
 
     def write(self, values: torch.Tensor) -> None:
         """Replace the values."""
         with self._lock:
             self.changed = values.detach()
-            self._arrival = None
+            self._arrival = self._lent = None
 
     def _as_member(
         self, placeholder: torch.Tensor, values: torch.Tensor, *, is_trained: bool
@@ -124,7 +137,7 @@ class Origin:
     def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
         copied = Origin.__new__(Origin)
         copied.__dict__.update(self.__dict__)
-        copied.live = copied._arrival = copied._resident = None
+        copied.live = copied._arrival = copied._resident = copied._lent = None
         copied._users, copied._lock = 0, threading.RLock()
         copied.changed = None if self.changed is None else self.changed.clone()
         memo[id(self)] = copied
@@ -188,9 +201,9 @@ def origin_of(tensor: object) -> Origin | None:
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a tensor, if it is a placeholder then from where they are kept."""
+    """Return the values of a tensor, if it is a placeholder then from where they are kept; not to be written to."""
     origin = origin_of(tensor)
-    return tensor if origin is None else origin.stored()
+    return tensor if origin is None else origin.lend()
 
 
 def _make(kind: type[Any], origin: Origin, like: torch.Tensor) -> torch.Tensor:
@@ -208,6 +221,9 @@ def _call_with_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
         args[0]._origin.write(args[1])
         return None
+    if func == torch.Tensor.detach:
+        lent: torch.Tensor = args[0]._origin.lend()
+        return lent
     taken: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     may_stay = func in _reading_only()
 
@@ -267,7 +283,7 @@ def _about_tensors() -> set[Any]:
 
 
 def _reading_only() -> set[Any]:
-    """Return the functions with which state dicts are made: they need no copy on the device of the forward."""
+    """Return the functions that only read: they need no copy on the device of the forward."""
     if not _READING:
-        _READING.update({torch.Tensor.detach, torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist})
+        _READING.update({torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist})
     return _READING

@@ -16,6 +16,7 @@ from accel_launch.launchers.selection import select_launcher
 from accel_launch.messages import show, warn
 from accel_launch.options import add_options, given_flags
 from accel_launch.relevance import without_effect
+from accel_launch.reports.telling import check_report_file
 from accel_launch.request import CommandKind, LaunchRequest, Machine, make_request
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
@@ -71,6 +72,8 @@ class LaunchCommand:
         if arguments.dry_run:
             show(json.dumps(plan.to_dict(), indent=2) if arguments.json else plan.describe())
             return 0
+        if plan.report is not None:
+            check_report_file(plan.report)
         return launcher.run(plan)
 
 

@@ -86,7 +86,10 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"The config file `{path}` does not exist.") from None
+        raise ConfigError(
+            f"The config file `{path}` does not exist. Make it with `accel config --config_file {path}`, or leave the "
+            "flag out."
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The config file `{path}` cannot be read: {error}.") from error
 
@@ -120,6 +123,10 @@ def _from_yaml(text: str) -> Any:
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     try:
         return yaml.load(text, Loader)  # noqa: S506 (it is a SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        place = error.problem_mark or error.context_mark
+        where = f" in line {place.line + 1}, column {place.column + 1}" if place is not None else ""
+        raise ValueError(f"{error.problem or error.context}{where}") from error
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
 

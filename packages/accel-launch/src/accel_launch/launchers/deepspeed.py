@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
+from accel_launch.launchers.forwarding import FORWARDED
 from accel_launch.launchers.machines import DEFAULT_PORT
 from accel_launch.launchers.ranks import asked_port, report_file, run_here, threads_per_process
 from accel_launch.launchers.routes import route
@@ -22,20 +23,6 @@ from accel_state.environment import snapshot
 from accel_state.errors import ConfigError, NotAvailableError
 
 ENVIRONMENT_FILE = ".deepspeed_env"
-# What else of this environment the other machines need; anything not named here stays here.
-FORWARDED = (
-    "DS_ACCELERATOR",
-    "GLOO_SOCKET_IFNAME",
-    "HF_HOME",
-    "LD_LIBRARY_PATH",
-    "NCCL_DEBUG",
-    "NCCL_IB_DISABLE",
-    "NCCL_IB_HCA",
-    "NCCL_P2P_DISABLE",
-    "NCCL_SOCKET_IFNAME",
-    "PATH",
-    "PYTHONPATH",
-)
 # The runner forwards whatever begins so by itself, MLFLOW_TRACKING_PASSWORD for one.
 _HELD_BACK = "MLFLOW"
 # The runner writes values into a command line for a shell, between double quotes.
@@ -103,7 +90,8 @@ class DeepSpeedLauncher:
             is_quiet=request.is_quiet,
             report=report_file(request),
             options={
-                "forwarded": _environment_file(environ, request.machine.environ) if way.forwards else ""
+                "forwarded": _environment_file(environ, request.machine.environ) if way.forwards else "",
+                "hostfile": request.value("deepspeed_hostfile"),
             },
         )
 
@@ -114,6 +102,12 @@ class DeepSpeedLauncher:
                 "`pip install accel-backends[deepspeed]`, or use `--deepspeed_multinode_launcher standard`."
             )
         (process,) = plan.processes
+        hostfile = process.cwd / plan.options["hostfile"]
+        if not hostfile.is_file():  # the runner would train on this machine alone
+            raise ConfigError(
+                f"`--deepspeed_hostfile` is `{hostfile}`, which does not exist. Write a line such as "
+                "`host1 slots=4` into it for each machine."
+            )
         if process.unset:
             warn(
                 f"{', '.join(f'`{name}`' for name in process.unset)} may hold a secret and stays on this machine. "

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
+from accel_launch.launchers.forwarding import FORWARDED
 from accel_launch.launchers.machines import DEFAULT_PORT
 from accel_launch.launchers.ports import held_port
 from accel_launch.launchers.ranks import asked_port, report_file, run_here, threads_per_process
@@ -31,8 +32,17 @@ class Implementation:
     processes_per_host: str
     forward: str  # for the names of variables, or `NAME VALUE` for one
     forwards_values: bool = False
+    forward_no_others: tuple[str, ...] = ()  # where the default is to send every variable
     always: tuple[str, ...] = ()
     on_one_machine: tuple[str, ...] = ()
+
+
+def _hydra(sign: str) -> Implementation:
+    """Return what those have in common that start ranks with MPICH's Hydra.
+
+    By ``-genvlist`` the names alone would do, but MPICH 4.0.2 then loses the last variable of the environment.
+    """
+    return Implementation(sign, "-f", "-ppn", "-genv", forwards_values=True, forward_no_others=("-genvnone",))
 
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
@@ -45,9 +55,9 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
             always=("--allow-run-as-root", "--bind-to", "none"),
             on_one_machine=("--oversubscribe",),
         ),
-        "Intel MPI": Implementation("Intel(R) MPI", "-f", "-ppn", "-genv", forwards_values=True),
-        "MVAPICH": Implementation("MVAPICH", "-f", "-ppn", "-genv", forwards_values=True),
-        "MPICH": Implementation("HYDRA", "-f", "-ppn", "-genv", forwards_values=True),
+        "Intel MPI": _hydra("Intel(R) MPI"),
+        "MVAPICH": _hydra("MVAPICH"),
+        "MPICH": _hydra("HYDRA"),
     }
 )
 
@@ -95,7 +105,7 @@ def plan_with(mpi: Implementation, request: LaunchRequest) -> LaunchPlan:
                 if hostfile is not None and request.num_machines > 1
                 else ()
             ),
-            *_forwarded(mpi, environ if port is not None else environ | {"MASTER_PORT": ""}),
+            *_forwarded(mpi, _on_list(request.machine.environ) | {"MASTER_PORT": ""} | environ),
             *tied_to_starter(request.program("-u")),
         ),
         cwd=request.cwd,
@@ -152,8 +162,12 @@ def _environ(request: LaunchRequest, *, is_on_machines: bool) -> dict[str, str]:
     return environ if port is None else environ | {"MASTER_PORT": str(port)}
 
 
+def _on_list(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: environ[name] for name in FORWARDED if name in environ}
+
+
 def _forwarded(mpi: Implementation, environ: Mapping[str, str]) -> list[str]:
-    words: list[str] = []
+    words = list(mpi.forward_no_others)
     for name, value in sorted(environ.items()):
         words += [mpi.forward, name, value] if mpi.forwards_values else [mpi.forward, name]
     return words

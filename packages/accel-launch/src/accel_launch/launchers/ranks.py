@@ -82,9 +82,18 @@ def threads_per_process(request: LaunchRequest, num_here: int) -> int:
 
 
 def report_file(request: LaunchRequest) -> Path | None:
-    """Return the file that the report goes to, if any."""
+    """Return the file that the report of this machine goes to, if any.
+
+    Machines often share a folder, so each but the first writes its number into the name:
+    ``report.machine-1.json`` beside ``report.json``.
+    """
     asked: str | None = request.value("report")
-    return None if asked is None else request.cwd / asked
+    if asked is None:
+        return None
+    file = request.cwd / asked
+    if request.machine_rank == 0:
+        return file
+    return file.with_name(f"{file.stem}.machine-{request.machine_rank}{file.suffix}")
 
 
 def run_with_port(plan: LaunchPlan) -> int:

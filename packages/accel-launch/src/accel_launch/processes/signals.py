@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-FORWARDED_SIGNALS = (*ENDING_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
+# They mean what the program takes them for, and do not end a run.
+USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED_SIGNALS = (*ENDING_SIGNALS, *USER_SIGNALS)
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from accel_launch.processes.child import ChildEnding
@@ -19,7 +21,10 @@ _NUM_LAST_LINES = 10
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """How one rank ended. ``exception`` is the one whose traceback is among its ``last_lines``."""
+    """How one rank ended. ``exception`` is the one whose traceback is among its ``last_lines``.
+
+    ``failed_at`` is the moment at which it showed that it was failing, in UTC by the clock of this machine.
+    """
 
     rank: int
     host: str
@@ -28,6 +33,7 @@ class RankReport:
     reason: str
     exception: FoundException | None = None
     last_lines: tuple[str, ...] = ()
+    failed_at: datetime | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready data."""
@@ -39,6 +45,7 @@ class RankReport:
             "exit_code": self.return_code if self.return_code >= 0 else None,
             "signal": signal_name(-self.return_code) if self.return_code < 0 else None,
             "reason": self.reason,
+            "failed_at": self.failed_at and self.failed_at.isoformat(timespec="milliseconds"),
             "exception": exception
             and {
                 "type": exception.type,
@@ -150,4 +157,10 @@ def _rank_report(rank: RankEnding, outcome: RankOutcome, *, num_memory_kills: in
         else describe_ending(ending.return_code, num_memory_kills=num_memory_kills),
         find_exception(ending.last_lines) if ending.return_code != 0 else None,
         ending.last_lines[-_NUM_LAST_LINES:],
+        None if ending.failed_at is None else _moment(ending.failed_at),
     )
+
+
+def _moment(monotonic_s: float) -> datetime:
+    """Return what the clock on the wall said at a moment of `time.monotonic`."""
+    return datetime.now(UTC) - timedelta(seconds=time.monotonic() - monotonic_s)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from accel_launch.messages import complain
 from accel_launch.reports.run_report import RankReport, RunReport
-from accel_state.errors import LaunchError
+from accel_state.errors import ConfigError, LaunchError
 
 _NUM_SHOWN_LINES = 6
 _MARKS = " ^~"  # Python writes them under a line, to point at a part of it
@@ -22,6 +22,18 @@ def tell(report: RunReport, *, is_quiet: bool = False, file: Path | None = None)
     if report.outcome == "failed" and not is_quiet:
         complain(describe(report))
     return report.exit_code
+
+
+def check_report_file(file: Path) -> None:
+    """Make sure before a run that a report can be written after it.
+
+    Raises:
+        ConfigError: If its folder does not exist, or nobody may write there.
+    """
+    if not file.parent.is_dir():
+        raise ConfigError(f"The folder of `--report {file}` does not exist. Make it first.")
+    if not os.access(file.parent, os.W_OK) or file.is_dir():
+        raise ConfigError(f"`--report` is `{file}`, which cannot be written. Name a file elsewhere.")
 
 
 def describe(report: RunReport) -> str:

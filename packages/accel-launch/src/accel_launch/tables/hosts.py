@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from accel_launch.tables.parsers import shell_words
 from accel_state.environment import Setting
 from accel_state.environment.parsers import text
 
@@ -27,7 +28,7 @@ SETTINGS = (
     Setting(
         "ssh_options",
         "",
-        text,
+        shell_words,
         None,
         "Further options for `ssh`, as in `--ssh_options='-p 2222 -i KEY'`.",
         flag="--ssh_options",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from accel_launch.tables.parsers import pairs
 from accel_state.environment import Setting
-from accel_state.environment.parsers import boolean, count, index, number, text
+from accel_state.environment.parsers import boolean, count, duration, index, text
 
 TITLE = "several machines"
 
@@ -47,7 +48,7 @@ SETTINGS = (
     Setting(
         "rdzv_conf",
         "",
-        text,
+        pairs,
         None,
         "Further settings of that, as `KEY=VALUE,KEY=VALUE`.",
         flag="--rdzv_conf",
@@ -63,7 +64,7 @@ SETTINGS = (
     Setting(
         "monitor_interval",
         "",
-        number,
+        duration,
         0.1,
         "Seconds between two looks at the ranks.",
         flag="--monitor_interval",

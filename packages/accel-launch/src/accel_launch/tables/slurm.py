@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from accel_launch.tables.parsers import shell_words
 from accel_state.environment import Setting
 from accel_state.environment.parsers import boolean, text
 
@@ -19,7 +20,7 @@ SETTINGS = (
     Setting(
         "slurm_options",
         "",
-        text,
+        shell_words,
         None,
         "Further options for `sbatch`, as in `--slurm_options='--partition=gpu --time=1:00:00'`.",
         flag="--slurm_options",

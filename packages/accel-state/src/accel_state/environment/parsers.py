@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -49,6 +50,13 @@ def _at_least(minimum: int) -> Callable[[str], int]:
     return convert
 
 
+def _to_duration(text: str) -> float:
+    seconds = float(text)
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ValueError(text)
+    return seconds
+
+
 def _to_names(text: str) -> tuple[str, ...]:
     return tuple(name for name in (part.strip() for part in text.split(",")) if name)
 
@@ -58,6 +66,7 @@ integer = Parser("a whole number", int)
 count = Parser("a whole number of at least 1", _at_least(1))
 index = Parser("a whole number of at least 0", _at_least(0))
 number = Parser("a number", float)
+duration = Parser("a number of seconds of at least 0", _to_duration)
 port = Parser("a port number between 0 and 65535", _to_port)
 text = Parser("any text", str)
 names = Parser("names separated by commas", _to_names)

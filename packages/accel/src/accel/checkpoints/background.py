@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
-
-_PRIORITY = 19
-"""What the training leaves, and still a sixtieth of a processor that it never leaves: every save comes to its end."""
 
 logger = logging.getLogger(__name__)
 
@@ -20,14 +15,21 @@ logger = logging.getLogger(__name__)
 class SaveHandle:
     """A save under way.
 
+    It leaves the processors to the training for ten seconds at most, then takes its share of them; at once if
+    somebody waits for it, be it `wait`, `exception`, the next save or the end of the program.
+
     Args:
         finish: Does the rest of the save and returns the folder.
         target: Where the checkpoint will be.
+        hurry: Called when somebody waits.
     """
 
-    def __init__(self, finish: Callable[[], Path], *, target: Path) -> None:
+    def __init__(
+        self, finish: Callable[[], Path], *, target: Path, hurry: Callable[[], None] = lambda: None
+    ) -> None:
         self.target = target
         self._finish = finish
+        self._hurry = hurry
         self._error: BaseException | None = None
         # No daemon: a normal end of the program waits for it.
         self._thread = threading.Thread(target=self._run, name=f"save-{target.name}", daemon=False)
@@ -58,6 +60,7 @@ class SaveHandle:
         Raises:
             TimeoutError: If it is still under way after ``timeout_s``.
         """
+        self._hurry()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(
@@ -69,12 +72,12 @@ class SaveHandle:
 
     def settle(self) -> None:
         """Wait, and raise an error that nobody has been told yet."""
+        self._hurry()
         self._thread.join()
         if self in _Untold.handles:
             self.wait()
 
     def _run(self) -> None:
-        yield_processor()
         try:
             self._finish()
         except BaseException as error:  # noqa: BLE001 (handed to whoever waits, whatever it is)
@@ -93,9 +96,3 @@ def _tell_at_exit() -> None:
     # Python waits for the threads before it comes here.
     for handle in _Untold.handles:
         logger.error("The checkpoint `%s` was not saved: %s", handle.target, handle._error)
-
-
-def yield_processor() -> None:
-    """Let this thread have what the others leave of the processors, where the system can do that per thread."""
-    if sys.platform.startswith("linux"):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PRIORITY)

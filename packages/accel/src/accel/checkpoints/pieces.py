@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
+from accel.checkpoints.giving_way import Work, at_once
 from accel.checkpoints.layout import weight_format
 from accel.checkpoints.manifest import FileEntry
 from accel.checkpoints.plain_data import check_plain
@@ -141,12 +142,27 @@ def weight_pieces(
 
 
 def write_pieces(
-    pieces: list[Piece], folder: Path, *, rank: int, place: int, num_threads: int
+    pieces: list[Piece],
+    folder: Path,
+    *,
+    rank: int,
+    place: int,
+    num_threads: int,
+    run: Callable[[Work], None] = at_once,
 ) -> list[FileEntry]:
-    """Write all pieces into ``folder``, several at a time, each forced to disk; return what they became."""
+    """Write all pieces into ``folder``, several at a time, each forced to disk; return what they became.
+
+    Args:
+        pieces: What to write.
+        folder: Where to; it is there.
+        rank: Who writes.
+        place: Which machine's part of the checkpoint it is.
+        num_threads: Files that are written at a time.
+        run: Does what takes long, from as many threads.
+    """
 
     def write(piece: Piece) -> FileEntry:
-        sink = write_piece(piece, folder)
+        sink = write_piece(piece, folder, run=run)
         return FileEntry(piece.name, sink.num_bytes, sink.digest, rank=rank, place=place)
 
     if num_threads == 1 or len(pieces) < 2:
@@ -155,12 +171,14 @@ def write_pieces(
         return list(pool.map(write, pieces))
 
 
-def write_piece(piece: Piece, folder: Path, *, replace: bool = False) -> FileSink:
+def write_piece(
+    piece: Piece, folder: Path, *, replace: bool = False, run: Callable[[Work], None] = at_once
+) -> FileSink:
     """Write one piece into ``folder``, forced to disk; an existing file of that name is in the way."""
     path = folder / piece.name
     if replace:
         path.unlink(missing_ok=True)
-    with FileSink(path) as sink:
+    with FileSink(path, run=run) as sink:
         piece.write(sink)
     return sink
 

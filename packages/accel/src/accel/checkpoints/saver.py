@@ -9,6 +9,7 @@ from pathlib import Path
 
 from accel.checkpoints.agreement import Agreement
 from accel.checkpoints.background import SaveHandle
+from accel.checkpoints.giving_way import GivingWay
 from accel.checkpoints.pieces import Piece
 from accel.checkpoints.progress import showing_progress
 from accel.checkpoints.snapshot import HostBuffers
@@ -67,7 +68,10 @@ class Saver:
         transaction.num_threads = 1
         if transaction.failure is not None:
             transaction.finish()
-        self._under_way = SaveHandle(lambda: self._finish_behind(transaction), target=request.target)
+        writer = GivingWay()
+        self._under_way = SaveHandle(
+            lambda: self._finish_behind(transaction, writer), target=request.target, hurry=writer.hurry
+        )
         return self._under_way
 
     def settle(self) -> None:
@@ -102,9 +106,10 @@ class Saver:
         transaction.gather(collect)
         return transaction
 
-    def _finish_behind(self, transaction: Transaction) -> Path:
+    def _finish_behind(self, transaction: Transaction, writer: GivingWay) -> Path:
         self._buffers.wait()
-        target = transaction.finish()
+        with writer:
+            target = transaction.finish(writer.run)
         self._ended(transaction)
         return target
 

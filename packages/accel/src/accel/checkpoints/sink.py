@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from accel.checkpoints.digests import Digest
+from accel.checkpoints.giving_way import Work, at_once
 
 _CHUNK_BYTES = 4 * 2**20
 """Digested while it is in the processor's cache, then written; neither holds the interpreter's lock."""
@@ -18,13 +21,15 @@ class FileSink:
 
     Args:
         path: The file, which must not be there yet.
+        run: Does the digesting and the writing.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, run: Callable[[Work], None] = at_once) -> None:
         self._descriptor = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
         )
         self._digest = Digest()
+        self._run = run
         self.num_bytes = 0
 
     def __enter__(self) -> Self:
@@ -35,7 +40,7 @@ class FileSink:
     ) -> None:
         try:
             if error is None:
-                os.fsync(self._descriptor)
+                self._run(partial(os.fsync, self._descriptor))
         finally:
             os.close(self._descriptor)
 
@@ -43,15 +48,17 @@ class FileSink:
         """Append ``data`` and return how much it was."""
         view = memoryview(data).cast("B")
         for start in range(0, len(view), _CHUNK_BYTES):
-            chunk = view[start : start + _CHUNK_BYTES]
-            self._digest.update(chunk)
-            while chunk:
-                chunk = chunk[os.write(self._descriptor, chunk) :]
+            self._run(partial(self._append, view[start : start + _CHUNK_BYTES]))
         self.num_bytes += len(view)
         return len(view)
 
     def flush(self) -> None:
         """Do nothing: nothing is held back."""
+
+    def _append(self, chunk: memoryview) -> None:
+        self._digest.update(chunk)
+        while chunk:
+            chunk = chunk[os.write(self._descriptor, chunk) :]
 
     @property
     def digest(self) -> str:

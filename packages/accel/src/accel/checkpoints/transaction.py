@@ -11,6 +11,7 @@ from pathlib import Path
 from accel.checkpoints.agreement import Agreement
 from accel.checkpoints.digests import digest_of
 from accel.checkpoints.files import files_below, force_to_disk, regular_file
+from accel.checkpoints.giving_way import Work, at_once
 from accel.checkpoints.manifest import FileEntry, Manifest, write_manifest
 from accel.checkpoints.notes import Note, check_all_well, reason_of
 from accel.checkpoints.pieces import Piece, write_pieces
@@ -85,8 +86,11 @@ class Transaction:
         with self._noting_failure():
             self.pieces = collect(self)
 
-    def finish(self) -> Path:
+    def finish(self, run: Callable[[Work], None] = at_once) -> Path:
         """Write, agree with the other ranks, and make the checkpoint visible.
+
+        Args:
+            run: Does what takes long: digests bytes and writes them.
 
         Raises:
             CheckpointError: On every rank, if it failed on any; nothing is left of the checkpoint then.
@@ -94,7 +98,7 @@ class Transaction:
         files: list[FileEntry] = []
         with self._noting_failure():
             if self.failure is None:
-                files = self._write()
+                files = self._write(run)
         self.pieces = []
         try:
             notes = self._exchange("written", files)
@@ -105,7 +109,7 @@ class Transaction:
             raise
         return self.request.target
 
-    def _write(self) -> list[FileEntry]:
+    def _write(self, run: Callable[[Work], None]) -> list[FileEntry]:
         folder, rank = self.staging.path, self.topology.rank
         files = write_pieces(
             self.pieces,
@@ -113,6 +117,7 @@ class Transaction:
             rank=rank,
             place=self.place,
             num_threads=self.num_threads,
+            run=run,
         )
         force_to_disk(folder)
         return files

@@ -1,0 +1,57 @@
+"""Finding out what is inside a model."""
+
+from __future__ import annotations
+
+import sys
+
+from torch import nn
+
+from accel_backends.unwrap import extract_model_from_parallel
+
+
+def get_module_children_bottom_up(
+    model: nn.Module, return_fqns: bool = False
+) -> list[nn.Module] | list[tuple[str, nn.Module]]:
+    """Return all modules of a model, each after the modules inside it, the model itself last.
+
+    Args:
+        model: Walked; a module at several places comes once, under its first name.
+        return_fqns: Return pairs of the dotted name and the module.
+    """
+    found = _bottom_up("", model, set())
+    return found if return_fqns else [module for _, module in found]
+
+
+def _bottom_up(name: str, module: nn.Module, seen: set[nn.Module]) -> list[tuple[str, nn.Module]]:
+    seen.add(module)
+    found: list[tuple[str, nn.Module]] = []
+    for child_name, child in module.named_children():
+        if child not in seen:
+            found += _bottom_up(f"{name}.{child_name}" if name else child_name, child, seen)
+    return [*found, (name, module)]
+
+
+def get_module_class_from_name(module: nn.Module, name: str) -> type[nn.Module] | None:
+    """Return the class called ``name`` of the first module of a model, from the root down, that is of it.
+
+    Args:
+        module: The root of the search.
+        name: Of the class, without its module: ``"LlamaDecoderLayer"``.
+
+    Returns:
+        The class, ``None`` if no module is of one with this name.
+    """
+    return next((type(inner) for inner in module.modules() if type(inner).__name__ == name), None)
+
+
+def is_peft_model(model: nn.Module) -> bool:
+    """Whether a model, taken out of what it was wrapped in to be trained, is one of the package ``peft``."""
+    peft = sys.modules.get("peft")  # a model of a package that nobody has imported cannot be here
+    return peft is not None and isinstance(extract_model_from_parallel(model), peft.PeftModel)
+
+
+def model_has_dtensor(model: nn.Module) -> bool:
+    """Whether a parameter of a model is spread over processes as a ``DTensor``."""
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from accel_backends import (
+    get_module_children_bottom_up,
+    get_module_class_from_name,
+    is_peft_model,
+    model_has_dtensor,
+)
+
+
+def tree():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Conv1d(1, 1, 1)))
+    model.add_module("again", model[0])
+    return model
+
+
+def test_modules_come_after_what_is_inside_them_and_once():
+    model = tree()
+    pairs = get_module_children_bottom_up(model, return_fqns=True)
+    assert [name for name, _ in pairs] == ["0", "1.0", "1.1", "1", ""]
+    assert get_module_children_bottom_up(model) == [module for _, module in pairs]
+    assert pairs[-1][1] is model
+
+
+def test_a_class_is_found_by_its_name():
+    assert get_module_class_from_name(tree(), "Conv1d") is nn.Conv1d
+    assert get_module_class_from_name(tree(), "Sequential") is nn.Sequential
+    assert get_module_class_from_name(tree(), "Conv2d") is None
+
+
+def test_a_model_of_peft_is_known_inside_what_wraps_it(monkeypatch):
+    class PeftModel(nn.Linear):
+        pass
+
+    monkeypatch.delitem(sys.modules, "peft", raising=False)
+    assert is_peft_model(PeftModel(1, 1)) is False
+    monkeypatch.setitem(sys.modules, "peft", SimpleNamespace(PeftModel=PeftModel))
+    assert is_peft_model(PeftModel(1, 1)) is True
+    assert is_peft_model(nn.DataParallel(PeftModel(1, 1))) is True
+    assert is_peft_model(nn.Linear(1, 1)) is False
+
+
+def test_one_dtensor_is_enough():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert not model_has_dtensor(model)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        model[1].weight = nn.Parameter(DTensor.from_local(torch.zeros(1, 2), mesh, [Shard(0)]))
+        assert model_has_dtensor(model)
+    finally:
+        dist.destroy_process_group()

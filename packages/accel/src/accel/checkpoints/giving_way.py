@@ -1,0 +1,90 @@
+"""Work beside the training, in a thread that leaves the processors to it until somebody waits."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Self
+
+Work = Callable[[], object]
+
+NICENESS = 15
+PATIENCE_S = 10.0
+
+
+class GivingWay:
+    """Run pieces of work one after the other in a thread of low priority, while there is no hurry.
+
+    A trade-off: on processors that are all busy the thread gets about a thirtieth of one (niceness 15), which a
+    training loop hardly feels, and gets on as slowly; on processors with time to spare it loses nothing. So that
+    a save comes to its end, there is a hurry once `hurry` was called, once the program is at its end, and after
+    ``patience_s``: then whoever calls `run` does the work itself, with its own priority, and a loop that still
+    computes shares the processors with it. The thread's own priority is never raised again, because Linux lets only
+    privileged users do that. Systems without priorities of threads give it the usual one.
+
+    Args:
+        patience_s: Seconds from the first of the work until there is a hurry.
+        clock: Gives seconds.
+    """
+
+    def __init__(
+        self, *, patience_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._patience_s, self._clock = patience_s, clock
+        self._end_s = float("inf")
+        self._hurry = threading.Event()
+        self._todo: SimpleQueue[Work | None] = SimpleQueue()
+        self._outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="accel-giving-way", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._end_s = self._clock() + self._patience_s
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._todo.put(None)
+        self._thread.join()
+
+    def hurry(self) -> None:
+        """Let all further work have the priority of its caller; from any thread, at any time."""
+        self._hurry.set()
+
+    def run(self, work: Work) -> None:
+        """Do ``work`` and return when it is done; what it raises is raised here."""
+        if self._is_urgent():
+            work()
+            return
+        self._todo.put(work)
+        error = self._outcomes.get()
+        if error is not None:
+            raise error
+
+    def _is_urgent(self) -> bool:
+        # At its end Python lets the main thread count as dead, and then waits for those that save.
+        is_ending = not threading.main_thread().is_alive()
+        return self._hurry.is_set() or is_ending or self._clock() >= self._end_s
+
+    def _serve(self) -> None:
+        if sys.platform.startswith("linux"):
+            own = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, own, max(NICENESS, os.getpriority(os.PRIO_PROCESS, own)))
+        while (work := self._todo.get()) is not None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 (raised where the work was asked for)
+                self._outcomes.put(error)
+            else:
+                self._outcomes.put(None)
+
+
+def at_once(work: Work) -> None:
+    """Do ``work`` here and now."""
+    work()

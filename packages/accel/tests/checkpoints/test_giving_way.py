@@ -1,0 +1,75 @@
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from accel.checkpoints.giving_way import NICENESS, GivingWay
+
+
+def whose(writer):
+    """Return the thread in which ``writer`` lets work be done."""
+    seen = []
+    writer.run(lambda: seen.append(threading.current_thread()))
+    return seen[0]
+
+
+def test_there_is_no_hurry_until_somebody_says_so():
+    with GivingWay(clock=lambda: 0.0) as writer:
+        assert whose(writer) is not threading.current_thread()
+        writer.hurry()
+        assert whose(writer) is threading.current_thread()
+
+
+def test_there_is_a_hurry_once_patience_has_run_out():
+    now_s = 100.0
+    with GivingWay(patience_s=5, clock=lambda: now_s) as writer:
+        now_s = 104.0
+        assert whose(writer) is not threading.current_thread()
+        now_s = 105.0
+        assert whose(writer) is threading.current_thread()
+
+
+def test_work_that_is_given_to_the_thread_is_done_when_run_returns_and_its_errors_are_raised():
+    with GivingWay(clock=lambda: 0.0) as writer:
+        for error in (OSError("the disk is full"), KeyboardInterrupt()):
+
+            def fail(error=error):
+                raise error
+
+            with pytest.raises(type(error)) as caught:
+                writer.run(fail)
+            assert caught.value is error
+        assert whose(writer) is not threading.current_thread()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="priorities of threads are Linux's")
+def test_only_the_thread_gives_way():
+    def niceness():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before, seen = niceness(), []
+    with GivingWay(clock=lambda: 0.0) as writer:
+        writer.run(lambda: seen.append(niceness()))
+        writer.hurry()
+        writer.run(lambda: seen.append(niceness()))
+    assert seen == [max(NICENESS, before), before]
+    assert niceness() == before
+
+
+def test_the_end_of_the_program_is_a_hurry():
+    code = """
+import threading
+from accel.checkpoints.giving_way import GivingWay
+def save():
+    with GivingWay(clock=lambda: 0.0) as writer:
+        main.join()
+        writer.run(lambda: print(threading.current_thread().name))
+main = threading.main_thread()
+threading.Thread(target=save, name="saver").start()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "saver"
