@@ -117,8 +117,8 @@ class _Reduce:
     def finish(self, total: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return the result of values of ``dtype`` that were added up in ``total``, in its proper dtype."""
         if dtype.is_floating_point or dtype.is_complex:
-            if self._divisor != 1:
-                total = total / self._divisor
+            if self._divisor != 1:  # there are several ranks, so that the sum lies in memory of its own
+                total = total.div_(self._divisor)
             return (total * self._scale if self._scale != 1.0 else total).to(dtype)
         if self._is_mean or self._scale != 1.0:
             return (total.to(torch.float64) * self._scale / self._divisor).to(torch.get_default_dtype())
