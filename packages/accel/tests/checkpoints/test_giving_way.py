@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -42,6 +43,22 @@ def test_work_that_is_given_to_the_thread_is_done_when_run_returns_and_its_error
                 writer.run(fail)
             assert caught.value is error
         assert whose(writer) is not threading.current_thread()
+
+
+def test_each_of_several_callers_hears_of_its_own_work():
+    def outcome(number):
+        def work():
+            if number % 2:
+                raise OSError(number)
+
+        try:
+            writer.run(work)
+        except OSError as error:
+            return error.args[0]
+        return None
+
+    with GivingWay(clock=lambda: 0.0) as writer, ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(outcome, range(400))) == [n if n % 2 else None for n in range(400)]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="priorities of threads are Linux's")

@@ -1,4 +1,5 @@
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel import Accelerator, ProjectConfiguration
+from accel.checkpoints.sink import FileSink
 from accel_state.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -243,6 +245,24 @@ def test_a_save_behind_the_loop_holds_the_moment_of_the_call(tmp_path):
         other = Run(seed=5)
         other.accelerator.load_state(tmp_path / name, verify=True)
         assert other.state() == expected
+
+
+def test_a_save_behind_the_loop_gives_way_and_one_in_front_does_not(tmp_path, monkeypatch):
+    threads = set()
+    append = FileSink._append
+
+    def watched(sink, chunk):
+        threads.add(threading.current_thread().name)
+        append(sink, chunk)
+
+    monkeypatch.setattr(FileSink, "_append", watched)
+    run = Run()
+    run.accelerator.save_state(tmp_path / "behind", blocking=False)._thread.join()
+    assert threads == {"accel-giving-way"}
+    threads.clear()
+    run.accelerator.save_state(tmp_path / "in front")
+    assert threads
+    assert "accel-giving-way" not in threads
 
 
 def test_a_failure_behind_the_loop_is_told_by_the_next_save_once(tmp_path):

@@ -38,8 +38,7 @@ class GivingWay:
         self._patience_s, self._clock = patience_s, clock
         self._end_s = float("inf")
         self._hurry = threading.Event()
-        self._todo: SimpleQueue[Work | None] = SimpleQueue()
-        self._outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._todo: SimpleQueue[tuple[Work, SimpleQueue[BaseException | None]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="accel-giving-way", daemon=True)
 
     def __enter__(self) -> Self:
@@ -58,12 +57,13 @@ class GivingWay:
         self._hurry.set()
 
     def run(self, work: Work) -> None:
-        """Do ``work`` and return when it is done; what it raises is raised here."""
+        """Do ``work`` and return when it is done; what it raises is raised here. From any thread."""
         if self._is_urgent():
             work()
             return
-        self._todo.put(work)
-        error = self._outcomes.get()
+        outcome: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._todo.put((work, outcome))
+        error = outcome.get()
         if error is not None:
             raise error
 
@@ -76,13 +76,14 @@ class GivingWay:
         if sys.platform.startswith("linux"):
             own = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, own, max(NICENESS, os.getpriority(os.PRIO_PROCESS, own)))
-        while (work := self._todo.get()) is not None:
+        while (order := self._todo.get()) is not None:
+            work, outcome = order
             try:
                 work()
             except BaseException as error:  # noqa: BLE001 (raised where the work was asked for)
-                self._outcomes.put(error)
+                outcome.put(error)
             else:
-                self._outcomes.put(None)
+                outcome.put(None)
 
 
 def at_once(work: Work) -> None:
