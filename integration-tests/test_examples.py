@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,8 +43,8 @@ def test_every_example_is_run_by_a_test():
 def test_a_big_model_writes_what_the_resident_one_writes(tmp_path):
     done = run("big_model.py", tmp_path, "--picture", "map.png")
     assert done.returncode == 0, done.stderr
-    assert "blocks.11   disk" in done.stdout
-    assert "It writes what the resident model writes" in done.stdout
+    assert re.search(r"blocks\.11 +in the checkpoint", done.stdout)
+    assert "It writes the tokens that the resident model writes" in done.stdout
     assert "Nothing was copied on disk" in done.stdout
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
