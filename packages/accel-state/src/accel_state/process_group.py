@@ -99,12 +99,12 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
 
     _let_go(wait_s=0.0)
     dist.init_process_group(**arguments)
+    _Owned.pid, _Owned.group = os.getpid(), dist.group.WORLD
+    _hook_exit()
     if backend == "gloo":
         # A rank may be connected to all while another is not yet. If it left now, as a short script does, the other
         # would fail with "Connection closed by peer" (torch 2.13).
         dist.barrier()
-    _Owned.pid, _Owned.group = os.getpid(), dist.group.WORLD
-    _hook_exit()
 
 
 def check_backend(backend: str) -> None:
