@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from accel_ops.transport import current_transport
 from accel_state.errors import StateError
+from accel_state.process_group import is_group_owned, leave_group, own_group
 
 Outcome = Literal["finished", "out of memory", "interrupted", "failed"]
 
@@ -115,8 +116,9 @@ class Attempt:
         }
         self._group = None
         if dist.get_backend() == "gloo":
-            dist.destroy_process_group()
+            self._was_owned = leave_group()
         else:
+            self._was_owned = is_group_owned()
             dist.distributed_c10d._abort_process_group()
 
     def _build_group_anew(self) -> None:
@@ -127,6 +129,8 @@ class Attempt:
             rank=self._rank,
             world_size=self._world_size,
         )
+        if self._was_owned:
+            own_group()
 
 
 def _a_device(group: dist.ProcessGroup) -> torch.device:

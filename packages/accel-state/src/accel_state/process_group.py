@@ -99,8 +99,7 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
 
     _let_go(wait_s=0.0)
     dist.init_process_group(**arguments)
-    _Owned.pid, _Owned.group = os.getpid(), dist.group.WORLD
-    _hook_exit()
+    own_group()
     if backend == "gloo":
         # A rank may be connected to all while another is not yet. If it left now, as a short script does, the other
         # would fail with "Connection closed by peer" (torch 2.13).
@@ -162,8 +161,31 @@ def end_owned_group() -> None:
     Never waits for other ranks.
     """
     if is_group_owned():
-        dist.destroy_process_group()
-    _let_go(wait_s=0.0)
+        leave_group()
+    else:
+        _let_go(wait_s=0.0)
+
+
+def own_group() -> None:
+    """Take the default group for one that accel set up in this process."""
+    _Owned.pid, _Owned.group = os.getpid(), dist.group.WORLD
+    if not _Owned.is_exit_hooked:
+        # Once: atexit keeps the order of registration, and every registration after torch's import runs before
+        # torch's own hooks.
+        _Owned.is_exit_hooked = True
+        atexit.register(_end_at_exit)
+
+
+def leave_group() -> bool:
+    """Destroy the default group at once and return whether accel had set it up.
+
+    With gloo the ranks that wait for this one in a collective get an error.
+    """
+    was_owned = is_group_owned()
+    dist.destroy_process_group()
+    if was_owned:
+        _let_go(wait_s=0.0)
+    return was_owned
 
 
 def _let_go(*, wait_s: float) -> None:
@@ -223,14 +245,6 @@ def single_node(topology: Topology, *, rank: int, world_size: int) -> Topology:
         num_nodes=1,
         source="process_group",
     )
-
-
-def _hook_exit() -> None:
-    # Once: atexit keeps the order of registration, and every registration after torch's import runs before
-    # torch's own hooks.
-    if not _Owned.is_exit_hooked:
-        _Owned.is_exit_hooked = True
-        atexit.register(_end_at_exit)
 
 
 def _end_at_exit() -> None:

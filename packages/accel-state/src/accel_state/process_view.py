@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from accel_state import process_control
 from accel_state.enums import DistributedType
+from accel_state.process_group import leave_group
 from accel_state.runtime import Runtime, current_runtime
 from accel_state.splitting import split_between_processes
 
@@ -122,7 +123,10 @@ class ProcessView:
         Not needed at the end of a script: accel ends the group it set up by itself.
         """
         if dist.is_available() and dist.is_initialized():
-            dist.destroy_process_group(group)
+            if group is None or group is dist.group.WORLD:
+                leave_group()
+            else:
+                dist.destroy_process_group(group)
 
     def _lines(self) -> Iterator[str]:
         backend = f"  Backend: {self.backend}" if self.backend else ""
