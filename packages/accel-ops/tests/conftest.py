@@ -12,7 +12,7 @@ import torch
 from torch.distributed import HashStore
 
 from accel_ops import DistributedOperationException
-from accel_ops.frames import FrameHistory
+from accel_ops.frames import FrameTable
 from accel_ops.transport import use_transport
 from accel_ops.transport.bulletin import StoreBulletin
 
@@ -47,7 +47,7 @@ class ThreadTransport:
     def __init__(self, rank: int, meeting: Meeting, *, framed: bool, packs_bytes: bool) -> None:
         self.rank = rank
         self.world_size = meeting.num
-        self.history = FrameHistory(world_size=meeting.num)
+        self.frames = FrameTable(rank=rank, world_size=meeting.num)
         self.packs_bytes = packs_bytes
         self.control_device = torch.device("cpu")
         self.calls: list[tuple[str, int]] = []
@@ -60,6 +60,9 @@ class ThreadTransport:
 
     def is_framed(self, device: torch.device) -> bool:
         return self._framed
+
+    def share(self, frames: FrameTable) -> None:
+        frames.table.copy_(self.all_gather(frames.own))
 
     def all_gather(self, flat: torch.Tensor) -> torch.Tensor:
         return torch.stack(self._swap("all_gather", flat))

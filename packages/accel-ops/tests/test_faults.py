@@ -117,8 +117,10 @@ def test_bytes_that_no_operation_sent_are_named(make_ranks):
     def body(rank: int) -> object:
         if rank == 0:
             return gather(ROWS)
-        transport = current_transport()
-        return transport.all_gather(torch.zeros(transport.history.frame_bytes(), dtype=torch.uint8))
+        frames = current_transport().frames
+        frames.begin(bytes(16), 0)
+        frames.own.zero_()
+        return current_transport().share(frames)
 
     error = ranks.outcomes(body)[0]
     assert isinstance(error, DistributedOperationException)

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accel_ops.frames import HEADER_BYTES, FrameHistory, exchange, exchange_bytes
+from accel_ops.frames import HEADER_BYTES, FrameHistory, FrameTable, exchange, exchange_bytes
 from accel_ops.transport import current_transport
 
 DIGEST = b"d" * 16
@@ -78,17 +77,29 @@ def test_the_largest_payload_of_any_rank_decides_on_the_next_frame(make_ranks):
 
 def test_a_payload_that_fits_rides_along(make_ranks):
     def body(rank: int) -> tuple[bool, list[int]]:
+        payload = bytes([rank + 1] * 4)
         seen = exchange(
-            current_transport(), digest=DIGEST, payload_bytes=4, write=lambda room: room.fill_(rank + 1)
+            current_transport(), digest=DIGEST, payload_bytes=4, write=lambda frames: frames.put(payload)
         )
-        return seen.rides, seen.payloads[:, :4].sum(1).tolist()
+        return seen.rides, seen.frames.payloads[:, :4].sum(1).tolist()
 
     ranks = make_ranks(3)
     assert ranks.run(body) == [(True, [4, 8, 12])] * 3
     assert len(ranks.transports[0].calls) == 1
 
 
-def test_a_frame_on_an_accelerator_is_read_on_the_host(make_ranks):
-    assert make_ranks(1).run(
-        lambda rank: exchange_bytes(current_transport(), digest=DIGEST, payload=b"abc")[0].frames.device
-    ) == [torch.device("cpu")]
+def test_what_was_made_for_a_table_is_made_anew_for_the_next():
+    table = FrameTable(rank=0, world_size=1)
+    made = []
+
+    def make(frames: FrameTable) -> int:
+        made.append(frames.frame_bytes)
+        return len(made)
+
+    table.begin(DIGEST, 0)
+    assert [table.view(b"a", make), table.view(b"a", make), table.view(b"b", make)] == [1, 1, 2]
+    table.begin(DIGEST, 30_000)
+    table.end()
+    table.begin(DIGEST, 0)
+    assert table.view(b"a", make) == 3
+    assert made[0] < made[2]

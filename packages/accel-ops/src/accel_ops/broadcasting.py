@@ -33,8 +33,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     if transport.world_size == 1:
         flatten(tensor, user=broadcast)
         return tensor
-    arrived = fly(transport, _Broadcast(from_process), tensor)
-    return tensor if transport.rank == from_process else arrived
+    return fly(transport, _Broadcast(from_process), tensor)
 
 
 def check_source(from_process: int, world_size: int) -> None:
@@ -58,8 +57,11 @@ class _Broadcast:
     def has_payload(self, transport: Transport) -> bool:
         return transport.rank == self._source
 
+    def has_result(self, transport: Transport) -> bool:
+        return transport.rank != self._source
+
     def from_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows[self._source]
+        return rows[self._source].clone()
 
     def send_packed(self, transport: Transport, layout: Layout, leaves: Sequence[torch.Tensor]) -> Arrivals:
         return carry(transport, layout, leaves, lambda flat: transport.broadcast(flat, source=self._source))

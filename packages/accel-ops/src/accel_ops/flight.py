@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from accel_ops.faults import raise_for_disagreement
-from accel_ops.frames import exchange
+from accel_ops.frames import HEADER_BYTES, FrameTable, exchange
 from accel_ops.parcel import (
     Layout,
     Segment,
@@ -17,6 +19,7 @@ from accel_ops.parcel import (
     pack,
     pack_segment,
     rebuild,
+    rooms_in,
     segment_view,
     spread,
 )
@@ -44,8 +47,15 @@ class Collective(Protocol):
         """Tell whether this rank's values are of interest to the others."""
         ...
 
+    def has_result(self, transport: Transport) -> bool:
+        """Tell whether this rank receives anything; otherwise its own data comes back."""
+        ...
+
     def from_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the result from the values of all ranks, ``(world_size, n)``: ``(..., n)``."""
+        """Return the result from the values of all ranks, ``(world_size, n)``: ``(..., n)``.
+
+        It is in memory of its own, or the rows themselves.
+        """
         ...
 
     def send_packed(self, transport: Transport, layout: Layout, leaves: Sequence[torch.Tensor]) -> Arrivals:
@@ -59,6 +69,8 @@ class Collective(Protocol):
 
 Arrivals = list[tuple[Segment, torch.Tensor]]
 
+_HOST = frozenset({torch.device("cpu")})
+
 
 def fly(transport: Transport, collective: Collective, data: Any) -> Any:
     """Run a collective over nested data on every rank and return the results in the same structure.
@@ -69,13 +81,19 @@ def fly(transport: Transport, collective: Collective, data: Any) -> Any:
             every rank.
     """
     leaves, outline = flatten(data, user=collective.user)
-    devices = {leaf.device for leaf in leaves} or {transport.control_device}
+    devices = _devices_of(leaves)
     with torch.no_grad():
         if len(devices) == 1 and transport.home(next(iter(devices))) in devices:
             results = _fly_from(transport, collective, next(iter(devices)), outline, leaves, data)
         else:
             results = _fly_by_home(transport, collective, outline, leaves, data)
-    return rebuild(data, iter(results))
+    return rebuild(data, iter(results)) if collective.has_result(transport) else data
+
+
+def _devices_of(leaves: Sequence[torch.Tensor]) -> AbstractSet[torch.device]:
+    if False not in [leaf.is_cpu for leaf in leaves]:  # the common case, without an object per leaf
+        return _HOST
+    return {leaf.device for leaf in leaves}
 
 
 def _fly_by_home(
@@ -115,6 +133,8 @@ def _fly_from(
             results[position] = collective.send_alone(transport, leaves[position]).reshape(
                 layout.shapes[position]
             )
+    if not collective.has_result(transport):
+        return results
     for segment, values in arrivals:
         spread(layout, segment, values, leaves=leaves, results=results)
     return results
@@ -124,17 +144,34 @@ def _agree(
     transport: Transport, collective: Collective, layout: Layout, leaves: Sequence[torch.Tensor], data: Any
 ) -> Arrivals | None:
     """Compare notes with all ranks; return the results if everything rode along in the frames."""
-    write = (lambda buffer: pack(layout, leaves, buffer)) if collective.has_payload(transport) else None
-    seen = exchange(transport, digest=layout.digest, payload_bytes=layout.total_bytes, write=write)
+
+    def write(frames: FrameTable) -> None:
+        pack(layout, leaves, frames.view(layout.digest, partial(_Windows, layout)).rooms)
+
+    write_own = write if collective.has_payload(transport) else None
+    seen = exchange(transport, digest=layout.digest, payload_bytes=layout.total_bytes, write=write_own)
     if not seen.agrees:
         raise_for_disagreement(
             transport, seen, operation=collective.user, arguments=collective.arguments, data=data
         )
     if not seen.rides:
         return None
+    if not collective.has_result(transport):
+        return []
+    rows = seen.frames.view(layout.digest, partial(_Windows, layout)).rows
     return [
-        (segment, collective.from_rows(segment_view(segment, seen.payloads))) for segment in layout.segments
+        (segment, collective.from_rows(values)) for segment, values in zip(layout.segments, rows, strict=True)
     ]
+
+
+class _Windows:
+    """Where the segments of a layout lie in the frames."""
+
+    def __init__(self, layout: Layout, frames: FrameTable) -> None:
+        #: In this rank's frame.
+        self.rooms = rooms_in(layout, frames.own[HEADER_BYTES:])
+        #: In all: ``(world_size, n)``, in the dtype of the segment.
+        self.rows = [segment_view(segment, frames.payloads) for segment in layout.segments]
 
 
 def carry(
@@ -147,7 +184,7 @@ def carry(
     device = leaves[0].device
     if transport.packs_bytes:
         buffer = torch.empty(layout.packed_bytes, dtype=torch.uint8, device=device)
-        pack(layout, leaves, buffer)
+        pack(layout, leaves, rooms_in(layout, buffer))
         arrived = send(buffer)
         return [(segment, segment_view(segment, arrived)) for segment in layout.segments]
     return [(segment, send(pack_segment(segment, leaves))) for segment in layout.segments]

@@ -50,6 +50,9 @@ class _Gather:
     def has_payload(self, transport: Transport) -> bool:
         return True
 
+    def has_result(self, transport: Transport) -> bool:
+        return True
+
     def from_rows(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
 

@@ -68,23 +68,25 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
         return object_list
     is_source = transport.rank == from_process
     payload = pickle.dumps(list(object_list), protocol=pickle.HIGHEST_PROTOCOL) if is_source else b""
-    own = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if is_source else None
     arguments = (from_process, len(object_list))
     digest = digest_of(("broadcast_object_list", *arguments))
     seen = exchange(
         transport,
         digest=digest,
         payload_bytes=len(payload),
-        write=None if own is None else lambda room: room.copy_(own),
+        write=lambda frames: frames.put(payload),
     )
     if not seen.agrees:
         raise_for_disagreement(
             transport, seen, operation=broadcast_object_list, arguments=arguments, data=None, aspects=()
         )
-    received = seen.payloads[from_process, : seen.payload_bytes[from_process]]
-    if not seen.rides:
-        sent = torch.empty(max(seen.payload_bytes), dtype=torch.uint8) if own is None else own
-        received = transport.broadcast(sent.to(transport.control_device), source=from_process).cpu()
+    if seen.rides:
+        received = seen.frames.payload_of(from_process, seen.payload_bytes[from_process])
+    else:
+        sent = torch.empty(max(seen.payload_bytes), dtype=torch.uint8)
+        sent.numpy().data[: len(payload)] = payload
+        sent = transport.broadcast(sent.to(transport.control_device), source=from_process)
+        received = sent.cpu().numpy().tobytes()
     if not is_source:
-        object_list[:] = _unpickle(received.numpy().tobytes())
+        object_list[:] = _unpickle(received)
     return object_list

@@ -214,14 +214,18 @@ def pack_segment(segment: Segment, leaves: Sequence[torch.Tensor]) -> torch.Tens
     return flat
 
 
-def pack(layout: Layout, leaves: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
-    """Copy all leaves that are not large into ``buffer`` (``packed_bytes`` of uint8)."""
-    for segment in layout.segments:
-        room = segment_view(segment, buffer)
+def rooms_in(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
+    """Return the parts of ``buffer`` (at least ``packed_bytes`` of uint8) where the segments belong."""
+    return [segment_view(segment, buffer).view(segment.joined or (-1,)) for segment in layout.segments]
+
+
+def pack(layout: Layout, leaves: Sequence[torch.Tensor], rooms: Sequence[torch.Tensor]) -> None:
+    """Copy all leaves that are not large into the rooms of their segments."""
+    for segment, room in zip(layout.segments, rooms):
         if segment.joined is None:
             room.copy_(pack_segment(segment, leaves))
         else:
-            torch.cat(members_of(segment, leaves), out=room.view(segment.joined))
+            torch.cat(members_of(segment, leaves), out=room)
 
 
 def segment_view(segment: Segment, buffer: torch.Tensor) -> torch.Tensor:
@@ -243,7 +247,8 @@ def spread(
     """Cut ``values`` (the leaves of a segment end to end in the last dimension) into ``results``.
 
     Results of small segments are disjoint views of one memory, which costs a fraction of the time; the
-    larger ones have memory of their own, so that keeping one of them does not keep all.
+    larger ones have memory of their own, so that keeping one of them does not keep all. None of them lies in
+    ``values`` if these are the rows of all ranks.
     """
     shapes = layout.shapes
     if len(segment.leaves) == 1:
@@ -269,8 +274,9 @@ def _unstacked(segment: Segment, values: torch.Tensor, shape: tuple[int, ...]) -
     num_leaves = len(segment.leaves)
     if values.ndim == 2:
         (num_ranks, _), size = values.shape, segment.sizes[0]
-        values = values.as_strided((num_leaves, num_ranks, size), (size, values.stride(0), 1))
-    return values.reshape(num_leaves, *shape).unbind(0)
+        rows = values.as_strided((num_leaves, num_ranks, size), (size, values.stride(0), 1))
+        values = rows.clone(memory_format=torch.contiguous_format)
+    return values.view(num_leaves, *shape).unbind(0)
 
 
 def _cut(segment: Segment, values: torch.Tensor) -> Sequence[torch.Tensor]:

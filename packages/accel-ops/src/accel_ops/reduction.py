@@ -91,6 +91,9 @@ class _Reduce:
     def has_payload(self, transport: Transport) -> bool:
         return True
 
+    def has_result(self, transport: Transport) -> bool:
+        return True
+
     def from_rows(self, rows: torch.Tensor) -> torch.Tensor:
         if self._is_mean and self._scale == 1.0 and rows.dtype in _ACCURATE:
             return rows.mean(0)

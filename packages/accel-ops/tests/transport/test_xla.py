@@ -14,7 +14,7 @@ from accel_ops import (
     pad_across_processes,
     reduce,
 )
-from accel_ops.frames import FrameHistory
+from accel_ops.frames import FrameTable
 from accel_ops.transport import current_transport, use_transport
 from accel_ops.transport.xla import XlaTransport
 from accel_state.errors import StateError
@@ -123,7 +123,7 @@ def test_every_operation_gives_what_it_gives_over_a_process_group(model, make_ra
     def over_xla(rank: int) -> Any:
         transport = XlaTransport(SharedModel(current_transport()))
         transport.rank, transport.world_size = rank, num
-        transport.history = FrameHistory(world_size=num)
+        transport.frames = FrameTable(rank=rank, world_size=num)
         with use_transport(transport):
             return [body(rank) for _ in range(2)]
 

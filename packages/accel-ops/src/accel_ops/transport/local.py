@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import torch
 
-from accel_ops.frames import FrameHistory
+from accel_ops.frames import FrameTable
 
 
 class LocalTransport:
@@ -17,7 +17,7 @@ class LocalTransport:
     packs_bytes = True
 
     def __init__(self) -> None:
-        self.history = FrameHistory(world_size=1)
+        self.frames = FrameTable(rank=0, world_size=1)
         self.control_device = torch.device("cpu")
 
     def home(self, device: torch.device) -> torch.device:
@@ -25,6 +25,9 @@ class LocalTransport:
 
     def is_framed(self, device: torch.device) -> bool:
         return False
+
+    def share(self, frames: FrameTable) -> None:
+        """Nobody else has a row."""
 
     def all_gather(self, flat: torch.Tensor) -> torch.Tensor:
         return flat.clone().unsqueeze(0)

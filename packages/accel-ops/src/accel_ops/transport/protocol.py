@@ -1,4 +1,4 @@
-"""What a way to the other ranks must offer: three collectives on flat tensors."""
+"""What a way to the other ranks must offer: three collectives on flat tensors, and the sharing of frames."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from accel_ops.frames import FrameHistory
+    from accel_ops.frames import FrameTable
     from accel_ops.transport.bulletin import Bulletin
 
 
@@ -22,8 +22,8 @@ class Transport(Protocol):
 
     rank: int
     world_size: int
-    #: Sizes of the frames so far, the same on every rank.
-    history: FrameHistory
+    #: Of the same shape on every rank.
+    frames: FrameTable
     #: Tensors of several dtypes may travel as bytes in one buffer; otherwise there is one buffer per dtype.
     packs_bytes: bool
     #: Where frames (headers, pickled objects, shapes) travel.
@@ -35,6 +35,10 @@ class Transport(Protocol):
 
     def is_framed(self, device: torch.device) -> bool:
         """Tell whether tensors on this device are preceded by a frame whose header every rank checks."""
+        ...
+
+    def share(self, frames: FrameTable) -> None:
+        """Send this rank's row of the table to all and receive theirs in the other rows."""
         ...
 
     def all_gather(self, flat: torch.Tensor) -> torch.Tensor:

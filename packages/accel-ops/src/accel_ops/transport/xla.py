@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from accel_ops.frames import FrameHistory
+from accel_ops.frames import FrameTable
 from accel_ops.transport.bulletin import Bulletin, StoreBulletin
 from accel_state.errors import StateError
 from accel_state.runtime import current_runtime
@@ -32,7 +32,7 @@ class XlaTransport:
         self._store: Store | None = None
         self.rank = runtime.topology.rank
         self.world_size = runtime.topology.world_size
-        self.history = FrameHistory(world_size=self.world_size)
+        self.frames = FrameTable(rank=self.rank, world_size=self.world_size)
         self.control_device = runtime.device
 
     def home(self, device: torch.device) -> torch.device:
@@ -40,6 +40,9 @@ class XlaTransport:
 
     def is_framed(self, device: torch.device) -> bool:
         return False
+
+    def share(self, frames: FrameTable) -> None:
+        frames.table.copy_(self.all_gather(frames.own.to(self.control_device)))
 
     def all_gather(self, flat: torch.Tensor) -> torch.Tensor:
         gathered: torch.Tensor = self._model.all_gather(flat.unsqueeze(0), dim=0)
