@@ -3,6 +3,10 @@
 `python integration-tests/checkpoint_faults.py --kills 500` is the whole proof; the tests run 52. After each kill a
 fresh look at the disk must find: a checkpoint that is complete, every digest right, all values those of one save, and
 at most one save older than the last that was asked for. The next run goes on from it.
+
+`--every-call` leaves no instant out: a small save is killed before each call that changes the file system, one after
+the other; and each of these calls fails, and is interrupted by Ctrl-C, after which the same process goes on. The tests
+do the first for saves under numbers, leaving out the calls that only write more bytes.
 """
 
 from __future__ import annotations
@@ -13,49 +17,20 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
+from forking import Runs
 from safetensors import safe_open
 
 from accel.checkpoints.choice import check_loadable, newest_checkpoint
 
 SCRIPT = Path(__file__).with_name("save_forever.py")
+INTERRUPTED = Path(__file__).with_name("save_interrupted.py")
+HOW = ("kill", "error", "ctrl-c")
 START_S = 60
 WAYS = [(num, limit, behind) for num in (1, 2) for limit in (1, 2) for behind in (False, True)]
-
-
-class Savers:
-    """A process that forks savers."""
-
-    def __enter__(self):
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        return self
-
-    def __exit__(self, *_):
-        self.process.stdin.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(timeout=20)
-        self.process.stdout.close()
-
-    def start(self, **options):
-        self.process.stdin.write(json.dumps(options) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def wait_for_end(self):
-        assert self.process.stdout.readline().strip() == "ended"
 
 
 def kill_during_saves(savers, project, *, kills, num_processes, limit, behind, chance):
@@ -73,26 +48,47 @@ def kill_during_saves(savers, project, *, kills, num_processes, limit, behind, c
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        savers.wait_for_end()
+        savers.codes()
         num_hits += read(project / "asked") != read(project / "done")
-        check(project, limit=limit, where=f"kill {number}")
+        found = check(project, limit=limit, where=f"kill {number}")
+        value = value_in(found.path)
+        assert found.number == value, f"kill {number}: {found.path.name} holds the values of save {value}"
     return num_hits
+
+
+def interrupt_at_every_call(runs, project, *, how, behind=False, name=None, counts_writes=True):
+    """Interrupt a save at its first call, another at its second, and so on; return how many calls there are."""
+    at = 0
+    while True:
+        at += 1
+        (project / "outcome").unlink(missing_ok=True)
+        options = {"project": str(project), "how": how, "behind": behind, "name": name}
+        runs.start(num_processes=1, at=at, counts_writes=counts_writes, **options)
+        [code] = runs.codes()
+        if how == "kill" and code == -signal.SIGKILL:
+            check(project, limit=1, name=name, where=f"call {at}")
+            continue
+        assert code == 0, f"after `{how}` at call {at} the run did not go on"
+        check(project, limit=1, name=name, where=f"call {at}, {how}")
+        assert len(os.listdir(project / "checkpoints")) == 1, f"after `{how}` at call {at} something is left"
+        if json.loads((project / "outcome").read_text())["hit"] is None:
+            return at - 1
 
 
 def read(path):
     return int(path.read_text()) if path.exists() else -1
 
 
-def check(project, *, limit, where):
+def check(project, *, limit, where, name=None):
     folder = project / "checkpoints"
-    newest = newest_checkpoint(folder)
+    newest = newest_checkpoint(folder) if name is None else folder / name
     found = check_loadable(newest, verify=True)
-    value, asked = value_in(newest), read(project / "asked")
+    value, asked = value_in(found.path), read(project / "asked")
     assert value >= asked - 1, f"{where}: the newest checkpoint is of save {value}, {asked} was asked for"
-    assert found.number == value, f"{where}: checkpoint_{found.number} holds the values of save {value}"
     committed = [name for name in os.listdir(folder) if name.startswith("checkpoint_")]
     # The newest may be there while the oldest is not yet gone.
     assert len(committed) <= limit + 1, f"{where}: {committed}"
+    return found
 
 
 def value_in(checkpoint):
@@ -106,9 +102,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every-call", action="store_true", help="no random instants, but every one")
     options = parser.parse_args()
+    if options.every_call:
+        at_every_call()
+        return
     chance = random.Random(options.seed)
-    with Savers() as savers:
+    with Runs(SCRIPT) as savers:
         for number, (num_processes, limit, behind) in enumerate(WAYS):
             kills = options.kills // len(WAYS) + (number < options.kills % len(WAYS))
             begun = time.monotonic()
@@ -128,6 +128,17 @@ def main():
                 f"{hits} of them inside a save, nothing lost ({time.monotonic() - begun:.0f} s)",
                 flush=True,
             )
+
+
+def at_every_call():
+    with Runs(INTERRUPTED) as runs:
+        for how in HOW:
+            for behind, name in ((False, None), (True, None), (False, "last")):
+                with tempfile.TemporaryDirectory() as folder:
+                    num_calls = interrupt_at_every_call(runs, Path(folder), how=how, behind=behind, name=name)
+                kind = "behind the loop" if behind else "blocking"
+                place = "by number" if name is None else "under one name"
+                print(f"{how} at each of {num_calls} calls, {kind}, {place}: nothing lost", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from save_forever import free_port, warm_up
+from forking import free_port, warm_up
 from torch import nn
 
 from accel import Accelerator, ProjectConfiguration

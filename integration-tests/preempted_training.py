@@ -1,21 +1,17 @@
 """Train, and leave in good order when asked to; to be sent signals at any moment.
 
-The parent imports everything once and forks the ranks of each run: it reads one JSON object of options per line,
-answers with the process ids, and with the exit codes when all have ended. `PROJECT/ready-RANK` appears when a rank
-can be asked; `PROJECT/result-RANK` gets its losses and weights when it has made all its steps.
+`forking.Runs` asks for the runs. `PROJECT/ready-RANK` appears when a rank can be asked; `PROJECT/result-RANK` gets its
+losses and weights when it has made all its steps.
 """
 
 import json
-import os
 import random
-import sys
 import time
-import traceback
 from pathlib import Path
 
 import torch
+from forking import serve
 from resume_training import Meter, Noisy
-from save_forever import free_port, warm_up
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -60,43 +56,5 @@ def train(*, project, steps, pace_s, behind):
     accelerator.end_training()
 
 
-def fork_rank(rank, num_processes, port, options):
-    pid = os.fork()
-    if pid:
-        return pid
-    if num_processes > 1:
-        place = {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": num_processes,
-            "LOCAL_WORLD_SIZE": num_processes,
-        }
-        os.environ |= {name: str(value) for name, value in place.items()}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    code = 1
-    try:
-        train(**options)
-        code = 0
-    except SystemExit as leaving:
-        code = leaving.code
-    except BaseException:  # noqa: BLE001 (a forked child ends here, whatever happens)
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
-
-
-def main():
-    torch.set_num_threads(1)
-    warm_up()
-    for line in sys.stdin:
-        options = json.loads(line)
-        num_processes, port = options.pop("num_processes"), free_port()
-        pids = [fork_rank(rank, num_processes, port, options) for rank in range(num_processes)]
-        print(json.dumps(pids), flush=True)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        print(json.dumps(codes), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(train)

@@ -12,11 +12,11 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
+
+from forking import Runs
 
 from accel.preemption import REQUEUE
 
@@ -24,41 +24,6 @@ SCRIPT = Path(__file__).with_name("preempted_training.py")
 LIMIT_S = 90
 STEPS = 150
 PACE_S = 0.01
-
-
-class Trainers:
-    """A process that forks training runs."""
-
-    def __enter__(self):
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        return self
-
-    def __exit__(self, *_):
-        self.process.stdin.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(timeout=20)
-        self.process.stdout.close()
-
-    def start(self, **options):
-        self.process.stdin.write(json.dumps(options) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def codes(self):
-        return self._answer()
-
-    def _answer(self):
-        line = self.process.stdout.readline()
-        assert line, "the trainers have ended"
-        return json.loads(line)
 
 
 def unbroken(trainers, project, *, num_processes):
@@ -112,7 +77,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     chance = random.Random(options.seed)
-    with Trainers() as trainers, tempfile.TemporaryDirectory() as folder:
+    with Runs(SCRIPT) as trainers, tempfile.TemporaryDirectory() as folder:
         expected = {num: unbroken(trainers, Path(folder) / f"{num}", num_processes=num) for num in (1, 2)}
         for number in range(options.runs):
             num_processes = 1 + number % 2

@@ -5,19 +5,18 @@ import random
 import sys
 from pathlib import Path
 
+import checkpoint_faults
 import pytest
+from forking import Runs
 
 from accel_state.testing.scripts import run_command
-
-sys.path.insert(0, str(Path(__file__).parent))
-import checkpoint_faults
 
 FAILING = Path(__file__).with_name("failing_saves.py")
 
 
 @pytest.fixture(scope="module")
 def savers():
-    with checkpoint_faults.Savers() as running:
+    with Runs(checkpoint_faults.SCRIPT) as running:
         yield running
 
 
@@ -33,6 +32,12 @@ def test_nothing_is_lost_when_a_save_is_killed(savers, tmp_path, num_processes, 
         chance=random.Random(f"{num_processes}{limit}{behind}"),
     )
     assert hits > 0  # some came inside a save, or nothing was tried
+
+
+def test_nothing_is_lost_whichever_call_is_the_last(tmp_path):
+    with Runs(checkpoint_faults.INTERRUPTED) as runs:
+        num_calls = checkpoint_faults.interrupt_at_every_call(runs, tmp_path, how="kill", counts_writes=False)
+    assert num_calls > 20  # else the calls were not seen
 
 
 WAYS = [

@@ -9,17 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
-
-_spec = importlib.util.spec_from_file_location("two_machines", Path(__file__).with_name("two_machines.py"))
-two = importlib.util.module_from_spec(_spec)
-sys.modules["two_machines"] = two
-_spec.loader.exec_module(two)
-ADDRESSES = two.ADDRESSES
+from two_machines import ADDRESSES
 
 pytestmark = [
     pytest.mark.engine("deepspeed"),
@@ -42,15 +35,6 @@ state.destroy_process_group()
 """
 WAIT = "import os, sys, time; open(f'{sys.argv[1]}/{os.getpid()}', 'w').close(); time.sleep(60)"
 SECRETS = {"MLFLOW_TRACKING_TOKEN": "s3cret", "HF_TOKEN": "s3cret", "AWS_SECRET_ACCESS_KEY": "s3cret"}
-
-
-@pytest.fixture(scope="module")
-def machines(tmp_path_factory) -> Iterator[two.TwoMachines]:
-    reason = two.why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    with two.two_machines(tmp_path_factory.mktemp("machines")) as made:
-        yield made
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ def run_command(command, **environment):
 # Forks its processes, so that the seven of them import the libraries once.
 AT_EVERY_NUMBER = """
 import sys
+import torch._dynamo  # which every optimizer imports
 from accel import debug_launcher
 import digits
 folder = sys.argv[1]
@@ -51,19 +52,21 @@ for count in (1, 2, 4):
 """
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def job(function):
+    """Have ``function`` run beside the other jobs; the test gets what it gave back, as ``outcome``."""
+    return pytest.mark.parametrize("outcome", [function], ids=[function.__name__], indirect=True)
+
+
+def results(folder):
     """Results of the same training, with the same global batch, at 1, 2 and 4 processes, in 64 bits."""
-    folder = tmp_path_factory.mktemp("results")
     done = run_command([sys.executable, "-c", AT_EVERY_NUMBER, str(folder)], PYTHONPATH=str(EXAMPLES))
     assert done.returncode == 0, done.stderr
     return {count: result_of(folder / str(count)) for count in (1, 2, 4)}
 
 
-@pytest.fixture(scope="module")
-def folders_in_32_bits(tmp_path_factory):
+def folders_in_32_bits(folder):
     """What two epochs left behind: of one process that nobody launched, and of two."""
-    alone, two = (tmp_path_factory.mktemp(name) for name in ("alone", "two"))
+    alone, two = folder / "alone", folder / "two"
     done = run_script(DIGITS, "--epochs", "2", "--output_dir", str(alone))
     assert done.returncode == 0, done.stderr
     launch(two, num_processes=2)
@@ -75,43 +78,54 @@ def assert_losses_agree(one, several, *, rel_tol):
         assert math.isclose(mine, theirs, rel_tol=rel_tol)
 
 
+@job(results)
 @pytest.mark.parametrize("num_processes", [2, 4])
-def test_losses_do_not_depend_on_the_number_of_processes(results, num_processes):
+def test_losses_do_not_depend_on_the_number_of_processes(outcome, num_processes):
     """The global batches are the same samples; only the order of sums differs, and 88 updates carry it along.
 
     Observed in 64 bits: 4e-16 relative; held: 1e-12.
     """
-    assert (results[1]["processes"], results[num_processes]["processes"]) == (1, num_processes)
-    assert_losses_agree(results[1], results[num_processes], rel_tol=1e-12)
+    assert (outcome[1]["processes"], outcome[num_processes]["processes"]) == (1, num_processes)
+    assert_losses_agree(outcome[1], outcome[num_processes], rel_tol=1e-12)
 
 
-def test_losses_in_32_bits_differ_by_rounding_alone(folders_in_32_bits):
+@job(folders_in_32_bits)
+def test_losses_in_32_bits_differ_by_rounding_alone(outcome):
     """Adam divides by the root of small second moments, which enlarges the rounding of early steps.
 
     Observed after two epochs: 8e-5 relative (at 2 and 4 processes alike); held: 1e-3.
     """
-    one, two = (result_of(folders_in_32_bits[count]) for count in (1, 2))
+    one, two = (result_of(outcome[count]) for count in (1, 2))
     assert (one["processes"], two["processes"]) == (1, 2)
     assert_losses_agree(one, two, rel_tol=1e-3)
 
 
+@job(results)
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
-def test_evaluation_counts_exactly_the_held_out_samples(results, num_processes):
-    assert results[num_processes]["seen"] == 360
-    assert results[num_processes]["accuracy"][-1] == results[num_processes]["right"] / 360
+def test_evaluation_counts_exactly_the_held_out_samples(outcome, num_processes):
+    result = outcome[num_processes]
+    assert result["seen"] == 360
+    assert result["accuracy"][-1] == result["right"] / 360
 
 
-def test_two_processes_reach_the_promised_accuracy_and_the_saved_file_gives_it_back(tmp_path):
-    done, result = launch(tmp_path, num_processes=2, epochs=12)
+def trained_and_checked(folder):
+    done, result = launch(folder, num_processes=2, epochs=12)
+    check = run_command([sys.executable, str(EXAMPLES / "check_digits.py"), str(folder)])
+    return done, result, check, folder / "curves.png"
+
+
+@job(trained_and_checked)
+def test_two_processes_reach_the_promised_accuracy_and_the_saved_file_gives_it_back(outcome):
+    done, result, check, curves = outcome
     assert result["accuracy"][-1] >= 0.97
     assert done.stdout.count("held-out scans right") == 1
-    check = run_command([sys.executable, str(EXAMPLES / "check_digits.py"), str(tmp_path)])
     assert check.returncode == 0, check.stdout + check.stderr
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert curves.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_check_refuses_a_model_that_is_not_the_reported_one(folders_in_32_bits, tmp_path):
-    folder = shutil.copytree(folders_in_32_bits[1], tmp_path / "copy")
+@job(folders_in_32_bits)
+def test_the_check_refuses_a_model_that_is_not_the_reported_one(outcome, tmp_path):
+    folder = shutil.copytree(outcome[1], tmp_path / "copy")
     result = result_of(folder)
     (folder / "result.json").write_text(json.dumps({**result, "right": result["right"] + 1}))
     check = run_command([sys.executable, str(EXAMPLES / "check_digits.py"), str(folder), "--at_least", "0"])
@@ -119,10 +133,11 @@ def test_the_check_refuses_a_model_that_is_not_the_reported_one(folders_in_32_bi
     assert "does not give the reported result" in check.stderr
 
 
-def test_metrics_are_in_the_tensorboard_log(folders_in_32_bits):
+@job(folders_in_32_bits)
+def test_metrics_are_in_the_tensorboard_log(outcome):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    folder = folders_in_32_bits[2]
+    folder = outcome[2]
     events = EventAccumulator(str(folder / "logs" / "digits"))
     events.Reload()
     logged = [(event.step, event.value) for event in events.Scalars("loss")]
@@ -130,15 +145,24 @@ def test_metrics_are_in_the_tensorboard_log(folders_in_32_bits):
     assert [value for _, value in logged] == pytest.approx(result_of(folder)["loss"], rel=1e-6)
 
 
-def test_it_runs_under_torchrun(tmp_path):
+def under_torchrun(folder):
     options = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    script = [str(DIGITS), "--epochs", "1", "--output_dir", str(tmp_path)]
+    script = [str(DIGITS), "--epochs", "1", "--output_dir", str(folder)]
     done = run_command([sys.executable, *options, *script], ACCELERATE_USE_CPU="true")
     assert done.returncode == 0, done.stderr
-    assert result_of(tmp_path)["processes"] == 2
+    return result_of(folder)
 
 
-def test_it_trains_in_bf16(tmp_path):
-    _, result = launch(tmp_path, flags=["--mixed_precision", "bf16"], num_processes=1, epochs=12)
-    assert result["accuracy"][-1] >= 0.97
-    assert result["precision"] == "bf16"
+@job(under_torchrun)
+def test_it_runs_under_torchrun(outcome):
+    assert outcome["processes"] == 2
+
+
+def in_bf16(folder):
+    return launch(folder, flags=["--mixed_precision", "bf16"], num_processes=1, epochs=12)[1]
+
+
+@job(in_bf16)
+def test_it_trains_in_bf16(outcome):
+    assert outcome["accuracy"][-1] >= 0.97
+    assert outcome["precision"] == "bf16"

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -42,11 +43,13 @@ if ending == "end":
 """
 
 
-@pytest.fixture
-def script(tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(TRAIN)
-    return path
+LAUNCHERS = ["accel", "torchrun"]
+
+
+def written(folder):
+    script = folder / "train.py"
+    script.write_text(TRAIN)
+    return script
 
 
 def pids(folder):
@@ -64,29 +67,49 @@ def logged(folder):
     return sum(len(file.read_text().splitlines()) for file in folder.rglob("*.jsonl"))
 
 
-@pytest.mark.parametrize("launcher", ["accel", "torchrun"])
-@pytest.mark.parametrize("ending", ["end", "falls off"])
-def test_a_script_that_is_done_ends_with_0_and_has_logged_all(script, tmp_path, ending, launcher):
-    done = run_script(script, str(tmp_path), ending, num_processes=2, launcher=launcher, timeout_s=120)
+def ended(folder, *, ending, launcher):
+    script = written(folder)
+    begun = time.monotonic()
+    done = run_script(script, str(folder), ending, num_processes=2, launcher=launcher, timeout_s=120)
+    took_s = time.monotonic() - begun
+    assert_nobody_is_left(folder)
+    return done, took_s, logged(folder)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        partial(ended, ending=ending, launcher=launcher)
+        for ending in ("end", "falls off")
+        for launcher in LAUNCHERS
+    ],
+    ids=[f"{ending}-{launcher}" for ending in ("end", "falls off") for launcher in LAUNCHERS],
+    indirect=True,
+)
+def test_a_script_that_is_done_ends_with_0_and_has_logged_all(outcome):
+    done, _, num_logged = outcome
     assert done.returncode == 0, done.stderr
     assert "terminate called" not in done.stderr
     assert "Traceback" not in done.stderr
-    assert logged(tmp_path) == 8
-    assert_nobody_is_left(tmp_path)
+    assert num_logged == 8
 
 
-@pytest.mark.parametrize("launcher", ["accel", "torchrun"])
-def test_a_rank_that_raises_ends_the_run_with_its_exit_code(script, tmp_path, launcher):
-    begun = time.monotonic()
-    done = run_script(script, str(tmp_path), "raise", num_processes=2, launcher=launcher, timeout_s=120)
+@pytest.mark.parametrize(
+    "outcome",
+    [partial(ended, ending="raise", launcher=launcher) for launcher in LAUNCHERS],
+    ids=LAUNCHERS,
+    indirect=True,
+)
+def test_a_rank_that_raises_ends_the_run_with_its_exit_code(outcome):
+    done, took_s, _ = outcome
     assert done.returncode == 1
     assert "ValueError: a mistake of mine" in done.stderr
     assert "terminate called" not in done.stderr
-    assert time.monotonic() - begun < 60, "the run waited for a collective that nobody joins"
-    assert_nobody_is_left(tmp_path)
+    assert took_s < 60, "the run waited for a collective that nobody joins"
 
 
-def command(launcher, script, folder):
+def command(launcher, folder):
+    script = written(folder)
     if launcher == "torchrun":
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         return [*torchrun, str(script), str(folder), "wait"]
@@ -94,11 +117,9 @@ def command(launcher, script, folder):
     return [*accel, str(script), str(folder), "wait"]
 
 
-@pytest.mark.parametrize(("launcher", "codes"), [("accel", {130}), ("torchrun", {1, 130, -signal.SIGINT})])
-def test_an_interrupt_ends_all_ranks_and_the_launcher_says_so(script, tmp_path, launcher, codes):
-    """torchrun ends with 1, whatever the signal (`SignalException` is an uncaught exception there)."""
+def interrupted(folder, *, launcher):
     launched = subprocess.Popen(
-        command(launcher, script, tmp_path),
+        command(launcher, folder),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         text=True,
@@ -106,7 +127,7 @@ def test_an_interrupt_ends_all_ranks_and_the_launcher_says_so(script, tmp_path, 
     )
     try:
         deadline = time.monotonic() + 90
-        while len(list(tmp_path.glob("*.waits"))) < 2:
+        while len(list(folder.glob("*.waits"))) < 2:
             assert time.monotonic() < deadline
             assert launched.poll() is None
             time.sleep(0.05)
@@ -115,6 +136,21 @@ def test_an_interrupt_ends_all_ranks_and_the_launcher_says_so(script, tmp_path, 
     finally:
         kill_tree(launched.pid)
         launched.communicate()
-    assert launched.returncode in codes, errors
+    assert_nobody_is_left(folder)
+    return launched.returncode, errors
+
+
+@pytest.mark.parametrize(
+    ("outcome", "codes"),
+    [
+        (partial(interrupted, launcher="accel"), {130}),
+        (partial(interrupted, launcher="torchrun"), {1, 130, -signal.SIGINT}),
+    ],
+    ids=LAUNCHERS,
+    indirect=["outcome"],
+)
+def test_an_interrupt_ends_all_ranks_and_the_launcher_says_so(outcome, codes):
+    """torchrun ends with 1, whatever the signal (`SignalException` is an uncaught exception there)."""
+    exit_code, errors = outcome
+    assert exit_code in codes, errors
     assert "terminate called" not in errors
-    assert_nobody_is_left(tmp_path)

@@ -1,30 +1,24 @@
 """Every script under docs/examples runs; digits has tests of its own."""
 
 import json
-import os
 import re
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from accel_state.testing import run_script
+from accel_state.testing.scripts import run_command
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 TESTED_ELSEWHERE = {"digits.py", "check_digits.py"}
 
 
-def run(name, folder, *arguments):
-    return subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        check=False,
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+def launch(name, *arguments, num_processes=2, code=0):
+    done = run_script(EXAMPLES / name, *arguments, num_processes=num_processes, timeout_s=180)
+    assert done.returncode == code, done.stderr
+    return done.stdout
 
 
 def test_every_example_is_run_by_a_test():
@@ -40,72 +34,133 @@ def test_every_example_is_run_by_a_test():
     }
 
 
-def test_a_big_model_writes_what_the_resident_one_writes(tmp_path):
-    done = run("big_model.py", tmp_path, "--picture", "map.png")
+def big_model(folder):
+    return launch("big_model.py", "--picture", str(folder / "map.png"), num_processes=1), folder / "map.png"
+
+
+@pytest.mark.parametrize("outcome", [big_model], indirect=True)
+def test_a_big_model_writes_what_the_resident_one_writes(outcome):
+    printed, picture = outcome
+    assert re.search(r"blocks\.11 +in the checkpoint", printed)
+    assert "It writes the tokens that the resident model writes" in printed
+    assert "Nothing was copied on disk" in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+# Forks its processes, so that all of them import the libraries once.
+AT_ONCE = """
+import json, sys
+from importlib import import_module
+import torch._dynamo  # which every optimizer imports
+from accel import debug_launcher
+name, launches = sys.argv[1:]
+for count, words in json.loads(launches):
+    sys.argv[1:] = words
+    print("next:", flush=True)
+    debug_launcher(import_module(name).main, num_processes=count)
+"""
+
+
+def fork(name, launches):
+    """Return what each of several launches of an example, each of so many processes with so many words, prints."""
+    command = [sys.executable, "-c", AT_ONCE, name, json.dumps(launches)]
+    done = run_command(command, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES)}, timeout_s=180)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"blocks\.11 +in the checkpoint", done.stdout)
-    assert "It writes the tokens that the resident model writes" in done.stdout
-    assert "Nothing was copied on disk" in done.stdout
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    return done.stdout.split("next:\n")[1:]
 
 
-def launch(name, *arguments, num_processes=2, code=0):
-    done = run_script(EXAMPLES / name, *arguments, num_processes=num_processes, timeout_s=180)
-    assert done.returncode == code, done.stderr
-    return done.stdout
+def accumulation(folder):
+    launched = launch("accumulation.py", num_processes=2)
+    alone, four = fork("accumulation", [(1, []), (4, [])])
+    return {1: alone, 2: launched, 4: four}
 
 
+@pytest.mark.parametrize("outcome", [accumulation], ids=[""], indirect=True)
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
-def test_accumulating_gives_the_weight_that_can_be_worked_out_by_hand(num_processes):
+def test_accumulating_gives_the_weight_that_can_be_worked_out_by_hand(outcome, num_processes):
     """The mean of -4 x² over 1 … 8 is -102; times 0.02 is 2.04."""
-    printed = launch("accumulation.py", num_processes=num_processes)
-    assert [line.split()[-1] for line in printed.splitlines()] == ["2.04000"] * 3
+    assert [line.split()[-1] for line in outcome[num_processes].splitlines()] == ["2.04000"] * 3
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_preempted_run_goes_on_where_it_was(tmp_path, num_processes):
-    """Bit for bit: the same weights as a run that nobody disturbed."""
-    calm, torn = (tmp_path / name for name in ("calm", "torn"))
+def calm_and_torn(folder, *, num_processes):
+    """Train once undisturbed, and once in two runs, the first of which is told to stop."""
+    calm, torn = folder / "calm", folder / "torn"
     launch("preemption.py", "--project_dir", str(calm), num_processes=num_processes)
-    words = ("preemption.py", "--project_dir", str(torn), "--step_s", "0.02")
-    printed = launch(*words, "--stop_at", "5", num_processes=num_processes, code=75)
-    assert printed.startswith("saved to ")
+    words = ("preemption.py", "--project_dir", str(torn))
+    slowly = ("--step_s", "0.02", "--stop_at", "5")
+    stopped = launch(*words, *slowly, num_processes=num_processes, code=75)
     assert not (torn / "result.json").exists()
-    assert launch(*words, num_processes=num_processes).startswith("going on in epoch")
+    went_on = launch(*words, num_processes=num_processes)
+    return calm, torn, stopped, went_on
+
+
+@pytest.mark.parametrize(
+    "outcome", [partial(calm_and_torn, num_processes=num) for num in (1, 2)], ids=[1, 2], indirect=True
+)
+def test_a_preempted_run_goes_on_where_it_was(outcome):
+    """Bit for bit: the same weights as a run that nobody disturbed."""
+    calm, torn, stopped, went_on = outcome
+    assert stopped.startswith("saved to ")
+    assert went_on.startswith("going on in epoch")
     result, expected = (json.loads((folder / "result.json").read_text()) for folder in (torn, calm))
     assert result == expected
 
 
-def test_every_rank_leaves_a_trace_of_each_cycle(tmp_path):
-    printed = launch("profiling.py", "--output_dir", str(tmp_path))
+def profiling(folder):
+    return launch("profiling.py", "--output_dir", str(folder)), folder
+
+
+@pytest.mark.parametrize("outcome", [profiling], indirect=True)
+def test_every_rank_leaves_a_trace_of_each_cycle(outcome):
+    printed, folder = outcome
     assert "aten::convolution" in printed
-    names = {file.name for file in tmp_path.iterdir()}
+    names = {file.name for file in folder.iterdir()}
     assert names == {"profile_0.json", "profile_0_1.json", "profile_1.json", "profile_1_1.json"}
-    events = json.loads((tmp_path / "profile_1.json").read_text())["traceEvents"]
+    events = json.loads((folder / "profile_1.json").read_text())["traceEvents"]
     assert sum(event.get("name") == "aten::convolution" for event in events) == 3
 
 
-@pytest.mark.parametrize("hook", ["no", "fp16", "power_sgd", "power_sgd in fp16"])
-def test_training_succeeds_with_each_communication_hook(hook):
-    printed = launch("communication_hooks.py", "--hook", hook)
+HOOKS = ["no", "fp16", "power_sgd", "power_sgd in fp16"]
+
+
+def communication_hooks(folder):
+    launched = launch("communication_hooks.py", "--hook", HOOKS[0])
+    forked = fork("communication_hooks", [(2, ["--hook", hook]) for hook in HOOKS[1:]])
+    return dict(zip(HOOKS, [launched, *forked], strict=True))
+
+
+@pytest.mark.parametrize("outcome", [communication_hooks], ids=[""], indirect=True)
+@pytest.mark.parametrize("hook", HOOKS)
+def test_training_succeeds_with_each_communication_hook(outcome, hook):
+    printed = outcome[hook]
     assert printed.startswith(f"{hook}: loss")
     assert float(printed.split()[-1]) < 0.1
 
 
-def test_local_sgd_lets_ranks_drift_and_brings_them_together():
-    drifted, loss = launch("local_sgd.py").splitlines()
+def local_sgd(folder):
+    return launch("local_sgd.py")
+
+
+@pytest.mark.parametrize("outcome", [local_sgd], indirect=True)
+def test_local_sgd_lets_ranks_drift_and_brings_them_together(outcome):
+    drifted, loss = outcome.splitlines()
     assert float(drifted.split()[6].rstrip(",")) > 0.01
     assert drifted.endswith("by 0.000 at the end")
     assert float(loss.split()[1]) < 1e-3
 
 
-def test_an_own_tracker_hears_everything_and_all_ranks_stop_together(tmp_path):
-    printed = launch("own_tracker.py", "--project_dir", str(tmp_path))
+def own_tracker(folder):
+    return launch("own_tracker.py", "--project_dir", str(folder)), folder
+
+
+@pytest.mark.parametrize("outcome", [own_tracker], indirect=True)
+def test_an_own_tracker_hears_everything_and_all_ranks_stop_together(outcome):
+    printed, folder = outcome
     epoch = int(printed.split()[-1])
-    best = json.loads((tmp_path / "best.json").read_text())
+    best = json.loads((folder / "best.json").read_text())
     assert best["config"] == {"rate": 0.1}
     assert best["loss"][1] == epoch
-    (log,) = tmp_path.rglob("*.jsonl")
+    (log,) = folder.rglob("*.jsonl")
     assert [json.loads(line)["step"] for line in log.read_text().splitlines() if '"step"' in line] == list(
         range(epoch + 1)
     )

@@ -1,6 +1,7 @@
 """The Python on the pages under docs/guides runs as it stands, from top to bottom."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,12 +34,23 @@ def script_of(page):
 PAGES = sorted(page.stem for page in GUIDES.glob("*.md"))
 
 
-@pytest.mark.parametrize(("name", "num_processes"), [*((name, 1) for name in PAGES), ("training_loop", 2)])
-def test_the_code_of_a_guide_runs(tmp_path, monkeypatch, name, num_processes):
-    script = tmp_path / f"{name}.py"
+RUNS = [*((name, 1) for name in PAGES), ("training_loop", 2)]
+
+
+def run_code(folder, *, name, num_processes):
+    script = folder / f"{name}.py"
     script.write_text(script_of(GUIDES / f"{name}.md"), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    done = run_script(script, num_processes=num_processes, timeout_s=120)
+    return run_script(script, num_processes=num_processes, cwd=folder, timeout_s=120)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [partial(run_code, name=name, num_processes=num) for name, num in RUNS],
+    ids=[f"{name}-{num}" for name, num in RUNS],
+    indirect=True,
+)
+def test_the_code_of_a_guide_runs(outcome):
+    done = outcome
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Warning" not in done.stderr, done.stderr
 

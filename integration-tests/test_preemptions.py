@@ -1,18 +1,15 @@
 """A run that is asked to leave, again and again, reaches the result of one that never was."""
 
 import random
-import sys
-from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 import preemptions
+import pytest
+from forking import Runs
 
 
 @pytest.fixture(scope="module")
 def trainers():
-    with preemptions.Trainers() as running:
+    with Runs(preemptions.SCRIPT) as running:
         yield running
 
 

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-
-MODULE = Path(__file__).with_name("two_machines.py")
-_spec = importlib.util.spec_from_file_location("two_machines", MODULE)
-two = importlib.util.module_from_spec(_spec)
-sys.modules["two_machines"] = two
-_spec.loader.exec_module(two)
-ADDRESSES = two.ADDRESSES
+from two_machines import ADDRESSES
 
 DIGITS = Path(__file__).parents[1] / "docs" / "examples" / "digits.py"
 SUM = """
@@ -44,15 +36,6 @@ if sys.argv[2] == "raise" and rank == "3":
     raise ValueError("told to raise")
 time.sleep(60)
 """
-
-
-@pytest.fixture(scope="module")
-def machines(tmp_path_factory) -> Iterator[two.TwoMachines]:
-    reason = two.why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    with two.two_machines(tmp_path_factory.mktemp("machines")) as made:
-        yield made
 
 
 @pytest.fixture

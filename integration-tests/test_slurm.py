@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+import slurm_cluster as slurm
 
-_spec = importlib.util.spec_from_file_location("slurm_cluster", Path(__file__).with_name("slurm_cluster.py"))
-slurm = importlib.util.module_from_spec(_spec)
-sys.modules["slurm_cluster"] = slurm
-_spec.loader.exec_module(slurm)
+from accel_state.testing.side_by_side import SideBySide
 
 ACCEL = [sys.executable, "-m", "accel_launch", "launch", "--cpu"]
 SUM = """
@@ -148,33 +146,55 @@ def test_tasks_of_srun_meet_by_themselves(cluster, script):
     assert sorted(told.splitlines()) == [f"rank {rank} of 2 on n{rank} sees 3.0" for rank in (0, 1)]
 
 
-def test_a_job_on_two_nodes_that_gets_a_sigterm_saves_and_its_next_run_goes_on_from_there(cluster, script):
+def preempted_job(folder, *, cluster):
+    (cluster.folder / "once_more.py").write_text(TRAIN)
     flags = ["--slurm", "--slurm_requeue", "--num_machines=2", "--slurm_options=--output=train.out"]
-    job = cluster.run(*ACCEL, *flags, script(TRAIN)).split()[-1]
+    job = cluster.run(*ACCEL, *flags, "once_more.py").split()[-1]
     output = cluster.folder / "train.out"
     wait_for(output, "rank 1 in run 0 begins after step 0\n")
     cluster.run("scancel", "--signal=TERM", "--batch", job)
     wait_for(output, "rank 0 in run 1 is through")
     text = wait_for(output, "rank 1 in run 1 is through")
+    return text, cluster.run("scontrol", "show", "job", job)
+
+
+def preempted_task(folder, *, cluster):
+    (cluster.folder / "again.py").write_text(AGAIN)
+    flags = ["--slurm", "--slurm_requeue", "--slurm_array=0-1", "--slurm_options=--output=again-%a.out"]
+    job = cluster.run(*ACCEL, *flags, "again.py").split()[-1]
+    untouched, told = (cluster.folder / f"again-{task}.out" for task in (0, 1))
+    for output in (untouched, told):
+        wait_for(output, "run 0 of")
+    shown = cluster.run("scontrol", "show", "job", f"{job}_1")
+    cluster.run("scancel", "--signal=TERM", "--batch", f"{job}_1")
+    text = wait_for(told, "run 1 of")
+    of_untouched = untouched.read_text()
+    cluster.run("scancel", job)
+    return job, shown, text, of_untouched
+
+
+@pytest.fixture(scope="module")
+def queued_again(cluster):
+    """What came of jobs that went back into the queue: side by side, since SLURM holds each there for six seconds."""
+    jobs = [partial(preempted_job, cluster=cluster), partial(preempted_task, cluster=cluster)]
+    done = SideBySide(jobs, make_folder=lambda: cluster.folder)
+    return [partial(done.outcome_of, job) for job in jobs]
+
+
+def test_a_job_on_two_nodes_that_gets_a_sigterm_saves_and_its_next_run_goes_on_from_there(queued_again):
+    text, shown = queued_again[0]()
     for rank in (0, 1):
         saved = re.search(rf"rank {rank} in run 0 saves after step (\d+)\n", text)[1]
         assert f"rank {rank} in run 1 begins after step {saved}\n" in text
         assert f"rank {rank} in run 1 is through after step {int(saved) + 3}\n" in text
         assert f"rank {rank} in run 0 is through" not in text
-    assert "Restarts=1" in cluster.run("scontrol", "show", "job", job)
+    assert "Restarts=1" in shown
 
 
-def test_of_an_array_only_the_task_that_was_told_queues_again(cluster, script):
-    flags = ["--slurm", "--slurm_requeue", "--slurm_array=0-1", "--slurm_options=--output=again-%a.out"]
-    job = cluster.run(*ACCEL, *flags, script(AGAIN)).split()[-1]
-    untouched, told = (cluster.folder / f"again-{task}.out" for task in (0, 1))
-    for output in (untouched, told):
-        wait_for(output, "run 0 of")
+def test_of_an_array_only_the_task_that_was_told_queues_again(queued_again):
+    job, shown, text, of_untouched = queued_again[1]()
     # Its number is the one of the whole array, which it must not put back.
-    assert f"JobId={job} ArrayJobId={job} ArrayTaskId=1" in cluster.run("scontrol", "show", "job", f"{job}_1")
-    cluster.run("scancel", "--signal=TERM", "--batch", f"{job}_1")
-    text = wait_for(told, "run 1 of")
+    assert f"JobId={job} ArrayJobId={job} ArrayTaskId=1" in shown
     assert "saved in run 0" in text
-    assert untouched.read_text().startswith("run 0 of")
-    assert "saved" not in untouched.read_text()
-    cluster.run("scancel", job)
+    assert of_untouched.startswith("run 0 of")
+    assert "saved" not in of_untouched

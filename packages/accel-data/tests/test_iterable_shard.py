@@ -3,10 +3,11 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from accel_data import IterableDatasetShard, prepare_data_loader
 from accel_state.errors import ConfigError
@@ -115,3 +116,24 @@ def test_a_data_set_that_divides_into_equal_parts_shards_itself(num: int, shards
     loader = DataLoader(SelfSharding(24), batch_size=2)
     prepared = prepare_data_loader(loader, num_processes=num, process_index=0, dispatch_batches=False)
     assert isinstance(prepared.dataset, SelfSharding) == shards_itself
+
+
+class Range(IterableDataset):
+    def __init__(self, low: int, high: int) -> None:
+        self.low, self.high = low, high
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.low, self.high))
+
+
+def take_part(worker: int) -> None:
+    """Tell the worker's copy of the data set its part, as the documentation of `IterableDataset` does."""
+    data: Any = get_worker_info().dataset  # type: ignore[union-attr]
+    half = (data.high - data.low) // 2
+    data.low, data.high = data.low + worker * half, data.low + (worker + 1) * half
+
+
+def test_a_worker_init_function_reaches_the_data_set() -> None:
+    given = DataLoader(Range(0, 16), batch_size=2, num_workers=2, worker_init_fn=take_part)
+    loader = prepare_data_loader(given, num_processes=2, process_index=1, dispatch_batches=False)
+    assert [batch.tolist() for batch in loader] == [[2, 3], [10, 11], [6, 7], [14, 15]]

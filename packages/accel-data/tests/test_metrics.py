@@ -265,3 +265,18 @@ def test_one_process_gets_back_what_it_gave(fresh_state: None) -> None:
     loader = prepare_data_loader(DataLoader(list(range(5)), batch_size=2))
     assert [row for batch in loader for row in gather_for_metrics(batch).tolist()] == list(range(5))
     assert gather_for_metrics([1, 2], use_gather_object=True) == [1, 2]
+
+
+def left_early_where_only_the_first_rank_has_a_batch() -> list[int]:
+    given = DataLoader(range(9), batch_size=3, shuffle=True)
+    loader = prepare_data_loader(given, even_batches=False, use_seedable_sampler=True)
+    for step, _ in enumerate(loader):
+        if step == 1:
+            break
+    return gathered(loader)
+
+
+def test_a_rank_that_has_gone_on_to_the_next_epoch_comes_back_for_the_one_that_the_others_left_early(world):
+    seen, part = world(2).run(left_early_where_only_the_first_rank_has_a_batch)
+    assert sorted(seen) == list(range(9))
+    assert seen[:6] == part

@@ -13,7 +13,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    get_worker_info,
+)
 
 from accel_data import gather_for_metrics, prepare_data_loader, skip_first_batches
 from accel_state.errors import CheckpointError
@@ -54,6 +61,18 @@ class StatefulStream(Stream):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.position = state["position"]
+
+
+class DealtStream(StatefulStream):
+    """Deals what it has among the workers; its state says how much of its own part one has read."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        while self.position * step + first < self.size:
+            self.position += 1
+            yield (self.position - 1) * step + first
+        self.position = 0
 
 
 class OddSampler(Sampler[int]):
@@ -307,6 +326,145 @@ def test_a_stream_read_by_workers_is_replayed_batch_by_batch() -> None:
         next(iter(other))
 
 
+@pytest.mark.parametrize(("dispatch", "persistent"), [(False, False), (True, True)])
+def test_workers_go_on_with_a_stateful_stream_where_each_of_them_left_off(
+    dispatch: bool, persistent: bool
+) -> None:
+    def loader() -> Any:
+        # Of 11 samples the first worker reads 6 and the second 5: the last batch of the one is full, of the other not.
+        given = DataLoader(DealtStream(11), batch_size=3, num_workers=2, persistent_workers=persistent)
+        return prepare_data_loader(given, num_processes=1, process_index=0, dispatch_batches=dispatch)
+
+    whole = [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9]]
+    state = loader().state_dict()
+    for num_seen in range(5):
+        going_on = loader()
+        going_on.load_state_dict(json.loads(json.dumps(state)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert [rows(batch) for batch in going_on] == whole[num_seen:]
+        assert [rows(batch) for batch in going_on] == whole
+        one_more = loader()
+        one_more.load_state_dict(state)
+        for batch in one_more:
+            assert rows(batch) == whole[num_seen]
+            state = one_more.state_dict()
+            break
+
+
+def test_workers_go_on_with_a_stateful_stream_for_another_number_of_ranks() -> None:
+    def loaders(num: int) -> list[Any]:
+        given = [DataLoader(DealtStream(24), batch_size=2, num_workers=2) for _ in range(num)]
+        return [
+            prepare_data_loader(one, num_processes=num, process_index=rank, dispatch_batches=False)
+            for rank, one in enumerate(given)
+        ]
+
+    two = loaders(2)
+    iterators = [iter(loader) for loader in two]
+    seen = [row for _ in range(3) for iterator in iterators for row in rows(next(iterator))]
+    assert seen == [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14]
+    one = loaders(1)[0]
+    one.load_state_dict(two[0].state_dict())
+    assert [rows(batch) for batch in one] == [[9, 11], [16, 18], [13, 15], [20, 22], [17, 19], [21, 23]]
+
+
+@pytest.mark.parametrize("stream", [DealtStream, Stream])
+def test_a_stream_is_not_resumed_with_another_number_of_workers(stream: Callable[[], Any]) -> None:
+    def loader(workers: int) -> Any:
+        given = DataLoader(stream(), batch_size=3, num_workers=workers)
+        return prepare_data_loader(given, num_processes=1, process_index=0)
+
+    first = loader(2)
+    next(iter(first))
+    second = loader(0)
+    with pytest.raises(CheckpointError, match=r"`?num_workers=2`?"):
+        second.load_state_dict(first.state_dict())
+        next(iter(second))
+
+
+def test_the_state_at_the_end_of_a_stream_is_that_of_a_data_set_which_has_noticed_its_end() -> None:
+    def loader() -> Any:
+        return prepare_data_loader(
+            DataLoader(StatefulStream(6), batch_size=3),
+            num_processes=1,
+            process_index=0,
+            dispatch_batches=False,
+        )
+
+    first = loader()
+    for _ in first:
+        state = first.state_dict()
+    second = loader()
+    second.load_state_dict(state)
+    assert list(second) == []
+    assert [rows(batch) for batch in second] == [[0, 1, 2], [3, 4, 5]]
+
+
+class BufferingStream(StatefulStream):
+    """Gives its state away as it is, not a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = {"position": 0}
+
+    def __iter__(self) -> Iterator[int]:
+        while self.state["position"] < self.size:
+            self.state["position"] += 1
+            yield self.state["position"] - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return self.state
+
+
+def test_a_state_that_the_data_set_goes_on_to_change_is_that_of_the_last_batch_handed_out() -> None:
+    loader: Any = prepare_data_loader(
+        DataLoader(BufferingStream(), batch_size=3), num_processes=1, process_index=0
+    )
+    next(iter(loader))
+    assert loader.state_dict()["dataset"] == {"position": 3}
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_torchdata_resumes_map_style_data_at_another_number_of_ranks(is_given: bool) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def loaders(num: int) -> list[Any]:
+        kind = stateful if is_given else DataLoader
+        given = [
+            kind(range(SIZE), batch_size=8 // num, shuffle=True, generator=torch.Generator().manual_seed(3))
+            for _ in range(num)
+        ]
+        return [
+            prepare_data_loader(one, num_processes=num, process_index=rank, use_stateful_dataloader=True)
+            for rank, one in enumerate(given)
+        ]
+
+    whole = [row for batch in loaders(1)[0] for row in rows(batch)]
+    first = loaders(1)[0]
+    seen = [row for batch in islice(first, 3) for row in rows(batch)]
+    state = first.state_dict()
+    two = loaders(2)
+    for loader in two:
+        loader.load_state_dict(state)
+    parts = [[rows(batch) for batch in loader] for loader in two]
+    assert seen == whole[:24]
+    assert [row for step in zip(*parts, strict=True) for part in step for row in part][:17] == whole[24:]
+
+
+def test_the_random_sampler_of_torchdata_becomes_seedable() -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    loader: Any = prepare_data_loader(
+        stateful(range(SIZE), batch_size=4, shuffle=True),
+        num_processes=1,
+        process_index=0,
+        use_seedable_sampler=True,
+        data_seed=7,
+    )
+    sampler = RandomSampler(range(SIZE), generator=torch.Generator().manual_seed(7))
+    assert [rows(batch) for batch in loader] == list(BatchSampler(sampler, 4, drop_last=False))
+
+
 def test_torchdata_resumes_a_stateful_stream_in_its_workers() -> None:
     pytest.importorskip("torchdata")
 
@@ -373,17 +531,18 @@ class Counted(Augmented):
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "leg"),
     [
-        {"dispatch_batches": True},
-        {"num_workers": 2},
-        {"num_workers": 2, "dispatch_batches": True},
-        {"num_workers": 2, "use_stateful_dataloader": True},
-        {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "spawn"},
+        ({"dispatch_batches": True}, 3),
+        ({"num_workers": 2}, 3),
+        ({"num_workers": 2, "dispatch_batches": True}, 3),
+        ({"num_workers": 2, "use_stateful_dataloader": True}, 3),
+        # Each of these workers imports torch, for seconds: two legs instead of four.
+        ({"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "spawn"}, 5),
     ],
-    ids=lambda flags: " ".join(flags),
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else f"{value} steps",
 )
-def test_the_states_of_the_workers_copies_of_a_data_set_are_saved(flags: dict[str, Any]) -> None:
+def test_the_states_of_the_workers_copies_of_a_data_set_are_saved(flags: dict[str, Any], leg: int) -> None:
     unbroken = [rows(batch) for batch in counted(**flags)]
     seen: list[list[int]] = []
     state = None
@@ -392,7 +551,7 @@ def test_the_states_of_the_workers_copies_of_a_data_set_are_saved(flags: dict[st
         if state is not None:
             loader.load_state_dict(json.loads(state))
         batches = iter(loader)
-        seen += [rows(batch) for batch in islice(batches, 3)]
+        seen += [rows(batch) for batch in islice(batches, leg)]
         state = json.dumps(loader.state_dict())
         batches.close()
     assert seen == unbroken

@@ -79,3 +79,11 @@ def test_a_model_with_a_wrapped_forward_pickles_and_still_converts():
 
 def test_a_decorated_method_is_bound_to_its_object():
     assert Wrapped().forward(torch.ones(1)).dtype == torch.float32
+
+
+def test_a_decorated_method_keeps_its_attributes_and_pickles():
+    bound = Wrapped().forward
+    assert bound.__name__ == "forward"
+    assert isinstance(bound.__self__, Wrapped)
+    assert pickle.loads(pickle.dumps(bound))(torch.ones(1)).dtype == torch.float32
+    assert pickle.loads(pickle.dumps(Wrapped.forward)) is Wrapped.forward

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -77,3 +77,13 @@ def test_moving_keeps_the_history():
     (send_to_device({"x": weight * 2}, "cpu")["x"]).backward()
     assert weight.grad is not None
     assert weight.grad.item() == 2
+
+
+class Edge(NamedTuple):
+    start: torch.Tensor
+    to: torch.Tensor
+
+
+def test_a_field_called_to_is_no_way_to_move():
+    moved = send_to_device(Edge(torch.ones(1), torch.ones(1)), "meta")
+    assert [rows.device.type for rows in moved] == ["meta", "meta"]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accel_ops import concatenate, pad_input_tensors, slice_tensors
+from accel_state.errors import ConfigError
 
 Pair = namedtuple("Pair", "left right")
 
@@ -66,3 +67,19 @@ def test_tensors_without_the_batch_are_not_padded():
     mask, scalar = torch.ones(7, 7), torch.tensor(1)
     assert pad_input_tensors([mask, scalar], 3, 2)[0] is mask
     assert pad_input_tensors(torch.ones(2, 3), 3, 2, dim=1).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"x": torch.ones(1), "y": torch.ones(1)}, {"y": torch.ones(1)}, [torch.ones(1)], torch.ones(1)],
+)
+def test_structures_that_differ_are_not_joined_in_part(other):
+    with pytest.raises(
+        ConfigError, match=r"must hold equal structures to concatenate, but one has the places"
+    ):
+        concatenate([{"x": torch.ones(1)}, other])
+
+
+def test_nothing_is_not_joined():
+    with pytest.raises(ConfigError, match="at least one structure"):
+        concatenate([])

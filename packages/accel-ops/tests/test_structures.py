@@ -179,3 +179,14 @@ def test_is_namedtuple_knows_them_from_tuples():
     assert not is_namedtuple(torch.ones(1, 2).max(dim=1))
     assert is_torch_tensor(torch.nn.Parameter(torch.ones(1)))
     assert not is_torch_tensor([torch.ones(1)])
+
+
+class Unchangeable(dict):
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError("cannot be changed")
+
+
+def test_a_dict_that_cannot_be_changed_is_built_anew():
+    result = recursively_apply(torch.neg, Unchangeable(x=torch.ones(1)))
+    assert type(result) is Unchangeable
+    assert result["x"].item() == -1

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import torch.distributed as dist
@@ -96,53 +97,80 @@ def finish(pair, *, timeout_s=60):
             process.communicate()
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_script_ends_with_its_own_exit_code_whatever_its_last_act(ending):
-    code, exit_codes, words = ENDINGS[ending]
+def start_ready_pair(code):
     pair = start_pair(code)
     for process in pair:
         assert process.stdout.readline() == "ready\n"
+    return pair
+
+
+def end_of(folder, *, ending):
+    pair = start_ready_pair(ENDINGS[ending][0])
     started = time.monotonic()
-    ended = finish(pair)
+    return ending, finish(pair), time.monotonic() - started
+
+
+@pytest.mark.parametrize(
+    "outcome", [partial(end_of, ending=ending) for ending in ENDINGS], ids=list(ENDINGS), indirect=True
+)
+def test_script_ends_with_its_own_exit_code_whatever_its_last_act(outcome):
+    ending, ended, took_s = outcome
+    _, exit_codes, words = ENDINGS[ending]
     assert [exit_code for _, exit_code in ended] == exit_codes, ended
     for (errors, _), word in zip(ended, words, strict=True):
         assert word in errors
         assert "terminate called" not in errors
-    assert time.monotonic() - started < 40, "the end waited for the group's timeout"
+    assert took_s < 40, "the end waited for the group's timeout"
 
 
-@pytest.mark.parametrize(
-    "waiting", ["while True: sum(range(1000))", "rank or time.sleep(60); state.wait_for_everyone()"]
-)
-def test_interrupt_ends_both_ranks_as_interrupted(waiting):
-    pair = start_pair(waiting)
-    for process in pair:
-        assert process.stdout.readline() == "ready\n"
+def interrupted(folder, *, waiting):
+    pair = start_ready_pair(waiting)
     time.sleep(0.3)  # until the second rank is inside the barrier; earlier would be right too, but test less
     for process in pair:
         process.send_signal(signal.SIGINT)
-    ended = finish(pair, timeout_s=40)
+    return finish(pair, timeout_s=40)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        partial(interrupted, waiting="while True: sum(range(1000))"),
+        partial(interrupted, waiting="rank or time.sleep(60); state.wait_for_everyone()"),
+    ],
+    ids=["both compute", "one waits for the other"],
+    indirect=True,
+)
+def test_interrupt_ends_both_ranks_as_interrupted(outcome):
+    ended = outcome
     assert [exit_code for _, exit_code in ended] == [-signal.SIGINT] * 2, ended
     assert all("KeyboardInterrupt" in errors and "terminate called" not in errors for errors, _ in ended)
 
 
-def test_rank_that_nobody_joins_gives_up_after_the_groups_timeout():
-    pair = start_pair("if rank == 0: state.wait_for_everyone()\nelse: time.sleep(5)", timeout_s=2)
-    (errors, exit_code), (_, other_exit_code) = finish(pair)
+def waits_alone(folder):
+    return finish(start_pair("if rank == 0: state.wait_for_everyone()\nelse: time.sleep(5)", timeout_s=2))
+
+
+@pytest.mark.parametrize("outcome", [waits_alone], indirect=True)
+def test_rank_that_nobody_joins_gives_up_after_the_groups_timeout(outcome):
+    (errors, exit_code), (_, other_exit_code) = outcome
     assert (exit_code, other_exit_code) == (1, 0)
     assert "Timed out waiting 2000ms" in errors
 
 
-def test_failing_rank_under_torchrun_ends_the_run(tmp_path):
-    script = tmp_path / "fails.py"
+def fails_under_torchrun(folder):
+    script = folder / "fails.py"
     script.write_text(
         HEADER.replace("TIMEOUT_S", "60")
         + "if rank == 1: raise ValueError('here')\nstate.wait_for_everyone()"
     )
-    ran = run_script(script, num_processes=2, launcher="torchrun", timeout_s=60)
-    assert ran.returncode == 1
-    assert "ValueError: here" in ran.stderr
-    assert "terminate called" not in ran.stderr
+    return run_script(script, num_processes=2, launcher="torchrun", timeout_s=60)
+
+
+@pytest.mark.parametrize("outcome", [fails_under_torchrun], indirect=True)
+def test_failing_rank_under_torchrun_ends_the_run(outcome):
+    assert outcome.returncode == 1
+    assert "ValueError: here" in outcome.stderr
+    assert "terminate called" not in outcome.stderr
 
 
 def test_forked_child_does_not_end_its_parents_group(world):

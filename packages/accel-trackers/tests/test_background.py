@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -267,42 +268,55 @@ if sys.argv[2] == "interrupt":
 """
 
 
+def trained(folder, *, how, script=SCRIPT):
+    (folder / "train.py").write_text(script)
+    command = [sys.executable, str(folder / "train.py"), str(folder), how]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False), folder / "run"
+
+
+def steps_in(run):
+    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+# How a script ends: its exit code, and what it says.
+WAYS = {
+    "end": ({0}, ""),
+    "raise": ({1}, "ValueError: training went wrong"),
+    "exit": ({3}, ""),
+    "interrupt": ({-2, 130}, "KeyboardInterrupt"),
+    "ended by others": ({-15}, ""),
+}
+
+
 @pytest.mark.parametrize(
-    ("how", "exit_codes", "said"),
-    [
-        ("end", {0}, ""),
-        ("raise", {1}, "ValueError: training went wrong"),
-        ("exit", {3}, ""),
-        ("interrupt", {-2, 130}, "KeyboardInterrupt"),
-        ("ended by others", {-15}, ""),
-    ],
+    ("outcome", "exit_codes", "said"),
+    [(partial(trained, how=how), *WAYS[how]) for how in WAYS],
+    ids=list(WAYS),
+    indirect=["outcome"],
 )
-def test_a_script_that_just_ends_however_has_written_everything(tmp_path, how, exit_codes, said):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path), how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+def test_a_script_that_just_ends_however_has_written_everything(outcome, exit_codes, said):
+    done, run = outcome
     assert done.returncode in exit_codes, done.stderr
     assert said in done.stderr
-    written = [
-        json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert written == list(range(200))
+    assert steps_in(run) == list(range(200))
 
 
-def test_tensorboard_has_everything_too_when_a_script_raises(tmp_path):
+@pytest.mark.parametrize(
+    "outcome",
+    [partial(trained, how="raise", script=SCRIPT.replace("[Slow(", "[TensorBoardTracker("))],
+    ids=["raise"],
+    indirect=True,
+)
+def test_tensorboard_has_everything_too_when_a_script_raises(outcome):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    (tmp_path / "train.py").write_text(SCRIPT.replace("[Slow(", "[TensorBoardTracker("))
-    command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path), "raise"]
-    assert subprocess.run(command, capture_output=True, timeout=90, check=False).returncode == 1
-    events = accumulator.EventAccumulator(str(tmp_path / "run"), size_guidance={"scalars": 0}).Reload()
+    done, run = outcome
+    assert done.returncode == 1
+    events = accumulator.EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     assert [event.step for event in events.Scalars("loss")] == list(range(200))
 
 
-def test_a_failure_after_the_last_log_is_told_at_exit(tmp_path):
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path), "tracker"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+@pytest.mark.parametrize("outcome", [partial(trained, how="tracker")], ids=["tracker"], indirect=True)
+def test_a_failure_after_the_last_log_is_told_at_exit(outcome):
+    done, run = outcome
     assert "TrackerError: The tracker `jsonl` failed to log step 150: OSError: disk is gone" in done.stderr
-    steps = [
-        json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert steps == [step for step in range(200) if step != 150]
+    assert steps_in(run) == [step for step in range(200) if step != 150]

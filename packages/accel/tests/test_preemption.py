@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -215,23 +216,33 @@ def check_stops(folder, num_processes):
     assert not (folder / "beyond").exists()
 
 
-@pytest.mark.parametrize("num_processes", [1, 2, 4])
-def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_leaves_for_requeueing(tmp_path, num_processes):
-    script = tmp_path / "train.py"
+def stops_itself(folder, **options):
+    script = folder / "train.py"
     script.write_text(SCRIPT)
-    done = run_script(script, str(tmp_path), "itself", num_processes=num_processes, timeout_s=120)
+    return run_script(script, str(folder), "itself", timeout_s=120, **options), folder
+
+
+@pytest.mark.parametrize(
+    ("outcome", "num_processes"),
+    [(partial(stops_itself, num_processes=num), num) for num in (1, 2, 4)],
+    ids=[1, 2, 4],
+    indirect=["outcome"],
+)
+def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_leaves_for_requeueing(outcome, num_processes):
+    done, folder = outcome
     assert done.returncode == REQUEUE, done.stderr
-    check_stops(tmp_path, num_processes)
+    check_stops(folder, num_processes)
     assert "terminate called" not in done.stderr
 
 
-def test_under_torchrun_the_ranks_stop_together_too(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    done = run_script(script, str(tmp_path), "itself", num_processes=2, launcher="torchrun", timeout_s=120)
+@pytest.mark.parametrize(
+    "outcome", [partial(stops_itself, num_processes=2, launcher="torchrun")], ids=["two"], indirect=True
+)
+def test_under_torchrun_the_ranks_stop_together_too(outcome):
+    done, folder = outcome
     assert done.returncode == 1, "torchrun reports every failure as 1"
     assert f"exitcode  : {REQUEUE}" in done.stderr
-    check_stops(tmp_path, 2)
+    check_stops(folder, 2)
 
 
 def start_pair(script, folder):
@@ -251,14 +262,13 @@ def start_pair(script, folder):
     ]
 
 
-@pytest.mark.parametrize(("signum", "target"), [(signal.SIGTERM, 0), (signal.SIGUSR1, 1)])
-def test_a_signal_from_outside_stops_both_ranks(tmp_path, signum, target):
-    script = tmp_path / "train.py"
+def told_from_outside(folder, *, signum, target):
+    script = folder / "train.py"
     script.write_text(SCRIPT)
-    pair = start_pair(script, tmp_path)
+    pair = start_pair(script, folder)
     try:
         deadline = time.monotonic() + 60
-        while not all((tmp_path / f"{rank}.running").exists() for rank in (0, 1)):
+        while not all((folder / f"{rank}.running").exists() for rank in (0, 1)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         pair[target].send_signal(signum)
@@ -267,6 +277,20 @@ def test_a_signal_from_outside_stops_both_ranks(tmp_path, signum, target):
         for process in pair:
             kill_tree(process.pid)
             process.communicate()
-    assert [process.returncode for process in pair] == [REQUEUE] * 2, errors
+    return [process.returncode for process in pair], errors, folder
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        partial(told_from_outside, signum=signal.SIGTERM, target=0),
+        partial(told_from_outside, signum=signal.SIGUSR1, target=1),
+    ],
+    ids=["SIGTERM to 0", "SIGUSR1 to 1"],
+    indirect=True,
+)
+def test_a_signal_from_outside_stops_both_ranks(outcome):
+    exit_codes, errors, folder = outcome
+    assert exit_codes == [REQUEUE] * 2, errors
     assert not any(errors), errors
-    check_stops(tmp_path, 2)
+    check_stops(folder, 2)

@@ -15,12 +15,15 @@ def test_set_directories_keeps_a_logging_folder_of_its_own():
     assert (project.project_dir, project.logging_dir) == ("a", "b")
 
 
-@pytest.mark.parametrize("total_limit", [0, -1])
-def test_total_limit_below_one_is_refused(total_limit):
-    with pytest.raises(ConfigError, match=f"`total_limit` must be at least 1 .* got {total_limit}"):
+@pytest.mark.parametrize("total_limit", [0, -1, 1.5, "3", True])
+def test_a_total_limit_that_is_no_number_of_checkpoints_is_refused(total_limit):
+    match = f"`total_limit` must be a whole number of at least 1, .* got {total_limit!r}"
+    with pytest.raises(ConfigError, match=match):
         ProjectConfiguration(total_limit=total_limit)
 
 
-def test_negative_iteration_is_refused():
-    with pytest.raises(ConfigError, match="`iteration` must not be negative, got -1"):
-        ProjectConfiguration(iteration=-1)
+@pytest.mark.parametrize("iteration", [-1, "2", 0.5])
+def test_an_iteration_that_is_no_number_of_a_checkpoint_is_refused(iteration):
+    match = f"`iteration` must be a whole number and not negative, got {iteration!r}"
+    with pytest.raises(ConfigError, match=match):
+        ProjectConfiguration(iteration=iteration)

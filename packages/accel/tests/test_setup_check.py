@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -12,24 +13,34 @@ from accel.setup_check import CheckError, check_processes
 NAMES = ["processes", "collectives", "random numbers", "loaders", "training"]
 
 
-@pytest.mark.parametrize(
-    "flags", [["--num_processes", "1"], ["--num_processes", "2", "--mixed_precision", "bf16"]]
-)
-def test_it_finds_a_good_set_up_good(tmp_path, flags):
-    finished = subprocess.run(
+def checked(folder, *, flags):
+    return subprocess.run(
         [sys.executable, "-m", "accel_launch", "test", "--cpu", *flags],
-        env={**os.environ, "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "HF_HOME": str(folder), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("outcome", "num_processes"),
+    [
+        (partial(checked, flags=["--num_processes", "1"]), 1),
+        (partial(checked, flags=["--num_processes", "2", "--mixed_precision", "bf16"]), 2),
+    ],
+    ids=["one", "two in bf16"],
+    indirect=["outcome"],
+)
+def test_it_finds_a_good_set_up_good(outcome, num_processes):
+    finished = outcome
     assert finished.returncode == 0, finished.stderr
     lines = finished.stdout.splitlines()
     assert [line[7:].partition(":")[0] for line in lines[:-1]] == NAMES
     assert all(line.startswith("ok     ") for line in lines[:-1])
     assert lines[-1] == "This set-up works."
-    assert f"{flags[1]} process(es) on cpu" in lines[0]
+    assert f"{num_processes} process(es) on cpu" in lines[0]
 
 
 class Confused:

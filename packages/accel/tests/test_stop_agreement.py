@@ -117,6 +117,16 @@ def test_a_rank_that_does_not_answer_is_named(agreements, monkeypatch):
     assert not alone_of_two.is_possible
 
 
+def test_nobody_asks_the_store_once_rank_0_which_may_keep_it_has_left(agreements):
+    keeper, other = agreements(2)
+    keeper.close()
+    other._thread.join(timeout=20)
+    assert not other._thread.is_alive()
+    assert not other.is_possible
+    other.advance()
+    assert not other.is_agreed
+
+
 class LostStore(dist.HashStore):
     """A store whose server is gone."""
 

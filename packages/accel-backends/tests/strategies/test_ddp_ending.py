@@ -1,6 +1,7 @@
 """A model that lives until the end of the script does not keep the group's threads alive beyond it."""
 
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -54,11 +55,20 @@ if "end" in sys.argv:
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counts threads by /proc")
-@pytest.mark.parametrize("how", ["falls off", "end"])
-def test_no_thread_of_the_group_outlives_the_script(tmp_path, how):
-    script = tmp_path / "train.py"
+def trained(folder, *, how):
+    script = folder / "train.py"
     script.write_text(SCRIPT)
-    done = run_script(script, how, num_processes=2, launcher="torchrun", timeout_s=100)
+    return run_script(script, how, num_processes=2, launcher="torchrun", timeout_s=100)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads by /proc")
+@pytest.mark.parametrize(
+    "outcome",
+    [partial(trained, how=how) for how in ("falls off", "end")],
+    ids=["falls off", "end"],
+    indirect=True,
+)
+def test_no_thread_of_the_group_outlives_the_script(outcome):
+    done = outcome
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == ["", "left 0", "left 0", "trained True", "trained True"]

@@ -4,7 +4,7 @@ from itertools import product
 
 import torch
 
-from accel_data.dispatch.dealing import Dealer
+from accel_data.dispatch.dealing import NO_BATCH, Dealer
 from accel_data.step_shape import StepShape, full_step
 
 
@@ -24,12 +24,12 @@ def test_every_small_step() -> None:
         batches = [data] if split else list(data.split(rows))
         head = [torch.arange(num * rows)] if split else list(torch.arange(num * rows).split(rows))
         deal = Dealer(num, rows, split, even).deal(batches, head)
-        stream = [row for piece in deal.pieces if piece is not None for row in piece.tolist()]
+        stream = [row for piece in deal.pieces if piece is not NO_BATCH for row in piece.tolist()]
         assert stream[:size] == data.tolist()
-        assert [0 if piece is None else len(piece) for piece in deal.pieces] == list(deal.shape.rows)
+        assert [0 if piece is NO_BATCH else len(piece) for piece in deal.pieces] == list(deal.shape.rows)
         assert deal.shape.num_real == size
         assert stream[size:] == (list(range(num * rows - size)) if even else [])
-        assert deal.num_with_batch == sum(piece is not None for piece in deal.pieces)
+        assert deal.num_with_batch == sum(piece is not NO_BATCH for piece in deal.pieces)
         assert deal.num_batches == len(batches)
 
 

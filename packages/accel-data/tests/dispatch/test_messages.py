@@ -91,3 +91,24 @@ def test_a_failure_is_an_error_at_the_other_end() -> None:
         tape.is_playing = True
         with pytest.raises(StateError, match="Rank 0 reads the data for all ranks and failed"):
             Messages(num_ranks=2, rank=1).receive()
+
+
+class Unsendable:
+    def __reduce__(self) -> Any:
+        raise TypeError("not to be sent")
+
+
+def test_a_piece_that_cannot_be_sent_is_an_error_at_both_ends() -> None:
+    tape = Tape()
+    with use_transport(tape):
+        with pytest.raises(TypeError, match="not to be sent"):
+            Messages(num_ranks=2, rank=0).send(deal(torch.ones(1), Unsendable()), num_following=2)
+        tape.is_playing = True
+        with pytest.raises(StateError, match="Rank 0 reads the data for all ranks and failed"):
+            Messages(num_ranks=2, rank=1).receive()
+
+
+def test_sparse_tensors_and_pieces_of_none_arrive() -> None:
+    pieces, _ = exchange([deal(None, torch.eye(3).to_sparse()), deal(None, None)])
+    assert torch.equal(pieces[0].to_dense(), torch.eye(3))
+    assert pieces[1] is None

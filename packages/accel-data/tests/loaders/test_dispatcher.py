@@ -8,9 +8,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from accel_data import prepare_data_loader
-from accel_state.errors import ConfigError, StateError
+from accel_ops import gather
+from accel_state.errors import ConfigError, DistributedOperationException, StateError
 from accel_state.gradient_state import GradientState
 from accel_state.partial_state import PartialState
+from accel_state.runtime import current_runtime
 
 
 class Sentences(IterableDataset):
@@ -216,3 +218,39 @@ def test_incomplete_steps_are_dropped() -> None:
     prepared = prepare_data_loader(loader, num_processes=2, process_index=1, dispatch_batches=True)
     assert [batch.tolist() for batch in prepared] == [[2, 3]]
     assert len(prepared) == 1
+
+
+def nothing_for_the_third(samples: list[int]) -> torch.Tensor | None:
+    return None if samples[0] == 4 else torch.tensor(samples)
+
+
+def dispatch_none() -> list[Any]:
+    given = DataLoader(range(8), batch_size=2, collate_fn=nothing_for_the_third)
+    return [
+        None if batch is None else batch.tolist()
+        for batch in prepare_data_loader(given, dispatch_batches=True)
+    ]
+
+
+def test_a_batch_that_is_none_is_one(world: Callable[[int], Any]) -> None:
+    assert world(2).run(dispatch_none) == [[[0, 1], None], [[2, 3], [6, 7]]]
+
+
+def leave_alone_in_debug_mode() -> str:
+    current_runtime().debug = True
+    loader = prepare_data_loader(DataLoader(range(8), batch_size=1), dispatch_batches=True)
+    try:
+        for _ in loader:
+            if PartialState().process_index == 1:
+                gather(torch.ones(1))
+    except DistributedOperationException as error:
+        return str(error)
+    finally:
+        current_runtime().debug = False
+    return "not noticed"
+
+
+def test_debug_mode_compares_dispatching_with_what_the_others_do(world: Callable[[int], Any]) -> None:
+    for told in world(2).run(leave_alone_in_debug_mode, timeout_s=30):
+        assert "Process 0: `accel_data.dispatch_batch`" in told
+        assert "Process 1: `accel_ops.gather`" in told

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from accel_ops.transport import current_transport
 from accel_state.errors import StateError
-from accel_state.process_group import is_group_owned, leave_group, own_group
+from accel_state.process_group import backend_of_group, create_owned_group, leave_group
 
 Outcome = Literal["finished", "out of memory", "interrupted", "failed"]
 
@@ -109,28 +109,22 @@ class Attempt:
                 "function "
                 "that is tried, or start with a smaller batch size."
             )
-        backend = self._group._get_backend(_a_device(self._group))
         self._settings: dict[str, Any] = {
-            "backend": dist.get_backend_config(self._group),
-            "timeout": backend.options._timeout,
+            "backend": backend_of_group(),
+            "timeout": self._group._get_backend(_a_device(self._group)).options._timeout,
         }
         self._group = None
-        if dist.get_backend() == "gloo":
-            self._was_owned = leave_group()
-        else:
-            self._was_owned = is_group_owned()
-            dist.distributed_c10d._abort_process_group()
+        self._was_owned = leave_group(release_others=True)
 
     def _build_group_anew(self) -> None:
         self._give_up_group()
-        dist.init_process_group(
+        create = create_owned_group if self._was_owned else dist.init_process_group
+        create(
             **self._settings,
             store=PrefixStore("group", self._store),
             rank=self._rank,
             world_size=self._world_size,
         )
-        if self._was_owned:
-            own_group()
 
 
 def _a_device(group: dist.ProcessGroup) -> torch.device:

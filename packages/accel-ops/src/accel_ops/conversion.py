@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -41,12 +42,15 @@ class ConvertOutputsToFp32:
         """Bind like a function, so that a decorated method receives its ``self``."""
         if instance is None:
             return self
-        return functools.partial(self, instance)
+        return MethodType(self, instance)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle by name where a module holds this object by that name, as with a decorated function."""
+        """Pickle by name where a module or a class holds this object by that name, as with a decorated function."""
         name = getattr(self, "__qualname__", "")
-        if getattr(sys.modules.get(getattr(self, "__module__", "")), name, None) is self:
+        found: Any = sys.modules.get(getattr(self, "__module__", ""))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self:
             return name
         return super().__reduce_ex__(protocol)
 

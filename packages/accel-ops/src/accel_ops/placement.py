@@ -31,7 +31,7 @@ def send_to_device(
     def move(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value.to(device, non_blocking=non_blocking)
-        if hasattr(value, "to") and not isinstance(value, type):
+        if moves_itself(value):
             return _move_object(value, device, non_blocking=non_blocking)
         if not is_container(value):
             return value
@@ -46,6 +46,11 @@ def send_to_device(
         return rebuild_mapping(value, moved)
 
     return move(tensor)
+
+
+def moves_itself(value: object) -> bool:
+    """Tell whether the value has a method ``to``; a class has none for itself, nor a named tuple a field called so."""
+    return callable(getattr(value, "to", None)) and not isinstance(value, type)
 
 
 def _move_object(value: Any, device: torch.device | str | int, *, non_blocking: bool) -> Any:

@@ -15,6 +15,7 @@ from accel_ops.structures import (
     rebuild_mapping,
     recursively_apply,
 )
+from accel_state.errors import ConfigError
 
 
 def slice_tensors(
@@ -37,8 +38,13 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
 
     Raises:
         TypeError: If a leaf is no tensor.
+        ConfigError: If there is nothing to join, or the structures differ.
     """
+    if not data:
+        raise ConfigError("`data` must hold at least one structure to concatenate, got none.")
     first = data[0]
+    if isinstance(first, (tuple, list, Mapping)):
+        _check_alike(data)
     if isinstance(first, (tuple, list)):
         return honor_type(
             first, [concatenate([item[i] for item in data], dim=dim) for i in range(len(first))]
@@ -54,6 +60,24 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
     if not isinstance(first, torch.Tensor):
         raise TypeError(f"Can only concatenate tensors but got {type(first)}.")
     return torch.cat([torch.atleast_1d(tensor) for tensor in data], dim=dim)  # type: ignore[no-untyped-call]
+
+
+def _check_alike(containers: Sequence[Any]) -> None:
+    """Refuse containers that do not have the same places: what is only in some of them would be lost."""
+    wanted = _places(containers[0])
+    for other in containers[1:]:
+        if _places(other) != wanted:
+            raise ConfigError(
+                "`data` must hold equal structures to concatenate, but one has the places "
+                f"{list(wanted)} and another {list(_places(other))}. Give all of them the same."
+            )
+
+
+def _places(container: Any) -> range | set[Any]:
+    """Return the keys or the indices of a container, none of anything else."""
+    if isinstance(container, Mapping):
+        return set(container)
+    return range(len(container)) if isinstance(container, (tuple, list)) else range(0)
 
 
 def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:

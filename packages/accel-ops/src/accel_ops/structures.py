@@ -46,10 +46,14 @@ def rebuild_mapping(data: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:
     """Return a mapping like ``data`` (type, attributes) with ``values`` for the same keys."""
     if isinstance(data, (dict, UserDict)):
         # These two have a shallow copy that does not share its items with the original.
-        rebuilt = copy.copy(data)
-        for key, value in values.items():
-            rebuilt[key] = value
-        return rebuilt
+        try:
+            rebuilt = copy.copy(data)
+            for key, value in values.items():
+                rebuilt[key] = value
+        except TypeError:  # a dict that cannot be changed is built like a Mapping
+            pass
+        else:
+            return rebuilt
     # The convention of Mapping classes: one positional argument.
     make: Callable[[dict[Any, Any]], Any] = type(data)
     return make(dict(values))

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 
+from accel_state.connections import Connections, opened_connections
 from accel_state.environment import read, variable
 from accel_state.errors import ConfigError, StateError
 from accel_state.topology import Topology
@@ -52,6 +53,7 @@ class _Owned:
 
     pid: int | None = None
     group: dist.ProcessGroup | None = None
+    connections: Connections | None = None
     ended: ClassVar[list[tuple[int | None, dist.ProcessGroup]]] = []
     is_exit_hooked: bool = False
 
@@ -98,8 +100,7 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
     import torch.distributed.nn.functional  # noqa: F401
 
     _let_go(wait_s=0.0)
-    dist.init_process_group(**arguments)
-    own_group()
+    create_owned_group(**arguments)
     if backend == "gloo":
         # A rank may be connected to all while another is not yet. If it left now, as a short script does, the other
         # would fail with "Connection closed by peer" (torch 2.13).
@@ -133,7 +134,7 @@ def adopt_group(topology: Topology, *, options: Mapping[str, Any]) -> tuple[Topo
     Raises:
         StateError: If the group contradicts what is asked now.
     """
-    backend = _backend_name(dist.get_backend())
+    backend = backend_of_group()
     asked = options.get("backend")
     if asked is not None and asked != backend:
         raise StateError(
@@ -149,8 +150,9 @@ def adopt_group(topology: Topology, *, options: Mapping[str, Any]) -> tuple[Topo
     return _topology_of_group(topology), backend
 
 
-def _backend_name(backend: str) -> str:
-    """Return the one name behind `cpu:gloo,cuda:gloo`; what differs by device stays as it is."""
+def backend_of_group() -> str:
+    """Return the backend of the default group: one name, or a list like ``cpu:gloo,cuda:nccl`` if it has several."""
+    backend = dist.get_backend_config()
     names = {pair.rpartition(":")[2] for pair in backend.split(",")}
     return names.pop() if len(names) == 1 else backend
 
@@ -166,9 +168,11 @@ def end_owned_group() -> None:
         _let_go(wait_s=0.0)
 
 
-def own_group() -> None:
-    """Take the default group for one that accel set up in this process."""
-    _Owned.pid, _Owned.group = os.getpid(), dist.group.WORLD
+def create_owned_group(**arguments: Any) -> None:
+    """Create the default group with these arguments of `torch.distributed.init_process_group`, and own it."""
+    with opened_connections() as connections:
+        dist.init_process_group(**arguments)
+    _Owned.pid, _Owned.group, _Owned.connections = os.getpid(), dist.group.WORLD, connections
     if not _Owned.is_exit_hooked:
         # Once: atexit keeps the order of registration, and every registration after torch's import runs before
         # torch's own hooks.
@@ -176,16 +180,33 @@ def own_group() -> None:
         atexit.register(_end_at_exit)
 
 
-def leave_group() -> bool:
+def leave_group(*, release_others: bool = False) -> bool:
     """Destroy the default group at once and return whether accel had set it up.
 
-    With gloo the ranks that wait for this one in a collective get an error.
+    Args:
+        release_others: See to it that ranks that wait for this one in a collective get an error. gloo keeps the
+            connections to them open while anything holds the group, as a wrapped model does, perhaps in the
+            traceback of the error that makes this rank leave: they are cut, if accel has set the group up. The
+            communicators of other backends are aborted.
     """
-    was_owned = is_group_owned()
-    dist.destroy_process_group()
+    was_owned, connections, port = is_group_owned(), _Owned.connections, _store_port()
+    if release_others and backend_of_group() != "gloo":
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
     if was_owned:
+        if release_others and connections is not None:
+            connections.cut(spare_port=port)
         _let_go(wait_s=0.0)
     return was_owned
+
+
+def _store_port() -> int | None:
+    """Return the port of the store that the default group was set up with, None if it is not on a network."""
+    store = dist.distributed_c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store.port if isinstance(store, dist.TCPStore) else None
 
 
 def _let_go(*, wait_s: float) -> None:
@@ -196,7 +217,7 @@ def _let_go(*, wait_s: float) -> None:
     """
     if _Owned.group is not None:
         _Owned.ended.append((_Owned.pid, _Owned.group))
-    _Owned.pid = _Owned.group = None
+    _Owned.pid = _Owned.group = _Owned.connections = None
     deadline = time.monotonic() + wait_s
     for index in reversed(range(len(_Owned.ended))):
         if _Owned.ended[index][0] != os.getpid():

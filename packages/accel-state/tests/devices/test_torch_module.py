@@ -2,6 +2,7 @@
 
 import sys
 import types
+from functools import partial
 
 import pytest
 import torch
@@ -203,11 +204,20 @@ print(device_backend_of(state.device).place(Topology(1, 2, 1, 2)))
 """
 
 
-@pytest.mark.parametrize(("name", "plugin"), [vendor[:2] for vendor in RENAMED])
-def test_state_of_a_process_is_built_on_the_vendors_device(name, plugin, tmp_path):
+def placed(folder, *, name, plugin):
     """In a process of its own: torch's spare device type can be given a name only once."""
-    script = tmp_path / "place.py"
+    script = folder / "place.py"
     script.write_text(PLACING)
-    ran = run_script(script, name, plugin, timeout_s=60)
+    return name, run_script(script, name, plugin, timeout_s=60)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [partial(placed, name=name, plugin=plugin) for name, plugin, *_ in RENAMED],
+    ids=[name for name, *_ in RENAMED],
+    indirect=True,
+)
+def test_state_of_a_process_is_built_on_the_vendors_device(outcome):
+    name, ran = outcome
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == [f"{name}:0", f"{name}:0", "NO", f"{name}:0", f"{name}:1"]

@@ -43,6 +43,52 @@ def test_world(world):
 """
 
 
+SIDE_BY_SIDE = """
+from functools import partial
+import pytest
+
+def job(folder, *, name):
+    (folder.parent / f"{name}.ran").touch()
+    if name == "bad":
+        raise ValueError("no good")
+    return name
+
+jobs = {name: partial(job, name=name) for name in ("good", "bad", "unwanted")}
+
+@pytest.mark.parametrize("outcome", [jobs["good"]], indirect=True)
+@pytest.mark.parametrize("number", [1, 2])
+def test_good(outcome, number):
+    assert outcome == "good"
+
+@pytest.mark.parametrize("outcome", [jobs["bad"]], indirect=True)
+def test_bad(outcome):
+    pass
+
+@pytest.mark.parametrize("outcome", [jobs["unwanted"]], indirect=True)
+def test_unwanted(outcome):
+    pass
+"""
+
+
+def test_jobs_of_the_selected_tests_are_run_and_fail_only_those_who_ask_for_them(tmp_path):
+    (tmp_path / "test_inner.py").write_text(SIDE_BY_SIDE)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "accel_state.testing.fixtures",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+    ]
+    command += ["--import-mode=importlib", f"--rootdir={tmp_path}", f"--basetemp={tmp_path / 'base'}"]
+    ran = run_command([*command, str(tmp_path), "-k", "good or bad"], timeout_s=100)
+    assert "2 passed, 1 deselected, 1 error" in ran.stdout, ran.stdout
+    assert "ValueError: no good" in ran.stdout
+    assert sorted(file.stem for file in (tmp_path / "base").rglob("*.ran")) == ["bad", "good"]
+
+
 def test_leaks_fail_their_own_test_and_no_other(tmp_path):
     (tmp_path / "test_inner.py").write_text(LEAKING)
     command = [

@@ -37,6 +37,25 @@ def test_child_process_is_told_and_killed(monkeypatch):
     assert child.wait(timeout=10) == -9
 
 
+def test_processes_that_a_thread_of_a_child_started_are_seen():
+    """The kernel lists children by the thread that started them."""
+    grandchild = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    child = (
+        "import subprocess, sys, threading\n"
+        f"start = lambda: subprocess.Popen([sys.executable, '-c', {grandchild!r}]).wait()\n"
+        "threading.Thread(target=start).start()"
+    )
+    before = Surroundings.now()
+    process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True)
+    pids = {process.pid, int(process.stdout.readline())}
+    assert Surroundings.now().children - before.children == pids
+    idle = frozenset({process.pid})
+    assert Surroundings.now(idle_pids=idle).children - before.children == idle
+    before.put_back()
+    process.communicate()
+    assert not Surroundings.now().children & pids
+
+
 def test_thread_that_goes_on_is_told():
     before = Surroundings.now()
     stop = threading.Event()

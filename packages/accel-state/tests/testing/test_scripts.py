@@ -10,14 +10,15 @@ import pytest
 from accel_state.testing.scripts import kill_tree, run_command, run_script
 
 
-def test_exit_code_output_arguments_and_variables_come_back(tmp_path):
+def test_exit_code_output_arguments_variables_and_folder_come_back(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, sys\nprint(sys.argv[1:], os.environ['WORD'], os.environ['OMP_NUM_THREADS'])\n"
+        "import os, sys\nprint(sys.argv[1:], os.environ['WORD'], os.environ['OMP_NUM_THREADS'], os.getcwd())\n"
         "print('bad', file=sys.stderr)\nsys.exit(4)"
     )
-    ran = run_script(script, "--flag", "x", env={"WORD": "hello"})
-    assert (ran.returncode, ran.stdout, ran.stderr) == (4, "['--flag', 'x'] hello 1\n", "bad\n")
+    ran = run_script(script, "--flag", "x", env={"WORD": "hello"}, cwd=tmp_path)
+    printed = f"['--flag', 'x'] hello 1 {tmp_path}\n"
+    assert (ran.returncode, ran.stdout, ran.stderr) == (4, printed, "bad\n")
 
 
 def test_two_processes_through_torchrun(tmp_path):
@@ -40,7 +41,7 @@ def test_time_is_up_kills_grandchildren_too_and_shows_the_output():
     )
     started = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired) as caught:
-        run_command([sys.executable, "-c", child], timeout_s=6)
+        run_command([sys.executable, "-c", child], timeout_s=3)
     assert time.monotonic() - started < 40
     pid = int(caught.value.stdout)
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -11,22 +11,31 @@ from accel_state.testing.scripts import kill_tree
 
 PARENT = """
 import os, sys, threading, time
-sys.path.insert(0, sys.argv[1])
+folder, num_in_body = sys.argv[1:]
+sys.path.insert(0, folder)
 from body import sleep
 from accel_state.testing.world import World
 world = World(2)
-threading.Thread(target=world.run, args=(sleep,), daemon=True).start()
-while len(world.pids) < 2: time.sleep(0.05)
-time.sleep(float(sys.argv[2]))
+threading.Thread(target=world.run, args=(sleep, folder), daemon=True).start()
+while len(world.pids) < 2 or sum(name.endswith(".sleeps") for name in os.listdir(folder)) < int(num_in_body):
+    time.sleep(0.05)
 print(*world.pids, flush=True)
 os.kill(os.getpid(), 9)
 """
 
 
-@pytest.mark.parametrize("after_s", [0, 3])
-def test_workers_die_with_their_parent(tmp_path, after_s):
-    (tmp_path / "body.py").write_text("import time\ndef sleep():\n    time.sleep(100)\n")
-    command = [sys.executable, "-c", PARENT, str(tmp_path), str(after_s)]
+BODY = """
+import os, time
+def sleep(folder):
+    open(f"{folder}/{os.getpid()}.sleeps", "w").close()
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("num_in_body", [0, 2], ids=["while they start", "in the middle of a body"])
+def test_workers_die_with_their_parent(tmp_path, num_in_body):
+    (tmp_path / "body.py").write_text(BODY)
+    command = [sys.executable, "-c", PARENT, str(tmp_path), str(num_in_body)]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         pids = [int(pid) for pid in parent.communicate(timeout=60)[0].split()]

@@ -32,10 +32,13 @@ class ProjectConfiguration:
     save_on_each_node: bool = False
 
     def __post_init__(self) -> None:
-        if self.total_limit is not None and self.total_limit < 1:
-            raise ConfigError(f"`total_limit` must be at least 1 or None (keep all), got {self.total_limit}.")
-        if self.iteration < 0:
-            raise ConfigError(f"`iteration` must not be negative, got {self.iteration}.")
+        if self.total_limit is not None and not (_is_number(self.total_limit) and self.total_limit >= 1):
+            raise ConfigError(
+                "`total_limit` must be a whole number of at least 1, or None (keep all), "
+                f"got {self.total_limit!r}."
+            )
+        if not (_is_number(self.iteration) and self.iteration >= 0):
+            raise ConfigError(f"`iteration` must be a whole number and not negative, got {self.iteration!r}.")
         self.set_directories(self.project_dir)
 
     def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:
@@ -43,3 +46,7 @@ class ProjectConfiguration:
         self.project_dir = None if project_dir is None else os.fspath(project_dir)
         if self.logging_dir is None:
             self.logging_dir = self.project_dir
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

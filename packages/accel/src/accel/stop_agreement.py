@@ -19,6 +19,9 @@ POLL_S = 0.5
 ANSWER_S = 60.0
 """How long to wait for the other ranks' answers, which their watching threads give at once."""
 
+FAREWELL_S = 5.0
+"""How long rank 0, with which the store may go, waits at most until the others ask it no more."""
+
 
 class StopAgreement:
     """The same last step on every rank, at no cost until somebody asks for it.
@@ -109,8 +112,9 @@ class StopAgreement:
 
     def _watch(self) -> None:
         try:
-            if self._wait_for_request() and self._store is not None:
-                self._exchange(self._store)
+            is_asked = self._wait_for_request()
+            if self._store is not None:
+                (self._exchange if is_asked else self._part)(self._store)
         except RuntimeError as error:  # torch's, from the store
             if not self._answered.is_set():
                 self._failure = f"The ranks could not agree when to stop: {error}"
@@ -121,17 +125,38 @@ class StopAgreement:
             self._enforce(self._grace_period_s)
 
     def _wait_for_request(self) -> bool:
-        """Return True when any rank has been asked, False when nobody was before `close`."""
+        """Return True when any rank has been asked, False when nobody was before `close` here or on rank 0."""
         while True:
             if self.asked_at is not None and self._store is not None:
                 self._store.set("asked", "")
             if self.asked_at is not None or (self._store is not None and self._store.check(["asked"])):
                 self.asked_at = self.asked_at or time.monotonic()
                 return True
-            if self._is_closing:
+            if self._is_closing or self._is_rank_0_parting():
                 return False
             with suppress(queue.Empty):
                 self._wake.get(timeout=None if self._store is None else POLL_S)
+
+    def _is_rank_0_parting(self) -> bool:
+        """Look whether rank 0 has ended its training; nobody can agree with it any more then."""
+        if self._store is None or self._rank == 0 or not self._store.check(["parting"]):
+            return False
+        self._failure = "The ranks could not agree when to stop: rank 0 has ended its training."
+        return True
+
+    def _part(self, store: Store) -> None:
+        """Let the others know that this rank asks no more; rank 0 leaves when none does.
+
+        A rank that asked a store which has gone would get a long trace of torch's on its screen.
+        """
+        if self._rank != 0:
+            store.set(f"parted/{self._rank}", "")
+            return
+        store.set("parting", "")
+        deadline = time.monotonic() + FAREWELL_S
+        others = [f"parted/{rank}" for rank in self._ranks if rank != 0]
+        while not store.check(others) and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def _exchange(self, store: Store) -> None:
         # In this order: the main thread either sees the request in its next step and waits, or that step is
@@ -151,6 +176,8 @@ class StopAgreement:
         keys = {rank: f"{what}/{rank}" for rank in self._ranks}
         deadline = time.monotonic() + ANSWER_S
         while not store.check(list(keys.values())):
+            if self._is_rank_0_parting():
+                return False
             if time.monotonic() > deadline:
                 silent = [str(rank) for rank, key in keys.items() if not store.check([key])]
                 self._failure = (

@@ -39,7 +39,9 @@ PLAIN = st.recursive(
     | st.booleans()
     | st.integers(-(2**70), 2**70)
     | st.floats(allow_nan=False)
-    | st.text(max_size=5),
+    | st.text(max_size=5)
+    | st.binary(max_size=5)
+    | st.builds(bytearray, st.binary(max_size=3)),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.text(max_size=3) | st.integers(0, 5), inner, max_size=3)

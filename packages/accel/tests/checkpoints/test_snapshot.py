@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -41,6 +42,19 @@ def test_a_tensor_that_is_there_twice_is_copied_once():
     weight = torch.ones(4)
     copied = copies({"a": weight, "b": weight}, HostBuffers())
     assert copied["a"] is copied["b"]
+
+
+def test_what_is_changed_in_place_is_copied():
+    content = {"bytes": bytearray(b"a"), "set": {1}, "array": np.zeros(2), "list": [[1]]}
+    copied = copies(content, HostBuffers())
+    content["bytes"][0] = 0
+    content["set"].add(2)
+    content["array"][:] = 5
+    content["list"][0].append(2)
+    assert copied["bytes"] == b"a"
+    assert copied["set"] == {1}
+    assert copied["array"].tolist() == [0, 0]
+    assert copied["list"] == [[1]]
 
 
 def test_containers_keep_their_kind():

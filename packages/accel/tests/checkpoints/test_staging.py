@@ -13,13 +13,19 @@ from accel_state.errors import ConfigError
 
 def staged(target, token="token-1", **files):
     staging = Staging(target, token=token)
-    staging.own()
+    staging.make()
     entries = []
     for name, content in {"random_states_0.pkl": "x", **files}.items():
         (staging.path / name).write_text(content)
         entries.append(FileEntry(name, len(content), digest_of(staging.path / name)))
     write_manifest(staging.path, Manifest(entries))
     return staging
+
+
+def published(target, **options):
+    staging = staged(target, **options)
+    staging.publish()
+    staging.settle()
 
 
 def test_nothing_is_seen_before_it_is_published(tmp_path):
@@ -30,13 +36,55 @@ def test_nothing_is_seen_before_it_is_published(tmp_path):
     assert check_loadable(tmp_path / "a", verify=True).can_be_loaded
 
 
+def names_and_places(folder):
+    return {path.relative_to(folder): path.is_file() and path.stat().st_ino for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("before", ["nothing", "empty", "checkpoint", "checkpoint-in-two-steps", "files"])
+def test_what_cannot_be_published_leaves_all_as_it_was(tmp_path, monkeypatch, before):
+    """Also what fails last of all, forcing the folder around it to disk."""
+    if before != "nothing":
+        (tmp_path / "a").mkdir()
+    if before.startswith("checkpoint"):
+        published(tmp_path / "a", old="1")
+    if before == "files":
+        (tmp_path / "a" / "config").write_text("mine")
+    if before.endswith("steps"):
+        monkeypatch.setattr(module, "exchange", lambda one, other: False)
+    staging = staged(tmp_path / "a", token="token-2", **{"sub-new": "2"})
+    expected = names_and_places(tmp_path)
+    real = module.force_to_disk
+
+    def failing(path):
+        if path == tmp_path:
+            raise OSError("the disk has gone")
+        real(path)
+
+    monkeypatch.setattr(module, "force_to_disk", failing)
+    with pytest.raises(OSError, match="the disk has gone"):
+        staging.publish()
+    assert names_and_places(tmp_path) == expected
+    staging.discard()
+
+
+def test_an_empty_folder_becomes_the_checkpoint_in_one_step_and_is_open_to_whom_it_was(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a").chmod(0o750)
+    staging = staged(tmp_path / "a")
+    place = staging.path.stat().st_ino
+    staging.publish()
+    assert (tmp_path / "a").stat().st_ino == place
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o750
+    staging.settle()
+
+
 @pytest.mark.parametrize("can_exchange", [True, False])
 def test_a_checkpoint_is_replaced_as_a_whole(tmp_path, monkeypatch, can_exchange):
     if not can_exchange:
         monkeypatch.setattr(module, "exchange", lambda one, other: False)
-    staged(tmp_path / "a", old="1").publish()
+    published(tmp_path / "a", old="1")
     (tmp_path / "a" / "mine").write_text("mine")
-    staged(tmp_path / "a", token="token-2", new="2").publish()
+    published(tmp_path / "a", token="token-2", new="2")
     assert os.listdir(tmp_path) == ["a"]
     assert sorted(os.listdir(tmp_path / "a")) == [
         "accel_checkpoint.json",
@@ -46,22 +94,20 @@ def test_a_checkpoint_is_replaced_as_a_whole(tmp_path, monkeypatch, can_exchange
     ]
 
 
-def test_a_checkpoint_that_lost_its_name_is_still_found(tmp_path, monkeypatch):
+def test_a_checkpoint_that_lost_its_name_is_still_found(tmp_path):
     """As after a kill between the two renames that some file systems need."""
 
-    def killed_between(new, old):
-        old.rename(old.parent / f"{module.PREVIOUS_PREFIX}{old.name}-token-2")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "exchange", killed_between)
-    staged(tmp_path / "checkpoint_0").publish()
-    with pytest.raises(KeyboardInterrupt):
-        staged(tmp_path / "checkpoint_0", token="token-2").publish()
+    published(tmp_path / "checkpoint_0")
+    (tmp_path / "checkpoint_0" / "mine").write_text("mine")
+    (tmp_path / "checkpoint_0").rename(tmp_path / f"{module.PREVIOUS_PREFIX}checkpoint_0-token-2")
     assert not (tmp_path / "checkpoint_0").exists()
     remove_left_over(tmp_path)
     displaced = newest_checkpoint(tmp_path)
     assert displaced.name == ".tmp-previous-checkpoint_0-token-2"
     assert check_loadable(tmp_path / "checkpoint_0", verify=True).path == displaced
+    published(tmp_path / "checkpoint_0", token="token-3")
+    assert (tmp_path / "checkpoint_0" / "mine").read_text() == "mine"
+    assert os.listdir(tmp_path) == ["checkpoint_0"]
 
 
 def test_discarding_leaves_nothing(tmp_path):
@@ -69,16 +115,38 @@ def test_discarding_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_left_overs_of_the_dead_go_and_those_of_the_living_stay(tmp_path):
-    living = staged(tmp_path / "a", token="living-1")
-    dead = staged(tmp_path / "b", token="dead-1")
-    dead._release()
-    (tmp_path / ".tmp-fresh-x-1").mkdir()
-    for path in (living.path, dead.path):
-        os.utime(path, (1, 1))
-    remove_left_over(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == [".tmp-a-living-1", ".tmp-fresh-x-1"]
+def test_left_overs_of_the_dead_go_at_once_and_those_of_the_living_stay(tmp_path):
+    folder = tmp_path / "checkpoints"
+    living = staged(folder / "a", token="living-1")
+    staged(folder / "b", token="dead-1").release()
+    (folder / ".tmp-whose").mkdir()
+    remove_left_over(folder)
+    assert os.listdir(folder) == [".tmp-a-living-1"]
     living.discard()
+
+
+def test_a_folder_of_another_rank_is_held_too(tmp_path):
+    first, second = staged(tmp_path / "a", token="0a1b2c3d-1"), Staging(tmp_path / "a", token="0a1b2c3d-1")
+    second.make()
+    first.release()
+    remove_left_over(tmp_path)
+    assert os.listdir(tmp_path) == [".tmp-a-0a1b2c3d-1"]
+    second.release()
+    remove_left_over(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_outside_of_the_folder_of_checkpoints_only_what_is_surely_ours_goes(tmp_path):
+    for name in (
+        ".tmp-another-programs",
+        ".tmp-a-0a1b2c3d-1",
+        ".tmp-removed-a-12",
+        ".tmp-previous-b-0a1b2c3d-1",
+    ):
+        (tmp_path / name).mkdir()
+    (tmp_path / "b").mkdir()
+    remove_left_over(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".tmp-another-programs", "b"]
 
 
 def test_the_oldest_go_by_number_and_never_the_newest_save(tmp_path):

@@ -146,6 +146,27 @@ def test_the_newest_is_loaded_and_the_numbers_go_on_after_it(tmp_path):
     assert (other.custom[0].value, other.accelerator.save_iteration) == (11, 3)
 
 
+def test_the_steps_are_counted_over_several_runs(tmp_path):
+    run = Run(folder=str(tmp_path))
+    run.train(3)
+    run.accelerator.save_state()
+    other = Run(folder=str(tmp_path), seed=5)
+    other.accelerator.load_state()
+    other.train(2)
+    other.accelerator.save_state()
+    from accel.checkpoints.manifest import read_manifest
+
+    folder = tmp_path / "checkpoints"
+    assert [read_manifest(folder / f"checkpoint_{number}").step for number in (0, 1)] == [3, 5]
+
+
+def test_a_folder_for_a_checkpoint_that_gets_its_name_by_itself_has_no_effect_and_that_is_told(tmp_path):
+    run = Run(folder=str(tmp_path / "project"))
+    with pytest.warns(UserWarning, match="`output_dir='elsewhere'` has no effect"):
+        saved = run.accelerator.save_state("elsewhere")
+    assert saved == str(tmp_path / "project" / "checkpoints" / "checkpoint_0")
+
+
 def test_a_number_that_is_taken_is_refused(tmp_path):
     Run(folder=str(tmp_path)).accelerator.save_state()
     with pytest.raises(ConfigError, match="checkpoint_0` is there already"):
@@ -281,6 +302,66 @@ def test_a_failure_behind_the_loop_is_told_by_the_next_save_once(tmp_path):
         run.accelerator.save_state(tmp_path / "c")
     run.accelerator.save_state(tmp_path / "c")
     run.accelerator.load_state(tmp_path / "c", verify=True)
+
+
+def test_what_cannot_be_copied_is_told_by_the_handle_and_the_numbers_go_on(tmp_path):
+    run = Run(folder=str(tmp_path))
+    run.custom[0].value = object()
+    handle = run.accelerator.save_state(blocking=False)
+    with pytest.raises(CheckpointError, match="custom_checkpoint_0.pkl` cannot be saved"):
+        handle.wait()
+    run.custom[0].value = 1
+    assert run.accelerator.save_state().endswith("checkpoint_1")
+    assert os.listdir(tmp_path / "checkpoints") == ["checkpoint_1"]
+
+
+def save_behind_with_one_failing_whom_only_one_asks(folder):
+    project = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=True)
+    accelerator = Accelerator(cpu=True, project_config=project)
+    accelerator.prepare(nn.Linear(2, 2))
+    rank = accelerator.process_index
+
+    def hook(models, weights, output_dir):
+        if rank == 1:
+            raise KeyError("no luck here")
+
+    hook = accelerator.register_save_state_pre_hook(hook)
+    handle = accelerator.save_state(blocking=False)
+    hook.remove()
+    told = [str(handle.exception())] if rank == 0 else []
+    for blocking in (False, True):
+        try:
+            saved = accelerator.save_state(blocking=blocking)
+            told.append(str(saved if blocking else saved.exception()))
+        except CheckpointError as error:
+            told.append(str(error))
+    accelerator.load_state(verify=True)
+    return told
+
+
+def test_ranks_go_the_same_way_after_a_failure_that_one_of_them_has_been_told(world, tmp_path):
+    first, second = world(2).run(save_behind_with_one_failing_whom_only_one_asks, str(tmp_path))
+    reason = "rank 1: KeyError: 'no luck here'"
+    assert reason in first[0]  # by the handle
+    assert reason in first[1]  # the next save, which fails for all because rank 1 is told now
+    assert "checkpoint_0" in second[0]
+    assert reason in second[0]
+    assert first[2] == second[1] == str(tmp_path / "checkpoints" / "checkpoint_2")
+
+
+def test_an_interruption_after_the_commit_leaves_the_checkpoint_and_the_next_number(tmp_path, monkeypatch):
+    run = Run(folder=str(tmp_path), limit=1)
+    run.accelerator.save_state()
+
+    def interrupted(path, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("shutil.rmtree", interrupted)
+        run.accelerator.save_state()
+    run.accelerator.load_state(tmp_path / "checkpoints" / "checkpoint_1", verify=True)
+    assert run.accelerator.save_state().endswith("checkpoint_2")
+    assert os.listdir(tmp_path / "checkpoints") == ["checkpoint_2"]
 
 
 def test_gradients_of_an_open_accumulation_come_back(tmp_path):

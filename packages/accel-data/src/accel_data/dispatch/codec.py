@@ -54,7 +54,7 @@ def outline_pieces(pieces: list[Any]) -> tuple[bytes, list[tuple[int, torch.Tens
             used += _aligned(slot.num_bytes)
             return slot
 
-        outlines.append(Outline(recursively_apply(place, piece), begin, used))
+        outlines.append(Outline(recursively_apply(place, piece, test_type=_is_dense), begin, used))
         begin += used
     return pickle.dumps(outlines, protocol=pickle.HIGHEST_PROTOCOL), tensors, begin
 
@@ -75,6 +75,11 @@ def read_piece(outline: Outline, room: torch.Tensor) -> Any:
         return own[slot.start : slot.start + slot.num_bytes].view(slot.dtype).view(slot.shape)
 
     return recursively_apply(fetch, outline.skeleton, test_type=lambda value: isinstance(value, Slot))
+
+
+def _is_dense(value: object) -> bool:
+    """Tell whether the value is a tensor whose elements lie in rows; others are pickled with what is around them."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested
 
 
 def _aligned(num_bytes: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from accel_data.dispatch.rows import can_join, join_rows, num_rows, take_rows
@@ -13,11 +14,18 @@ from accel_state.errors import ConfigError
 SliceRows = Callable[..., Any]
 
 
+class Absent(Enum):
+    """Stands where a rank has no batch; a batch may well be None."""
+
+    NO_BATCH = "no batch"
+
+
+NO_BATCH = Absent.NO_BATCH
+
+
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """One step: a piece for each rank (None for a rank without a batch), its shape, and how many batches were
-    read.
-    """
+    """One step: a piece for each rank (`NO_BATCH` for one without), its shape, and how many batches were read."""
 
     pieces: list[Any]
     shape: StepShape
@@ -26,7 +34,7 @@ class Deal:
     @property
     def num_with_batch(self) -> int:
         """Ranks with a batch; they are the first ones."""
-        return sum(piece is not None for piece in self.pieces)
+        return sum(piece is not NO_BATCH for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,7 @@ class Dealer:
         real = tuple([1 if count is None else count for count in counts])
         if not self.even:
             shape = (*real, *[0] * missing)
-            return [*batches, *[None] * missing], StepShape(shape, shape)
+            return [*batches, *[NO_BATCH] * missing], StepShape(shape, shape)
         again = [index % len(batches) for index in range(missing)]
         rows = (*real, *[real[index] for index in again])
         return [*batches, *[batches[index] for index in again]], StepShape(rows, (*real, *[0] * missing))
@@ -111,7 +119,7 @@ class Dealer:
         bounds = [(min(rank * rows, have), min((rank + 1) * rows, have)) for rank in range(self.num_ranks)]
         real = tuple([max(0, min(high, num_real) - low) for low, high in bounds])
         pieces = [
-            self._slice(joined, low, high, rank) if high > low else None
+            self._slice(joined, low, high, rank) if high > low else NO_BATCH
             for rank, (low, high) in enumerate(bounds)
         ]
         return pieces, StepShape(tuple([high - low for low, high in bounds]), real)
@@ -147,7 +155,7 @@ class Dealer:
             return pieces, StepShape((rows,) * self.num_ranks, (*real, *[0] * missing))
         missing = self.num_ranks - len(pieces)
         shape = (*real, *[0] * missing)
-        return [*pieces, *[None] * missing], StepShape(shape, shape)
+        return [*pieces, *[NO_BATCH] * missing], StepShape(shape, shape)
 
 
 def _known(count: int | None, batch: Any) -> int:

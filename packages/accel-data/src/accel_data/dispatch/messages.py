@@ -11,13 +11,21 @@ import torch
 
 from accel_data.dispatch.codec import Outline, outline_pieces, read_piece, write_tensors
 from accel_data.dispatch.dealing import Deal
+from accel_data.dispatch.deferred import DeferredError
 from accel_data.step_shape import StepShape
+from accel_ops.debug import verify_call
 from accel_ops.transport import current_transport
 from accel_state.errors import StateError
 
 #: Buffers are multiples of this, so that outlines that vary a little do not need a second broadcast.
 _GRAIN = 1 << 12
 _FIELDS = 5
+
+
+@verify_call(aspects=())
+def dispatch_batch(buffer: torch.Tensor, source: int) -> torch.Tensor:
+    """Send a message to all ranks, or receive it; compared with what the others do in debug mode."""
+    return current_transport().broadcast(buffer, source=source)
 
 
 class Kind(IntEnum):
@@ -33,7 +41,7 @@ class Step:
     """A step as one rank sees it.
 
     Args:
-        piece: Its own rows, None if it has no batch.
+        piece: Its own rows, `NO_BATCH` if it has none.
         shape: The rows of all ranks.
         num_following: Ranks, the first ones, that also have a batch in the next step.
         num_batches: Batches that were read for the step.
@@ -69,8 +77,17 @@ class Messages:
         self._sent = b""
 
     def send(self, deal: Deal, *, num_following: int) -> None:
-        """Send a step; on the reading rank."""
-        outline, tensors, size = outline_pieces(deal.pieces)
+        """Send a step; on the reading rank.
+
+        Raises:
+            Exception: What was raised because a piece cannot be sent. The others are told that this rank failed.
+        """
+        deferred = DeferredError()
+        with deferred:
+            outline, tensors, size = outline_pieces(deal.pieces)
+        if deferred.error is not None:
+            self.send_word(Kind.FAILURE)
+            raise deferred.error
         news = b"" if outline == self._sent else outline
         self._sent = outline
         fields = [
@@ -109,7 +126,7 @@ class Messages:
         self._make_room(size, news)
         if news:
             self._outlines = pickle.loads(  # noqa: S301  # written by the reading rank of this job
-                bytes(buffer[self._header_bytes : body].tolist())
+                buffer[self._header_bytes : body].cpu().numpy().tobytes()
             )
         shape = StepShape(tuple(counts[: self._num_ranks]), tuple(counts[self._num_ranks :]))
         piece = read_piece(self._outlines[self._rank], buffer[body:])
@@ -137,7 +154,7 @@ class Messages:
         return torch.empty(size, dtype=torch.uint8, device=current_transport().control_device)
 
     def _broadcast(self, buffer: torch.Tensor) -> torch.Tensor:
-        return current_transport().broadcast(buffer, source=self._source)
+        return dispatch_batch(buffer, self._source)
 
     def _header(self, buffer: torch.Tensor) -> list[int]:
         fields: list[int] = buffer[: self._header_bytes].cpu().view(torch.int64).tolist()

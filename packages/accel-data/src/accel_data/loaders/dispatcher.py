@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-from accel_data.dispatch.dealing import Dealer
+from accel_data.dispatch.dealing import NO_BATCH, Dealer
 from accel_data.dispatch.messages import Messages, Step
 from accel_data.dispatch.source import Read, read_steps, send_steps
 from accel_data.loaders.prepared import PreparedLoader
@@ -168,7 +168,7 @@ class DataLoaderDispatcher(PreparedLoader):
             if number == 1:
                 end = progress.start
                 self._foretell_remainder()
-            if step.piece is None:
+            if step.piece is NO_BATCH:
                 return
             end = Position(end.samples + step.num_batches * per_batch, end.batches + step.num_batches)
             progress.steps, progress.end = number, end

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from accel_ops.placement import send_to_device
+from accel_ops.placement import moves_itself, send_to_device
 from accel_ops.structures import is_container, recursively_apply
 
 
@@ -114,9 +114,9 @@ def _is_transparent(batch: Any) -> bool:
     opaque: list[Any] = []
 
     def visit(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) and hasattr(value, "to"):
+        if not isinstance(value, torch.Tensor) and moves_itself(value):
             opaque.append(value)
         return value
 
-    recursively_apply(visit, batch, test_type=lambda value: not is_container(value) or hasattr(value, "to"))
+    recursively_apply(visit, batch, test_type=lambda value: not is_container(value) or moves_itself(value))
     return not opaque

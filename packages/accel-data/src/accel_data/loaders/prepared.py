@@ -24,6 +24,7 @@ from accel_data.mesh import DataRanks, all_different
 from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_data.samplers.run import Position, SamplerRun
 from accel_data.stateful import knows_place
+from accel_ops.objects import broadcast_object_list
 from accel_state.enums import RNGType
 
 
@@ -229,7 +230,17 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             reader=self._reader,
         )
         self._progress.begin_pass(start, SamplerRun(start, order_state=order_state, has_drawn=True))
+        self._progress.worker_states = self._stream_workers(resumption)
         return batches
+
+    def _stream_workers(self, resumption: Resumption | None) -> WorkerStates | None:
+        """Return what the workers of a stream begin a pass with, None where their states are not noted."""
+        base = self.base_dataloader
+        if not base.num_workers or not self._is_noted(base):
+            return None
+        if resumption is None or resumption.stream_workers is None:
+            return WorkerStates([None] * base.num_workers, live_on=False)
+        return WorkerStates(**resumption.stream_workers, live_on=False)
 
     def _not_carried(self) -> dict[str, Any]:
         return {"_notes": Notes(), "_reader_of": {}}
@@ -240,11 +251,18 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         made = self._reader_of.get("reader")
         wanted = (loader.dataset, loader.collate_fn, loader.batch_sampler, loader.sampler)
         if made is None or any(one is not other for one, other in zip(made[0], wanted)):
-            stream = stream_of(loader)
-            is_noted = has_state(stream) and not (is_iterable(loader) and loader.num_workers)
-            made = wanted, tagging(loader, self._notes, stateful_dataset=stream if is_noted else None)
+            dataset = stream_of(loader) if self._is_noted(loader) else None
+            made = wanted, tagging(loader, self._notes, stateful_dataset=dataset)
             self._reader_of["reader"] = made
         return made[1]
+
+    def _is_noted(self, loader: DataLoader[Any]) -> bool:
+        """Tell whether the state of the data set is noted after each batch.
+
+        A `StatefulDataLoader` keeps the states of a stream in its workers by itself.
+        """
+        keeps_itself = self.use_stateful_dataloader and is_iterable(loader) and loader.num_workers > 0
+        return has_state(stream_of(loader)) and not keeps_itself
 
     def _placement(self) -> Placement | None:
         is_pinned = self.base_dataloader.pin_memory
@@ -258,7 +276,16 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         state = reader.state_dict()
         return state if knows_place(state) else None
 
-    def _announce_epoch(self, *, is_shared: bool) -> None:
+    def _announce_epoch(self, *, is_shared: bool, ends_alike: bool = True) -> None:
+        """Agree with the other ranks on the epoch and its order, and tell them to what wants to know.
+
+        Args:
+            is_shared: Whether the ranks deal the order among each other.
+            ends_alike: Whether all ranks have as many batches. If not, and the loop was left early, those with fewer
+                may have gone on to the next epoch already, while the first rank, which has the most, has not.
+        """
+        if is_shared and not ends_alike:
+            self._progress.choose_epoch(broadcast_object_list([self._progress.epoch])[0])
         set_epoch(self.base_dataloader, self._progress.epoch)
         agree_on_order(
             self.get_sampler(),

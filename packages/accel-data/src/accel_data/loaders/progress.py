@@ -23,6 +23,8 @@ class Resumption:
         dataset_state: State of a stream at that place, which then need not be replayed.
         loader_state: State of a `StatefulDataLoader` at that place.
         worker_states: States of the workers' copies of map-style data, in the order of their turns.
+        stream_workers: States of the workers' copies of a stream, and whose turn it is.
+        num_workers: Workers that read the stream.
         num_ranks: Ranks that had read the epoch so far.
         is_complete: Whether the stream is known to have ended there.
     """
@@ -32,6 +34,8 @@ class Resumption:
     dataset_state: Any = None
     loader_state: Any = None
     worker_states: list[Any] | None = None
+    stream_workers: dict[str, Any] | None = None
+    num_workers: int | None = None
     num_ranks: int = 1
     is_complete: bool = False
 
@@ -50,7 +54,7 @@ class Progress:
         end: Where the last yielded step ended, where the pass is not a matter of arithmetic.
         dataset_state: State of the data set after the last yielded step, where it may have been read further.
         loader_state: State of a `StatefulDataLoader` after the last yielded step.
-        worker_states: States of the workers' copies of map-style data after the last yielded step.
+        worker_states: States of the workers' copies of the data set after the last yielded step.
         is_complete: Whether the last yielded step is known to be the last of a stream.
     """
 
@@ -85,7 +89,7 @@ class Progress:
         if note.worker is None:
             self.dataset_state = note.dataset_state
         elif self.worker_states is not None:
-            self.worker_states.note(note.worker, note.dataset_state)
+            self.worker_states.note(note.worker, note.dataset_state, is_last=note.is_last)
 
     def finish_epoch(self) -> None:
         """Go on to the next epoch, whose order has not been drawn and of which nothing has been read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 from typing import Any
 
 import torch
@@ -42,7 +43,9 @@ def save_progress(progress: Progress, base: DataLoader[Any], num_ranks: int) -> 
         "generator": None if order_state is None else _to_text(order_state),
         "is_order_drawn": is_drawn,
         "dataset": _dataset_state(progress, base),
-        "workers": _worker_states(progress),
+        "workers": None if is_iterable(base) else _worker_states(progress),
+        "stream_workers": _stream_workers(progress) if is_iterable(base) else None,
+        "num_workers": base.num_workers if is_iterable(base) else None,
         "loader": _kept(progress, "loader_state"),
         "is_complete": _kept(progress, "is_complete"),
     }
@@ -62,6 +65,8 @@ def load_progress(
         _check_length(state, base)
         if state.get("workers") is not None:
             check_number(state["workers"], base.num_workers)
+        if state.get("stream_workers") is not None and not state["is_complete"]:
+            check_number(state["stream_workers"]["states"], base.num_workers)
     sampler = get_sampler(base)
     if isinstance(sampler, SeedableRandomSampler) and state["seed"] is not None:
         sampler.initial_seed, sampler.is_seed_given = state["seed"], True
@@ -79,6 +84,8 @@ def load_progress(
         dataset_state=state["dataset"] if position and is_iterable(base) else None,
         loader_state=state["loader"] if position else None,
         worker_states=state.get("workers") if position else None,
+        stream_workers=state.get("stream_workers") if position else None,
+        num_workers=state.get("num_workers"),
         num_ranks=state["num_processes"],
         is_complete=state["is_complete"] and position,
     )
@@ -125,6 +132,11 @@ def _set_generator(base: DataLoader[Any], state: torch.Tensor | None) -> None:
 
 def _dataset_state(progress: Progress, base: DataLoader[Any]) -> Any:
     if is_iterable(base):
+        has_ended = progress.resumption is None and progress.is_complete and not base.num_workers
+        if has_ended and has_state(stream_of(base)):
+            # The state right after the last batch may be one at whose end the next epoch would be, too: only when it
+            # was asked for more has the data set noticed that it had ended.
+            return copy.deepcopy(stream_of(base).state_dict())
         return _kept(progress, "dataset_state")
     dataset: Any = base.dataset
     if not has_state(dataset):
@@ -136,6 +148,12 @@ def _worker_states(progress: Progress) -> list[Any] | None:
     if progress.resumption is not None:
         return progress.resumption.worker_states
     return None if progress.worker_states is None else progress.worker_states.in_turn()
+
+
+def _stream_workers(progress: Progress) -> dict[str, Any] | None:
+    if progress.resumption is not None:
+        return progress.resumption.stream_workers
+    return None if progress.worker_states is None else progress.worker_states.of_stream()
 
 
 def _kept(progress: Progress, name: str) -> Any:

@@ -79,7 +79,9 @@ class DataLoaderShard(PreparedLoader):
         return dataset if isinstance(dataset, IterableDatasetShard) else index_shard(self.base_dataloader)
 
     def _read(self) -> Iterator[Any]:
-        self._announce_epoch(is_shared=self.data_ranks.num_ranks > 1)
+        source = self._dealing_source()
+        ends_alike = source is not None and (source.even_batches or source.drop_last)
+        self._announce_epoch(is_shared=self.data_ranks.num_ranks > 1, ends_alike=ends_alike)
         place = self._placement()
         progress, base = self._progress, self.base_dataloader
         shard = index_shard(base)

@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 
 from accel_data.loaders.cloning import clone_loader
 from accel_data.loaders.epochs import get_sampler, innermost_batch_sampler
+from accel_data.samplers import torchdata
 from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_data.samplers.index_shard import IndexSamplerShard
 from accel_data.samplers.seedable import SeedableRandomSampler
@@ -59,7 +60,8 @@ def with_own_generator(loader: DataLoader[Any]) -> DataLoader[Any]:
 def with_seedable_sampler(loader: DataLoader[Any], data_seed: int | None) -> DataLoader[Any]:
     """Replace a `RandomSampler` by one whose order depends on the seed and the epoch alone."""
     sampler = get_sampler(loader)
-    if not isinstance(sampler, RandomSampler) or isinstance(sampler, SeedableRandomSampler):
+    is_random = isinstance(sampler, RandomSampler) or torchdata.shuffles(sampler)
+    if not is_random or isinstance(sampler, SeedableRandomSampler):
         return loader
     seedable = SeedableRandomSampler(
         sampler.data_source,

@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from accel_data.iterable_shard import IterableDatasetShard
 from accel_data.loaders.cloning import clone_loader
 from accel_data.loaders.progress import Resumption
+from accel_data.loaders.worker_states import continue_stream
 from accel_data.samplers.run import Position
 from accel_state.errors import CheckpointError
 
@@ -129,6 +130,7 @@ def open_stream(
     if resumption is None or resumption.position == Position():
         return iter(reader(base)), Position()
     start, ranks = resumption.position, _Ranks(num_ranks, resumption.num_ranks, is_whole)
+    _check_workers(resumption, base)
     if resumption.is_complete:
         if resumption.dataset_state is not None and base.num_workers == 0:
             stream_of(base).load_state_dict(resumption.dataset_state)
@@ -141,6 +143,10 @@ def open_stream(
     if resumption.dataset_state is not None and base.num_workers == 0:
         stream_of(base).load_state_dict(resumption.dataset_state)
         return iter(reader(base)), start
+    if resumption.stream_workers is not None and not hasattr(base, "load_state_dict"):
+        if _is_part(base, ranks):
+            ranks.check("a data set that shards itself")
+        return continue_stream(reader(base), resumption.stream_workers), start
     return _replay(base, start, step_size, ranks, reader), start
 
 
@@ -163,12 +169,28 @@ class _Ranks:
             )
 
 
+def _is_part(base: DataLoader[Any], ranks: _Ranks) -> bool:
+    """Tell whether ``base`` reads a part of the stream that the data set itself has cut."""
+    return not ranks.is_whole and ranks.now > 1 and not isinstance(base.dataset, IterableDatasetShard)
+
+
+def _check_workers(resumption: Resumption, base: DataLoader[Any]) -> None:
+    """Refuse another number of workers than have read the stream so far: it is them who deal it among each other."""
+    then, now = resumption.num_workers, base.num_workers
+    if then is not None and max(then, 1) != max(now, 1) and not resumption.is_complete:
+        raise CheckpointError(
+            f"The stream was read with `num_workers={then}` when the state was saved. Which samples "
+            f"`num_workers={now}` would have read by then cannot be known. Use `num_workers={then}`, or begin the "
+            "epoch anew with `position=False`."
+        )
+
+
 def _replay(
     base: DataLoader[Any], start: Position, step_size: Position, ranks: _Ranks, reader: Reader
 ) -> Iterator[Any]:
     """Return the batches of ``base`` from ``start`` on; what comes before is read again and thrown away."""
     if base.num_workers == 0:
-        is_part = not ranks.is_whole and ranks.now > 1 and not isinstance(base.dataset, IterableDatasetShard)
+        is_part = _is_part(base, ranks)
         if is_part:
             ranks.check("a data set that shards itself")
         num_samples = start.samples // ranks.now if is_part else start.samples

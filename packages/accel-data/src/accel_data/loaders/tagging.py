@@ -27,12 +27,20 @@ class Note:
         shape: The shape of its step.
         dataset_state: State of the data set right after it was read.
         worker: The worker whose copy of the data set was in that state; None for the data set itself.
+        is_last: Whether the stream is known to have ended with it, in its worker.
+        is_idle: Whether it is none of the stream's, and only takes up its worker's turn.
     """
 
     num_samples: int | None = None
     shape: StepShape | None = None
     dataset_state: Any = None
     worker: int | None = None
+    is_last: bool = False
+    is_idle: bool = False
+
+
+class Idle:
+    """A sample of a worker whose turn it is not yet; a batch of these is thrown away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +65,44 @@ class TaggingCollate:
             returned.
         dataset: Whose state to note after each batch, or in a worker that of its copy; None where that is of
             no use.
+        batch_size: Samples of a full batch, None without automatic batching.
     """
 
-    def __init__(self, collate: Callable[[Any], Any], dataset: Any = None, *, is_batching: bool) -> None:
+    def __init__(
+        self,
+        collate: Callable[[Any], Any],
+        dataset: Any = None,
+        *,
+        is_batching: bool,
+        batch_size: int | None = None,
+    ) -> None:
         self.collate = collate
         self.is_batching = is_batching
+        self.batch_size = batch_size
         self.dataset = dataset
 
     def __call__(self, samples: Any) -> Tagged:
+        if isinstance(samples[0] if self.is_batching and samples else samples, Idle):
+            return Tagged(None, Note(is_idle=True))
         state, worker = self._state()
         if isinstance(samples, Marked):
             return Tagged(self.collate(samples.sample), Note(None, samples.shape, state, worker))
         num_samples, shape = len(samples) if self.is_batching else None, None
+        is_last = num_samples is not None and num_samples != self.batch_size
         if self.is_batching and samples and isinstance(samples[0], Marked):
             shape = samples[0].shape
             samples = [marked.sample for marked in samples]
-        return Tagged(self.collate(samples), Note(num_samples, shape, state, worker))
+            is_last = not shape.is_plain
+        return Tagged(self.collate(samples), Note(num_samples, shape, state, worker, is_last))
 
     def _state(self) -> tuple[Any, int | None]:
         """Return the state of the data set that is read here, and the worker if this is one."""
         if self.dataset is None:
             return None, None
+        # A copy: what it is made of may be what the data set goes on to change, which is read ahead.
         info = get_worker_info()
         if info is None:
-            return self.dataset.state_dict(), None
+            return copy.deepcopy(self.dataset.state_dict()), None
         return copy.deepcopy(info.dataset.state_dict()), info.id  # type: ignore[attr-defined]
 
 
@@ -112,6 +134,8 @@ class _Untagging:
 
     def __next__(self) -> Any:
         fetched = next(self._inner)
+        while isinstance(fetched, Tagged) and fetched.note.is_idle:
+            fetched = next(self._inner)
         if not isinstance(fetched, Tagged):
             return fetched
         self._notes.last = fetched.note
@@ -131,7 +155,12 @@ def tagging(loader: DataLoader[Any], notes: Notes, *, stateful_dataset: Any = No
         notes: Where the notes go.
         stateful_dataset: Data set whose state is to be noted after each batch.
     """
-    collate = TaggingCollate(loader.collate_fn, stateful_dataset, is_batching=loader._auto_collation)
+    collate = TaggingCollate(
+        loader.collate_fn,
+        stateful_dataset,
+        is_batching=loader._auto_collation,
+        batch_size=loader.batch_size,
+    )
     dataset = loader.dataset.marking() if isinstance(loader.dataset, IterableDatasetShard) else loader.dataset
     tagged = clone_loader(loader, dataset=dataset, collate_fn=collate)
     # Weakly: a cycle would keep the workers alive until the garbage collector comes by.

@@ -1,12 +1,13 @@
-"""The state of map-style data that is read by workers: each has a copy of the data set, with a state of its own."""
+"""The state of data that is read by workers: each has a copy of the data set, with a state of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from accel_data.loaders.tagging import Idle
 from accel_state.errors import CheckpointError
 
 
@@ -16,16 +17,27 @@ class WorkerStates:
     Args:
         states: Of each worker, None for one that has had no batch yet.
         live_on: Whether the workers, and with them their copies, outlive the pass.
+        turn: The worker whose batch comes next.
+        ended: Of each worker, whether the stream that it reads has ended.
     """
 
-    def __init__(self, states: Sequence[Any], *, live_on: bool) -> None:
+    def __init__(
+        self,
+        states: Sequence[Any],
+        *,
+        live_on: bool,
+        turn: int = 0,
+        ended: Sequence[bool] | None = None,
+    ) -> None:
         self._states = list(states)
         self._live_on = live_on
-        self._turn = 0
+        self._turn = turn
+        self._ended = [False] * len(states) if ended is None else list(ended)
 
-    def note(self, worker: int, state: Any) -> None:
+    def note(self, worker: int, state: Any, *, is_last: bool = False) -> None:
         """Note the state right after a batch, which ``worker`` has read and which has been handed out."""
         self._states[worker] = state
+        self._ended[worker] = is_last
         self._turn = (worker + 1) % len(self._states)
 
     def after_pass(self) -> WorkerStates | None:
@@ -34,8 +46,15 @@ class WorkerStates:
         return self if self._live_on else None
 
     def in_turn(self) -> list[Any]:
-        """Return the states, that of the worker whose batch comes next first: new workers begin with the first."""
+        """Return the states, that of the worker whose batch comes next first: new workers begin with the first.
+
+        It is of no matter which worker reads which batch of map-style data.
+        """
         return self._states[self._turn :] + self._states[: self._turn]
+
+    def of_stream(self) -> dict[str, Any]:
+        """Return the states by worker, and which begins: what a worker reads of a stream may depend on its number."""
+        return {"states": list(self._states), "ended": list(self._ended), "turn": self._turn}
 
 
 class _Restore:
@@ -77,3 +96,52 @@ def iterate_with(loader: DataLoader[Any], states: Sequence[Any]) -> Iterator[Any
     finally:
         # Workers of later passes are copies of the data set here, as ever.
         loader.__dict__["worker_init_fn"] = given
+
+
+class _Continued(IterableDataset[Any]):
+    """A stream that each worker goes on with from a state of its own, once the turn has come to it."""
+
+    dataset: Any
+    _state: dict[str, Any] | None
+    _num_idle: int
+
+    def __init__(self, dataset: Any, state: dict[str, Any], *, num_idle: int) -> None:
+        self.__dict__.update(dataset=dataset, _state=state, _num_idle=num_idle)
+
+    def __iter__(self) -> Iterator[Any]:
+        state = self._state
+        self._state = None
+        if state is None:  # a later pass of a worker that lives on
+            yield from self.dataset
+            return
+        info = get_worker_info()
+        assert info is not None, "read in a worker"
+        if state["states"][info.id] is not None:
+            self.dataset.load_state_dict(state["states"][info.id])
+        if info.id < state["turn"]:
+            yield from [Idle()] * self._num_idle
+        if not state["ended"][info.id]:
+            yield from self.dataset
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "dataset" not in self.__dict__:
+            raise AttributeError(
+                f"`{type(self).__name__}` object has no attribute `{name}`.", name=name, obj=self
+            )
+        return getattr(self.dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = name in self.__dict__ or not hasattr(self.dataset, name)
+        object.__setattr__(self if own else self.dataset, name, value)
+
+
+def continue_stream(loader: DataLoader[Any], state: dict[str, Any]) -> Iterator[Any]:
+    """Start new workers that go on with a stream where those of ``state`` left off, in their order."""
+    given = loader.dataset
+    num_idle = (loader.batch_size or 1) if loader._auto_collation else 1
+    loader.__dict__.update(_iterator=None, dataset=_Continued(given, state, num_idle=num_idle))
+    try:
+        return iter(loader)
+    finally:
+        # Workers of later passes begin with the data set here, as ever.
+        loader.__dict__["dataset"] = given

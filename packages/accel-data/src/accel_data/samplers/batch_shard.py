@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler
 
+from accel_data.samplers import torchdata
 from accel_data.samplers.order import draw_order, has_order
 from accel_data.samplers.plan import ShardPlan
 from accel_data.samplers.run import Position, SamplerRun, StreamedStep
@@ -168,11 +169,12 @@ class BatchSamplerShard(BatchSampler):
         )
 
     def _flat_sampler(self) -> Any:
-        """The sampler whose indices torch's own batch sampler cuts into batches; None for other batch
-        samplers.
+        """The sampler whose indices torch's own batch sampler, or torchdata's, cuts into batches; None for other
+        batch samplers.
         """
-        is_torch = type(self.batch_sampler).__iter__ is BatchSampler.__iter__
-        return self.batch_sampler.sampler if is_torch else None  # type: ignore[union-attr]
+        given: Any = self.batch_sampler
+        is_flat = type(given).__iter__ is BatchSampler.__iter__ or torchdata.makes_batches(given)
+        return given.sampler if is_flat else None
 
     def _mark_draw(self, run: SamplerRun) -> None:
         generator = self.generator

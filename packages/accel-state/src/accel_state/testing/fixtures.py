@@ -9,14 +9,19 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from accel_state.environment import export
+from accel_state.testing.garbage import Libraries
 from accel_state.testing.leaks import Surroundings
+from accel_state.testing.side_by_side import SideBySide
 from accel_state.testing.world import World
 
 _worlds: dict[int, World] = {}
+_libraries = Libraries()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,8 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def _live_worlds() -> Iterator[dict[int, World]]:
     yield _worlds
-    for world in _worlds.values():
-        world.close()
+    with ThreadPoolExecutor() as pool:  # each rank takes half a second to leave
+        list(pool.map(World.close, _worlds.values()))
     _worlds.clear()
 
 
@@ -48,6 +53,31 @@ def world(_live_worlds: dict[int, World]) -> Callable[[int], World]:
     return of_size
 
 
+@pytest.fixture(scope="module")
+def _side_by_side(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SideBySide:
+    of_this_file = [item for item in request.session.items if item.getparent(pytest.Module) is request.node]
+    params = [item.callspec.params for item in of_this_file if hasattr(item, "callspec")]
+    jobs = [param["outcome"] for param in params if "outcome" in param]
+    before = Surroundings.now()
+    done = SideBySide(jobs, make_folder=lambda: tmp_path_factory.mktemp("job"))
+    leaks = before.leaks_since(allowed_pids=_pids_of_worlds())
+    if leaks:
+        before.put_back(allowed_pids=_pids_of_worlds())
+        pytest.fail(f"What ran side by side left behind {'; '.join(leaks)}.", pytrace=False)
+    return done
+
+
+@pytest.fixture
+def outcome(request: pytest.FixtureRequest, _side_by_side: SideBySide) -> Any:
+    """What a slow job gave back: its test asks by ``@pytest.mark.parametrize("outcome", [job], indirect=True)``.
+
+    A job is a function that is given a fresh folder, such as one that launches a script there. The jobs of all selected
+    tests of the file are run before the first of them, some at the same time; tests that name the same one share what
+    it gave. What a job raises, its test raises.
+    """
+    return _side_by_side.outcome_of(request.param)
+
+
 @pytest.fixture
 def fresh_state() -> Iterator[None]:
     """Run the test with no state built, and forget afterwards what it built."""
@@ -58,16 +88,20 @@ def fresh_state() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = Surroundings.now()
+    _libraries.spare()
+    before = Surroundings.now(idle_pids=frozenset() if "world" in request.fixturenames else _pids_of_worlds())
     yield
     _forget_state()
     marker = request.node.get_closest_marker("leaks_environment")
     export({name: before.environ.get(name) for name in (marker.args if marker else ())})
-    allowed = frozenset(pid for world in _worlds.values() for pid in world.pids)
-    leaks = before.leaks_since(allowed_pids=allowed)
+    leaks = before.leaks_since(allowed_pids=_pids_of_worlds())
     if leaks:
-        before.put_back(allowed_pids=allowed)
+        before.put_back(allowed_pids=_pids_of_worlds())
         pytest.fail(f"The test left behind {'; '.join(leaks)}.", pytrace=False)
+
+
+def _pids_of_worlds() -> frozenset[int]:
+    return frozenset(pid for world in _worlds.values() for pid in world.pids)
 
 
 def _forget_state() -> None:

@@ -22,6 +22,7 @@ def run_script(
     *args: str,
     num_processes: int = 1,
     env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
     timeout_s: float = 120,
     launcher: Launcher = "accel",
 ) -> subprocess.CompletedProcess[str]:
@@ -30,15 +31,20 @@ def run_script(
     Args:
         num_processes: With more than one, the script is started by ``launcher`` on the CPU.
         env: Variables to add to this process's; ``OMP_NUM_THREADS`` is 1 unless given.
+        cwd: The folder it runs in; this process's if omitted.
         timeout_s: After which everything that was started is killed and `subprocess.TimeoutExpired` raised,
             with the output so far.
     """
     command = [*_prefix(num_processes, launcher), str(script), *args]
-    return run_command(command, env={"OMP_NUM_THREADS": "1", **(env or {})}, timeout_s=timeout_s)
+    return run_command(command, env={"OMP_NUM_THREADS": "1", **(env or {})}, cwd=cwd, timeout_s=timeout_s)
 
 
 def run_command(
-    command: list[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 120
+    command: list[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    timeout_s: float = 120,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a session of its own; whatever it started is dead when this returns."""
     process = subprocess.Popen(
@@ -49,6 +55,7 @@ def run_command(
         text=True,
         errors="replace",
         env={**snapshot(), **(env or {})},
+        cwd=cwd,
         start_new_session=True,
     )
     try:

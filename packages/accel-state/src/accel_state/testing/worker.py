@@ -20,6 +20,7 @@ from accel_state.errors import StateError
 from accel_state.partial_state import PartialState
 from accel_state.process_group import is_group_owned
 from accel_state.runtime import reset_runtime
+from accel_state.testing.garbage import Libraries
 from accel_state.testing.leaks import changed_variables
 from accel_state.testing.shipping import Call, Outcome
 
@@ -35,6 +36,7 @@ class Worker:
         self.rank = rank
         self.world_size = world_size
         self.line = line
+        self.libraries = Libraries()
 
     def serve(self) -> None:
         """Say that this rank is there, then run calls until the line is closed."""
@@ -62,6 +64,7 @@ class Worker:
     def set_up(self, rendezvous: str | None) -> None:
         """Build the state, on a new process group if ``rendezvous`` says where to meet, else on the last."""
         reset_runtime(keep_process_group=rendezvous is None)
+        self.libraries.spare()
         if rendezvous is not None and dist.is_initialized():  # the last body made a group of its own
             dist.destroy_process_group()
         random.seed(0)

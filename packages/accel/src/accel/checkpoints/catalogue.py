@@ -109,13 +109,17 @@ def checkpoints_in(folder: Path) -> list[Found]:
     """Return the checkpoints in ``folder``, by number, then those without a number by age; oldest first."""
     if not folder.is_dir():
         return []
+    with os.scandir(folder) as entries:
+        paths = [
+            Path(entry.path)
+            for entry in entries
+            if not entry.name.startswith(TEMPORARY_PREFIX) and entry.is_dir()
+        ]
     found = []
-    for entry in os.scandir(folder):
-        if entry.name.startswith(TEMPORARY_PREFIX) or not entry.is_dir():
-            continue
+    for path in paths:
         try:
-            one = inspect(Path(entry.path))
-        except FileNotFoundError:  # a run that goes on has just removed it
+            one = inspect(path)
+        except (FileNotFoundError, PermissionError):  # just removed by a run that goes on; or none of ours
             continue
         if one is not None:
             found.append(one)

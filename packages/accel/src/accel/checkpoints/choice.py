@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from accel.checkpoints.catalogue import Found, State, inspect, newest_in
-from accel.checkpoints.manifest import problems_of
-from accel.checkpoints.staging import PREVIOUS_PREFIX
+from accel.checkpoints.layout import TEMPORARY_PREFIX
+from accel.checkpoints.manifest import problems_of, read_manifest
+from accel.checkpoints.staging import displaced_in, name_of_displaced
 from accel_state.errors import CheckpointError
 
 
@@ -38,9 +39,7 @@ def check_loadable(folder: Path, *, verify: bool) -> Found:
         CheckpointError: If it is missing, incomplete or damaged; the message names the newest good one.
     """
     if not folder.is_dir():
-        displaced = [
-            one for one in _displaced(folder.parent) if one.path.name.startswith(_displaced_prefix(folder))
-        ]
+        displaced = [one for one in _displaced(folder.parent) if name_of_displaced(one.path) == folder.name]
         if displaced:
             return check_loadable(displaced[-1].path, verify=verify)
         raise CheckpointError(f"There is no checkpoint `{folder}`.{_hint(folder)}")
@@ -59,6 +58,33 @@ def check_loadable(folder: Path, *, verify: bool) -> Found:
     return found
 
 
+def token_of(folder: Path) -> str:
+    """Return what tells the save of a checkpoint from all others; empty where that is not known."""
+    try:
+        return read_manifest(folder).token
+    except CheckpointError:
+        return ""
+
+
+def part_of_save(folder: Path, token: str) -> Path:
+    """Return this machine's part of a save: ``folder``, or what was put aside for a part whose whole never came.
+
+    Args:
+        folder: Where the part is, if nothing went wrong.
+        token: Of the main process's checkpoint.
+    """
+    if token_of(folder) == token or not folder.parent.is_dir():
+        return folder
+    hidden = [path for path in folder.parent.iterdir() if path.name.startswith(TEMPORARY_PREFIX)]
+    return next((path for path in hidden if token_of(path) == token), folder)
+
+
+def is_part(folder: Path) -> bool:
+    """Whether ``folder`` is a machine's part of a checkpoint that the main process keeps elsewhere."""
+    found = inspect(folder) if folder.is_dir() else None
+    return found is not None and found.manifest is not None and found.manifest.place != 0
+
+
 def _hint(folder: Path) -> str:
     good = newest_in(folder.parent)
     if good is None or good.path == folder:
@@ -68,14 +94,7 @@ def _hint(folder: Path) -> str:
 
 def _displaced(folder: Path) -> list[Found]:
     """Return checkpoints that lost their name to a successor that never came; see `Staging`."""
-    from accel.checkpoints.retention import is_still_wanted
-
     if not folder.is_dir():
         return []
-    paths = [path for path in folder.glob(f"{PREVIOUS_PREFIX}*") if path.is_dir() and is_still_wanted(path)]
-    found = [one for one in map(inspect, paths) if one is not None and one.state is State.COMMITTED]
-    return sorted(found, key=lambda one: one.modified_s)
-
-
-def _displaced_prefix(folder: Path) -> str:
-    return f"{PREVIOUS_PREFIX}{folder.name}-"
+    found = [one for one in map(inspect, displaced_in(folder)) if one is not None]
+    return sorted((one for one in found if one.state is State.COMMITTED), key=lambda one: one.modified_s)

@@ -57,12 +57,15 @@ def collect(
         options: How it is written.
     """
     weights = [prepared.strategy.model_state(model) for model in prepared.models]
-    for hook in options.hooks:
-        hook(list(prepared.models), weights, str(folder))  # type: ignore[arg-type]
-    optimizers = [
-        prepared.strategy.optimizer_state(optimizer, prepared.model_of(index))
-        for index, optimizer in enumerate(prepared.optimizers)
-    ]
+    try:
+        for hook in options.hooks:
+            hook(list(prepared.models), weights, str(folder))  # type: ignore[arg-type]
+    finally:
+        # Also where a hook has failed, perhaps on this rank alone: the others wait for this one in it.
+        optimizers = [
+            prepared.strategy.optimizer_state(optimizer, prepared.model_of(index))
+            for index, optimizer in enumerate(prepared.optimizers)
+        ]
     pieces: list[Piece] = []
     if is_writer:
         for index, state in enumerate(weights):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from accel_state.errors import CheckpointError
@@ -51,6 +51,22 @@ def files_below(folder: Path) -> Iterator[str]:
             yield from (f"{entry.name}/{name}" for name in files_below(Path(entry.path)))
         else:
             yield entry.name
+
+
+def folders_of(names: Iterable[str]) -> list[str]:
+    """Return the folders that lead to files of these names, inner ones before those around them; `.` is the last."""
+    folders = {str(folder) for name in names for folder in PurePosixPath(name).parents}
+    return sorted(folders, key=lambda folder: (-len(PurePosixPath(folder).parts), folder))
+
+
+def make_durably(folder: Path) -> None:
+    """Make a folder and those around it such that they survive a power cut; nothing is done where it is there."""
+    missing = [folder] if not folder.exists() else []
+    while missing and not missing[-1].parent.exists():
+        missing.append(missing[-1].parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        force_to_disk(made.parent)
 
 
 def force_to_disk(path: Path) -> None:

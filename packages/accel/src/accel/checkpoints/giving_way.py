@@ -15,29 +15,37 @@ Work = Callable[[], object]
 
 NICENESS = 15
 PATIENCE_S = 10.0
+SHARE = 0.1
 
 
 class GivingWay:
-    """Run pieces of work one after the other in a thread of low priority, while there is no hurry.
+    """Run pieces of work one after the other in a thread of low priority, while nobody waits for them.
 
-    A trade-off: on processors that are all busy the thread gets about a thirtieth of one (niceness 15), which a
+    A trade-off: on processors that are all busy the thread gets about a thirtieth of each (niceness 15), which a
     training loop hardly feels, and gets on as slowly; on processors with time to spare it loses nothing. So that
-    a save comes to its end, there is a hurry once `hurry` was called, once the program is at its end, and after
-    ``patience_s``: then whoever calls `run` does the work itself, with its own priority, and a loop that still
-    computes shares the processors with it. The thread's own priority is never raised again, because Linux lets only
-    privileged users do that. Systems without priorities of threads give it the usual one.
+    a save comes to its end however busy they are, whoever calls `run` does the work itself once ``patience_s``
+    have gone by, with its own priority, and pauses after each piece so long that it computes a tenth of the time.
+    Once `hurry` was called, or the program is at its end, there are no pauses any more. The thread's own priority is
+    never raised again, because Linux lets only privileged users do that. Systems without priorities of threads
+    give it the usual one.
 
     Args:
-        patience_s: Seconds from the first of the work until there is a hurry.
+        patience_s: Seconds from the first of the work until the thread is not relied on any more.
         clock: Gives seconds.
+        pause: Waits so many seconds at most, and no longer than until `hurry` is called; by default it does just that.
     """
 
     def __init__(
-        self, *, patience_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        patience_s: float = PATIENCE_S,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], object] | None = None,
     ) -> None:
         self._patience_s, self._clock = patience_s, clock
         self._end_s = float("inf")
         self._hurry = threading.Event()
+        self._pause = self._hurry.wait if pause is None else pause
         self._todo: SimpleQueue[tuple[Work, SimpleQueue[BaseException | None]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="accel-giving-way", daemon=True)
 
@@ -58,19 +66,25 @@ class GivingWay:
 
     def run(self, work: Work) -> None:
         """Do ``work`` and return when it is done; what it raises is raised here. From any thread."""
-        if self._is_urgent():
+        if self._is_awaited():
             work()
-            return
+        elif self._clock() < self._end_s:
+            self._run_behind(work)
+        else:
+            begun_s = time.thread_time()
+            work()
+            self._pause((time.thread_time() - begun_s) * (1 / SHARE - 1))
+
+    def _run_behind(self, work: Work) -> None:
         outcome: SimpleQueue[BaseException | None] = SimpleQueue()
         self._todo.put((work, outcome))
         error = outcome.get()
         if error is not None:
             raise error
 
-    def _is_urgent(self) -> bool:
+    def _is_awaited(self) -> bool:
         # At its end Python lets the main thread count as dead, and then waits for those that save.
-        is_ending = not threading.main_thread().is_alive()
-        return self._hurry.is_set() or is_ending or self._clock() >= self._end_s
+        return self._hurry.is_set() or not threading.main_thread().is_alive()
 
     def _serve(self) -> None:
         if sys.platform.startswith("linux"):

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from accel.checkpoints.catalogue import Found, checkpoints_in
-from accel.checkpoints.choice import check_loadable, newest_checkpoint
+from accel.checkpoints.choice import check_loadable, newest_checkpoint, part_of_save, token_of
 from accel.checkpoints.notes import reason_of
 from accel.checkpoints.prepared import Prepared
 from accel.checkpoints.restoration import Restoration
@@ -29,10 +29,12 @@ class Loaded:
     Attributes:
         step: Micro-batches into the accumulation at hand; None where not known.
         next_iteration: Number of the next checkpoint; None where they have no numbers.
+        num_steps: Training steps until it was saved; None where not known.
     """
 
     step: int | None
     next_iteration: int | None
+    num_steps: int | None
 
 
 def load_checkpoint(
@@ -52,6 +54,10 @@ def load_checkpoint(
     """
     folder = _agree_on_folder(input_dir, folder_of_checkpoints, saver)
     topology = saver.topology
+    if topology.num_nodes > 1:
+        # On a machine with a disk of its own, a part may be of a later save than the whole: it was killed between them.
+        main = saver.meet("token", token_of(folder) if topology.rank == 0 else "")[0]
+        folder = part_of_save(folder, main) if main else folder
     found: Found | None = None
     with _Together(saver, "checked", folder) as together:
         # One process of each machine reads everything; the others only see that it is there.
@@ -66,7 +72,9 @@ def load_checkpoint(
         restoration = Restoration(found, prepared, topology.rank, topology.world_size, Strictness(is_strict))
         step = restoration.run(models)
     together.check()
-    return Loaded(step, _next_iteration(found, saver))
+    return Loaded(
+        step, _next_iteration(found, saver), None if found.manifest is None else found.manifest.step
+    )
 
 
 def check_load_arguments(load_kwargs: Mapping[str, Any] | None, others: Mapping[str, Any]) -> None:
@@ -133,8 +141,10 @@ def _agree_on_folder(input_dir: Path | None, folder_of_checkpoints: Path | None,
 
 
 def _next_iteration(found: Found, saver: Saver) -> int | None:
-    """Return the number after the highest in the folder, so that going on never meets an existing one."""
-    if found.number is None:
-        return None
-    numbers = [one.number for one in checkpoints_in(found.path.parent) if one.number is not None]
-    return int(saver.meet("iteration", str(max(numbers, default=found.number) + 1))[0])
+    """Return the number after the highest on any machine, so that going on never meets an existing one."""
+    own = ""
+    if found.number is not None:
+        numbers = [one.number for one in checkpoints_in(found.path.parent) if one.number is not None]
+        own = str(max(numbers, default=found.number) + 1)
+    notes = saver.meet("iteration", own)
+    return max(int(note) for note in notes if note) if notes[0] else None

@@ -59,10 +59,11 @@ class Manifest:
     Attributes:
         files: Of all ranks; those of another `place` are on another node.
         world_size: Ranks that saved it.
-        step: Micro-batches into the accumulation at hand.
+        step: Training steps so far: backward passes that completed the gradients.
         iteration: Number of the checkpoint, where it was named by number.
         place: Which file system this manifest describes.
         objects: Class names of what was saved, by kind.
+        token: Tells the save from all others; the parts of one save on several machines have the same.
         created: When, in UTC.
         packages: Versions that wrote it.
     """
@@ -73,6 +74,7 @@ class Manifest:
     iteration: int | None = None
     place: int = 0
     objects: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    token: str = ""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     packages: Mapping[str, str] = field(default_factory=versions)
 
@@ -157,8 +159,12 @@ def problems_of(folder: Path, manifest: Manifest, *, digests: bool) -> list[str]
 
 
 def _check(manifest: Manifest, path: Path) -> None:
-    fields = (manifest.world_size, manifest.step, manifest.place)
-    if not all(isinstance(value, int) for value in fields) or not isinstance(manifest.objects, dict):
+    numbers = (manifest.world_size, manifest.step, manifest.place)
+    if (
+        not all(isinstance(value, int) for value in numbers)
+        or not isinstance(manifest.objects, dict)
+        or not isinstance(manifest.token, str)
+    ):
         raise CheckpointError(f"The manifest `{path}` is damaged: a field has the wrong type.")
     for entry in manifest.files:
         if not is_plain_name(entry.name) or not isinstance(entry.num_bytes, int):

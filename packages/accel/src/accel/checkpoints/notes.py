@@ -44,16 +44,26 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def check_all_well(notes: Sequence[Note], *, target: object) -> None:
+def check_all_well(notes: Sequence[Note], *, target: object, is_saved: bool = False) -> None:
     """Raise if any rank failed, or ranks of one machine were given different folders.
+
+    Args:
+        notes: Of all ranks.
+        target: Where the checkpoint was to be.
+        is_saved: Whether it is there.
 
     Raises:
         CheckpointError: With every failed rank's own reason.
     """
     failed = [f"rank {rank}: {note.error}" for rank, note in enumerate(notes) if note.error is not None]
     if failed:
+        reasons = "; ".join(failed)
+        if is_saved:
+            raise CheckpointError(
+                f"The checkpoint `{target}` is saved; what comes after it failed ({reasons})."
+            )
         raise CheckpointError(
-            f"The checkpoint `{target}` was not saved ({'; '.join(failed)}). Earlier checkpoints are as they were."
+            f"The checkpoint `{target}` was not saved ({reasons}). Earlier checkpoints are as they were."
         )
     for note in notes:
         twin = next(other for other in notes if other.node == note.node)

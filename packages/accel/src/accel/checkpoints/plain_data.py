@@ -11,7 +11,19 @@ import torch
 
 from accel_state.errors import CheckpointError
 
-_LEAVES = (type(None), bool, int, float, complex, str, torch.Size, torch.dtype, torch.device)
+_LEAVES = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bytearray,
+    torch.Size,
+    torch.dtype,
+    torch.device,
+)
 _CONTAINERS = (dict, OrderedDict, Counter, list, tuple, set)
 _NUMPY_KINDS = "biufc"
 _NUMPY_HOMES = ("numpy._core.multiarray", "numpy.core.multiarray")

@@ -103,22 +103,20 @@ class Restoration:
             if name not in self.names:
                 continue
             with self.strict.loading(name, into):
-                # What goes into memory that is there stays in the file till then; else it is read to where it stays.
-                has_memory = bool(inner.state)
-                state = self._read(name, mmap=has_memory)
+                state = self._read(name, mmap=True)
                 misfit = self._other_class(OPTIMIZER_NAME, index, inner) or misfit_of(optimizer, state)
                 if misfit is None:
-                    yield self._into_optimizer(name, into, index, state, is_mapped=has_memory)
+                    yield self._into_optimizer(name, into, index, state)
                 else:
                     self.strict.complain(f"`{name}` does not fit {into}: {misfit}.")
 
-    def _into_optimizer(self, name: str, into: str, index: int, state: Any, *, is_mapped: bool) -> Load:
+    def _into_optimizer(self, name: str, into: str, index: int, state: Any) -> Load:
         def load() -> None:
             prepared = self.prepared
             optimizer = prepared.optimizers[index]
             inner = getattr(optimizer, "optimizer", optimizer)
             with self.strict.loading(name, into):
-                own = without_file(inner, state) if is_mapped else state
+                own = without_file(inner, state)
                 prepared.strategy.load_optimizer_state(optimizer, own, prepared.model_of(index))
 
         return load

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import warnings
 from pathlib import Path
 
 from accel.checkpoints.catalogue import State, checkpoints_in
-from accel.checkpoints.layout import TEMPORARY_PREFIX
-from accel.checkpoints.locking import is_abandoned
-from accel.checkpoints.staging import PREVIOUS_PREFIX
+from accel.checkpoints.layout import FOLDER_OF_CHECKPOINTS, TEMPORARY_PREFIX
+from accel.checkpoints.locking import alone_in, is_abandoned
+from accel.checkpoints.staging import displaced_in
+
+_TEMPORARY = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}.*")
+_OURS = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(.+-[0-9a-f]{{8}}|removed-.+)-\d+")
 
 
 def remove_old(folder: Path, *, keep: int, newest: Path) -> None:
@@ -46,24 +50,30 @@ def remove_at_once(folder: Path) -> None:
 
 def remove_left_over(folder: Path) -> None:
     """Remove the temporary folders of saves whose process is gone."""
-    for entry in os.scandir(folder):
-        if not entry.name.startswith(TEMPORARY_PREFIX) or not entry.is_dir(follow_symlinks=False):
-            continue
-        path = Path(entry.path)
-        if is_still_wanted(path):
-            continue
+    with alone_in(folder) as is_alone:
+        # Whoever is making one just now has it looked at after the next save.
+        abandoned = [path for path in temporary_folders(folder) if is_abandoned(path)] if is_alone else []
+    for path in abandoned:
         try:
-            if is_abandoned(path):
-                shutil.rmtree(path)
+            shutil.rmtree(path)
         except FileNotFoundError:
             continue  # another process tidies up too
         except OSError as error:
             warnings.warn(f"The left-over folder `{path}` could not be removed: {error}", stacklevel=2)
 
 
-def is_still_wanted(path: Path) -> bool:
-    """Whether it is a checkpoint that lost its name to a successor which never came."""
-    if not path.name.startswith(PREVIOUS_PREFIX):
-        return False
-    name = path.name.removeprefix(PREVIOUS_PREFIX).rsplit("-", 2)[0]
-    return not (path.parent / name).exists()
+def temporary_folders(folder: Path) -> list[Path]:
+    """Return the temporary folders of saves, but for checkpoints that are still wanted.
+
+    In the project's folder of checkpoints, which is ours, everything that is called so; elsewhere what has a whole
+    name of ours, since other programs may call theirs alike.
+    """
+    pattern = _TEMPORARY if folder.name == FOLDER_OF_CHECKPOINTS else _OURS
+    with os.scandir(folder) as entries:
+        names = [
+            entry.name
+            for entry in entries
+            if pattern.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+        ]
+    wanted = {path.name for path in displaced_in(folder)}
+    return [folder / name for name in names if name not in wanted]

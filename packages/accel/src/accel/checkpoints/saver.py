@@ -14,6 +14,7 @@ from accel.checkpoints.pieces import Piece
 from accel.checkpoints.progress import showing_progress
 from accel.checkpoints.snapshot import HostBuffers
 from accel.checkpoints.transaction import Request, Transaction, writer_threads
+from accel_state.errors import AccelError
 from accel_state.topology import Topology
 
 Collect = Callable[[Transaction], list[Piece]]
@@ -38,23 +39,39 @@ class Saver:
         self._under_way: SaveHandle | None = None
         self._buffers = HostBuffers()
 
-    def save(self, request: Request, collect: Collect) -> Path:
+    def save(self, request: Request, collect: Collect, *, earlier: BaseException | None = None) -> Path:
         """Save, and return the folder when the checkpoint is there.
+
+        Args:
+            request: What is to be saved.
+            collect: Says what this rank writes.
+            earlier: From `untold`: then this save fails on every rank, so that all are told together.
 
         Raises:
             CheckpointError: On every rank, if any failed; or if the save before this one did.
         """
-        transaction = self._start(request, collect)
-        with showing_progress(transaction.staging.path, is_shown=self.topology.rank == 0):
-            target = transaction.finish()
+        with self._transaction(request, earlier) as transaction:
+            transaction.begin()
+            transaction.gather(collect)
+            with showing_progress(transaction.staging.path, is_shown=self.topology.rank == 0):
+                target = transaction.finish()
         self._ended(transaction)
         return target
 
-    def save_behind(self, request: Request, collect: Collect) -> SaveHandle:
+    def save_behind(
+        self, request: Request, collect: Collect, *, earlier: BaseException | None = None
+    ) -> SaveHandle:
         """Copy what is to be saved, and write it while the caller goes on.
 
+        What fails, be it in copying, the handle tells: on every rank, so that none goes another way than the others.
+
+        Args:
+            request: What is to be saved.
+            collect: Says what this rank writes.
+            earlier: From `untold`: then this save fails on every rank, and on this one at once.
+
         Raises:
-            CheckpointError: If this rank could not copy, or the save before this one failed.
+            CheckpointError: If the save before this one failed.
         """
 
         def copied(transaction: Transaction) -> list[Piece]:
@@ -64,10 +81,12 @@ class Saver:
             self._buffers.join_streams()
             return pieces
 
-        transaction = self._start(request, copied)
-        transaction.num_threads = 1
-        if transaction.failure is not None:
-            transaction.finish()
+        with self._transaction(request, earlier) as transaction:
+            transaction.num_threads = 1
+            transaction.begin()
+            transaction.gather(copied)
+            if transaction.has_to_be_told_now:
+                transaction.finish()
         writer = GivingWay()
         self._under_way = SaveHandle(
             lambda: self._finish_behind(transaction, writer), target=request.target, hurry=writer.hurry
@@ -80,9 +99,22 @@ class Saver:
         Raises:
             CheckpointError: If it failed and nobody has been told.
         """
-        handle, self._under_way = self._under_way, None
-        if handle is not None:
-            handle.settle()
+        error = self.untold()
+        if error is not None:
+            raise error
+
+    def untold(self) -> AccelError | None:
+        """Wait for the save under way, if any, and return why it failed, if it did and nobody here has been told."""
+        if self._under_way is None:
+            return None
+        try:
+            self._under_way.settle()
+        except AccelError as error:
+            return error
+        finally:
+            if self._under_way.done():
+                self._under_way = None
+        return None
 
     def meet(self, topic: str, note: str) -> list[str]:
         """Return the notes of all ranks; for steps outside of a save."""
@@ -95,20 +127,18 @@ class Saver:
         self._last_topic = topic
         return notes
 
-    def _start(self, request: Request, collect: Collect) -> Transaction:
-        self.settle()
+    def _transaction(self, request: Request, earlier: BaseException | None) -> Transaction:
         if self._token is None:
             [self._token, *_] = self.meet("token", secrets.token_hex(4))
         self._num_saves += 1
         request = replace(request, token=f"{self._token}-{self._num_saves}")
-        transaction = Transaction(request, self.topology, self.agreement, num_threads=writer_threads())
-        transaction.begin()
-        transaction.gather(collect)
-        return transaction
+        return Transaction(
+            request, self.topology, self.agreement, num_threads=writer_threads(), earlier=earlier
+        )
 
     def _finish_behind(self, transaction: Transaction, writer: GivingWay) -> Path:
         self._buffers.wait()
-        with writer:
+        with transaction, writer:
             target = transaction.finish(writer.run)
         self._ended(transaction)
         return target

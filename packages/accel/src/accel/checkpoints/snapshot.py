@@ -37,8 +37,8 @@ def map_tensors(
     if isinstance(content, (list, tuple)) and not isinstance(content, torch.Size):
         values = [map_tensors(value, copy, path=(*path, i), seen=seen) for i, value in enumerate(content)]
         return values if isinstance(content, list) else tuple(values)
-    if isinstance(content, set):
-        return set(content)
+    if isinstance(content, (set, bytearray)):
+        return type(content)(content)
     return content.copy() if hasattr(content, "__array__") and hasattr(content, "copy") else content
 
 

@@ -7,10 +7,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from accel.checkpoints.agreement import Agreement
 from accel.checkpoints.digests import digest_of
-from accel.checkpoints.files import files_below, force_to_disk, regular_file
+from accel.checkpoints.files import files_below, folders_of, force_to_disk, regular_file
 from accel.checkpoints.giving_way import Work, at_once
 from accel.checkpoints.manifest import FileEntry, Manifest, write_manifest
 from accel.checkpoints.notes import Note, check_all_well, reason_of
@@ -29,7 +31,7 @@ class Request:
         target: Where the checkpoint will be.
         token: Tells this save from all others; the same on every rank.
         keep: How many numbered checkpoints stay, None: all.
-        step: Micro-batches into the accumulation at hand.
+        step: Training steps so far.
         iteration: Number of the checkpoint, if it has one.
     """
 
@@ -49,6 +51,7 @@ class Transaction:
         topology: Who this process is.
         agreement: The way to the other ranks.
         num_threads: Files that are written at a time.
+        earlier: Why the save before this one failed, where nobody has been told yet: then this one fails too.
     """
 
     request: Request
@@ -60,31 +63,44 @@ class Transaction:
     objects: Mapping[str, Sequence[str]] = field(default_factory=dict)
     pieces: list[Piece] = field(default_factory=list)
     failure: BaseException | None = None
+    earlier: BaseException | None = None
 
     def __post_init__(self) -> None:
         self.staging = Staging(self.request.target, token=self.request.token)
+        self.failure = self.earlier
+        self._is_refused = False
 
     def begin(self) -> None:
         """Make the hidden folder; on several machines, find out which of them share a file system."""
         topology = self.topology
         self.is_owner = topology.rank == 0
-        with self._noting_failure():
-            check_target(self.request.target)
-            if self.is_owner:
-                self.staging.own()
+        if self.failure is None and self.is_owner:
+            with self._noting_failure():
+                check_target(self.request.target)
+                self.staging.make()
         if topology.num_nodes > 1:
             self.agreement.exchange(self._topic("begun"), "")
             if not self.staging.path.exists():
                 self.place, self.is_owner = topology.node_rank, topology.local_rank == 0
-        with self._noting_failure():
-            if self.is_owner and topology.rank != 0:
-                self.staging.own()
-            self.staging.make()
+            # Nobody makes it on this machine before all here have looked.
+            self.agreement.exchange(self._topic("placed"), "")
+        if self.failure is None and topology.rank != 0:
+            with self._noting_failure():
+                check_target(self.request.target)
+                self.staging.make()
 
     def gather(self, collect: Callable[[Transaction], list[Piece]]) -> None:
         """Let ``collect`` say what this rank writes; if it raises, every rank will know at the end."""
         with self._noting_failure():
-            self.pieces = collect(self)
+            if self.failure is None or self.topology.world_size > 1:
+                self.pieces = collect(self)  # it may communicate, for which the other ranks would wait
+
+    @property
+    def has_to_be_told_now(self) -> bool:
+        """Whether it has failed such that this rank's caller is to hear of it at once: by Ctrl-C, or before."""
+        return self.failure is not None and (
+            self.failure is self.earlier or not isinstance(self.failure, Exception)
+        )
 
     def finish(self, run: Callable[[Work], None] = at_once) -> Path:
         """Write, agree with the other ranks, and make the checkpoint visible.
@@ -100,14 +116,23 @@ class Transaction:
             if self.failure is None:
                 files = self._write(run)
         self.pieces = []
-        try:
-            notes = self._exchange("written", files)
-            self._commit(notes)
-        except BaseException:
-            if self.is_owner:
-                self.staging.discard()
-            raise
+        self._commit(self._exchange("written", files))
         return self.request.target
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave nothing hidden behind; what other ranks may have taken for saved stays."""
+        if error is None:
+            return
+        if self._is_refused:
+            self.staging.withdraw()
+        if self.is_owner:
+            self.staging.discard()
+        self.staging.release()
 
     def _write(self, run: Callable[[Work], None]) -> list[FileEntry]:
         folder, rank = self.staging.path, self.topology.rank
@@ -125,23 +150,33 @@ class Transaction:
     def _commit(self, notes: Sequence[Note]) -> None:
         listed = [entry for note in notes for entry in note.files]
         is_main = self.topology.rank == 0
+        has_parts = any(note.place != 0 for note in notes)
         # The other machines' parts first: when the main process's manifest is seen, all that it lists is there.
-        if any(note.place != 0 for note in notes):
+        if has_parts:
+            others: list[FileEntry] = []
             with self._noting_failure():
                 if self.is_owner and not is_main:
-                    self._publish([entry for entry in listed if entry.place == self.place])
-            self._exchange("parts")
+                    others = self._publish([entry for entry in listed if entry.place == self.place])
+            notes = self._exchange("parts", others)
+            listed += [entry for note in notes for entry in note.files]
         with self._noting_failure():
             if is_main:
                 self._publish(listed)
-        if self.is_owner and self.failure is None:
-            # Before the others hear of it: they begin the next save then, and their folder is not to be tidied away.
-            self._tidy_up()
-        self._exchange("committed")
+        if has_parts:
+            # What the parts have replaced is wanted until the main process's is there.
+            self._exchange("published")
+        with self._noting_failure():
+            if self.is_owner and self.failure is None:
+                self._tidy_up()
+        self.staging.release()
+        self._exchange("committed", is_saved=True)
 
-    def _publish(self, listed: list[FileEntry]) -> None:
+    def _publish(self, listed: list[FileEntry]) -> list[FileEntry]:
+        """Make the part on this file system visible, and return those of its files that nobody had listed."""
+        others = self._other_files({entry.name for entry in listed if entry.place == self.place})
         manifest = Manifest(
-            files=[*listed, *self._other_files({entry.name for entry in listed})],
+            files=[*listed, *others],
+            token=self.request.token,
             world_size=self.topology.world_size,
             step=self.request.step,
             iteration=self.request.iteration,
@@ -150,6 +185,7 @@ class Transaction:
         )
         write_manifest(self.staging.path, manifest)
         self.staging.publish()
+        return others
 
     def _other_files(self, known: set[str]) -> list[FileEntry]:
         """Return what hooks and engines put into the folder by themselves, forced to disk."""
@@ -160,26 +196,28 @@ class Transaction:
                 force_to_disk(path)
                 size = path.stat().st_size
                 entries.append(FileEntry(name, size, digest_of(path), self.topology.rank, self.place))
-        for inner in {(folder / entry.name).parent for entry in entries}:
-            force_to_disk(inner)
+        for inner in folders_of(entry.name for entry in entries):
+            force_to_disk(folder / inner)
         return entries
 
-    def _exchange(self, stage: str, files: Sequence[FileEntry] = ()) -> list[Note]:
+    def _exchange(self, stage: str, files: Sequence[FileEntry] = (), *, is_saved: bool = False) -> list[Note]:
         """Tell the others how it went here, and raise if it failed anywhere."""
         error = None if self.failure is None else reason_of(self.failure)
         own = Note(str(self.request.target), self.place, self.topology.node_rank, files, error)
         try:
             notes = [Note.decode(text) for text in self.agreement.exchange(self._topic(stage), own.encode())]
-            check_all_well(notes, target=self.request.target)
+            self._is_refused = any(note.error is not None for note in notes)
+            check_all_well(notes, target=self.request.target, is_saved=is_saved)
         except CheckpointError as error_of_all:
-            if self.failure is not None and not isinstance(self.failure, Exception):
-                raise self.failure from None  # a person's Ctrl-C stays one
+            if self.failure is not None and self.has_to_be_told_now:
+                raise self.failure from None  # as it is
             raise error_of_all from self.failure
         return notes
 
     def _tidy_up(self) -> None:
         target = self.request.target
         try:
+            self.staging.settle()
             if self.request.keep is not None:
                 remove_old(target.parent, keep=self.request.keep, newest=target)
             remove_left_over(target.parent)
@@ -188,7 +226,7 @@ class Transaction:
 
     def forget(self) -> None:
         """Drop this rank's notes on the save, once a later one is done."""
-        for stage in ("begun", "written", "parts", "committed"):
+        for stage in ("begun", "placed", "written", "parts", "published", "committed"):
             self.agreement.forget(self._topic(stage))
 
     def _topic(self, stage: str) -> str:

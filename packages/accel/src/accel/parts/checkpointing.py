@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,12 +38,14 @@ class Checkpointing:
     _strategy: Strategy
     _precision: Precision
     _gradient: Any
+    _num_steps: int
     _models: list[nn.Module]
     _optimizers: list[Any]
     _schedulers: list[Any]
     _dataloaders: list[Any]
 
     def _set_up_checkpointing(self) -> None:
+        self._num_steps = 0
         self._custom_objects: list[Any] = []
         self._save_hooks: OrderedDict[int, SaveHook] = OrderedDict()
         self._load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
@@ -136,8 +139,8 @@ class Checkpointing:
         save fails, what was there before is as it was.
 
         Args:
-            output_dir: Its folder; `checkpoints/checkpoint_<iteration>` in the project's folder, if the
-                project names checkpoints by itself.
+            output_dir: Its folder. Not to be given if the project names checkpoints by itself: then it is
+                `checkpoints/checkpoint_<iteration>` in the project's folder.
             safe_serialization: Weights as safetensors; else by `torch.save`.
             blocking: Return when it is there. Otherwise return when its content has been copied, and write
                 while the training goes on, with what it leaves of the processors.
@@ -147,8 +150,9 @@ class Checkpointing:
             The folder; or without `blocking` a handle with `done()`, `wait()` and `exception()`.
 
         Raises:
-            CheckpointError: On every rank, if it failed on any, with that rank's reason; also if the last
-                save that did not block has failed since.
+            CheckpointError: On every rank, if it failed on any, with that rank's reason; without `blocking` the
+                handle raises it, or the next save does. So it is raised, too, if the last save that did not
+                block has failed and nobody has asked for its end.
             ConfigError: If there is no folder to save to, or it is taken.
         """
         from accel.checkpoints.collection import SaveOptions, collect
@@ -164,8 +168,8 @@ class Checkpointing:
             **save_model_func_kwargs,
         )
         saver = self._saver()
-        saver.settle()
         request = self._save_request(output_dir)
+        earlier = saver.untold()
 
         def gather(transaction: Transaction) -> list[Piece]:
             prepared = self._prepared_state()
@@ -182,10 +186,14 @@ class Checkpointing:
             )
 
         if not blocking:
-            handle = saver.save_behind(request, gather)
             self._count_save(request)
-            return handle
-        folder = saver.save(request, gather)
+            return saver.save_behind(request, gather, earlier=earlier)
+        try:
+            folder = saver.save(request, gather, earlier=earlier)
+        except BaseException:
+            if request.target.exists():  # it was saved; what failed, or was interrupted, came after
+                self._count_save(request)
+            raise
         self._count_save(request)
         return str(folder)
 
@@ -230,6 +238,8 @@ class Checkpointing:
         )
         if loaded.step is not None:
             self.step = loaded.step
+        if loaded.num_steps is not None:
+            self._num_steps = loaded.num_steps
         if loaded.next_iteration is not None and self.configuration.project.automatic_checkpoint_naming:
             self.configuration.project.iteration = loaded.next_iteration
 
@@ -286,6 +296,7 @@ class Checkpointing:
         return None if folder is None else Path(folder) / FOLDER_OF_CHECKPOINTS
 
     def _save_request(self, output_dir: str | os.PathLike[str] | None) -> Request:
+        from accel.checkpoints.choice import is_part
         from accel.checkpoints.layout import checkpoint_name
         from accel.checkpoints.transaction import Request
 
@@ -296,20 +307,27 @@ class Checkpointing:
                     "`save_state` does not know where to save: pass `output_dir`, or let the project name its "
                     "checkpoints with `ProjectConfiguration(project_dir=…, automatic_checkpoint_naming=True)`."
                 )
-            return Request(Path(output_dir).resolve(), token="", step=self.step)
+            return Request(Path(output_dir).resolve(), token="", step=self._num_steps)
+        if output_dir is not None:
+            warnings.warn(
+                f"`output_dir={os.fspath(output_dir)!r}` has no effect: the project names its checkpoints by itself. "
+                "Leave it out, or turn `automatic_checkpoint_naming` off.",
+                stacklevel=3,
+            )
         folder = self._folder_of_checkpoints()
         if folder is None:
             raise ConfigError(
                 "`automatic_checkpoint_naming` needs a `project_dir`. Give the Accelerator one."
             )
         target = folder.resolve() / checkpoint_name(project.iteration)
-        if target.exists():
+        # Of a machine's part whose whole never came, the main process knows nothing: it goes when this one is there.
+        if target.exists() and not is_part(target):
             raise ConfigError(
                 f"The checkpoint `{target}` is there already. Load it to go on from it, or set "
                 "`accelerator.project_configuration.iteration` to the number to go on with."
             )
         return Request(
-            target, token="", keep=project.total_limit, step=self.step, iteration=project.iteration
+            target, token="", keep=project.total_limit, step=self._num_steps, iteration=project.iteration
         )
 
     def _count_save(self, request: Request) -> None:

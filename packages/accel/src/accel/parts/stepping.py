@@ -60,6 +60,7 @@ class Stepping:
     _models: list[nn.Module]
     _window: WeightedWindow
     _gradient: Any
+    _num_steps: int
     _strategy: Strategy
     _preemption: Preemption | None
     _precision: Precision
@@ -148,8 +149,10 @@ class Stepping:
             if num_steps != 1 and not self._owns_backward:
                 loss = loss / num_steps
             self._strategy.backward(loss, **kwargs)
-        if self._preemption is not None and self._gradient.sync_gradients:
-            self._preemption.advance()
+        if self._gradient.sync_gradients:
+            self._num_steps += 1
+            if self._preemption is not None:
+                self._preemption.advance()
 
     def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
         """Compute gradients and update each parameter as soon as its gradient is there, which is then freed.

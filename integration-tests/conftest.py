@@ -1,0 +1,19 @@
+"""Makes the scripts and drivers beside the tests importable; and two machines."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import two_machines
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory):
+    """Two machines with an sshd each, where this one lets us make them."""
+    reason = two_machines.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with two_machines.two_machines(tmp_path_factory.mktemp("machines")) as made:
+        yield made

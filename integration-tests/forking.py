@@ -1,0 +1,119 @@
+"""Runs of ranks that begin at once: one process imports everything, then forks the ranks of each run it is asked for.
+
+A script hands `serve` what a rank does; `Runs` starts that script and asks it for runs. Between them go one JSON object
+of options per line, answered with the process ids and, when all ranks have ended, with their exit codes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from accel import Accelerator
+from accel_state.runtime import reset_runtime
+
+
+class Runs:
+    """The process of a script that serves runs; all of them end with the block."""
+
+    def __init__(self, script):
+        self.script = script
+
+    def __enter__(self):
+        self.process = subprocess.Popen(
+            [sys.executable, str(self.script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(timeout=20)
+        self.process.stdout.close()
+
+    def start(self, **options):
+        """Start ``num_processes`` ranks with the further options, and return their process ids."""
+        self.process.stdin.write(json.dumps(options) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def codes(self):
+        """Wait for the ranks that were started, and return their exit codes."""
+        return self._answer()
+
+    def _answer(self):
+        line = self.process.stdout.readline()
+        assert line, f"`{self.script}` has ended"
+        return json.loads(line)
+
+
+def serve(body):
+    """Fork ranks that call ``body(**options)`` for each line of the standard input."""
+    torch.set_num_threads(1)
+    warm_up()
+    for line in sys.stdin:
+        options = json.loads(line)
+        num_processes, port = options.pop("num_processes"), free_port()
+        pids = [fork_rank(body, rank, num_processes, port, options) for rank in range(num_processes)]
+        print(json.dumps(pids), flush=True)
+        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]), flush=True)
+
+
+def fork_rank(body, rank, num_processes, port, options):
+    pid = os.fork()
+    if pid:
+        return pid
+    if num_processes > 1:
+        place = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": num_processes,
+            "LOCAL_WORLD_SIZE": num_processes,
+        }
+        os.environ |= {name: str(value) for name, value in place.items()}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    code = 1
+    try:
+        body(**options)
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code
+    except BaseException:  # noqa: BLE001 (a forked child ends here, whatever happens)
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def warm_up():
+    """Import what the first save imports, once for all forks."""
+    accelerator = Accelerator(cpu=True)
+    model = nn.Linear(1, 1)
+    accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    with tempfile.TemporaryDirectory() as folder:
+        accelerator.save_state(Path(folder) / "checkpoint")
+        accelerator.load_state(Path(folder) / "checkpoint")
+    reset_runtime()

@@ -1,0 +1,44 @@
+"""The samplers that torchdata's `StatefulDataLoader` makes for itself, known without importing it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from accel_data.samplers.order import TensorOrder, register_draw
+
+
+def makes_batches(batch_sampler: Any) -> bool:
+    """Tell whether ``batch_sampler`` is torchdata's, which cuts the indices of its ``sampler`` as torch's own does."""
+    ours = _loaded("BatchSampler")
+    return ours is not None and type(batch_sampler).__iter__ is ours.__iter__
+
+
+def shuffles(sampler: Any) -> bool:
+    """Tell whether ``sampler`` is torchdata's random one, which is none of torch's but has the same attributes."""
+    ours = _loaded("RandomSampler")
+    return ours is not None and isinstance(sampler, ours)
+
+
+def _loaded(name: str) -> Any:
+    """Return a class of torchdata's if someone has imported it: nobody can have an instance otherwise."""
+    module = sys.modules.get("torchdata.stateful_dataloader.sampler")
+    if module is None:
+        return None
+    register_draw(module.RandomSampler, _draw)
+    return getattr(module, name)
+
+
+def _draw(sampler: Any) -> TensorOrder:
+    """Draw what torchdata's `RandomSampler` yields in one epoch: whole permutations, or blocks of 32 numbers."""
+    size, wanted, generator = len(sampler.data_source), sampler.num_samples, sampler.generator
+    if sampler.replacement:
+        drawn = [
+            torch.randint(size, (32,), dtype=torch.int64, generator=generator)
+            for _ in range(-(-wanted // 32))
+        ]
+    else:
+        drawn = [torch.randperm(size, generator=generator) for _ in range(-(-wanted // size))]
+    return TensorOrder(torch.cat(drawn)[:wanted])

@@ -1,0 +1,56 @@
+"""Libraries are spared by the search for garbage; what tests leave is not."""
+
+import gc
+import sys
+import types
+import weakref
+
+import pytest
+
+from accel_state.testing.garbage import Libraries
+
+
+class Knot:
+    def __init__(self):
+        self.itself = self
+
+
+@pytest.fixture
+def libraries():
+    """Libraries to which this process's are known; what a test freezes is thawed after it."""
+    made = Libraries()
+    made.spare()
+    yield made
+    gc.unfreeze()
+
+
+def test_a_library_is_frozen_once(libraries, monkeypatch):
+    for number in range(200):
+        monkeypatch.setitem(sys.modules, f"a_library.{number}", types.ModuleType("part"))
+    gc.unfreeze()
+    libraries.spare()
+    assert gc.get_freeze_count() > 0
+    gc.unfreeze()
+    libraries.spare()
+    assert gc.get_freeze_count() == 0
+
+
+def test_garbage_is_collected_before_the_rest_is_frozen():
+    gc.disable()
+    try:
+        knot = Knot()
+        gone = weakref.ref(knot)
+        del knot
+        Libraries().spare()
+        assert gone() is None
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def test_what_comes_later_is_still_garbage(libraries):
+    knot = Knot()
+    gone = weakref.ref(knot)
+    del knot
+    gc.collect()
+    assert gone() is None
