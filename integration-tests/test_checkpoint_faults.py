@@ -37,7 +37,7 @@ def test_nothing_is_lost_when_a_save_is_killed(savers, tmp_path, num_processes, 
 def test_nothing_is_lost_whichever_call_is_the_last(tmp_path):
     with Runs(checkpoint_faults.INTERRUPTED) as runs:
         num_calls = checkpoint_faults.interrupt_at_every_call(runs, tmp_path, how="kill", counts_writes=False)
-    assert num_calls > 20  # else the calls were not seen
+    assert num_calls >= 15  # else the calls were not seen
 
 
 WAYS = [

@@ -25,6 +25,7 @@ from accel_data import (
     SeedableRandomSampler,
     get_sampler,
     prepare_data_loader,
+    skip_first_batches,
 )
 from accel_state.errors import ConfigError
 from accel_state.gradient_state import GradientState
@@ -419,3 +420,48 @@ def test_a_sampler_that_shards_already_is_refused() -> None:
     sampler = DistributedSampler(Plain(), num_replicas=2, rank=0)
     with pytest.raises(ConfigError, match="one part of 2 already"):
         prepare_data_loader(DataLoader(Plain(), sampler=sampler), num_processes=2, process_index=0)
+
+
+@pytest.mark.parametrize("use", [prepare_data_loader, lambda loader: skip_first_batches(loader, 1)])
+def test_what_is_no_loader_is_refused(use):
+    with pytest.raises(
+        ConfigError, match="must be a `torch.utils.data.DataLoader`, got an object of type `list`"
+    ):
+        use([1, 2])
+
+
+@pytest.mark.parametrize(("num_processes", "process_index"), [(2, 2), (2, -1), (0, 0)])
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_a_process_that_is_none_of_those_is_refused(num_processes, process_index, dispatch):
+    with pytest.raises(ConfigError, match=f"got {process_index} of {num_processes}"):
+        prepare_data_loader(
+            DataLoader(range(4)),
+            num_processes=num_processes,
+            process_index=process_index,
+            dispatch_batches=dispatch,
+        )
+
+
+def test_settings_of_a_stream_may_be_changed_between_epochs():
+    class Numbers(IterableDataset):
+        def __iter__(self):
+            return iter(range(5))
+
+    loader = prepare_data_loader(
+        DataLoader(Numbers(), batch_size=1),
+        num_processes=2,
+        process_index=1,
+        dispatch_batches=False,
+        even_batches=False,
+    )
+    assert [batch.tolist() for batch in loader] == [[1], [3]]
+    loader.even_batches = True
+    assert [batch.tolist() for batch in loader] == [[1], [3], [0]]
+    loader.worker_init_fn = fail_in_a_worker
+    loader.num_workers, loader.prefetch_factor = 1, 2
+    with pytest.raises(RuntimeError, match="set up in a worker"):
+        list(loader)
+
+
+def fail_in_a_worker(worker: int) -> None:
+    raise RuntimeError("set up in a worker")

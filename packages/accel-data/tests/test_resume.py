@@ -653,3 +653,11 @@ def test_an_epoch_begun_by_two_processes_is_ended_by_three(
     assert sorted(first + second + third) == list(range(SIZE))
     whole, _ = world(2).run(save_in_the_middle, None, None, dispatch)[0]
     assert first + second + third == whole
+
+
+def test_a_state_that_is_not_whole_is_refused_by_what_it_lacks() -> None:
+    loader: Any = prepare_data_loader(DataLoader(range(4)), num_processes=1, process_index=0)  # type: ignore[arg-type]
+    state = loader.state_dict()
+    del state["epoch"], state["seed"]
+    with pytest.raises(CheckpointError, match="lacks `epoch`, `seed`"):
+        loader.load_state_dict(state)

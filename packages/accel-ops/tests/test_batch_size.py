@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from accel_ops import find_executable_batch_size, gather_object
-from accel_state.errors import StateError
+from accel_state.errors import ConfigError, StateError
 from accel_state.partial_state import PartialState
 
 
@@ -163,3 +163,12 @@ def test_a_failure_of_one_rank_is_told_to_the_others(world):
         "'not there'",
         "Process 0 failed, so this process cannot go on. See its error.",
     ]
+
+
+def test_a_size_that_is_not_smaller_is_refused():
+    @find_executable_batch_size(starting_batch_size=8, reduce_batch_size_fn=lambda: 4)
+    def train(batch_size: int) -> None:
+        raise out_of_memory()
+
+    with pytest.raises(ConfigError, match="must return a smaller batch size than 4, .* got 4"):
+        train()

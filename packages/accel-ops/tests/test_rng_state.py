@@ -63,3 +63,12 @@ def test_a_foreign_numpy_generator_is_refused():
             capture_rng_states()
     finally:
         np.random.set_bit_generator(before)
+
+
+def test_a_damaged_state_is_an_error_and_changes_nothing():
+    states = capture_rng_states()
+    draw()
+    before = capture_rng_states()
+    with pytest.raises(CheckpointError, match="The random state of `torch` cannot be restored"):
+        restore_rng_states({**states, "torch": {"state": torch.zeros(3, dtype=torch.uint8)}})
+    assert str(capture_rng_states()) == str(before)

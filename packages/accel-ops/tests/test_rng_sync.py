@@ -5,7 +5,7 @@ import torch
 
 from accel_ops import synchronize_rng_state, synchronize_rng_states
 from accel_state.enums import RNGType
-from accel_state.errors import ConfigError, UnknownNameError
+from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
 from accel_state.partial_state import PartialState
 
 
@@ -61,3 +61,8 @@ def test_unknown_and_missing_generators_are_refused():
     with pytest.raises(ConfigError, match="`generator` is needed"):
         synchronize_rng_state("generator")
     assert issubclass(UnknownNameError, ConfigError)
+
+
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(NotAvailableError, match="`?npu`?"):
+        synchronize_rng_state("npu")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from accel_ops import set_seed
+from accel_state.errors import ConfigError
 
 
 def draw() -> tuple[float, float, float]:
@@ -52,3 +53,13 @@ def test_deterministic_algorithms_are_switched_on_only_when_asked():
 def test_a_seed_outside_numpys_range_is_refused():
     with pytest.raises(ValueError, match="`seed` must lie between 0 and 4294967295, got -1"):
         set_seed(-1)
+
+
+@pytest.mark.parametrize("seed", [1.5, "1", None])
+def test_a_seed_that_is_no_int_is_refused_before_anything_is_seeded(seed):
+    set_seed(3)
+    wanted = random.random()
+    set_seed(3)
+    with pytest.raises(ConfigError, match="`seed` must be an int"):
+        set_seed(seed)
+    assert random.random() == wanted

@@ -36,13 +36,19 @@ duration_s = time.perf_counter() - begun
 """
 
 
-def prepared(package: str) -> str:
-    """Return the source that prepares model and optimizer with the ``Accelerator`` of ``package``."""
+def prepared(package: str, *, steps: bool = True) -> str:
+    """Return the source that prepares model and optimizer with the ``Accelerator`` of ``package``.
+
+    Args:
+        package: Where it is imported from.
+        steps: Let the optimizer take a step, so that it has a state.
+    """
+    step = "optimizer.step()" if steps else ""
     return f"""
 from {package} import Accelerator
 accelerator = Accelerator(cpu=True)
 model, optimizer = accelerator.prepare(model, optimizer)
-optimizer.step()
+{step}
 """
 
 

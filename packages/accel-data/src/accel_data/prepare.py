@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from accel_data.loaders.cloning import to_stateful
+from accel_data.loaders.cloning import check_loader, to_stateful
 from accel_data.loaders.dispatcher import DataLoaderDispatcher
 from accel_data.loaders.epochs import get_sampler
 from accel_data.loaders.prepared import PreparedLoader
@@ -71,6 +71,7 @@ def prepare_data_loader(
     """
     if isinstance(dataloader, PreparedLoader):
         return dataloader
+    check_loader(dataloader)
     ranks = _ranks(num_processes, process_index, torch_device_mesh)
     if use_stateful_dataloader:
         dataloader = to_stateful(dataloader)
@@ -130,6 +131,11 @@ def _ranks(num_processes: int | None, process_index: int | None, mesh: Any) -> D
     if mesh is not None:
         return data_ranks(mesh)
     if num_processes is not None and process_index is not None:
+        if not 0 <= process_index < num_processes:
+            raise ConfigError(
+                "`process_index` must be at least 0 and less than `num_processes`, "
+                f"got {process_index} of {num_processes}."
+            )
         return all_different(num_processes, process_index)
     return ranks_of_run()
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from accel_data.loaders.cloning import check_loader
 from accel_data.loaders.prepared import PreparedLoader
 from accel_data.loaders.skip import SkipDataLoader
 from accel_state.errors import ConfigError
@@ -23,10 +24,11 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
         num_batches: Batches of this rank to leave out.
 
     Raises:
-        ConfigError: If ``num_batches`` is negative.
+        ConfigError: If ``num_batches`` is negative, or what is given is no loader.
     """
     if num_batches < 0:
         raise ConfigError(f"`num_batches` must not be negative, got {num_batches}.")
     if isinstance(dataloader, PreparedLoader):
         return dataloader.skipping(num_batches)
+    check_loader(dataloader)
     return SkipDataLoader.skipping(dataloader, num_batches)

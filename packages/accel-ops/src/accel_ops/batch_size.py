@@ -9,6 +9,7 @@ from typing import Any, overload
 
 from accel_ops.attempts import Attempt
 from accel_ops.memory import clear_device_cache, should_reduce_batch_size
+from accel_state.errors import ConfigError
 
 
 @overload
@@ -47,6 +48,7 @@ def find_executable_batch_size(
     Raises:
         TypeError: If the caller passes a batch size.
         RuntimeError: If the size has come down to zero.
+        ConfigError: If ``reduce_batch_size_fn`` does not reduce it.
     """
     if function is None:
         return functools.partial(
@@ -67,7 +69,12 @@ def find_executable_batch_size(
             if has_finished:
                 return result
             clear_device_cache(garbage_collection=True)
-            batch_size = smaller(batch_size)
+            too_large, batch_size = batch_size, smaller(batch_size)
+            if batch_size >= too_large:
+                raise ConfigError(
+                    f"`reduce_batch_size_fn` must return a smaller batch size than {too_large}, for which memory did "
+                    f"not suffice, got {batch_size}."
+                )
         raise RuntimeError("No executable batch size found, reached zero.")
 
     return search

@@ -41,7 +41,7 @@ def restore_rng_states(states: Mapping[str, Mapping[str, Any]], *, strict: bool 
             those that fit are restored.
 
     Raises:
-        CheckpointError: If one is missing or left over.
+        CheckpointError: If one is missing or left over, or is none of such a generator.
     """
     device = _device()
     present = ["python", "numpy", "torch", *([device.type] if device is not None else [])]
@@ -60,9 +60,19 @@ def restore_rng_states(states: Mapping[str, Mapping[str, Any]], *, strict: bool 
             f"{', '.join(present)}. Restore it on the kind of device it was captured on, or pass "
             "`strict=False`."
         )
+    before = capture_rng_states()
     for name in present:
-        if name in states:
+        if name not in states:
+            continue
+        try:
             _restore_one(name, states[name], device)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            for changed in present[: present.index(name) + 1]:
+                _restore_one(changed, before[changed], device)
+            raise CheckpointError(
+                f"The random state of `{name}` cannot be restored: {error}. It is damaged, or was captured with "
+                "another release of what draws the numbers. Leave it out and pass `strict=False` to go on without."
+            ) from error
 
 
 def _restore_one(name: str, state: Mapping[str, Any], device: torch.device | None) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from accel_ops.broadcasting import broadcast
 from accel_ops.transport import current_transport
-from accel_state.devices import device_backend_of
+from accel_state.devices import require_device_backend
 from accel_state.enums import RNGType
 from accel_state.errors import ConfigError
 
@@ -27,6 +27,7 @@ def synchronize_rng_state(
 
     Raises:
         ConfigError: If the type is unknown, or is ``generator`` without one.
+        NotAvailableError: If there is no such device here.
     """
     synchronize_rng_states(
         [rng_type or (RNGType.GENERATOR if generator is not None else RNGType.TORCH)], generator
@@ -65,5 +66,5 @@ def _access(rng_type: RNGType, generator: torch.Generator | None) -> _Access:
                 "`generator` is needed to synchronise the random state of a generator, got None."
             )
         return generator.get_state, generator.set_state
-    rng = device_backend_of(torch.device(rng_type.value)).rng
+    rng = require_device_backend(rng_type.value).rng
     return rng.get_state, rng.set_state

@@ -20,7 +20,13 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         device_specific: Add the rank, so that the ranks draw different numbers.
         deterministic: Also let torch use deterministic algorithms only; an operation that has none then
             raises.
+
+    Raises:
+        ConfigError: If the seed is no such number. No generator has been seeded then.
     """
+    if not isinstance(seed, (int, np.integer)):
+        raise ConfigError(f"`seed` must be an int, got {seed!r} of type `{type(seed).__name__}`.")
+    seed = int(seed)
     if device_specific:
         seed += current_transport().rank
     if not 0 <= seed < 2**32:

@@ -203,10 +203,12 @@ def leave_group(*, release_others: bool = False) -> bool:
 
 def _store_port() -> int | None:
     """Return the port of the store that the default group was set up with, None if it is not on a network."""
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
     store = dist.distributed_c10d._get_default_store()
-    while isinstance(store, dist.PrefixStore):
+    while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return store.port if isinstance(store, dist.TCPStore) else None
+    return store.port if isinstance(store, TCPStore) else None
 
 
 def _let_go(*, wait_s: float) -> None:

@@ -134,8 +134,8 @@ def test_hanging_rank_is_killed_and_its_stack_shown(world):
 
 
 def test_what_a_hanging_rank_forked_is_killed_with_it(world, tmp_path):
-    with pytest.raises(WorldError, match="did not answer within 5 s"):
-        world(2).run(fork_and_hang, tmp_path / "pid", timeout_s=5)
+    with pytest.raises(WorldError, match="did not answer within 3 s"):
+        world(2).run(fork_and_hang, tmp_path / "pid", timeout_s=3)
     pids = [int((tmp_path / f"pid.{rank}").read_text()) for rank in range(2)]
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
     assert alive == []

@@ -71,6 +71,26 @@ def test_a_checkpoint_of_any_model_loads_into_one_of_its_kind(tmp_path, kind, ti
 
 
 @pytest.mark.filterwarnings("error:.*is a no-op")
+def test_a_hook_that_fails_on_one_rank_lets_no_other_wait_for_its_optimizers(tmp_path, monkeypatch):
+    """Their states may be gathered, as those of sharded optimizers are."""
+    accelerator = Accelerator(cpu=True)
+    model = nn.Linear(2, 2)
+    accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    gathered = []
+    real = accelerator.strategy.optimizer_state
+    monkeypatch.setattr(
+        accelerator.strategy, "optimizer_state", lambda *given: gathered.append(1) or real(*given)
+    )
+
+    def hook(models, weights, output_dir):
+        raise KeyError("no luck here")
+
+    accelerator.register_save_state_pre_hook(hook)
+    with pytest.raises(CheckpointError, match="no luck here"):
+        accelerator.save_state(tmp_path / "a")
+    assert gathered == [1]
+
+
 def test_loading_into_a_model_that_is_elsewhere_warns_of_nothing(tmp_path):
     accelerator, _ = prepared("offloaded to memory", tmp_path, seed=1, tied=False)
     accelerator.save_state(tmp_path / "a")

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -23,13 +24,19 @@ def test_there_is_no_hurry_until_somebody_says_so():
         assert whose(writer) is threading.current_thread()
 
 
-def test_there_is_a_hurry_once_patience_has_run_out():
-    now_s = 100.0
-    with GivingWay(patience_s=5, clock=lambda: now_s) as writer:
+def test_once_patience_has_run_out_the_caller_works_and_pauses_for_nine_tenths_of_the_time():
+    now_s, pauses_s = 100.0, []
+    with GivingWay(patience_s=5, clock=lambda: now_s, pause=pauses_s.append) as writer:
         now_s = 104.0
         assert whose(writer) is not threading.current_thread()
+        assert not pauses_s
         now_s = 105.0
+        begun_s = time.thread_time()
         assert whose(writer) is threading.current_thread()
+        assert 0 < pauses_s[0] < 9 * (time.thread_time() - begun_s)
+        writer.hurry()
+        assert whose(writer) is threading.current_thread()
+        assert len(pauses_s) == 1
 
 
 def test_work_that_is_given_to_the_thread_is_done_when_run_returns_and_its_errors_are_raised():

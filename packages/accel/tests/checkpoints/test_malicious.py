@@ -7,6 +7,7 @@ import pickle
 import struct
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -106,6 +107,43 @@ def test_code_in_pickled_weights_does_not_run(checkpoint, tmp_path):
     torch.save(random_states, checkpoint / "random_states_0.pkl")
     refused(checkpoint, match=r"pytorch_model.bin")
     assert not mark.exists()
+
+
+class Made:
+    """Unpickled as what ``build`` makes of ``arguments``, in the state ``state``."""
+
+    def __init__(self, build, arguments, state=None):
+        self.parts = (build, arguments) if state is None else (build, arguments, state)
+
+    def __reduce__(self):
+        return self.parts
+
+
+def array_of(element):
+    return Made(
+        np.zeros(1).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (2,), element, False, b"\x41" * 16)
+    )
+
+
+def element_type(subtype, names, fields, flags):
+    return Made(np.dtype, ("i8", False, True), (3, "<", subtype, names, fields, 8, 1, flags))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        array_of(element_type(None, ("a",), {"a": (np.dtype("i8"), 500)}, 0)),
+        array_of(element_type((np.dtype("i8"), (1000,)), None, None, 0)),
+        array_of(element_type(None, None, None, 1)),
+        torch.zeros(1).expand(10**12),
+        {"inner": [torch.zeros(1).expand(10**12)]},
+    ],
+    ids=["field-outside", "larger-elements", "pointers", "tensor-of-terabytes", "nested"],
+)
+def test_what_shows_memory_that_is_not_its_own_is_refused(checkpoint, value):
+    torch.save({"total": value}, checkpoint / "custom_checkpoint_0.pkl")
+    trust(checkpoint)
+    refused(checkpoint, match=r"custom_checkpoint_0.pkl.* made-up")
 
 
 @pytest.mark.parametrize("name", TORCH_FILES)

@@ -1,5 +1,6 @@
 import os
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -464,14 +465,28 @@ def save_as_two_nodes(folder, *, each, names=("node0", "node1")):
         runtime.topology, num_nodes=2, node_rank=rank, local_rank=0, local_world_size=1
     )
     accelerator.prepare(nn.Linear(2, 2))
-    accelerator.save_state(f"{folder}/{names[rank]}/a")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        accelerator.save_state(f"{folder}/{names[rank]}/a")
+    told = [str(one.message) for one in told]
     if each or names[0] == names[1]:
         accelerator.load_state(f"{folder}/{names[rank]}/a", verify=True)
+        return told
+    try:
+        accelerator.load_state(f"{folder}/{names[rank]}/a", verify=True)
+    except CheckpointError as error:
+        return [*told, str(error)]
 
 
 @pytest.mark.parametrize("each", [True, False])
 def test_nodes_without_a_shared_disk_each_commit_their_part(world, tmp_path, each):
-    world(2).run(save_as_two_nodes, str(tmp_path), each=each)
+    main_told, told = world(2).run(save_as_two_nodes, str(tmp_path), each=each)
+    assert len(told) == (0 if each else 2)
+    if not each:
+        assert "cannot be loaded here. Set `save_on_each_node`" in told[0]
+        assert "`model.safetensors`, the state of model 0, is missing" in told[1]
+        assert "The main process's machine may have it" in told[1]
+        assert "rank 1" in main_told[0]
     from accel.checkpoints.manifest import read_manifest
 
     main, other = read_manifest(tmp_path / "node0" / "a"), read_manifest(tmp_path / "node1" / "a")

@@ -25,6 +25,19 @@ _ALWAYS = (
 )
 
 
+def check_loader(loader: object) -> None:
+    """Refuse what is no loader of torch.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(
+            f"`dataloader` must be a `torch.utils.data.DataLoader`, got an object of type `{type(loader).__name__}`. "
+            "Build one around it."
+        )
+
+
 def clone_loader(loader: DataLoader[Any], **fields: Any) -> DataLoader[Any]:
     """Return a loader of the same class and with the same settings, except for ``fields``.
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
+from accel_data.iterable_shard import IterableDatasetShard
 from accel_data.loaders.adapter import DataLoaderAdapter
 from accel_data.loaders.agreement import agree_on_order
 from accel_data.loaders.epochs import get_sampler, set_epoch, set_sampler
@@ -26,6 +27,9 @@ from accel_data.samplers.run import Position, SamplerRun
 from accel_data.stateful import knows_place
 from accel_ops.objects import broadcast_object_list
 from accel_state.enums import RNGType
+
+#: Attributes that a loader of torch changes by itself.
+_NOT_SETTINGS = frozenset({"_iterator", "_IterableDataset_len_called"})
 
 
 class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
@@ -48,7 +52,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     _progress: Progress
     _notes: Notes
     #: The loader that reads, with what it was made from.
-    _reader_of: dict[str, tuple[tuple[Any, ...], DataLoader[Any]]]
+    _reader_of: dict[str, tuple[dict[str, Any], DataLoader[Any]]]
     #: What the workers of the pass that is opened next begin with.
     _restored: list[Any] | None
 
@@ -249,8 +253,12 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """Return a loader that reads like ``loader`` and keeps notes, the same one while nothing is changed:
         it may have workers that live on."""
         made = self._reader_of.get("reader")
-        wanted = (loader.dataset, loader.collate_fn, loader.batch_sampler, loader.sampler)
-        if made is None or any(one is not other for one, other in zip(made[0], wanted)):
+        wanted = _settings(loader)
+        if (
+            made is None
+            or made[0].keys() != wanted.keys()
+            or any(made[0][key] is not wanted[key] for key in wanted)
+        ):
             dataset = stream_of(loader) if self._is_noted(loader) else None
             made = wanted, tagging(loader, self._notes, stateful_dataset=dataset)
             self._reader_of["reader"] = made
@@ -300,3 +308,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             return Position((shard.rows_per_rank or 1) * shard.num_processes, shard.batches_per_step)
         num_ranks = self.data_ranks.num_ranks
         return Position((self.base_dataloader.batch_size or 1) * num_ranks, num_ranks)
+
+
+def _settings(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return what decides how ``loader`` reads, also what may be set between epochs."""
+    settings = {name: value for name, value in loader.__dict__.items() if name not in _NOT_SETTINGS}
+    if isinstance(loader.dataset, IterableDatasetShard):
+        settings["even_batches"] = loader.dataset.even_batches
+    return settings

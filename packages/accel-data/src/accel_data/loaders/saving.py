@@ -19,6 +19,19 @@ from accel_data.samplers.seedable import SeedableRandomSampler
 from accel_state.errors import CheckpointError
 
 VERSION = 1
+_KEYS = (
+    "epoch",
+    "samples",
+    "batches",
+    "num_processes",
+    "num_samples",
+    "seed",
+    "generator",
+    "is_order_drawn",
+    "dataset",
+    "loader",
+    "is_complete",
+)
 
 
 def save_progress(progress: Progress, base: DataLoader[Any], num_ranks: int) -> dict[str, Any]:
@@ -61,6 +74,7 @@ def load_progress(
             states of another number of workers.
     """
     _check_version(state)
+    _check_keys(state)
     if position:
         _check_length(state, base)
         if state.get("workers") is not None:
@@ -165,6 +179,15 @@ def _check_version(state: dict[str, Any]) -> None:
         raise CheckpointError(
             f"The state of a data loader has version {state.get('version')!r}, "
             f"this release reads version {VERSION}. Load it with the release that wrote it."
+        )
+
+
+def _check_keys(state: dict[str, Any]) -> None:
+    missing = [key for key in _KEYS if key not in state]
+    if missing:
+        raise CheckpointError(
+            f"The state of a data loader lacks `{'`, `'.join(missing)}`, so it is none or not whole. Load what "
+            "`state_dict` of a prepared loader returned."
         )
 
 

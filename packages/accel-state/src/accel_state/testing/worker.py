@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import gc
 import os
 import random
 import signal
@@ -119,6 +120,9 @@ def main() -> int:
     torch.set_num_threads(1)
     Worker(arguments.rank, arguments.world_size, Connection(arguments.line)).serve()
     reset_runtime()
+    # The way out waits for whoever holds a process group: let it not be garbage that a body left.
+    gc.unfreeze()
+    gc.collect()
     return 0
 
 

@@ -15,8 +15,9 @@ logger = logging.getLogger(__name__)
 class SaveHandle:
     """A save under way.
 
-    It leaves the processors to the training for ten seconds at most, then takes its share of them; at once if
-    somebody waits for it, be it `wait`, `exception`, the next save or the end of the program.
+    It leaves the processors to the training, and so takes many times as long beside a loop that never lets them
+    idle; it hurries as soon as somebody waits for it, be it `wait`, `exception`, the next save or the end of the
+    program.
 
     Args:
         finish: Does the rest of the save and returns the folder.

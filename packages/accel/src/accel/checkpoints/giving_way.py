@@ -14,8 +14,9 @@ from typing import Self
 Work = Callable[[], object]
 
 NICENESS = 15
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 SHARE = 0.1
+LONGEST_PAUSE_S = 1.0
 
 
 class GivingWay:
@@ -25,14 +26,14 @@ class GivingWay:
     training loop hardly feels, and gets on as slowly; on processors with time to spare it loses nothing. So that
     a save comes to its end however busy they are, whoever calls `run` does the work itself once ``patience_s``
     have gone by, with its own priority, and pauses after each piece so long that it computes a tenth of the time.
-    Once `hurry` was called, or the program is at its end, there are no pauses any more. The thread's own priority is
+    Once `hurry` was called, or the program is at its end, it does so without pauses. The thread's own priority is
     never raised again, because Linux lets only privileged users do that. Systems without priorities of threads
     give it the usual one.
 
     Args:
-        patience_s: Seconds from the first of the work until the thread is not relied on any more.
+        patience_s: Seconds from the first of the work until it is no longer left to the thread.
         clock: Gives seconds.
-        pause: Waits so many seconds at most, and no longer than until `hurry` is called; by default it does just that.
+        pause: Waits for seconds, by default until `hurry` is called at most.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class GivingWay:
         self._thread.join()
 
     def hurry(self) -> None:
-        """Let all further work have the priority of its caller; from any thread, at any time."""
+        """Let all further work be done by its caller without pauses; from any thread, at any time."""
         self._hurry.set()
 
     def run(self, work: Work) -> None:
@@ -73,7 +74,8 @@ class GivingWay:
         else:
             begun_s = time.thread_time()
             work()
-            self._pause((time.thread_time() - begun_s) * (1 / SHARE - 1))
+            computed_s = time.thread_time() - begun_s
+            self._pause(min(computed_s * (1 / SHARE - 1), LONGEST_PAUSE_S))
 
     def _run_behind(self, work: Work) -> None:
         outcome: SimpleQueue[BaseException | None] = SimpleQueue()

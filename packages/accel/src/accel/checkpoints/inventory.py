@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from accel.checkpoints import layout
+from accel.checkpoints.manifest import has_manifest as has_manifest_in
+from accel.checkpoints.manifest import read_manifest
 from accel.checkpoints.prepared import Prepared
 from accel.checkpoints.strictness import Strictness
 from accel.file_names import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME
@@ -40,7 +42,10 @@ def check_inventory(
                 )
         for index in range(num):
             if index not in saved:
-                strict.complain(f"`{file_of(index)}`, the state of {kind} {index}, is missing in `{folder}`.")
+                strict.complain(
+                    f"`{file_of(index)}`, the state of {kind} {index}, is missing in `{folder}`."
+                    f"{_elsewhere(folder)}"
+                )
 
     check("model", layout.numbers_of_models(names), num_models, weights_file)
     optimizers = layout.numbers_of(OPTIMIZER_NAME, names)
@@ -52,6 +57,16 @@ def check_inventory(
         loaders = layout.numbers_of(layout.LOADER_NAME, names)
         check("loader", loaders, len(prepared.loaders), _file_of(layout.LOADER_NAME))
     _check_scaler(folder, names, prepared, strict)
+
+
+def _elsewhere(folder: Path) -> str:
+    """Say where the rest is, if the folder is only a machine's part of a checkpoint."""
+    if not has_manifest_in(folder) or read_manifest(folder).place == 0:
+        return ""
+    return (
+        " The main process's machine may have it, with which this one shares no disk: copy it from there, and save "
+        "with `ProjectConfiguration(save_on_each_node=True)`."
+    )
 
 
 def weights_file(index: int) -> str:

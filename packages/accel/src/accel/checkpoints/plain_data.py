@@ -55,6 +55,39 @@ def check_plain(content: Any, *, file_name: str) -> None:
         )
 
 
+def check_loaded(content: Any, *, num_bytes: int) -> None:
+    """Refuse arrays and tensors that show memory which is not theirs, or more than there is.
+
+    To be called before anybody touches what was loaded: an element type in a file may be given parts that lie outside
+    of an array, which NumPy does not check.
+
+    Args:
+        content: What a file held.
+        num_bytes: Size of the file.
+
+    Raises:
+        CheckpointError: Naming where in the content.
+    """
+    for where, kind in _impostors(content, "", num_bytes, set()):
+        raise CheckpointError(f"`{where or 'its content'}` is a made-up {kind}")
+
+
+def _impostors(content: Any, where: str, num_bytes: int, seen: set[int]) -> Iterator[tuple[str, str]]:
+    if isinstance(content, torch.Tensor):
+        if content.layout == torch.strided and content.numel() * content.element_size() > num_bytes:
+            yield where, "tensor, larger than the file"
+    elif isinstance(content, (np.ndarray, np.generic, np.dtype)):
+        element = content if isinstance(content, np.dtype) else content.dtype
+        if element.names is not None or element.subdtype is not None or element.hasobject:
+            yield where, "array"
+        elif isinstance(content, np.ndarray) and content.nbytes > num_bytes:
+            yield where, "array, larger than the file"
+    elif isinstance(content, _CONTAINERS) and id(content) not in seen:
+        seen.add(id(content))
+        for name, value in _members(content):
+            yield from _impostors(value, f"{where}.{name}" if where else str(name), num_bytes, seen)
+
+
 def _strangers(content: Any, where: str) -> Iterator[tuple[str, type]]:
     kind = type(content)
     if kind in _LEAVES or isinstance(content, torch.Tensor):

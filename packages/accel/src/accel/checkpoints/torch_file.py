@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from accel.checkpoints.plain_data import harmless_globals
+from accel.checkpoints.plain_data import check_loaded, harmless_globals
 from accel_state.errors import CheckpointError
 
 DAMAGE = (
@@ -42,8 +42,10 @@ def read_torch_file(path: Path, *, mmap: bool = False) -> Any:
     _check_archive(path)
     try:
         with torch.serialization.safe_globals(harmless_globals()):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except DAMAGE as error:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        check_loaded(content, num_bytes=path.stat().st_size)
+        return content
+    except (*DAMAGE, CheckpointError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "Unsupported global" in str(error) or "GLOBAL" in str(error):
             reason = _stranger_in(str(error))

@@ -176,6 +176,13 @@ class Checkpointing:
             transaction.objects = prepared.class_names()
             is_main = self.processes.is_main_process
             spreads = self.configuration.project.save_on_each_node and transaction.place != 0
+            if transaction.is_owner and transaction.place != 0 and not spreads:
+                warnings.warn(
+                    f"This machine shares no disk with the main process's, so `{request.target}` has models and "
+                    "optimizers there only and cannot be loaded here. Set `save_on_each_node` in "
+                    "`ProjectConfiguration`.",
+                    stacklevel=2,
+                )
             return collect(
                 prepared,
                 transaction.staging.path,
