@@ -114,6 +114,12 @@ def test_all_reasons_are_told():
         check_all_well(notes, target="/a")
 
 
+def test_what_fails_after_the_commit_does_not_deny_it():
+    notes = [Note("a", 0, 0, error="KeyboardInterrupt", is_saved=True), Note("a", 0, 0)]
+    with pytest.raises(CheckpointError, match="`a` is saved; what comes after it failed .rank 0: Keyboard"):
+        check_all_well(notes, target="a")
+
+
 def test_machines_may_have_different_folders_ranks_of_one_may_not():
     check_all_well([Note("/a", 0, 0), Note("/b", 1, 1)], target="/a")
     with pytest.raises(CheckpointError, match="`/a` and `/b`"):

@@ -158,6 +158,16 @@ def test_a_folder_without_its_manifest_is_refused_and_the_newest_good_one_named(
         accelerator.load_state(tmp_path / "checkpoint_1")
 
 
+def test_whoever_names_the_folder_around_checkpoints_is_told_the_newest_in_it(tmp_path):
+    build().save_state(tmp_path / "project" / "checkpoints" / "checkpoint_3")
+    build().save_state(tmp_path / "beside")
+    for folder in (tmp_path / "project", tmp_path / "project" / "checkpoints"):
+        with pytest.raises(
+            CheckpointError, match=r"holds no checkpoint. The newest complete one in it is .*_3`"
+        ):
+            build().load_state(folder)
+
+
 def test_a_folder_that_is_not_there_is_told_with_the_newest_good_one(tmp_path):
     accelerator = build()
     accelerator.save_state(tmp_path / "checkpoint_0")

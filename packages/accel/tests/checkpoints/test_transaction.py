@@ -178,6 +178,6 @@ def test_if_the_main_process_cannot_commit_the_parts_go_back(tmp_path, name):
             (transaction.staging.path / "accel_checkpoint.json").write_text("")
 
     raised = save(tmp_path, name, value=2, before_writing=stand_in_the_way)
-    assert ["rank 0: FileExistsError" in str(error) for error in raised] == [True] * 4
+    assert ["was not saved (rank 0: FileExistsError" in str(error) for error in raised] == [True] * 4
     assert values_loaded(tmp_path) == all_of(1)
     assert [os.listdir(tmp_path / node) for node in ("node0", "node1")] == [["checkpoint_1"]] * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from accel.checkpoints.catalogue import Found, State, inspect, newest_in
+from accel.checkpoints.catalogue import Found, State, folder_of_checkpoints, inspect, newest_in
 from accel.checkpoints.layout import TEMPORARY_PREFIX
 from accel.checkpoints.manifest import problems_of, read_manifest
 from accel.checkpoints.staging import displaced_in, name_of_displaced
@@ -86,6 +86,9 @@ def is_part(folder: Path) -> bool:
 
 
 def _hint(folder: Path) -> str:
+    inside = newest_in(folder_of_checkpoints(folder))
+    if inside is not None:
+        return f" The newest complete one in it is `{inside.path}`."
     good = newest_in(folder.parent)
     if good is None or good.path == folder:
         return ""

@@ -20,6 +20,7 @@ class Note:
         node: Its machine.
         files: What it wrote.
         error: Why it failed, None where it did not.
+        is_saved: On the main process, whether the checkpoint has its name.
     """
 
     target: str
@@ -27,6 +28,7 @@ class Note:
     node: int
     files: Sequence[FileEntry] = ()
     error: str | None = None
+    is_saved: bool = False
 
     def encode(self) -> str:
         """Return it as text."""
@@ -44,13 +46,12 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def check_all_well(notes: Sequence[Note], *, target: object, is_saved: bool = False) -> None:
+def check_all_well(notes: Sequence[Note], *, target: object) -> None:
     """Raise if any rank failed, or ranks of one machine were given different folders.
 
     Args:
         notes: Of all ranks.
         target: Where the checkpoint was to be.
-        is_saved: Whether it is there.
 
     Raises:
         CheckpointError: With every failed rank's own reason.
@@ -58,7 +59,7 @@ def check_all_well(notes: Sequence[Note], *, target: object, is_saved: bool = Fa
     failed = [f"rank {rank}: {note.error}" for rank, note in enumerate(notes) if note.error is not None]
     if failed:
         reasons = "; ".join(failed)
-        if is_saved:
+        if notes[0].is_saved:
             raise CheckpointError(
                 f"The checkpoint `{target}` is saved; what comes after it failed ({reasons})."
             )

@@ -30,7 +30,7 @@ _NUMPY_HOMES = ("numpy._core.multiarray", "numpy.core.multiarray")
 
 
 def harmless_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
-    """Return what files may name beyond what `torch.load(weights_only=True)` always allows: NumPy's numbers."""
+    """Return what files may name beyond what `torch.load(weights_only=True)` allows: numbers of NumPy, and no bytes."""
     kinds = {type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"}
     # Not by import: NumPy 2 moved them, and a file names the place of the NumPy that wrote it.
     builders: list[Any] = [np.empty(0).__reduce__()[0], np.float64().__reduce__()[0]]
@@ -38,8 +38,14 @@ def harmless_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], st
         *[(build, f"{home}.{build.__name__}") for build in builders for home in _NUMPY_HOMES],
         np.ndarray,
         np.dtype,
+        (_no_bytes, "builtins.bytes"),
         *sorted(kinds, key=lambda kind: kind.__name__),
     ]
+
+
+def _no_bytes() -> bytes:
+    """Return `b""`, which is pickled as a call of `bytes` without arguments; with one it could fill the memory."""
+    return b""
 
 
 def check_plain(content: Any, *, file_name: str) -> None:

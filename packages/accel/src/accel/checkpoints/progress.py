@@ -16,19 +16,30 @@ _REFRESH_S = 0.5
 
 
 @contextmanager
-def showing_progress(folder: Path, *, is_shown: bool, quiet_s: float = QUIET_S) -> Iterator[None]:
-    """Show how many bytes have come into ``folder``, once the body has taken a few seconds.
+def showing_progress(
+    folder: Path,
+    *,
+    name: str,
+    is_shown: bool,
+    awaited: threading.Event | None = None,
+    quiet_s: float = QUIET_S,
+) -> Iterator[None]:
+    """Show how many bytes have come into ``folder``, once somebody has waited for the body for a few seconds.
 
     Args:
         folder: The folder that grows.
+        name: What it is called for people.
         is_shown: Whether this process shows it.
+        awaited: Set when somebody begins to wait; None: from the beginning.
         quiet_s: How long to show nothing.
     """
     if not is_shown or not is_tqdm_available():
         yield
         return
     over = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(folder, over, quiet_s), name="save-progress", daemon=True)
+    watcher = threading.Thread(
+        target=_watch, args=(folder, name, over, awaited, quiet_s), name="save-progress", daemon=True
+    )
     watcher.start()
     try:
         yield
@@ -37,12 +48,17 @@ def showing_progress(folder: Path, *, is_shown: bool, quiet_s: float = QUIET_S) 
         watcher.join()
 
 
-def _watch(folder: Path, over: threading.Event, quiet_s: float) -> None:
+def _watch(
+    folder: Path, name: str, over: threading.Event, awaited: threading.Event | None, quiet_s: float
+) -> None:
+    while awaited is not None and not awaited.is_set():
+        if over.wait(_REFRESH_S):
+            return
     if over.wait(quiet_s):
         return
     from tqdm.auto import tqdm
 
-    with tqdm(desc=f"Saving {folder.name}", unit="B", unit_scale=True, unit_divisor=1024) as bar:
+    with tqdm(desc=f"Saving {name}", unit="B", unit_scale=True, unit_divisor=1024) as bar:
         while True:
             bar.update(max(0, _size_of(folder) - int(bar.n)))
             if over.wait(_REFRESH_S):

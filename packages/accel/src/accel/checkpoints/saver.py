@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +55,7 @@ class Saver:
         with self._transaction(request, earlier) as transaction:
             transaction.begin()
             transaction.gather(collect)
-            with showing_progress(transaction.staging.path, is_shown=self.topology.rank == 0):
+            with self._showing_progress(transaction):
                 target = transaction.finish()
         self._ended(transaction)
         return target
@@ -87,9 +89,14 @@ class Saver:
             transaction.gather(copied)
             if transaction.has_to_be_told_now:
                 transaction.finish()
-        writer = GivingWay()
+        writer, awaited = GivingWay(), threading.Event()
+
+        def hurry() -> None:
+            writer.hurry()
+            awaited.set()
+
         self._under_way = SaveHandle(
-            lambda: self._finish_behind(transaction, writer), target=request.target, hurry=writer.hurry
+            lambda: self._finish_behind(transaction, writer, awaited), target=request.target, hurry=hurry
         )
         return self._under_way
 
@@ -136,9 +143,16 @@ class Saver:
             request, self.topology, self.agreement, num_threads=writer_threads(), earlier=earlier
         )
 
-    def _finish_behind(self, transaction: Transaction, writer: GivingWay) -> Path:
+    def _showing_progress(
+        self, transaction: Transaction, awaited: threading.Event | None = None
+    ) -> AbstractContextManager[None]:
+        name = transaction.request.target.name
+        is_shown = self.topology.rank == 0
+        return showing_progress(transaction.staging.path, name=name, is_shown=is_shown, awaited=awaited)
+
+    def _finish_behind(self, transaction: Transaction, writer: GivingWay, awaited: threading.Event) -> Path:
         self._buffers.wait()
-        with transaction, writer:
+        with transaction, writer, self._showing_progress(transaction, awaited):
             target = transaction.finish(writer.run)
         self._ended(transaction)
         return target

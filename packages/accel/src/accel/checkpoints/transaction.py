@@ -69,6 +69,7 @@ class Transaction:
         self.staging = Staging(self.request.target, token=self.request.token)
         self.failure = self.earlier
         self._is_refused = False
+        self._is_saved = False
 
     def begin(self) -> None:
         """Make the hidden folder; on several machines, find out which of them share a file system."""
@@ -162,6 +163,7 @@ class Transaction:
         with self._noting_failure():
             if is_main:
                 self._publish(listed)
+                self._is_saved = True
         if has_parts:
             # What the parts have replaced is wanted until the main process's is there.
             self._exchange("published")
@@ -169,7 +171,7 @@ class Transaction:
             if self.is_owner and self.failure is None:
                 self._tidy_up()
         self.staging.release()
-        self._exchange("committed", is_saved=True)
+        self._exchange("committed")
 
     def _publish(self, listed: list[FileEntry]) -> list[FileEntry]:
         """Make the part on this file system visible, and return those of its files that nobody had listed."""
@@ -200,14 +202,16 @@ class Transaction:
             force_to_disk(folder / inner)
         return entries
 
-    def _exchange(self, stage: str, files: Sequence[FileEntry] = (), *, is_saved: bool = False) -> list[Note]:
+    def _exchange(self, stage: str, files: Sequence[FileEntry] = ()) -> list[Note]:
         """Tell the others how it went here, and raise if it failed anywhere."""
         error = None if self.failure is None else reason_of(self.failure)
-        own = Note(str(self.request.target), self.place, self.topology.node_rank, files, error)
+        own = Note(
+            str(self.request.target), self.place, self.topology.node_rank, files, error, self._is_saved
+        )
         try:
             notes = [Note.decode(text) for text in self.agreement.exchange(self._topic(stage), own.encode())]
-            self._is_refused = any(note.error is not None for note in notes)
-            check_all_well(notes, target=self.request.target, is_saved=is_saved)
+            self._is_refused = not notes[0].is_saved and any(note.error is not None for note in notes)
+            check_all_well(notes, target=self.request.target)
         except CheckpointError as error_of_all:
             if self.failure is not None and self.has_to_be_told_now:
                 raise self.failure from None  # as it is
