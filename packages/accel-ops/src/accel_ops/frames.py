@@ -74,7 +74,7 @@ class FrameTable:
         self.table = torch.empty((self.world_size, frame_bytes), dtype=torch.uint8)
         self.rows = self.table.unbind(0)
         self.own = self.rows[self.rank]
-        self.memory = memoryview(self.table.numpy().reshape(-1))
+        self.memory = self.table.numpy().reshape(-1).data
         self._views: dict[Hashable, object] = {}
 
     def begin(self, digest: bytes, payload_bytes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -59,9 +60,11 @@ class TorchDistributedTransport:
     def share(self, frames: FrameTable) -> None:
         if self._sends_directly and frames.table.nbytes <= _DIRECT_BYTES:
             # gloo does these in the calling thread; a collective goes through a queue and a thread of its own.
-            backend, own = self._alive_group()._get_backend(_CPU), [frames.own]
+            # torch's annotations of it lack `recv` and `send`.
+            backend: Any = self._alive_group()._get_backend(_CPU)
+            own = [frames.own]
             works = [backend.recv([frames.rows[rank]], rank, _FRAME_TAG) for rank in self._others]
-            works += [backend.send(own, rank, _FRAME_TAG) for rank in self._others]  # type: ignore[attr-defined]
+            works += [backend.send(own, rank, _FRAME_TAG) for rank in self._others]
             for work in works:
                 work.wait()
         else:
