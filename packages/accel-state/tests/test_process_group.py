@@ -47,6 +47,18 @@ dist.all_reduce(torch.ones(1), async_op=True).get_future().then(look)
         [0, 0],
         ["", ""],
     ),
+    "leaves garbage that holds the group": (
+        """
+from accel_state import process_group
+process_group._CALLBACK_WAIT_S = 600.0
+class Knot: pass
+knot = Knot()
+knot.itself, knot.group = knot, dist.group.WORLD
+del knot
+""",
+        [0, 0],
+        ["", ""],
+    ),
     "destroys the group itself": ("state.destroy_process_group()", [0, 0], ["", ""]),
     "destroys the group through torch": ("dist.destroy_process_group()", [0, 0], ["", ""]),
     "calls sys.exit": ("sys.exit(3)", [3, 3], ["", ""]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import signal
@@ -220,13 +221,16 @@ def _let_go(*, wait_s: float) -> None:
     if _Owned.group is not None:
         _Owned.ended.append((_Owned.pid, _Owned.group))
     _Owned.pid = _Owned.group = _Owned.connections = None
-    deadline = time.monotonic() + wait_s
+    deadline, has_tidied_up = time.monotonic() + wait_s, False
     for index in reversed(range(len(_Owned.ended))):
         if _Owned.ended[index][0] != os.getpid():
             continue
         while sys.getrefcount(_Owned.ended[index][1]) > _REFERENCES_OF_A_SOLE_HOLDER:
             if time.monotonic() >= deadline:
                 break
+            if not has_tidied_up:  # the holder may be garbage
+                gc.collect()
+                has_tidied_up = True
             time.sleep(0.001)
         else:
             del _Owned.ended[index]
