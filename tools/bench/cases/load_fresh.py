@@ -4,6 +4,7 @@ The optimizer has no state yet, so that memory for it is new. The checkpoint is 
 """
 
 from tools.bench.case import Case
+from tools.bench.cases.load_checkpoint import COPIED, LOAD, PLAIN, SAVED
 from tools.bench.cases.save_blocking import END, SAVE, SETTING, TORCH, prepared
 
 WRITTEN = """
@@ -11,21 +12,9 @@ import subprocess, sys
 subprocess.run([sys.executable, "-c", writer], check=True, env={**os.environ, "BENCH_FOLDER": folder})
 """
 
-THERE = """
+THERE = f"""
 folder = os.environ["BENCH_FOLDER"]
-save(0)
-"""
-
-PLAIN = """
-def load():
-    state = torch.load(f"{folder}/0.pt", mmap=True, weights_only=True)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-"""
-
-LOAD = """
-def load():
-    accelerator.load_state(f"{folder}/0")
+{SAVED}
 """
 
 TIMED = """
@@ -38,10 +27,10 @@ duration_s = time.perf_counter() - begun
 """
 
 
-def resumed(package: str | None, what: str) -> str:
+def resumed(package: str | None, what: str, *, plain: str = PLAIN) -> str:
     """Return the source that lets one process save and times in another how long loading and ``what`` take."""
     if package is None:
-        writer, load = SETTING + TORCH + THERE, PLAIN
+        writer, load = SETTING + TORCH + THERE, plain
     else:
         writer, load = SETTING + prepared(package) + SAVE + THERE, prepared(package, steps=False) + LOAD
     return (
@@ -54,6 +43,7 @@ case = Case(
     unit="s",
     variants={
         "plain mmap": resumed(None, ""),
+        "plain mmap, copied": resumed(None, "", plain=COPIED),
         "ours": resumed("accel", ""),
         "peer": resumed("accelerate", ""),
     },

@@ -27,12 +27,14 @@ def save(number):
 """
 
 TIMED = """
-save(0)
-shutil.rmtree(folder)
-os.mkdir(folder)
-begun = time.perf_counter()
-save(1)
-duration_s = time.perf_counter() - begun
+def timed(number):
+    begun = time.perf_counter()
+    save(number)
+    duration_s = time.perf_counter() - begun
+    shutil.rmtree(folder)
+    os.mkdir(folder)
+    return duration_s
+duration_s = min([timed(number) for number in range(6)][1:])
 """
 
 
@@ -58,7 +60,7 @@ def save(number):
 """
 
 case = Case(
-    title="a checkpoint of 1.2 GB, the second of two: the loop stands still",
+    title="a checkpoint of 1.2 GB, the best of the second to sixth: the loop stands still",
     unit="s",
     variants={
         "torch.save": SETTING + TORCH + TIMED + END + "print(duration_s)",
