@@ -60,7 +60,7 @@ SaveHandle(finish, target=Path("a"))
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert (tmp_path / "done").read_text() == "yes"
-    assert "`a` was not saved: the disk is full" in done.stderr
+    assert "Saving `a` behind the loop failed: the disk is full" in done.stderr
 
 
 @pytest.mark.parametrize(

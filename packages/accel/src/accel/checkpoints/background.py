@@ -96,4 +96,4 @@ class _Untold:
 def _tell_at_exit() -> None:
     # Python waits for the threads before it comes here.
     for handle in _Untold.handles:
-        logger.error("The checkpoint `%s` was not saved: %s", handle.target, handle._error)
+        logger.error("Saving `%s` behind the loop failed: %s", handle.target, handle._error)
