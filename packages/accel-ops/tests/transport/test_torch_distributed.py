@@ -57,6 +57,22 @@ def test_small_frames_go_directly_and_large_ones_around_with_the_same_result(wor
     assert world(num).run(sizes_around_the_change_of_the_way) == [[True, True]] * num
 
 
+def broadcasts_of_all_sizes() -> list[list[int]]:
+    rank, transport = PartialState().process_index, current_transport()
+    sums = []
+    for source in range(transport.world_size):
+        for size in (0, 1, 70_000, 300_000):
+            sent = torch.full((size,), rank + 1, dtype=torch.uint8)
+            sums.append(transport.broadcast(sent, source=source).unique().tolist())
+    return sums
+
+
+@pytest.mark.parametrize("num", [2, 3])
+def test_broadcasts_of_all_sizes_arrive(world, num):
+    wanted = [numbers for source in range(num) for numbers in ([], *[[source + 1]] * 3)]
+    assert world(num).run(broadcasts_of_all_sizes) == [wanted] * num
+
+
 def messages_of_the_script_itself() -> tuple[list[int], int]:
     rank = PartialState().process_index
     received = torch.zeros(1, dtype=torch.int64)

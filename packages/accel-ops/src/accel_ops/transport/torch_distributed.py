@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,10 +13,10 @@ from torch._C._distributed_c10d import Store
 from accel_ops.frames import FrameTable
 from accel_ops.transport.bulletin import Bulletin, StoreBulletin
 
-#: Up to this size of the table every rank sends its frame directly to each other instead of around a ring: one
-#: step instead of ``world_size - 1``.
+#: Up to this size for all ranks together tensors are sent from rank to rank: a frame in one step instead of the
+#: ``world_size - 1`` of gloo's ring, a broadcast without the way through gloo's queue.
 _DIRECT_BYTES = 1 << 18
-_FRAME_TAG = 0x6163_6365  # "acce": no message that a script sends by itself is taken for a frame
+_TAG = 0x6163_6365  # "acce": no message that a script sends by itself is taken for one of these
 _CPU = torch.device("cpu")
 
 
@@ -58,17 +59,27 @@ class TorchDistributedTransport:
         return device.type == "cpu"
 
     def share(self, frames: FrameTable) -> None:
-        if self._sends_directly and frames.table.nbytes <= _DIRECT_BYTES:
-            # gloo does these in the calling thread; a collective goes through a queue and a thread of its own.
-            # torch's annotations of it lack `recv` and `send`.
-            backend: Any = self._alive_group()._get_backend(_CPU)
-            own = [frames.own]
-            works = [backend.recv([frames.rows[rank]], rank, _FRAME_TAG) for rank in self._others]
-            works += [backend.send(own, rank, _FRAME_TAG) for rank in self._others]
-            for work in works:
-                work.wait()
+        if self._goes_directly(frames.own):
+            sent = dict.fromkeys(self._others, frames.own)
+            self._swap(sent, {rank: frames.rows[rank] for rank in self._others})
         else:
             frames.table.copy_(self.all_gather(frames.own.to(self.control_device)))
+
+    def _goes_directly(self, flat: torch.Tensor) -> bool:
+        num_bytes = flat.nbytes * self.world_size
+        return self._sends_directly and num_bytes <= _DIRECT_BYTES and flat.device.type == "cpu"
+
+    def _swap(self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]) -> None:
+        """Send tensors to ranks and receive from ranks.
+
+        gloo does this in the calling thread; a collective goes through a queue and a thread of its own.
+        """
+        # torch's annotations of it lack `recv` and `send`.
+        backend: Any = self._alive_group()._get_backend(_CPU)
+        works = [backend.recv([room], rank, _TAG) for rank, room in received.items()]
+        works += [backend.send([flat], rank, _TAG) for rank, flat in sent.items()]
+        for work in works:
+            work.wait()
 
     def all_gather(self, flat: torch.Tensor) -> torch.Tensor:
         gathered = torch.empty((self.world_size, flat.numel()), dtype=flat.dtype, device=flat.device)
@@ -81,7 +92,12 @@ class TorchDistributedTransport:
         return flat
 
     def broadcast(self, flat: torch.Tensor, *, source: int) -> torch.Tensor:
-        dist.broadcast(flat, src=source)
+        if not self._goes_directly(flat):
+            dist.broadcast(flat, src=source)
+        elif self.rank == source:
+            self._swap(dict.fromkeys(self._others, flat), {})
+        else:
+            self._swap({}, {source: flat})
         return flat
 
     @property
