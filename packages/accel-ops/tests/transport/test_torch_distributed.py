@@ -99,6 +99,7 @@ print(gather([torch.tensor(state.process_index)])[0].tolist())
 def test_it_works_where_torch_checks_every_collective(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    finished = run_script(script, num_processes=2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    detail = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    finished = run_script(script, num_processes=2, env=detail, launcher="torchrun")
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.count("[0, 1]") == 2
