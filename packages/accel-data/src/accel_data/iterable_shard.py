@@ -9,11 +9,12 @@ from typing import Any, Self
 
 from torch.utils.data import IterableDataset
 
+from accel_data.stand_in import StandIn
 from accel_data.step_shape import StepShape, full_step
 from accel_state.errors import ConfigError
 
 
-class IterableDatasetShard(IterableDataset[Any]):
+class IterableDatasetShard(StandIn):
     """Yield the samples of one rank, so that batches cut from them together are the stream in its order.
 
     On two processes, with a batch size of 4 and the samples ``0`` to ``7``, process 0 yields ``0, 1, 2, 3``
@@ -34,17 +35,6 @@ class IterableDatasetShard(IterableDataset[Any]):
         ConfigError: If ``split_batches`` and the batch size is no multiple of the number of processes.
     """
 
-    dataset: IterableDataset[Any]
-    batch_size: int
-    drop_last: bool
-    num_processes: int
-    process_index: int
-    split_batches: bool
-    even_batches: bool
-    epoch: int
-    _start: int
-    _is_marking: bool
-
     def __init__(
         self,
         dataset: IterableDataset[Any],
@@ -61,18 +51,16 @@ class IterableDatasetShard(IterableDataset[Any]):
                 "`split_batches` needs a batch size that is a multiple of the number of processes "
                 f"({num_processes}), got {batch_size}. Change the batch size or pass `split_batches=False`."
             )
-        self.__dict__.update(
-            dataset=dataset,
-            batch_size=batch_size,
-            drop_last=drop_last,
-            num_processes=num_processes,
-            process_index=process_index,
-            split_batches=split_batches,
-            even_batches=even_batches,
-            epoch=0,
-            _start=0,
-            _is_marking=False,
-        )
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.split_batches = split_batches
+        self.even_batches = even_batches
+        self.epoch = 0
+        self._start = 0
+        self._is_marking = False
+        super().__init__(dataset)
 
     @property
     def rows_per_rank(self) -> int:
@@ -98,7 +86,7 @@ class IterableDatasetShard(IterableDataset[Any]):
         return shard
 
     def __len__(self) -> int:
-        rows, total = self.rows_per_rank, len(self.dataset)  # type: ignore[arg-type]
+        rows, total = self.rows_per_rank, len(self.dataset)
         full, rest = divmod(total, rows * self.num_processes)
         if self.drop_last:
             return full * rows
@@ -112,18 +100,6 @@ class IterableDatasetShard(IterableDataset[Any]):
                 yield from (Marked(sample, shape) for sample in piece)
             else:
                 yield from piece
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "dataset" not in self.__dict__:
-            raise AttributeError(
-                f"`{type(self).__name__}` object has no attribute `{name}`.", name=name, obj=self
-            )
-        return getattr(self.dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # In a worker this is what `get_worker_info` gives to a `worker_init_fn` that tells the data set its part.
-        own = name in self.__dict__ or not hasattr(self.dataset, name)
-        object.__setattr__(self if own else self.dataset, name, value)
 
     def _steps(self) -> Iterator[tuple[list[Any], StepShape]]:
         """Yield this rank's samples step by step, having read no further than the step."""

@@ -70,20 +70,15 @@ def test_unwanted(outcome):
 """
 
 
+def run_pytest(folder, *args):
+    command = [sys.executable, "-m", "pytest", "-p", "accel_state.testing.fixtures", "-q"]
+    command += ["-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={folder}"]
+    return run_command([*command, str(folder), *args], timeout_s=100)
+
+
 def test_jobs_of_the_selected_tests_are_run_and_fail_only_those_who_ask_for_them(tmp_path):
     (tmp_path / "test_inner.py").write_text(SIDE_BY_SIDE)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "accel_state.testing.fixtures",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-    ]
-    command += ["--import-mode=importlib", f"--rootdir={tmp_path}", f"--basetemp={tmp_path / 'base'}"]
-    ran = run_command([*command, str(tmp_path), "-k", "good or bad"], timeout_s=100)
+    ran = run_pytest(tmp_path, f"--basetemp={tmp_path / 'base'}", "-k", "good or bad")
     assert "2 passed, 1 deselected, 1 error" in ran.stdout, ran.stdout
     assert "ValueError: no good" in ran.stdout
     assert sorted(file.stem for file in (tmp_path / "base").rglob("*.ran")) == ["bad", "good"]
@@ -91,20 +86,7 @@ def test_jobs_of_the_selected_tests_are_run_and_fail_only_those_who_ask_for_them
 
 def test_leaks_fail_their_own_test_and_no_other(tmp_path):
     (tmp_path / "test_inner.py").write_text(LEAKING)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "accel_state.testing.fixtures",
-        "-s",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-    ]
-    ran = run_command(
-        [*command, "--import-mode=importlib", f"--rootdir={tmp_path}", str(tmp_path)], timeout_s=100
-    )
+    ran = run_pytest(tmp_path, "-s")
     assert re.search(r"8 passed, (\d+ warnings?, )?1 error", ran.stdout), ran.stdout
     assert "The test left behind environment variables: LEFT_BEHIND." in ran.stdout
     assert "ERROR" in ran.stdout

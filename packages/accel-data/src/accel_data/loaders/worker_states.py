@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from accel_data.loaders.tagging import Idle
+from accel_data.stand_in import StandIn
 from accel_state.errors import CheckpointError
 
 
@@ -98,15 +99,13 @@ def iterate_with(loader: DataLoader[Any], states: Sequence[Any]) -> Iterator[Any
         loader.__dict__["worker_init_fn"] = given
 
 
-class _Continued(IterableDataset[Any]):
+class _Continued(StandIn):
     """A stream that each worker goes on with from a state of its own, once the turn has come to it."""
 
-    dataset: Any
-    _state: dict[str, Any] | None
-    _num_idle: int
-
     def __init__(self, dataset: Any, state: dict[str, Any], *, num_idle: int) -> None:
-        self.__dict__.update(dataset=dataset, _state=state, _num_idle=num_idle)
+        self._state: dict[str, Any] | None = state
+        self._num_idle = num_idle
+        super().__init__(dataset)
 
     def __iter__(self) -> Iterator[Any]:
         state = self._state
@@ -122,17 +121,6 @@ class _Continued(IterableDataset[Any]):
             yield from [Idle()] * self._num_idle
         if not state["ended"][info.id]:
             yield from self.dataset
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "dataset" not in self.__dict__:
-            raise AttributeError(
-                f"`{type(self).__name__}` object has no attribute `{name}`.", name=name, obj=self
-            )
-        return getattr(self.dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        own = name in self.__dict__ or not hasattr(self.dataset, name)
-        object.__setattr__(self if own else self.dataset, name, value)
 
 
 def continue_stream(loader: DataLoader[Any], state: dict[str, Any]) -> Iterator[Any]:
