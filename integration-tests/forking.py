@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed import TCPStore
 
 from accel import Accelerator
 from accel_state.runtime import reset_runtime
@@ -50,7 +50,8 @@ class Runs:
 
     def start(self, **options):
         """Start ``num_processes`` ranks with the further options, and return their process ids."""
-        self.process.stdin.write(json.dumps(options) + "\n")
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.process.stdin.write(json.dumps({**options, "port": self.store.port}) + "\n")
         self.process.stdin.flush()
         return self._answer()
 
@@ -70,7 +71,7 @@ def serve(body):
     warm_up()
     for line in sys.stdin:
         options = json.loads(line)
-        num_processes, port = options.pop("num_processes"), free_port()
+        num_processes, port = options.pop("num_processes"), options.pop("port")
         pids = [fork_rank(body, rank, num_processes, port, options) for rank in range(num_processes)]
         print(json.dumps(pids), flush=True)
         print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]), flush=True)
@@ -89,6 +90,7 @@ def fork_rank(body, rank, num_processes, port, options):
         }
         os.environ |= {name: str(value) for name, value in place.items()}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store is the test's
     code = 1
     try:
         body(**options)
@@ -100,12 +102,6 @@ def fork_rank(body, rank, num_processes, port, options):
     finally:
         sys.stdout.flush()
         os._exit(code)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def warm_up():

@@ -20,12 +20,13 @@ def result_of(folder):
     return json.loads((folder / "result.json").read_text())
 
 
-def launch(folder, *options, num_processes, epochs=2, flags=()):
-    command = ["-m", "accel_launch", "launch", "--cpu", "--num_processes", str(num_processes), *flags]
-    script = [str(DIGITS), "--epochs", str(epochs), "--output_dir", str(folder), *options]
-    done = run_command([sys.executable, *command, *script])
+def train(folder, *options, num_processes, env=None):
+    words = ["--epochs", "2", "--output_dir", str(folder), *options]
+    done = run_script(
+        DIGITS, *words, num_processes=num_processes, env={"ACCELERATE_USE_CPU": "1", **(env or {})}
+    )
     assert done.returncode == 0, done.stderr
-    return done, result_of(folder)
+    return result_of(folder)
 
 
 def run_command(command, **environment):
@@ -39,19 +40,6 @@ def run_command(command, **environment):
     )
 
 
-# Forks its processes, so that the seven of them import the libraries once.
-AT_EVERY_NUMBER = """
-import sys
-import torch._dynamo  # which every optimizer imports
-from accel import debug_launcher
-import digits
-folder = sys.argv[1]
-for count in (1, 2, 4):
-    sys.argv[1:] = ["--double", "--epochs", "2", "--output_dir", f"{folder}/{count}"]
-    debug_launcher(digits.main, num_processes=count)
-"""
-
-
 def job(function):
     """Have ``function`` run beside the other jobs; the test gets what it gave back, as ``outcome``."""
     return pytest.mark.parametrize("outcome", [function], ids=[function.__name__], indirect=True)
@@ -59,18 +47,14 @@ def job(function):
 
 def results(folder):
     """Results of the same training, with the same global batch, at 1, 2 and 4 processes, in 64 bits."""
-    done = run_command([sys.executable, "-c", AT_EVERY_NUMBER, str(folder)], PYTHONPATH=str(EXAMPLES))
-    assert done.returncode == 0, done.stderr
-    return {count: result_of(folder / str(count)) for count in (1, 2, 4)}
+    return {count: train(folder / str(count), "--double", num_processes=count) for count in (1, 2, 4)}
 
 
 def folders_in_32_bits(folder):
     """What two epochs left behind: of one process that nobody launched, and of two."""
-    alone, two = folder / "alone", folder / "two"
-    done = run_script(DIGITS, "--epochs", "2", "--output_dir", str(alone))
-    assert done.returncode == 0, done.stderr
-    launch(two, num_processes=2)
-    return {1: alone, 2: two}
+    for count in (1, 2):
+        train(folder / str(count), num_processes=count)
+    return {count: folder / str(count) for count in (1, 2)}
 
 
 def assert_losses_agree(one, several, *, rel_tol):
@@ -109,9 +93,11 @@ def test_evaluation_counts_exactly_the_held_out_samples(outcome, num_processes):
 
 
 def trained_and_checked(folder):
-    done, result = launch(folder, num_processes=2, epochs=12)
-    check = run_command([sys.executable, str(EXAMPLES / "check_digits.py"), str(folder)])
-    return done, result, check, folder / "curves.png"
+    command = ["-m", "accel_launch", "launch", "--cpu", "--num_processes", "2", str(DIGITS)]
+    done = run_command([sys.executable, *command, "--epochs", "12", "--output_dir", str(folder)])
+    assert done.returncode == 0, done.stderr
+    check = run_script(EXAMPLES / "check_digits.py", str(folder))
+    return done, result_of(folder), check, folder / "curves.png"
 
 
 @job(trained_and_checked)
@@ -128,7 +114,7 @@ def test_the_check_refuses_a_model_that_is_not_the_reported_one(outcome, tmp_pat
     folder = shutil.copytree(outcome[1], tmp_path / "copy")
     result = result_of(folder)
     (folder / "result.json").write_text(json.dumps({**result, "right": result["right"] + 1}))
-    check = run_command([sys.executable, str(EXAMPLES / "check_digits.py"), str(folder), "--at_least", "0"])
+    check = run_script(EXAMPLES / "check_digits.py", str(folder), "--at_least", "0")
     assert check.returncode == 1
     assert "does not give the reported result" in check.stderr
 
@@ -159,7 +145,7 @@ def test_it_runs_under_torchrun(outcome):
 
 
 def in_bf16(folder):
-    return launch(folder, flags=["--mixed_precision", "bf16"], num_processes=1, epochs=12)[1]
+    return train(folder, "--epochs", "12", num_processes=1, env={"ACCELERATE_MIXED_PRECISION": "bf16"})
 
 
 @job(in_bf16)

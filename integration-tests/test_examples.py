@@ -2,14 +2,12 @@
 
 import json
 import re
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from accel_state.testing import run_script
-from accel_state.testing.scripts import run_command
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 TESTED_ELSEWHERE = {"digits.py", "check_digits.py"}
@@ -47,32 +45,8 @@ def test_a_big_model_writes_what_the_resident_one_writes(outcome):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-# Forks its processes, so that all of them import the libraries once.
-AT_ONCE = """
-import json, sys
-from importlib import import_module
-import torch._dynamo  # which every optimizer imports
-from accel import debug_launcher
-name, launches = sys.argv[1:]
-for count, words in json.loads(launches):
-    sys.argv[1:] = words
-    print("next:", flush=True)
-    debug_launcher(import_module(name).main, num_processes=count)
-"""
-
-
-def fork(name, launches):
-    """Return what each of several launches of an example, each of so many processes with so many words, prints."""
-    command = [sys.executable, "-c", AT_ONCE, name, json.dumps(launches)]
-    done = run_command(command, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES)}, timeout_s=180)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split("next:\n")[1:]
-
-
 def accumulation(folder):
-    launched = launch("accumulation.py", num_processes=2)
-    alone, four = fork("accumulation", [(1, []), (4, [])])
-    return {1: alone, 2: launched, 4: four}
+    return {number: launch("accumulation.py", num_processes=number) for number in (1, 2, 4)}
 
 
 @pytest.mark.parametrize("outcome", [accumulation], ids=[""], indirect=True)
@@ -113,7 +87,7 @@ def profiling(folder):
 @pytest.mark.parametrize("outcome", [profiling], indirect=True)
 def test_every_rank_leaves_a_trace_of_each_cycle(outcome):
     printed, folder = outcome
-    assert "aten::convolution" in printed
+    assert "Self CPU time total" in printed
     names = {file.name for file in folder.iterdir()}
     assert names == {"profile_0.json", "profile_0_1.json", "profile_1.json", "profile_1_1.json"}
     events = json.loads((folder / "profile_1.json").read_text())["traceEvents"]
@@ -124,9 +98,7 @@ HOOKS = ["no", "fp16", "power_sgd", "power_sgd in fp16"]
 
 
 def communication_hooks(folder):
-    launched = launch("communication_hooks.py", "--hook", HOOKS[0])
-    forked = fork("communication_hooks", [(2, ["--hook", hook]) for hook in HOOKS[1:]])
-    return dict(zip(HOOKS, [launched, *forked], strict=True))
+    return {hook: launch("communication_hooks.py", "--hook", hook) for hook in HOOKS}
 
 
 @pytest.mark.parametrize("outcome", [communication_hooks], ids=[""], indirect=True)

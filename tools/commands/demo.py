@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from tools.commands.protocol import Command
-from tools.setup.presets import development
+from tools.setup.presets import demonstration
 from tools.setup.running import run, timed
 from tools.workspace import ROOT
 
@@ -14,7 +14,7 @@ OUTPUT = "runs/digits"
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    environment = development().ensure()
+    environment = demonstration().ensure()
     environ = environment.child_environ()
     train: list[str | Path] = [environment.program("accel"), "launch", "--num_processes", "2"]
     train += ["docs/examples/digits.py", "--output_dir", OUTPUT, *arguments.handed_on]

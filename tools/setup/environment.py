@@ -1,4 +1,4 @@
-"""A virtual environment of this checkout: filled in one pip call, renewed only when its inputs changed."""
+"""A virtual environment of this checkout: filled by pip, renewed only when its inputs changed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.setup.failures import SetupError, explain_pip_failure, require_free_space
+from tools.setup.pip_runs import run_pip
 from tools.setup.running import environment_with, timed
 from tools.setup.torch_build import pip_arguments_for_torch
-from tools.workspace import ROOT, Package
+from tools.workspace import ROOT, Package, requirement_name
 
 NEEDED_BYTES = 2_500_000_000
-STAMP = "accel-inputs.sha256"
+STAMP = "accel-installed.txt"
+"""The file that says what an environment holds: a hash of the inputs, then one requirement a line."""
+EDITABLE = "the packages of this checkout"
+BUILD_REQUIREMENTS = ("hatchling", "editables")
 
 
 @dataclass(frozen=True)
@@ -55,21 +59,28 @@ class Environment:
     def log(self) -> Path:
         return ROOT / "build" / "logs" / f"pip-{self.folder.name.lstrip('.')}.log"
 
-    def fingerprint(self) -> str:
-        """Return a hash of everything that decides what is installed, folder and Python included."""
+    def inputs(self) -> str:
+        """Return a hash of what decides the versions and places of what is installed."""
         digest = hashlib.sha256(f"{self.folder.resolve()} {sys.version}".encode())
         files = [package.folder / "pyproject.toml" for package in self.packages]
         files.append(self.constraints)
         files += [path for path in map(Path, self.requirements) if path.suffix == ".whl"]
         for file in files:
             digest.update(f"{file}\n".encode() + file.read_bytes())
-        digest.update("\n".join([*self.requirements, *self.extra_constraints]).encode())
+        digest.update("\n".join(self.extra_constraints).encode())
         return digest.hexdigest()
 
-    def is_ready(self) -> bool:
-        """Return True if what is there was made from the present inputs."""
+    def installed(self) -> set[str]:
+        """Return the requirements that were installed from the present inputs."""
         stamp = self.folder / STAMP
-        return stamp.is_file() and self.python.exists() and stamp.read_text() == self.fingerprint()
+        if not stamp.is_file() or not self.python.exists():
+            return set()
+        inputs, *requirements = stamp.read_text(encoding="utf-8").splitlines()
+        return set(requirements) if inputs == self.inputs() else set()
+
+    def is_ready(self) -> bool:
+        """Return True if everything that is asked for was installed from the present inputs."""
+        return {EDITABLE, *self.requirements} <= self.installed()
 
     def child_environ(self) -> dict[str, str]:
         """Return the environment for a program of this virtual environment, as if it were activated."""
@@ -84,11 +95,12 @@ class Environment:
         require_free_space(ROOT, free_bytes=free_bytes, needed_bytes=NEEDED_BYTES)
         if not self.python.exists() or self._python_version() != sys.version:
             self._create()
+        earlier = self.installed()
         (self.folder / STAMP).unlink(missing_ok=True)
-        with timed(f"installing into {shown(self.folder)} (log: {shown(self.log)})"):
-            self._install()
+        self._install()
         self._refuse_strangers()
-        (self.folder / STAMP).write_text(self.fingerprint())
+        lines = [self.inputs(), *sorted({EDITABLE, *self.requirements} | earlier)]
+        (self.folder / STAMP).write_text("\n".join(lines) + "\n", encoding="utf-8")
         return self
 
     def remove(self) -> None:
@@ -113,14 +125,13 @@ class Environment:
             )
         raise SetupError(explain_pip_failure(output, self.folder).replace("pip could not", "venv could not"))
 
-    def _pip_command(self, constraint_files: Sequence[Path]) -> list[str]:
-        command = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-        for file in constraint_files:
-            command += ["-c", str(file)]
-        command += pip_arguments_for_torch(self.python, self.constraints)
-        for package in self.packages:
-            command += ["-e", str(package.folder)]
-        return [*command, *self.requirements]
+    def _third_party(self) -> list[str]:
+        """Return everything that comes from an index, or from wheels."""
+        siblings = {package.name for package in self.packages}
+        declared = [each for package in self.packages for each in package.dependencies]
+        needed = [each for each in declared if requirement_name(each) not in siblings]
+        build = BUILD_REQUIREMENTS if self.packages else ()
+        return [*dict.fromkeys([*needed, *build, *self.requirements])]
 
     def _constraint_files(self) -> list[Path]:
         files = [self.constraints]
@@ -131,18 +142,30 @@ class Environment:
         return files
 
     def _install(self) -> None:
+        """Install what comes from an index, then the packages of this checkout, which need nothing but that."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        command = self._pip_command(self._constraint_files())
+        self.log.write_text("", encoding="utf-8")
         environ = environment_with()
         environ.setdefault("PIP_RETRIES", "2")
-        with self.log.open("w", encoding="utf-8") as log:
-            log.write(" ".join(command) + "\n")
-            log.flush()
-            code = subprocess.run(
-                command, cwd=ROOT, env=environ, stdout=log, stderr=subprocess.STDOUT, check=False
-            ).returncode
-        if code != 0:
-            raise SetupError(explain_pip_failure(self.log.read_text(encoding="utf-8"), self.log))
+        pip = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+        constraints = [word for file in self._constraint_files() for word in ("-c", str(file))]
+        torch = pip_arguments_for_torch(self.python, self.constraints)
+        run_pip(
+            f"installing into {shown(self.folder)} (log: {shown(self.log)})",
+            [*pip, *constraints, *torch, *self._third_party()],
+            cwd=ROOT,
+            environ=environ,
+            log=self.log,
+        )
+        if self.packages:
+            editable = [word for package in self.packages for word in ("-e", str(package.folder))]
+            run_pip(
+                f"adding the packages of this checkout to {shown(self.folder)}",
+                [*pip, "--no-deps", "--no-build-isolation", "--no-index", *editable],
+                cwd=ROOT,
+                environ=environ,
+                log=self.log,
+            )
 
     def _refuse_strangers(self) -> None:
         """Raise if a sibling came from anywhere but this checkout."""

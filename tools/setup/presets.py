@@ -13,6 +13,11 @@ def development() -> Environment:
     return Environment(ROOT / ".venv", list(read_packages().values()), dependency_group("dev"))
 
 
+def demonstration() -> Environment:
+    """The part of the development environment that the demo needs; the rest can be added to it later."""
+    return Environment(ROOT / ".venv", list(read_packages().values()), dependency_group("demo"))
+
+
 def benchmarks() -> Environment:
     """All packages beside the peer they are measured against."""
     return Environment(ROOT / ".venvs" / "bench", list(read_packages().values()), dependency_group("bench"))

@@ -1,8 +1,5 @@
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -13,7 +10,7 @@ from accel import Accelerator
 from accel.preemption import REQUEUE, SIGNALS
 from accel_state.errors import ConfigError, StateError
 from accel_state.testing import run_script
-from accel_state.testing.scripts import kill_tree
+from accel_state.testing.scripts import start_ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -245,39 +242,17 @@ def test_under_torchrun_the_ranks_stop_together_too(outcome):
     check_stops(folder, 2)
 
 
-def start_pair(script, folder):
-    """Start two ranks as mpirun would, without an agent that watches them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [
-        subprocess.Popen(
-            [sys.executable, str(script), str(folder), "waits"],
-            env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
-
-
 def told_from_outside(folder, *, signum, target):
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    pair = start_pair(script, folder)
-    try:
+    with start_ranks([script, folder, "waits"], 2) as ranks:
         deadline = time.monotonic() + 60
         while not all((folder / f"{rank}.running").exists() for rank in (0, 1)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        pair[target].send_signal(signum)
-        errors = [process.communicate(timeout=60)[1] for process in pair]
-    finally:
-        for process in pair:
-            kill_tree(process.pid)
-            process.communicate()
-    return [process.returncode for process in pair], errors, folder
+        ranks[target].process.send_signal(signum)
+        exit_codes = [rank.process.wait(timeout=60) for rank in ranks]
+        return exit_codes, [rank.stderr for rank in ranks], folder
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,11 @@ def make(checkout, tmp_path, monkeypatch):
     monkeypatch.setattr(environment_module, "pip_arguments_for_torch", lambda python, constraints: [])
     constraints = checkout.write("tools/constraints.txt", "torch==2.13.0\n")
 
-    def make_one(*, outcome: str = "exit 0", strangers: str = "") -> Environment:
+    def make_one(
+        *, outcome: str = "exit 0", strangers: str = "", requirements: Sequence[str] = ("pytest",)
+    ) -> Environment:
         packages = list(read_packages(checkout.root).values())
-        made = Environment(tmp_path / ".venv", packages, ["pytest"], constraints)
+        made = Environment(tmp_path / ".venv", packages, requirements, constraints)
         made.python.parent.mkdir(parents=True, exist_ok=True)
         script = FAKE_PIP.format(folder=tmp_path, outcome=outcome, python=sys.executable, strangers=strangers)
         made.python.write_text(script)
@@ -45,18 +48,29 @@ def calls(tmp_path: Path) -> list[str]:
     return (tmp_path / "calls").read_text().splitlines()
 
 
-def test_all_packages_are_installed_editable_in_one_call(make, tmp_path):
+def test_an_index_is_asked_for_everything_but_the_packages_of_the_checkout(make, tmp_path):
     make().ensure()
-    (call,) = calls(tmp_path)
-    assert call.count(" -e ") == 8
-    assert "-c" in call
-    assert call.endswith(" pytest")
+    third_party, editable = calls(tmp_path)
+    assert third_party.split(" numpy>=1.26 ")[1].split()[:3] == ["hatchling", "editables", "pytest"]
+    assert "accel" not in third_party.replace(str(tmp_path), "")
+    assert editable.count(" -e ") == 8
+    assert {"--no-index", "--no-deps"} <= set(editable.split())
 
 
 def test_nothing_is_installed_twice(make, tmp_path):
     make().ensure()
     make().ensure()
-    assert len(calls(tmp_path)) == 1
+    assert len(calls(tmp_path)) == 2
+
+
+def test_a_larger_set_is_added_to_a_smaller_one_and_holds_it(make, tmp_path):
+    small, large = make(), make(requirements=["pytest", "mypy"])
+    small.ensure()
+    assert not large.is_ready()
+    large.ensure()
+    assert small.is_ready()
+    small.ensure()
+    assert len(calls(tmp_path)) == 4
 
 
 @pytest.mark.parametrize("changed", ["packages/accel-ops/pyproject.toml", "tools/constraints.txt"])
@@ -64,14 +78,14 @@ def test_a_change_of_what_is_wanted_installs_again(make, tmp_path, checkout, cha
     make().ensure()
     checkout.write(changed, checkout.read(changed) + "\n# changed\n")
     make().ensure()
-    assert len(calls(tmp_path)) == 2
+    assert len(calls(tmp_path)) == 4
 
 
 def test_a_change_of_source_installs_nothing(make, tmp_path, checkout):
     make().ensure()
     checkout.write("packages/accel-ops/src/accel_ops/new.py", "")
     make().ensure()
-    assert len(calls(tmp_path)) == 1
+    assert len(calls(tmp_path)) == 2
 
 
 def test_a_failure_names_the_log_and_leaves_no_stamp(make, tmp_path):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from torch import nn
@@ -75,6 +77,7 @@ def test_mixed_precision_and_regions_go_together():
 
 INDUCTOR_SCRIPT = """
 import torch
+import torch._inductor.config
 from torch import nn
 from accel_backends import TorchDynamoPlugin, compile_model
 
@@ -88,6 +91,7 @@ class Net(nn.Module):
             rows = torch.tanh(block(rows))
         return rows
 
+torch._inductor.config.compile_threads = 1
 torch.manual_seed(0)
 model = Net()
 compiled = compile_model(model, TorchDynamoPlugin(backend="inductor", use_regional_compilation=True))
@@ -103,10 +107,11 @@ print("same gradients")
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_inductor_trains_a_regional_model(tmp_path):
     """In a process of its own: the compiler starts workers that outlive the test."""
     script = tmp_path / "regional.py"
     script.write_text(INDUCTOR_SCRIPT)
-    result = run_script(script, env={"TORCHINDUCTOR_COMPILE_THREADS": "1"}, timeout_s=120)
+    result = run_script(script)
     assert result.returncode == 0, result.stderr
     assert "same gradients" in result.stdout

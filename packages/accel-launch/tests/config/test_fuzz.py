@@ -74,7 +74,7 @@ HOSTILE = [
     "commands: &a [*a]\n",
     "!!python/object/apply:os.system ['touch hacked']\n",
     "commands: !!python/object/new:subprocess.Popen [['touch', 'hacked']]\n",
-    "num_processes: " + "9" * 5000 + "\n",
+    "num_processes: " + "9" * 500 + "\n",
     "base_job_name: 2024-99-99\n",
     "commands: " + "[" * 600 + "]" * 600 + "\n",
     "{" * 600,
@@ -174,9 +174,9 @@ def test_random_files_give_a_plan_or_a_clear_error(tmp_path, request_for):
 
 
 @pytest.mark.slow
-def test_five_thousand_random_files_give_a_plan_or_a_clear_error(tmp_path, request_for):
-    outcomes = run_files(5000, seed=2, folder=tmp_path, request_for=request_for)
-    assert sum(outcomes.values()) == 5000
+def test_five_hundred_random_files_give_a_plan_or_a_clear_error(tmp_path, request_for):
+    outcomes = run_files(500, seed=2, folder=tmp_path, request_for=request_for)
+    assert sum(outcomes.values()) == 500
     assert outcomes["plan"] > 250
     assert set(outcomes) <= CLEAR
 
@@ -196,7 +196,7 @@ def test_hostile_files_do_nothing(tmp_path, monkeypatch, request_for, text):
         ("num_processes: 1\nnum_processes: 2\n", "the key 'num_processes' stands twice"),
         ("fsdp_config: {fsdp_version: 1, fsdp_version: 2}\n", "the key 'fsdp_version' stands twice"),
         ("commands: " + "[" * 600 + "]" * 600 + "\n", "nested too deeply"),
-        ("num_processes: " + "9" * 5000 + "\n", "is not valid YAML"),
+        ("num_processes: " + "9" * 500 + "\n", "is not valid YAML"),
         ("num_processes: [1, 2]\n", "`num_processes` in the config file .* cannot be used: .* holds a list"),
     ],
 )

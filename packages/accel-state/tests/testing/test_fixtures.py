@@ -72,7 +72,14 @@ def test_unwanted(outcome):
 
 def run_pytest(folder, *args):
     command = [sys.executable, "-m", "pytest", "-p", "accel_state.testing.fixtures", "-q"]
-    command += ["-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={folder}"]
+    command += [
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "--import-mode=importlib",
+        f"--rootdir={folder}",
+    ]
     return run_command([*command, str(folder), *args], timeout_s=100)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from accel_state.environment import export
+from accel_state.testing.fork_server import fork_server_pids
 from accel_state.testing.garbage import Libraries
 from accel_state.testing.leaks import Surroundings
 from accel_state.testing.side_by_side import SideBySide
@@ -101,7 +102,7 @@ def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _pids_of_worlds() -> frozenset[int]:
-    return frozenset(pid for world in _worlds.values() for pid in world.pids)
+    return frozenset(pid for world in _worlds.values() for pid in world.pids) | fork_server_pids()
 
 
 def _forget_state() -> None:

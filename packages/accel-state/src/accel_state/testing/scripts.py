@@ -2,19 +2,133 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import psutil
 
 from accel_state.environment import snapshot
+from accel_state.errors import ConfigError
+from accel_state.testing.fork_server import ForkedProcess, fork_server
 
-Launcher = Literal["accel", "torchrun"]
+Launcher = Literal["fork", "torchrun", "accel"]
 _DEATH_S = 10.0
+_READ_AT_IMPORT = (
+    "PYTHON",
+    "TORCH_",
+    "TORCHDYNAMO_",
+    "TORCHINDUCTOR_",
+    "ATEN_",
+    "ONEDNN_",
+    "MKL_",
+    "OMP_",
+    "KMP_",
+)
+_READ_LATER = ("PYTHONPATH", "PYTHONUNBUFFERED")
+_GRACE_S = 20.0
+"""How long the other ranks may go on once one has failed."""
+
+
+class Script:
+    """A script that runs, forked from a process that has torch imported, and what it has printed so far."""
+
+    def __init__(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+    ) -> None:
+        """Start ``python *argv``: a file or ``-c`` and code, then arguments.
+
+        Args:
+            env: Variables to add to this process's; ``OMP_NUM_THREADS`` is 1.
+
+        Raises:
+            ConfigError: If ``env`` has a variable that Python or torch reads while it is imported, which has
+                happened already: such a script needs a process of its own (`run_command`).
+        """
+        _refuse_variables_read_at_import(env or {})
+        self._stdout: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the script
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        with Path(os.devnull).open("rb") as nothing:
+            self.process: ForkedProcess = fork_server().start(
+                tuple(map(str, argv)),
+                environ={**snapshot(), "OMP_NUM_THREADS": "1", **(env or {})},
+                cwd=cwd,
+                streams=(nothing, self._stdout, self._stderr),
+            )
+
+    @property
+    def stdout(self) -> str:
+        """What it has written to standard output so far."""
+        return _text(self._stdout)
+
+    @property
+    def stderr(self) -> str:
+        """What it has written to standard error so far."""
+        return _text(self._stderr)
+
+    def wait_for_output(self, text: str, *, timeout_s: float = 60) -> None:
+        """Wait until it has printed ``text``.
+
+        Raises:
+            TimeoutError: After ``timeout_s``, or at once if it has ended without.
+        """
+        deadline = time.monotonic() + timeout_s
+        while text not in self.stdout:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise TimeoutError(f"The script did not print {text!r}. Its errors:\n{self.stderr}")
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Kill it, with all it has started, if it still runs."""
+        if self.process.poll() is None:
+            kill_tree(self.process.pid)
+        self.process.wait()
+        self._stdout.close()
+        self._stderr.close()
+
+
+@contextmanager
+def start_ranks(
+    argv: Sequence[str | Path],
+    num_processes: int,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+) -> Iterator[list[Script]]:
+    """Start a script on several ranks of this machine as torchrun does; end those that are left after the block.
+
+    The ranks meet in a store of this process, so that no port is chosen before it is used. Nothing watches the
+    ranks: each ends as it does by itself.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_WORLD_SIZE": str(num_processes),
+        **(env or {}),
+    }
+    with ExitStack() as stack:
+        ranks = []
+        for rank in map(str, range(num_processes)):
+            script = Script(argv, env={**common, "RANK": rank, "LOCAL_RANK": rank}, cwd=cwd)
+            stack.callback(script.close)
+            ranks.append(script)
+        yield ranks
+    del store
 
 
 def run_script(
@@ -24,19 +138,76 @@ def run_script(
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     timeout_s: float = 120,
-    launcher: Launcher = "accel",
+    launcher: Launcher = "fork",
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script as a person would and return its exit code and output.
+    """Run a script and return its exit code and output.
 
     Args:
-        num_processes: With more than one, the script is started by ``launcher`` on the CPU.
-        env: Variables to add to this process's; ``OMP_NUM_THREADS`` is 1 unless given.
+        num_processes: How many ranks run it, on the CPU.
+        env: Variables to add to this process's; ``OMP_NUM_THREADS`` is 1, unless given for a command.
         cwd: The folder it runs in; this process's if omitted.
         timeout_s: After which everything that was started is killed and `subprocess.TimeoutExpired` raised,
             with the output so far.
+        launcher: ``fork`` starts the ranks in tens of milliseconds and without a launcher between: the exit code is
+            that of the first rank that failed, the output that of all ranks in their order. The others are commands.
     """
+    if launcher == "fork":
+        return _run_forked([script, *args], num_processes, env=env, cwd=cwd, timeout_s=timeout_s)
     command = [*_prefix(num_processes, launcher), str(script), *args]
     return run_command(command, env={"OMP_NUM_THREADS": "1", **(env or {})}, cwd=cwd, timeout_s=timeout_s)
+
+
+def _run_forked(
+    argv: Sequence[str | Path],
+    num_processes: int,
+    *,
+    env: Mapping[str, str] | None,
+    cwd: str | Path | None,
+    timeout_s: float,
+) -> subprocess.CompletedProcess[str]:
+    with ExitStack() as stack:
+        if num_processes == 1:
+            ranks = [Script(argv, env=env, cwd=cwd)]
+            stack.callback(ranks[0].close)
+        else:
+            ranks = stack.enter_context(start_ranks(argv, num_processes, env=env, cwd=cwd))
+        code = wait_for_ranks(ranks, timeout_s=timeout_s)
+        return subprocess.CompletedProcess(
+            argv, code, "".join(rank.stdout for rank in ranks), "".join(rank.stderr for rank in ranks)
+        )
+
+
+def wait_for_ranks(ranks: Sequence[Script], *, timeout_s: float = 120) -> int:
+    """Wait for the end of all ranks and return the exit code of the first that failed, or 0.
+
+    Raises:
+        subprocess.TimeoutExpired: After ``timeout_s``, with the output so far. Ranks that still run 20 s after
+            another has failed are killed.
+    """
+    failed: list[int] = []
+    deadline = time.monotonic() + timeout_s
+    running = list(ranks)
+    while running:
+        for rank in list(running):
+            code = rank.process.poll()
+            if code is None:
+                continue
+            running.remove(rank)
+            if code and not failed:
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
+            if code:
+                failed.append(code)
+        if running and time.monotonic() > deadline:
+            if failed:
+                break
+            raise subprocess.TimeoutExpired(
+                "ranks",
+                timeout_s,
+                output="".join(rank.stdout for rank in ranks).encode(),
+                stderr="".join(rank.stderr for rank in ranks).encode(),
+            )
+        time.sleep(0.01)
+    return failed[0] if failed else 0
 
 
 def run_command(
@@ -97,9 +268,20 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
+def _refuse_variables_read_at_import(env: Mapping[str, str]) -> None:
+    for name in env:
+        if name.startswith(_READ_AT_IMPORT) and name not in _READ_LATER:
+            raise ConfigError(
+                f"`{name}` is read while Python or torch is imported, which a forked script does not do. "
+                "Start the script with `run_command` or by a launcher."
+            )
+
+
+def _text(stream: IO[bytes]) -> str:
+    return os.pread(stream.fileno(), os.fstat(stream.fileno()).st_size, 0).decode(errors="replace")
+
+
 def _prefix(num_processes: int, launcher: Launcher) -> list[str]:
-    if num_processes == 1:
-        return [sys.executable]
     if launcher == "torchrun":
         torchrun = [sys.executable, "-m", "torch.distributed.run"]
         return [*torchrun, "--standalone", "--nproc_per_node", str(num_processes)]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from accel_state.environment import snapshot
 from accel_state.errors import AccelError
+from accel_state.testing.fork_server import ForkedProcess, fork_server
 from accel_state.testing.scripts import kill_tree
 from accel_state.testing.shipping import Call, Outcome
 
@@ -25,6 +26,7 @@ GRACE_S = 3.0
 _START_S = 120.0
 _STACK_S = 5.0
 _STDERR_BYTES = 8000
+_MAIN = "import sys; from accel_state.testing.worker import main; sys.exit(main())"
 
 
 class WorldError(AccelError, RuntimeError):
@@ -36,13 +38,15 @@ class _Rank:
     """One worker process, with the line to it and the file that takes what it writes."""
 
     number: int
-    process: subprocess.Popen[bytes]
+    process: ForkedProcess
     line: Connection[Any, Any]
     output: IO[bytes]
+    lifeline: IO[bytes]
+    """The worker ends when this is closed, however this process ends."""
 
     @classmethod
     def start(cls, number: int, world_size: int) -> _Rank:
-        ours, theirs = Pipe()
+        line, their_line = Pipe()
         output = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the rank
         place = {
             "RANK": number,
@@ -51,20 +55,12 @@ class _Rank:
             "LOCAL_WORLD_SIZE": world_size,
         }
         environ = {**snapshot(), **{key: str(value) for key, value in place.items()}, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "accel_state.testing.worker"]
-        command += ["--rank", str(number), "--world-size", str(world_size), "--line", str(theirs.fileno())]
-        with theirs:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                env=environ,
-                # So that Ctrl-C on the test does not reach it in the middle of a collective.
-                start_new_session=True,
-            )
-        return cls(number, process, ours, output)
+        argv = ("-c", _MAIN, "--rank", str(number), "--world-size", str(world_size), "--line")
+        theirs, ours = os.pipe()
+        lifeline = os.fdopen(ours, "wb", buffering=0)
+        with their_line, os.fdopen(theirs, "rb") as stdin:
+            process = fork_server().start(argv, environ=environ, streams=(stdin, output, output, their_line))
+        return cls(number, process, line, output, lifeline)
 
     def tail(self) -> str:
         """Return the end of what the worker wrote."""
@@ -91,8 +87,7 @@ class _Rank:
             self.process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             kill_tree(self.process.pid)
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        self.lifeline.close()
         self.process.wait()
         self.output.close()
 

@@ -1,0 +1,125 @@
+"""Scripts forked from a process that has torch imported behave as those that Python starts."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from accel_state.errors import ConfigError
+from accel_state.testing.fork_server import ForkServer
+from accel_state.testing.scripts import (
+    Script,
+    is_alive,
+    kill_tree,
+    run_command,
+    run_script,
+    start_ranks,
+    wait_for_ranks,
+)
+
+LOOK = """
+import json, os, sys
+print(json.dumps([__name__, sys.argv, sys.path[0], os.getcwd(), os.environ.get("WORD"), "RANK" in os.environ]))
+print("to stderr", file=sys.stderr)
+"""
+ENDINGS = {
+    "end": ("", 0),
+    "exit code": ("raise SystemExit(3)", 3),
+    "error": ("raise KeyError('lost')", 1),
+    "interrupt": ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+    "killed": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    "exit handler": ("import atexit; atexit.register(print, 'at the end')", 0),
+    "thread": ("import threading; threading.Timer(0.1, print, ['at the end']).start()", 0),
+    "worker": (
+        "from torch.utils.data import DataLoader\nprint(len(list(DataLoader(range(8), num_workers=2))))",
+        0,
+    ),
+}
+
+
+def test_a_script_sees_what_it_would_see_if_python_had_started_it(tmp_path):
+    script = tmp_path / "look.py"
+    script.write_text(LOOK)
+    options = {"env": {"WORD": "hello", "PYTHONPATH": "/extra"}, "cwd": tmp_path}
+    forked = run_script(script, "a b", "--flag", **options)
+    started = run_command([sys.executable, str(script), "a b", "--flag"], **options)
+    assert (forked.returncode, forked.stdout, forked.stderr) == (0, started.stdout, started.stderr)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_script_ends_as_if_python_had_started_it(tmp_path, ending):
+    body, exit_code = ENDINGS[ending]
+    script = tmp_path / "end.py"
+    script.write_text(body)
+    forked, started = run_script(script), run_command([sys.executable, str(script)])
+    assert (forked.returncode, forked.stdout) == (started.returncode, started.stdout)
+    assert forked.returncode == exit_code
+    assert forked.stderr.splitlines()[-1:] == started.stderr.splitlines()[-1:]
+
+
+def test_random_numbers_differ_between_scripts(tmp_path):
+    script = tmp_path / "draw.py"
+    script.write_text("import random, numpy\nprint(random.random(), numpy.random.rand())")
+    assert run_script(script).stdout != run_script(script).stdout
+
+
+def test_ranks_meet_and_the_exit_code_is_that_of_the_first_that_failed(tmp_path):
+    script = tmp_path / "meet.py"
+    script.write_text(
+        "import sys\nfrom accel_state import PartialState\nstate = PartialState(cpu=True)\n"
+        "print(f'{state.process_index} of {state.num_processes}')\nstate.wait_for_everyone()\n"
+        "sys.exit(5 if state.process_index == 2 else 0)"
+    )
+    done = run_script(script, num_processes=3)
+    assert (done.returncode, done.stdout) == (5, "0 of 3\n1 of 3\n2 of 3\n")
+
+
+def test_ranks_that_wait_for_a_failed_one_are_killed_after_the_grace_period(tmp_path, monkeypatch):
+    monkeypatch.setattr("accel_state.testing.scripts._GRACE_S", 0.2)
+    script = tmp_path / "wait.py"
+    script.write_text("import os, time\nif os.environ['RANK'] == '0': raise SystemExit(4)\ntime.sleep(60)")
+    with start_ranks([script], 2) as ranks:
+        assert wait_for_ranks(ranks) == 4
+        waiting = ranks[1].process.pid
+        assert is_running(waiting)
+    assert not is_running(waiting)
+
+
+def is_running(pid):
+    return psutil.pid_exists(pid) and is_alive(psutil.Process(pid))
+
+
+def test_what_a_script_printed_can_be_waited_for(tmp_path):
+    script = Script(["-c", "import time; print('ready', flush=True); time.sleep(60)"])
+    script.wait_for_output("ready")
+    with pytest.raises(subprocess.TimeoutExpired):
+        script.process.wait(timeout=0.01)
+    kill_tree(script.process.pid)
+    assert script.process.wait(timeout=10) == -signal.SIGKILL
+    script.close()
+
+
+def test_waiting_for_what_is_never_printed_ends_with_the_script():
+    script = Script(["-c", "import sys; sys.exit('nothing to say')"])
+    with pytest.raises(TimeoutError, match=r"did not print 'ready'.*\nnothing to say"):
+        script.wait_for_output("ready")
+    script.close()
+
+
+def test_a_variable_that_is_read_at_import_is_refused():
+    with pytest.raises(ConfigError, match="`OMP_NUM_THREADS` is read while Python or torch is imported"):
+        run_script("any.py", env={"OMP_NUM_THREADS": "2"})
+
+
+def test_scripts_end_with_the_server():
+    server = ForkServer()
+    with open(os.devnull, "rb+") as nothing:
+        process = server.start(
+            ("-c", "import time; time.sleep(60)"), environ=os.environ, streams=[nothing] * 3
+        )
+    running = psutil.Process(process.pid)
+    server.close()
+    assert psutil.wait_procs([running], timeout=10)[1] == []
