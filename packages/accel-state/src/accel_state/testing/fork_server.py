@@ -12,7 +12,6 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from pathlib import Path
@@ -130,14 +129,19 @@ class ForkServer:
         self._folder.cleanup()
 
 
-@cache
+_servers: list[ForkServer] = []
+_starting = threading.Lock()
+
+
 def fork_server() -> ForkServer:
     """Return the server of this process, started at the first use."""
-    server = ForkServer()
-    atexit.register(server.close)
-    return server
+    with _starting:
+        if not _servers:
+            _servers.append(ForkServer())
+            atexit.register(_servers[0].close)
+    return _servers[0]
 
 
 def fork_server_pids() -> frozenset[int]:
     """Return the process id of the server, if it was started."""
-    return frozenset([fork_server().process.pid] if fork_server.cache_info().currsize else [])
+    return frozenset(server.process.pid for server in _servers)
