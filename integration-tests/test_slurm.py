@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import slurm_cluster as slurm
 
-from accel_state.testing.side_by_side import SideBySide
+from accel_state.testing.parallel_jobs import ParallelJobs
 
 ACCEL = [sys.executable, "-m", "accel_launch", "launch", "--cpu"]
 SUM = """
@@ -177,7 +177,7 @@ def preempted_task(folder, *, cluster):
 def queued_again(cluster):
     """What came of jobs that went back into the queue: side by side, since SLURM holds each there for six seconds."""
     jobs = [partial(preempted_job, cluster=cluster), partial(preempted_task, cluster=cluster)]
-    done = SideBySide(jobs, make_folder=lambda: cluster.folder)
+    done = ParallelJobs(jobs, make_folder=lambda: cluster.folder)
     return [partial(done.outcome_of, job) for job in jobs]
 
 

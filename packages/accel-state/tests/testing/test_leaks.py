@@ -7,17 +7,17 @@ import threading
 
 import torch.distributed as dist
 
-from accel_state.testing.leaks import Surroundings
+from accel_state.testing.leaks import ProcessSnapshot
 
 
 def test_nothing_left_is_nothing_told():
-    assert Surroundings.now().leaks_since() == []
+    assert ProcessSnapshot.now().leaks_since() == []
 
 
 def test_changed_removed_and_added_variables_are_told_and_put_back(monkeypatch):
     monkeypatch.setenv("LEAK_CHANGED", "1")
     monkeypatch.setenv("LEAK_REMOVED", "1")
-    before = Surroundings.now()
+    before = ProcessSnapshot.now()
     os.environ.update(LEAK_CHANGED="2", LEAK_ADDED="1", PYTEST_ITS_OWN="1")
     del os.environ["LEAK_REMOVED"]
     assert before.leaks_since() == ["environment variables: LEAK_ADDED, LEAK_CHANGED, LEAK_REMOVED"]
@@ -28,7 +28,7 @@ def test_changed_removed_and_added_variables_are_told_and_put_back(monkeypatch):
 
 
 def test_child_process_is_told_and_killed(monkeypatch):
-    before = Surroundings.now()
+    before = ProcessSnapshot.now()
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     assert before.leaks_since(allowed_pids=frozenset({child.pid})) == []
     (leak,) = before.leaks_since()
@@ -45,19 +45,19 @@ def test_processes_that_a_thread_of_a_child_started_are_seen():
         f"start = lambda: subprocess.Popen([sys.executable, '-c', {grandchild!r}]).wait()\n"
         "threading.Thread(target=start).start()"
     )
-    before = Surroundings.now()
+    before = ProcessSnapshot.now()
     process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True)
     pids = {process.pid, int(process.stdout.readline())}
-    assert Surroundings.now().children - before.children == pids
+    assert ProcessSnapshot.now().children - before.children == pids
     idle = frozenset({process.pid})
-    assert Surroundings.now(idle_pids=idle).children - before.children == idle
+    assert ProcessSnapshot.now(idle_pids=idle).children - before.children == idle
     before.put_back()
     process.communicate()
-    assert not Surroundings.now().children & pids
+    assert not ProcessSnapshot.now().children & pids
 
 
 def test_thread_that_goes_on_is_told():
-    before = Surroundings.now()
+    before = ProcessSnapshot.now()
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, name="left-over")
     thread.start()
@@ -68,7 +68,7 @@ def test_thread_that_goes_on_is_told():
 
 
 def test_process_group_is_told_and_destroyed(tmp_path):
-    before = Surroundings.now()
+    before = ProcessSnapshot.now()
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
     assert before.leaks_since() == ["a process group"]
     before.put_back()

@@ -1,7 +1,7 @@
 """pytest plugin: the `world` fixture, fresh state, and leak checks around every test.
 
-Load it with ``-p accel_state.testing.fixtures``. A test that cannot but change variables is marked
-``@pytest.mark.leaks_environment("NAME", …)``; these are put back without a word.
+Load it with ``-p accel_state.testing.fixtures``. A test that has to change variables is marked
+``@pytest.mark.leaks_environment("NAME", …)``; they are restored after it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import pytest
 
 from accel_state.environment import export
 from accel_state.testing.fork_server import fork_server_pids
-from accel_state.testing.garbage import Libraries
-from accel_state.testing.leaks import Surroundings
-from accel_state.testing.side_by_side import SideBySide
+from accel_state.testing.imported_objects import ImportedObjects
+from accel_state.testing.leaks import ProcessSnapshot
+from accel_state.testing.parallel_jobs import ParallelJobs
 from accel_state.testing.world import World
 
 _worlds: dict[int, World] = {}
-_libraries = Libraries()
+_imported = ImportedObjects()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known, and let Ctrl-C reach what tests start, also where the tests run in the background."""
+    """Register the marker, and let Ctrl-C reach what tests start even if the tests run in the background."""
     config.addinivalue_line(
-        "markers", "leaks_environment(*names): these variables are put back after the test"
+        "markers", "leaks_environment(*names): these variables are restored after the test"
     )
-    # A shell's `&` and `nohup` have them ignored, and children inherit that.
+    # A shell's `&` and `nohup` set them to be ignored, and children inherit that.
     for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, handler)
@@ -55,33 +55,33 @@ def world(_live_worlds: dict[int, World]) -> Callable[[int], World]:
 
 
 @pytest.fixture(scope="module")
-def _side_by_side(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SideBySide:
+def _parallel_jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ParallelJobs:
     of_this_file = [item for item in request.session.items if item.getparent(pytest.Module) is request.node]
     params = [item.callspec.params for item in of_this_file if hasattr(item, "callspec")]
     jobs = [param["outcome"] for param in params if "outcome" in param]
-    before = Surroundings.now()
-    done = SideBySide(jobs, make_folder=lambda: tmp_path_factory.mktemp("job"))
+    before = ProcessSnapshot.now()
+    done = ParallelJobs(jobs, make_folder=lambda: tmp_path_factory.mktemp("job"))
     leaks = before.leaks_since(allowed_pids=_pids_of_worlds())
     if leaks:
         before.put_back(allowed_pids=_pids_of_worlds())
-        pytest.fail(f"What ran side by side left behind {'; '.join(leaks)}.", pytrace=False)
+        pytest.fail(f"The jobs of this file left behind {'; '.join(leaks)}.", pytrace=False)
     return done
 
 
 @pytest.fixture
-def outcome(request: pytest.FixtureRequest, _side_by_side: SideBySide) -> Any:
-    """What a slow job gave back: its test asks by ``@pytest.mark.parametrize("outcome", [job], indirect=True)``.
+def outcome(request: pytest.FixtureRequest, _parallel_jobs: ParallelJobs) -> Any:
+    """The result of a slow job, requested with ``@pytest.mark.parametrize("outcome", [job], indirect=True)``.
 
-    A job is a function that is given a fresh folder, such as one that launches a script there. The jobs of all selected
-    tests of the file are run before the first of them, some at the same time; tests that name the same one share what
-    it gave. What a job raises, its test raises.
+    A job is a function of a fresh folder, such as one that launches a script there. The jobs of all selected tests of
+    the file run before the first of them, some in parallel; tests that name the same job share its result. If a job
+    raises, its tests raise the same error.
     """
-    return _side_by_side.outcome_of(request.param)
+    return _parallel_jobs.outcome_of(request.param)
 
 
 @pytest.fixture
 def fresh_state() -> Iterator[None]:
-    """Run the test with no state built, and forget afterwards what it built."""
+    """Run the test without any state, and reset what it built."""
     _forget_state()
     yield
     _forget_state()
@@ -89,8 +89,10 @@ def fresh_state() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    _libraries.spare()
-    before = Surroundings.now(idle_pids=frozenset() if "world" in request.fixturenames else _pids_of_worlds())
+    _imported.freeze()
+    before = ProcessSnapshot.now(
+        idle_pids=frozenset() if "world" in request.fixturenames else _pids_of_worlds()
+    )
     yield
     _forget_state()
     marker = request.node.get_closest_marker("leaks_environment")
@@ -106,7 +108,7 @@ def _pids_of_worlds() -> frozenset[int]:
 
 
 def _forget_state() -> None:
-    """Reset the runtime and its process group; tests that never touched it do not import torch for that."""
+    """Reset the runtime and its process group, without importing torch where no test used it."""
     if "accel_state.runtime" in sys.modules:
         from accel_state.runtime import reset_runtime
 

@@ -29,8 +29,8 @@ def changed_variables(before: Mapping[str, str], after: Mapping[str, str]) -> li
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What surrounds a test: variables, child processes, threads, the process group."""
+class ProcessSnapshot:
+    """The state of this process that a test could change: variables, children, threads, the process group."""
 
     environ: dict[str, str]
     children: frozenset[int]
@@ -39,11 +39,11 @@ class Surroundings:
     idle_pids: frozenset[int]
 
     @classmethod
-    def now(cls, *, idle_pids: frozenset[int] = frozenset()) -> Surroundings:
-        """Take a picture of this process.
+    def now(cls, *, idle_pids: frozenset[int] = frozenset()) -> ProcessSnapshot:
+        """Record the state of this process.
 
         Args:
-            idle_pids: Child processes that start none themselves until the next picture is taken.
+            idle_pids: Child processes that start no processes until the next snapshot.
         """
         return cls(
             environ={
@@ -56,8 +56,8 @@ class Surroundings:
         )
 
     def leaks_since(self, *, allowed_pids: frozenset[int] = frozenset()) -> list[str]:
-        """Say what has been added since; what is just about to end is waited for."""
-        now = Surroundings.now(idle_pids=self.idle_pids)
+        """Return what was added since, in words; what is about to end is waited for."""
+        now = ProcessSnapshot.now(idle_pids=self.idle_pids)
         changed = changed_variables(self.environ, now.environ)
         alive = [
             child for child in _processes(now.children - self.children - allowed_pids) if _is_left(child)
@@ -75,7 +75,7 @@ class Surroundings:
         return leaks
 
     def put_back(self, *, allowed_pids: frozenset[int] = frozenset()) -> None:
-        """Undo what can be undone, so that one leaking test does not fail those after it."""
+        """Undo what can be undone, so that a test that leaks does not fail the next one."""
         ignored = {key: value for key, value in snapshot().items() if key.startswith(_IGNORED_PREFIXES)}
         restore({**self.environ, **ignored})
         for child in _processes(_descendants(self.idle_pids) - self.children - allowed_pids):
@@ -88,13 +88,13 @@ class Surroundings:
 
 
 def _descendants(idle_pids: frozenset[int]) -> frozenset[int]:
-    """Return the ids of all processes that descend from this one, ended ones that nobody took note of included.
+    """Return the ids of all descendants of this process, zombies included.
 
-    Those that descend from ``idle_pids`` may be missing.
+    Descendants of ``idle_pids`` may be missing.
     """
     if not Path(f"/proc/self/task/{threading.get_native_id()}/children").exists():
         return frozenset(child.pid for child in psutil.Process().children(recursive=True))
-    # Done twice for every test: to read of this family alone takes a fraction of the time that all of /proc takes.
+    # Called twice per test: reading these entries takes a fraction of the time that all of /proc takes.
     found: list[int] = []
     unread = [os.getpid()]
     while unread:
@@ -105,7 +105,7 @@ def _descendants(idle_pids: frozenset[int]) -> frozenset[int]:
 
 
 def _children_on_linux(pid: int) -> list[int]:
-    """Return the children of a process, which the kernel lists by the thread that started them."""
+    """Return the children of a process; the kernel lists them per thread."""
     children: list[int] = []
     try:
         threads = list(os.scandir(f"/proc/{pid}/task"))
@@ -132,7 +132,7 @@ def _processes(pids: frozenset[int]) -> list[psutil.Process]:
 
 
 def _has_group() -> bool:
-    """Tell whether a default process group stands, without importing torch for it."""
+    """Return True if there is a default process group; does not import torch."""
     if "torch.distributed" not in sys.modules:
         return False
     import torch.distributed as dist
@@ -141,7 +141,7 @@ def _has_group() -> bool:
 
 
 def _is_left(child: psutil.Process) -> bool:
-    """Tell whether a child outlives its test; multiprocessing's own tracker lives as long as Python does."""
+    """Return True if a child outlives its test. The resource tracker of multiprocessing lives as long as Python."""
     if not is_alive(child) or "resource_tracker" in _described(child):
         return False
     psutil.wait_procs([child], timeout=_END_S)

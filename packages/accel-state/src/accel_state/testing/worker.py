@@ -1,4 +1,4 @@
-"""One rank of a world that stays alive and runs what it is sent: ``python -m accel_state.testing.worker``."""
+"""One rank of a world, which stays alive and runs the calls it is sent."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from accel_state.errors import StateError
 from accel_state.partial_state import PartialState
 from accel_state.process_group import is_group_owned
 from accel_state.runtime import reset_runtime
-from accel_state.testing.garbage import Libraries
+from accel_state.testing.imported_objects import ImportedObjects
 from accel_state.testing.leaks import changed_variables
-from accel_state.testing.shipping import Call, Outcome
+from accel_state.testing.remote_calls import Call, Outcome
 
 TIMEOUT = timedelta(seconds=30)
 
 
 class Worker:
-    """A rank: its place in the world, and the line to the test that drives it."""
+    """A rank and its connection to the test that drives it."""
 
     def __init__(
         self, rank: int, world_size: int, line: Connection[Outcome, tuple[Call, str | None]]
@@ -37,10 +37,10 @@ class Worker:
         self.rank = rank
         self.world_size = world_size
         self.line = line
-        self.libraries = Libraries()
+        self.imported = ImportedObjects()
 
     def serve(self) -> None:
-        """Say that this rank is there, then run calls until the line is closed."""
+        """Report that this rank is ready, then run calls until the connection is closed."""
         self.line.send(Outcome())
         while True:
             try:
@@ -50,7 +50,7 @@ class Worker:
             self.line.send(self.run(call, rendezvous))
 
     def run(self, call: Call, rendezvous: str | None) -> Outcome:
-        """Run one call with fresh state; ``rendezvous`` names the file at which to meet for a new group."""
+        """Run one call with fresh state; ``rendezvous`` is the file for a new process group, if one is needed."""
         environ = snapshot()
         try:
             self.set_up(rendezvous)
@@ -63,9 +63,9 @@ class Worker:
             restore(environ)
 
     def set_up(self, rendezvous: str | None) -> None:
-        """Build the state, on a new process group if ``rendezvous`` says where to meet, else on the last."""
+        """Build the state, on a new process group if ``rendezvous`` is given, else on the last one."""
         reset_runtime(keep_process_group=rendezvous is None)
-        self.libraries.spare()
+        self.imported.freeze()
         if rendezvous is not None and dist.is_initialized():  # the last body made a group of its own
             dist.destroy_process_group()
         random.seed(0)
@@ -83,19 +83,19 @@ class Worker:
             )
 
     def check_clean(self, environ: dict[str, str]) -> None:
-        """Refuse a body that changed the environment for those after it."""
+        """Raise if the body changed environment variables."""
         changed = changed_variables(environ, snapshot())
         if changed:
             raise StateError(f"The body left environment variables changed: {', '.join(changed)}.")
 
 
 def has_only_default_group() -> bool:
-    """Tell whether the next body finds the process group as this one found it."""
+    """Return True if there is the default process group and no other."""
     return dist.is_initialized() and len(dist.distributed_c10d._world.pg_map) == 1
 
 
 def die_with_parent() -> None:
-    """End this process when its standard input closes, which happens however the parent ends."""
+    """End this process when its standard input closes, as it does however the parent ends."""
 
     def watch() -> None:
         # Not through `sys.stdin`, whose lock Python wants at its end.
@@ -120,7 +120,7 @@ def main() -> int:
     torch.set_num_threads(1)
     Worker(arguments.rank, arguments.world_size, Connection(arguments.line)).serve()
     reset_runtime()
-    # The way out waits for whoever holds a process group: let it not be garbage that a body left.
+    # Leaving waits for references to the process group: free those that a body left as garbage.
     gc.unfreeze()
     gc.collect()
     return 0

@@ -1,4 +1,4 @@
-"""A world: processes that stay alive over many tests, joined by gloo, each running what it is sent."""
+"""A world: processes that stay alive over many tests, joined by gloo, each running the calls it is sent."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import IO, Any
 from accel_state.environment import snapshot
 from accel_state.errors import AccelError
 from accel_state.testing.fork_server import ForkedProcess, fork_server
+from accel_state.testing.remote_calls import Call, Outcome
 from accel_state.testing.scripts import kill_tree
-from accel_state.testing.shipping import Call, Outcome
 
 GRACE_S = 3.0
-"""How long the other ranks may go on once one has failed; they often wait for it in a collective."""
+"""How long the other ranks may go on once one has failed; often they wait for it in a collective."""
 _START_S = 120.0
 _STACK_S = 5.0
 _STDERR_BYTES = 8000
@@ -35,7 +35,7 @@ class WorldError(AccelError, RuntimeError):
 
 @dataclass(slots=True)
 class _Rank:
-    """One worker process, with the line to it and the file that takes what it writes."""
+    """One worker process, the connection to it and the file with its output."""
 
     number: int
     process: ForkedProcess
@@ -69,7 +69,7 @@ class _Rank:
         return self.output.read().decode(errors="replace").strip()
 
     def dump_stack(self) -> str:
-        """Let the worker write where each of its threads stands, and return it."""
+        """Let the worker write the stack of each of its threads, and return them."""
         before = earlier = self.output.seek(0, 2)
         self.process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + _STACK_S
@@ -82,7 +82,7 @@ class _Rank:
         return self.tail()
 
     def end(self, *, timeout_s: float) -> None:
-        """Wait for the worker, which ends when its line is closed; kill it if it does not in time."""
+        """Wait for the worker, which ends when its connection is closed; kill it if that takes too long."""
         try:
             self.process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -93,9 +93,9 @@ class _Rank:
 
 
 class World:
-    """``size`` live processes, numbered by rank, started at the first `run` and again after a failure.
+    """``size`` processes, started at the first `run` and again after a failure.
 
-    Each body finds the `PartialState` built (CPU, gloo) and seeds set; nothing of an earlier body remains.
+    Each body finds a `PartialState` (CPU, gloo) and fixed seeds; nothing of an earlier body remains.
     """
 
     def __init__(self, size: int) -> None:
@@ -159,7 +159,7 @@ class World:
             self._meeting_place = None
 
     def _rendezvous(self) -> str | None:
-        """Return a fresh file to meet at, None where the ranks are still joined."""
+        """Return a fresh file for the rendezvous, or None if the ranks still have their process group."""
         if self._has_group:
             return None
         assert self._meeting_place is not None
@@ -167,7 +167,7 @@ class World:
         return str(Path(self._meeting_place.name) / f"group-{self._num_runs}")
 
     def _collect(self, timeout_s: float) -> dict[int, Outcome]:
-        """Return each rank's outcome, in the order in which they came."""
+        """Return each rank's outcome, in the order of arrival."""
         outcomes: dict[int, Outcome] = {}
         deadline = time.monotonic() + timeout_s
         while waiting := {rank.line: rank for rank in self._ranks if rank.number not in outcomes}:
@@ -196,9 +196,9 @@ class World:
         return outcome
 
     def _give_up(self, late: Iterable[_Rank], outcomes: dict[int, Outcome], timeout_s: float) -> None:
-        """Kill all ranks: some have not answered in time, or not within the grace after another's error."""
+        """Kill all ranks: some did not answer in time, or not within the grace period after another's error."""
         late = list(late)
-        stacks = "\n".join(f"--- rank {rank.number} stood at:\n{rank.dump_stack()}" for rank in late)
+        stacks = "\n".join(f"--- stacks of rank {rank.number}:\n{rank.dump_stack()}" for rank in late)
         self._end(timeout_s=0)
         if not any(outcome.trace for outcome in outcomes.values()):
             names = ", ".join(str(rank.number) for rank in late)

@@ -1,11 +1,11 @@
-"""Slow jobs run side by side: each once, in a folder of its own, with its own failure."""
+"""Slow jobs run in parallel: each once, in a folder of its own, with its own failure."""
 
 import threading
 from functools import partial
 
 import pytest
 
-from accel_state.testing.side_by_side import NUM_AT_ONCE, SideBySide
+from accel_state.testing.parallel_jobs import NUM_AT_ONCE, ParallelJobs
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def test_each_job_has_a_folder_of_its_own(make_folder):
         return folder
 
     first, second = partial(write, text="first"), partial(write, text="second")
-    done = SideBySide([first, second], make_folder=make_folder)
+    done = ParallelJobs([first, second], make_folder=make_folder)
     assert (done.outcome_of(first) / "text").read_text() == "first"
     assert (done.outcome_of(second) / "text").read_text() == "second"
 
@@ -27,13 +27,13 @@ def test_each_job_has_a_folder_of_its_own(make_folder):
 def test_jobs_run_at_the_same_time(make_folder):
     meeting = threading.Barrier(NUM_AT_ONCE)
     jobs = [lambda folder: meeting.wait(timeout=60) for _ in range(NUM_AT_ONCE)]
-    done = SideBySide(jobs, make_folder=make_folder)
+    done = ParallelJobs(jobs, make_folder=make_folder)
     assert sorted(done.outcome_of(job) for job in jobs) == list(range(NUM_AT_ONCE))
 
 
 def test_a_job_that_several_tests_name_is_run_once(make_folder):
     runs = []
-    done = SideBySide([runs.append] * 3, make_folder=make_folder)
+    done = ParallelJobs([runs.append] * 3, make_folder=make_folder)
     assert done.outcome_of(runs.append) is None
     assert len(runs) == 1
 
@@ -45,7 +45,7 @@ def test_a_failure_is_raised_where_its_outcome_is_asked_for_and_nowhere_else(mak
     def work(folder):
         return "done"
 
-    done = SideBySide([fail, work], make_folder=make_folder)
+    done = ParallelJobs([fail, work], make_folder=make_folder)
     with pytest.raises(ValueError, match="this one only"):
         done.outcome_of(fail)
     assert done.outcome_of(work) == "done"

@@ -1,4 +1,4 @@
-"""Runs slow jobs some at a time: a launch waits a good part of its time for single processes to start and end."""
+"""Runs slow jobs in parallel: a launch spends much of its time waiting for processes to start and end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 Job = Callable[[Path], Any]
 
 NUM_AT_ONCE = 2
-"""How many run at the same time: few, so that none comes near its time limit for want of a core."""
+"""How many jobs run at the same time: few, so that each has enough CPU to finish within its time limit."""
 
 
-class SideBySide:
-    """Jobs that have been run, each in a folder of its own and each once, however often it is named."""
+class ParallelJobs:
+    """Jobs that have run, each once and in a folder of its own, however often it was listed."""
 
     def __init__(self, jobs: Iterable[Job], *, make_folder: Callable[[], Path]) -> None:
-        """Run ``jobs`` to their ends; what they raise is kept for those who ask for their outcomes."""
+        """Run all ``jobs``. An error is kept until the outcome of its job is asked for."""
         folders = {job: make_folder() for job in dict.fromkeys(jobs)}
         with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
             self._futures: dict[Job, Future[Any]] = {

@@ -1,4 +1,4 @@
-"""Libraries are spared by the search for garbage; what tests leave is not."""
+"""Objects of libraries are not searched for garbage; those of tests are."""
 
 import gc
 import sys
@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from accel_state.testing.garbage import Libraries
+from accel_state.testing.imported_objects import ImportedObjects
 
 
 class Knot:
@@ -17,9 +17,9 @@ class Knot:
 
 @pytest.fixture
 def libraries():
-    """Libraries to which this process's are known; what a test freezes is thawed after it."""
-    made = Libraries()
-    made.spare()
+    """An instance that has seen this process's modules; what a test freezes is unfrozen after it."""
+    made = ImportedObjects()
+    made.freeze()
     yield made
     gc.unfreeze()
 
@@ -28,10 +28,10 @@ def test_a_library_is_frozen_once(libraries, monkeypatch):
     for number in range(200):
         monkeypatch.setitem(sys.modules, f"a_library.{number}", types.ModuleType("part"))
     gc.unfreeze()
-    libraries.spare()
+    libraries.freeze()
     assert gc.get_freeze_count() > 0
     gc.unfreeze()
-    libraries.spare()
+    libraries.freeze()
     assert gc.get_freeze_count() == 0
 
 
@@ -41,7 +41,7 @@ def test_garbage_is_collected_before_the_rest_is_frozen():
         knot = Knot()
         gone = weakref.ref(knot)
         del knot
-        Libraries().spare()
+        ImportedObjects().freeze()
         assert gone() is None
     finally:
         gc.enable()

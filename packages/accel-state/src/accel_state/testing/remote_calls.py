@@ -1,4 +1,4 @@
-"""How a test body travels to another process: by file and name, since it cannot import test modules."""
+"""Calls of test functions in other processes, which find a function by its file and name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from accel_state.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Where a function stands: the module's name and file, and the function's qualified name in it."""
+    """Where a function is defined: the name and file of its module, and its qualified name."""
 
     module: str
     file: str
@@ -64,7 +64,7 @@ def load_module(name: str, file: str) -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A body with its arguments, these as a pickle that is opened only after the body's file is imported."""
+    """A body and its pickled arguments, which are unpickled once the file of the body is imported."""
 
     body: Body
     arguments: bytes
@@ -81,7 +81,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a body ended in one rank: its pickled result, or its error as text and, if possible, as object."""
+    """The result of a body on one rank, pickled; or its error, as text and, if it can be pickled, as an object."""
 
     result: bytes = b""
     error: bytes | None = None
@@ -98,7 +98,7 @@ class Outcome:
         return cls(error=_pickled_error(error), trace=trace)
 
     def exception(self) -> BaseException | None:
-        """Return the error itself, None where it could not travel."""
+        """Return the error itself, or None if it could not be pickled."""
         if self.error is None:
             return None
         error: BaseException = pickle.loads(self.error)
@@ -106,7 +106,7 @@ class Outcome:
 
 
 def _pickled_error(error: BaseException) -> bytes | None:
-    """Return a pickle that is known to open again: many exceptions take other arguments than they show."""
+    """Return a pickle that can be loaded again, or None: the arguments of many exceptions are not those they keep."""
     try:
         data = pickle.dumps(error)
         pickle.loads(data)
