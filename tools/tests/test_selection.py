@@ -27,9 +27,8 @@ def test_plain():
 def run(pytester):
     """Run tests of the given source beside our conftest.py, in this process."""
     pytester.makeconftest(CONFTEST.read_text())
-    pytester.makeini(
-        "[pytest]\nmarkers =\n    engine(name)\n    gpu\naddopts = --strict-markers -p no:randomly -p no:hypothesispytest"
-    )
+    options = "--strict-markers -p no:randomly -p no:hypothesispytest"
+    pytester.makeini(f"[pytest]\nmarkers =\n    engine(name)\n    gpu\naddopts = {options}")
 
     def run_tests(source, *options):
         pytester.makepyfile(source)
