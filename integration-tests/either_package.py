@@ -1,7 +1,7 @@
 """Save or load a run with either package: `python either_package.py accel|accelerate save|load FOLDER OUT OPTION…`.
 
-Options: `safe` for safetensors; `scaler` for a gradient scaler; `position` to save within a pass over a loader, which
-the peer can with torchdata.
+Options: `safe` for safetensors; `scaler` for a gradient scaler; `position` to save within a pass over a loader, for which
+the peer needs torchdata.
 
 OUT gets, per rank, everything that a checkpoint must carry over, after saving or after loading.
 """
