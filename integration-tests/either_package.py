@@ -1,13 +1,13 @@
-"""Save or load a run with either package: `python either_package.py accel|accelerate save|load FOLDER OUT OPTION…`.
+"""Save a run with either package and load it with the other: `python either_package.py FOLDER OPTION…`.
 
-Options: `safe` for safetensors; `scaler` for a gradient scaler; `position` to save within a pass over a loader, which
-the peer can with torchdata.
-
-OUT gets, per rank, everything that a checkpoint must carry over, after saving or after loading.
+Options: `safe` for safetensors; `scaler` for a gradient scaler; `position` to save within a pass over a loader.
+What the checkpoint of a package must carry over is in FOLDER/PACKAGE-save.RANK as it was when it was saved, and in
+FOLDER/PACKAGE-load.RANK as it was when the other package had loaded it.
 """
 
 import importlib
 import json
+import os
 import random
 import sys
 
@@ -41,8 +41,8 @@ def accelerator_of(package, options):
     return accelerator
 
 
-def main():
-    package, action, folder, out, *options = sys.argv[1:]
+def work(package, action, folder, options):
+    """Save or load a run with ``package``; return everything that its checkpoint must carry over."""
     accelerator = accelerator_of(package, options)
     torch.manual_seed(0 if action == "save" else 99)
     model = nn.Sequential(
@@ -100,9 +100,7 @@ def main():
         # The buffers are the main process's, here and there.
         state["model"] = {name: value for name, value in state["model"].items() if "running" not in name}
         state["meter"] = None
-    with open(f"{out}.{accelerator.process_index}", "w") as file:
-        json.dump(state, file)
-    accelerator.end_training()
+    return state
 
 
 def plain(value):
@@ -113,6 +111,31 @@ def plain(value):
     if isinstance(value, (list, tuple)):
         return [plain(inner) for inner in value]
     return value
+
+
+def forget(package):
+    """Let the next `Accelerator` of ``package`` begin anew."""
+    if package == "accel":
+        importlib.import_module("accel_state.runtime").reset_runtime()
+    else:
+        state = importlib.import_module("accelerate.state")
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+
+
+def main():
+    folder, *options = sys.argv[1:]
+    rank = int(os.environ.get("RANK", "0"))
+    if "RANK" in os.environ:
+        torch.distributed.init_process_group("gloo")  # both packages use it
+    for saver, loader in (("accelerate", "accel"), ("accel", "accelerate")):
+        for package, action in ((saver, "save"), (loader, "load")):
+            state = work(package, action, f"{folder}/{saver}", options)
+            with open(f"{folder}/{saver}-{action}.{rank}", "w") as file:
+                json.dump(state, file)
+            forget(package)
+    if "RANK" in os.environ:
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,70 +1,48 @@
-"""Checkpoints of Accelerate load here, and ours load there; with the real package, in an environment of its own.
+"""Checkpoints of Accelerate load here, and ours load there, with the real package."""
 
-The environment is `tools/dev.py bench`'s, or the Python that `ACCEL_PEER_PYTHON` names.
-"""
-
+import importlib.util
 import json
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from accel_state.testing import run_script
+
 SCRIPT = Path(__file__).with_name("either_package.py")
-ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="needs accelerate")
 
 
-def peer_python():
-    named = os.environ.get("ACCEL_PEER_PYTHON")
-    candidates = [Path(named)] if named else sorted(ROOT.glob(".venvs/bench*/bin/python"))
-    return next((str(python) for python in candidates if has(python, "accelerate")), None)
-
-
-def has(python, package):
-    """Whether the environment of ``python`` has ``package``; the package itself is not imported."""
-    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
-    return subprocess.run([python, "-c", code], timeout=60, check=False).returncode == 0
-
-
-PEER = peer_python()
-PEER_HAS_TORCHDATA = PEER is not None and has(PEER, "torchdata")
-pytestmark = [
-    pytest.mark.engine("accelerate"),
-    pytest.mark.skipif(
-        PEER is None,
-        reason="no environment with accelerate: run `python tools/dev.py bench ready` or set ACCEL_PEER_PYTHON",
-    ),
-]
-
-
-def run(package, action, folder, out, *options, num_processes):
-    python = sys.executable if package == "accel" else PEER
-    launch = (
-        [] if num_processes == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    )
-    done = subprocess.run(
-        [python, *launch, str(SCRIPT), package, action, str(folder), str(out), *options],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+def carry_over(folder, *, options, num_processes):
+    """Save with each package and load with the other, in one launch."""
+    env = {"ACCELERATE_USE_CPU": "true"}
+    done = run_script(
+        SCRIPT,
+        str(folder),
+        *options,
+        num_processes=num_processes,
+        launcher="torchrun",
+        env=env,
+        timeout_s=240,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(num_processes)]
+    return folder, num_processes
 
 
-@pytest.mark.parametrize(("saver", "loader"), [("accelerate", "accel"), ("accel", "accelerate")])
+ONE_BIN = partial(carry_over, options=["bin", "scaler"], num_processes=1)
+ONE_SAFE = partial(carry_over, options=["safe", "position"], num_processes=1)
+TWO = partial(carry_over, options=["safe", "position"], num_processes=2)
+
+
+@pytest.mark.parametrize("saver", ["accelerate", "accel"])
 @pytest.mark.parametrize(
-    ("num_processes", "options"),
-    [(1, ["bin", "scaler"]), (1, ["safe", "position"]), (2, ["safe", "position"])],
-    ids=["bin-scaler", "safe-position", "two-processes"],
+    "outcome", [ONE_BIN, ONE_SAFE, TWO], ids=["bin-scaler", "safe-position", "two-processes"], indirect=True
 )
-def test_everything_carries_over(tmp_path, saver, loader, num_processes, options):
-    if not PEER_HAS_TORCHDATA:
-        options = [option for option in options if option != "position"]
-    saved = run(saver, "save", tmp_path / "a", tmp_path / "saved", *options, num_processes=num_processes)
-    loaded = run(loader, "load", tmp_path / "a", tmp_path / "loaded", *options, num_processes=num_processes)
+def test_everything_carries_over(outcome, saver):
+    folder, num_processes = outcome
     for rank in range(num_processes):
-        assert loaded[rank] == saved[rank]
+        saved, loaded = (
+            json.loads((folder / f"{saver}-{action}.{rank}").read_text()) for action in ("save", "load")
+        )
+        assert loaded == saved

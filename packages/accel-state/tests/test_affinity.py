@@ -99,11 +99,8 @@ def test_verbose_says_which_cores_and_follows_debug_mode(nvml, capfd):
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.usefixtures("nothing_installed")
 def test_without_nvml_the_way_out_is_named():
-    from accel_state.availability import is_pynvml_available
-
-    if is_pynvml_available():
-        pytest.skip("pynvml is installed")
     with pytest.raises(
         NotAvailableError, match="needs `pynvml`. `nvidia-ml-py` is not installed. Run `pip install"
     ):

@@ -99,9 +99,9 @@ def test_what_the_tests_themselves_need_is_available():
     assert packages.is_pippy_available()
 
 
+@pytest.mark.usefixtures("nothing_installed")
 def test_a_package_becomes_available_by_being_installed_and_is_not_imported(tmp_path, monkeypatch):
-    if packages.is_wandb_available():
-        pytest.skip("the real package is installed")
+    assert not packages.is_wandb_available()
     install(tmp_path, "wandb", "1.0", "wandb")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert packages.is_wandb_available()
@@ -123,10 +123,12 @@ def test_bitsandbytes_is_judged_by_its_version(
     assert packages.is_bnb_available(min_version="0.45.0") is multi_backend
 
 
-def test_numpy_is_judged_by_the_version_asked_for():
-    if not packages.is_numpy_available("0.1"):
-        pytest.skip("numpy is not installed")
-    assert not packages.is_numpy_available(min_version="999.0")
+@pytest.mark.usefixtures("nothing_installed")
+def test_numpy_is_judged_by_the_version_asked_for(tmp_path, monkeypatch):
+    install(tmp_path, "numpy", "1.26.4", "numpy")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert packages.is_numpy_available(min_version="1.26")
+    assert not packages.is_numpy_available(min_version="1.27")
 
 
 def test_rich_has_to_be_asked_for(tmp_path, monkeypatch):

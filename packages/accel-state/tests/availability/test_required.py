@@ -2,17 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from accel_state.availability import deepspeed_required, packages, torchao_required
+from accel_state.availability import deepspeed_required, torchao_required
 from accel_state.errors import NotAvailableError
 
 
 @pytest.mark.parametrize(
     ("decorator", "name"), [(deepspeed_required, "deepspeed"), (torchao_required, "torchao")]
 )
+@pytest.mark.usefixtures("nothing_installed")
 def test_a_call_is_refused_where_the_package_is_missing(decorator, name):
-    if getattr(packages, f"is_{name}_available")():
-        pytest.skip("the package is installed")
-
     @decorator
     def train() -> str:
         raise AssertionError("called")

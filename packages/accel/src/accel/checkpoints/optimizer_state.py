@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from accel.checkpoints.snapshot import is_plain, map_tensors
+from accel.checkpoints.snapshot import copy_of, is_plain, map_tensors
 
 _LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum")
 """States that have the shape of their parameter, in torch's optimizers and in those that name theirs alike."""
@@ -46,7 +46,7 @@ def without_file(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> 
     def copy(path: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor:
         own = memory.get(path[1:]) if path[:1] == ("state",) else None
         if own is None or own.shape != tensor.shape or own.dtype != tensor.dtype:
-            return tensor.clone()
+            return copy_of(tensor)
         return own.detach().copy_(tensor)
 
     return map_tensors(state, copy)

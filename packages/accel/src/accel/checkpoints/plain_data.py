@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accel_state.errors import CheckpointError
 
@@ -79,7 +80,10 @@ def check_loaded(content: Any, *, num_bytes: int) -> None:
 
 
 def _impostors(content: Any, where: str, num_bytes: int, seen: set[int]) -> Iterator[tuple[str, str]]:
-    if isinstance(content, torch.Tensor):
+    if is_traceable_wrapper_subclass(content):  # quantised, say: its own size is that of what it stands for
+        for name in content.__tensor_flatten__()[0]:
+            yield from _impostors(getattr(content, name), f"{where}.{name}", num_bytes, seen)
+    elif isinstance(content, torch.Tensor):
         if content.layout == torch.strided and content.numel() * content.element_size() > num_bytes:
             yield where, "tensor, larger than the file"
     elif isinstance(content, (np.ndarray, np.generic, np.dtype)):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accel_bigmodel.shared_tensors import id_tensor_view
 
@@ -52,6 +53,17 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy in memory of its own. Of a tensor that wraps others, such as a quantised one, these are copied."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return tensor.clone()
+    # Part by part, since not all of them know `clone` (torchao 0.18: the states of its 8-bit optimizers).
+    names, context = tensor.__tensor_flatten__()
+    parts = {name: copy_of(getattr(tensor, name)) for name in names}
+    rebuilt: torch.Tensor = type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
+    return rebuilt
+
+
 def without_waste(path: Path, tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor on the CPU that `torch.save` can write without more than it shows."""
     tensor = tensor.detach()
@@ -85,7 +97,7 @@ class HostBuffers:
         """Return a copy of ``tensor`` in host memory."""
         tensor = tensor.detach()
         if not is_plain(tensor):
-            return tensor.clone()
+            return copy_of(tensor)
         self._used.add(path)
         buffer = self._buffers.get(path)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
