@@ -49,7 +49,7 @@ class AcceleratedScheduler:
         split_batches: Whether each batch is split over the processes, so that it is read once and not n
             times.
         scheduler_unit: What one step of the schedule stands for.
-        num_replicas: Processes that read different data; all processes if None.
+        num_replicas: Processes that read different data; those of the run if None.
     """
 
     def __init__(
@@ -137,4 +137,4 @@ class AcceleratedScheduler:
 def _num_replicas(given: int | None) -> int:
     if given is not None:
         return given
-    return current_runtime().topology.world_size if has_runtime() else 1
+    return current_runtime().layout.num_data_ranks if has_runtime() else 1

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from accel_state.enums import DistributedType
+from accel_state.mesh_layout import MeshLayout
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -19,6 +20,7 @@ class AcceleratorData:
 
     mixed_precision: str
     distributed_type: DistributedType
+    layout: MeshLayout
     dynamo_plugin: Any = None
     deepspeed_plugins: dict[str, Any] = field(default_factory=dict)
     active_deepspeed_plugin: str | None = None

@@ -9,6 +9,7 @@ from accel_state.accelerator_data import AcceleratorData
 from accel_state.enums import DistributedType, PrecisionType
 from accel_state.environment import read
 from accel_state.errors import ConfigError, StateError, UnknownNameError
+from accel_state.mesh_layout import MeshLayout
 from accel_state.partial_state import PartialState
 from accel_state.process_view import ProcessView
 from accel_state.registry import Registry
@@ -234,18 +235,19 @@ def _build(runtime: Runtime, given: Mapping[str, Any]) -> AcceleratorData:
         raise ConfigError(
             f"Only one engine can train a model, but {' and '.join(f'`{name}`' for name in words)} are given."
         )
-    precision = given["mixed_precision"] or check_precision(read("mixed_precision"))
+    config, world_size = _parallelism(given["parallelism_config"]), runtime.topology.world_size
+    if config is not None:
+        config.fit_to(world_size)
     data = AcceleratorData(
         **{
             **given,
-            "mixed_precision": precision,
-            "parallelism_config": _parallelism(given["parallelism_config"]),
+            "mixed_precision": given["mixed_precision"] or check_precision(read("mixed_precision")),
+            "parallelism_config": config,
         },
         distributed_type=next(iter(words.values()), runtime.distributed_type),
+        layout=MeshLayout.of_replicas(world_size) if config is None else config.layout,
+        device_mesh=None if config is None else config.get_device_mesh(runtime.device.type),
     )
-    if data.parallelism_config is not None:
-        data.parallelism_config.check_total_size(runtime.topology.world_size)
-        data.device_mesh = data.parallelism_config.get_device_mesh(runtime.device.type)
     if data.deepspeed_plugins:
         _select(data, next(iter(data.deepspeed_plugins)))
     return data

@@ -13,6 +13,7 @@ from accel_state.devices.protocol import DeviceBackend
 from accel_state.enums import DistributedType
 from accel_state.errors import StateError
 from accel_state.gradient_data import GradientData
+from accel_state.mesh_layout import MeshLayout
 from accel_state.topology import Topology
 
 if TYPE_CHECKING:
@@ -38,6 +39,13 @@ class Runtime:
     gradient: GradientData
     group_request: Mapping[str, Any] = field(default_factory=dict)
     accelerator: AcceleratorData | None = None
+
+    @property
+    def layout(self) -> MeshLayout:
+        """How the ranks are arranged: as the `Accelerator` was told, else each with all of the model."""
+        if self.accelerator is None:
+            return MeshLayout.of_replicas(self.topology.world_size)
+        return self.accelerator.layout
 
     def wait_for_everyone(self) -> None:
         """Block until every rank has come here; return at once in a single process."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from accel_backends.transforms.protocol import ModelTransform
     from accel_state.gradient_data import GradientData
     from accel_state.kwargs_handler import KwargsHandler
+    from accel_state.mesh_layout import MeshLayout
     from accel_state.runtime import Runtime
 
 
@@ -62,6 +63,11 @@ class StrategyContext:
     def topology(self) -> Topology:
         """Which process this is, and of how many."""
         return self.runtime.topology
+
+    @property
+    def layout(self) -> MeshLayout:
+        """How the ranks of the run are arranged."""
+        return self.runtime.layout
 
     @property
     def gradient(self) -> GradientData:

@@ -44,6 +44,20 @@ SETTINGS = (
         config_key="parallelism_config.parallelism_config_tp_size",
     ),
     Setting(
+        "parallelism_pp_size",
+        "PARALLELISM_CONFIG_PP_SIZE",
+        count,
+        1,
+        "Number of pipeline stages.",
+    ),
+    Setting(
+        "parallelism_ep_size",
+        "PARALLELISM_CONFIG_EP_SIZE",
+        count,
+        1,
+        "Number of processes over which the experts of a layer are spread.",
+    ),
+    Setting(
         "parallelism_cp_size",
         "PARALLELISM_CONFIG_CP_SIZE",
         count,
