@@ -37,10 +37,12 @@ def cuda_devices(monkeypatch):
     return of_count
 
 
-def test_two_processes_and_one_device_are_refused(two_ranks, cuda_devices):
-    cuda_devices(1)
+def test_more_processes_than_devices_are_refused(cuda_devices, monkeypatch):
+    for key, value in {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(key, value)
+    cuda_devices(2)
     with pytest.raises(
-        ConfigError, match="2 processes on this machine, which has 1 `cuda` device.*Start at most 1"
+        ConfigError, match="3 processes run on this machine, but each of them sees 2 .*Start at most 2"
     ):
         PartialState()
     assert not PartialState.is_initialized()
@@ -80,7 +82,6 @@ def test_device_type_named_by_the_environment_gives_each_process_its_own(cuda_de
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        ("cuda:4", ConfigError, "is `cuda:4`, but there are only 4 such device"),
         ("cudo", ConfigError, "is `cudo`, which torch does not know"),
         ("mps", NotAvailableError, "The device `mps` was asked for, but none is available here"),
     ],
@@ -90,6 +91,23 @@ def test_device_that_is_not_there_is_refused(cuda_devices, monkeypatch, value, e
     monkeypatch.setattr(MpsBackend, "is_available", lambda self: False)
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", value)
     with pytest.raises(error, match=message):
+        PartialState()
+
+
+def test_a_device_with_a_number_is_taken_as_said_and_refused_by_its_driver(cuda_devices, monkeypatch):
+    current = cuda_devices(0)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:64")
+    assert str(PartialState().device) == "cuda:64"
+    assert current == [torch.device("cuda", 64)]
+
+
+def test_a_device_that_its_driver_refuses_is_named(monkeypatch):
+    def refuse(self, device):
+        raise RuntimeError("invalid device ordinal")
+
+    monkeypatch.setattr(CudaBackend, "set_device", refuse)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:64")
+    with pytest.raises(NotAvailableError, match="The device `cuda:64` cannot be used here: invalid device ord"):
         PartialState()
 
 

@@ -9,7 +9,8 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from accel_state.errors import ConfigError
-from accel_state.runtime import current_gradient, current_runtime, has_runtime
+from accel_state.gradient_state import current_gradient
+from accel_state.runtime import current_runtime, has_runtime
 
 SchedulerUnit = Literal["process", "optimizer_step"]
 

@@ -18,7 +18,7 @@ from accel_ops.placement import send_to_device
 from accel_ops.rows import concatenate
 from accel_ops.transport import current_transport
 from accel_state.errors import StateError
-from accel_state.runtime import current_gradient
+from accel_state.gradient_state import current_gradient
 
 
 def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> Any:

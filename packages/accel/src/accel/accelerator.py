@@ -205,7 +205,7 @@ class Accelerator(
     def _start_engine(self) -> None:
         """Pick precision and strategy, and bind what the training step uses."""
         runtime = current_runtime()
-        self._gradient = runtime.gradient
+        self._gradient = self.gradient_state
         self._precision = select_precision(
             self.state.mixed_precision,
             device_backend=runtime.device_backend,

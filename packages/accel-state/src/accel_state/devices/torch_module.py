@@ -94,13 +94,12 @@ class TorchModuleBackend:
         num_devices = self.count()
         if topology.local_world_size <= num_devices:
             return self.device(topology.local_rank)
-        if topology.source == "slurm" and num_devices == 1:
-            # `srun --gpus-per-task=1` shows each task its own device, which it then calls number 0.
+        if num_devices == 1:
+            # `srun --gpus-per-task=1`, MPI wrappers, Ray and Kubernetes show each process its own device only.
             return self.device(0)
         raise ConfigError(
-            f"`num_processes` asks for {topology.local_world_size} processes on this machine, which has "
-            f"{num_devices} `{self.name}` device(s), one for each process. Start at most {num_devices}, or "
-            "pass "
+            f"{topology.local_world_size} processes run on this machine, but each of them sees {num_devices} "
+            f"`{self.name}` devices. Start at most {num_devices}, show each process one device of its own, or pass "
             "`cpu=True` (`--cpu`) to run on the CPU."
         )
 

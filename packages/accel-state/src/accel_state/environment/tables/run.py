@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accel_state.environment.parsers import boolean, choice, count, text, unless
+from accel_state.environment.parsers import boolean, choice, count, text, unless, word_or_installed
 from accel_state.environment.setting import Setting
 
 TITLE = "The run"
@@ -11,7 +11,7 @@ SETTINGS = (
     Setting(
         "mixed_precision",
         "ACCELERATE_MIXED_PRECISION",
-        choice("no", "fp16", "bf16", "fp8"),
+        word_or_installed("accel.precisions", "no", "fp16", "bf16", "fp8"),
         "no",
         "Number format of the forward pass.",
         flag="--mixed_precision",
