@@ -89,7 +89,13 @@ def test_reset_forgets_training_and_on_demand_the_process():
     assert not AcceleratorState.is_initialized()
     assert AcceleratorState._shared_state == {}
     assert PartialState.is_initialized()
-    for name in ("mixed_precision", "distributed_type", "fsdp_plugin", "parallelism_config", "deepspeed_plugin"):
+    for name in (
+        "mixed_precision",
+        "distributed_type",
+        "fsdp_plugin",
+        "parallelism_config",
+        "deepspeed_plugin",
+    ):
         assert not hasattr(state, name)
     with pytest.raises(AttributeError, match="has no `dynamo_plugin`: it was reset. Construct `Accelerator"):
         _ = state.dynamo_plugin

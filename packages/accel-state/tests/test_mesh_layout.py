@@ -186,7 +186,9 @@ def ranks_along(sizes, *names):
 def test_the_mesh_has_the_groups_of_the_layout(world):
     sizes = {"dp_shard": 2, "tp": 2, "ep": 4}
     layout = MeshLayout(**sizes)
-    for rank, (names, seen) in enumerate(world(4).run(ranks_along, sizes, "dp_shard", "tp", "pp", "dp", "loss")):
+    for rank, (names, seen) in enumerate(
+        world(4).run(ranks_along, sizes, "dp_shard", "tp", "pp", "dp", "loss")
+    ):
         assert names == AXES
         for axis in ("dp_shard", "tp", "pp", "edp_shard", "ep"):
             assert tuple(seen[axis]) == layout.group_of(rank, axis)

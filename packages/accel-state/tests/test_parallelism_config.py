@@ -100,7 +100,9 @@ def build_mesh(**sizes):
 
 
 def test_mesh_of_another_size_is_refused(world):
-    with pytest.raises(ConfigError, match="cp_size=1, sp_size=1, tp_size=4. is for 4 processes, but there are 2"):
+    with pytest.raises(
+        ConfigError, match="cp_size=1, sp_size=1, tp_size=4. is for 4 processes, but there are 2"
+    ):
         world(2).run(build_mesh, tp_size=4)
 
 

@@ -27,7 +27,9 @@ LAYOUTS = [
     {"dp_shard": 2, "cp": 2},
     {"pp": 2, "dp_shard": 2},
 ]
-on_layouts = pytest.mark.parametrize("sizes", LAYOUTS, ids=lambda sizes: "-".join(f"{a}{n}" for a, n in sizes.items()))
+on_layouts = pytest.mark.parametrize(
+    "sizes", LAYOUTS, ids=lambda sizes: "-".join(f"{a}{n}" for a, n in sizes.items())
+)
 
 
 class AnyAxes(ReplicatedStrategy):
@@ -41,7 +43,9 @@ class AnyAxes(ReplicatedStrategy):
         self.models = []
         layout = context.layout
         groups = [dist.new_group(list(ranks)) for ranks in layout.groups(*LOSS_AXES)]
-        self.group = groups[layout.groups(*LOSS_AXES).index(layout.group_of(context.topology.rank, *LOSS_AXES))]
+        self.group = groups[
+            layout.groups(*LOSS_AXES).index(layout.group_of(context.topology.rank, *LOSS_AXES))
+        ]
 
     def _parallelise(self, model):
         self.models.append(model)

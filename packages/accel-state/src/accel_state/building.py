@@ -64,7 +64,9 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
         device=device,
         device_backend=device_backend,
         backend=backend,
-        distributed_type=device_backend.distributed_type if topology.world_size > 1 else DistributedType.NO,
+        distributed_type=DistributedType(device_backend.distributed_type)
+        if topology.world_size > 1
+        else DistributedType.NO,
         is_cpu_forced=is_cpu_forced,
         debug=read("debug_mode"),
         fork_launched=parse_flag_from_env("FORK_LAUNCHED"),

@@ -208,7 +208,9 @@ class MeshLayout:
         for axis in sorted(wanted - known):
             raise UnknownNameError.of("axis", axis, known)
         dense, expert = sorted(wanted - {*EXPERT_AXES})[0], sorted(wanted - {*AXES})[0]
-        raise ConfigError(f"`{dense}` and `{expert}` belong to different views of the ranks: ask for one view.")
+        raise ConfigError(
+            f"`{dense}` and `{expert}` belong to different views of the ranks: ask for one view."
+        )
 
     def _coordinate(self, rank: int, view: Mapping[str, int]) -> dict[str, int]:
         if not 0 <= rank < self.world_size:

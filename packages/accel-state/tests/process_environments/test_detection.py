@@ -94,7 +94,9 @@ SLURM_TOPOLOGY = Topology(3, 4, 1, 2, 1, 2, "slurm", "n01", 15000 + 77 * 31)
             Topology(3, 4, 1, 2, 1, 2, "openmpi", "n01", 29500, True),
             id="Open MPI in SLURM",
         ),
-        pytest.param(PMI | SRUN_DAEMON, Topology(2, 4, 0, 2, 1, 2, "pmi", None, 29500, True), id="MPICH in SLURM"),
+        pytest.param(
+            PMI | SRUN_DAEMON, Topology(2, 4, 0, 2, 1, 2, "pmi", None, 29500, True), id="MPICH in SLURM"
+        ),
         pytest.param(
             MVAPICH | {"PMI_RANK": "1", "PMI_SIZE": "2"},
             Topology(1, 2, 1, 2, 0, 1, "mvapich", "127.0.0.1", 29500),
