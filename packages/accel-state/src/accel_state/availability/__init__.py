@@ -17,16 +17,36 @@ if TYPE_CHECKING:
     from accel_state.availability.packages import *  # noqa: F403
 
 _HOMES = {
-    "capabilities": (
-        "check_cuda_fp8_capability get_current_device_type is_bf16_available is_fp16_available "
-        "is_transformer_engine_mxfp8_available is_xccl_available"
-    ).split(),
-    "checks": "are_libraries_initialized check_os_kernel deepspeed_required torchao_required why_not".split(),
-    "devices": (
-        "is_cuda_available is_habana_gaudi1 is_hpu_available is_mlu_available is_mps_available is_musa_available "
-        "is_neuron_available is_npu_available is_rocm_available is_sdaa_available is_torch_distributed_available "
-        "is_torch_xla_available is_xpu_available"
-    ).split(),
+    "capabilities": [
+        "check_cuda_fp8_capability",
+        "get_current_device_type",
+        "is_bf16_available",
+        "is_fp16_available",
+        "is_transformer_engine_mxfp8_available",
+        "is_xccl_available",
+    ],
+    "checks": [
+        "are_libraries_initialized",
+        "check_os_kernel",
+        "deepspeed_required",
+        "torchao_required",
+        "why_not",
+    ],
+    "devices": [
+        "is_cuda_available",
+        "is_habana_gaudi1",
+        "is_hpu_available",
+        "is_mlu_available",
+        "is_mps_available",
+        "is_musa_available",
+        "is_neuron_available",
+        "is_npu_available",
+        "is_rocm_available",
+        "is_sdaa_available",
+        "is_torch_distributed_available",
+        "is_torch_xla_available",
+        "is_xpu_available",
+    ],
     "nvidia": ["check_cuda_p2p_ib_support", "get_driver_version", "get_gpu_info"],
     "packages": [
         "is_fp8_available",
@@ -36,6 +56,7 @@ _HOMES = {
         *(f"is_{name}_available" for name in PACKAGES),
     ],
 }
+
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Callable[..., bool]: ...
