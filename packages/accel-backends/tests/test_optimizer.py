@@ -11,7 +11,7 @@ from torch import nn
 
 from accel_backends import AcceleratedOptimizer, LossScaler
 from accel_state.errors import StateError
-from accel_state.runtime import current_gradient
+from accel_state.gradient_state import current_gradient
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, St
 from accel_backends import AcceleratedOptimizer, AcceleratedScheduler
 from accel_state import PartialState
 from accel_state.errors import ConfigError
-from accel_state.runtime import current_gradient
+from accel_state.gradient_state import current_gradient
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

@@ -46,6 +46,19 @@ def test_unknown_precision_is_refused_before_anything_is_built():
     assert check_precision("FP16") == "fp16"
 
 
+def test_a_precision_of_another_package_can_be_asked_for_by_variable(monkeypatch, tmp_path):
+    info = tmp_path / "third_party-1.0.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[accel.precisions]\nposit8 = third_party:Posit8\n")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "Posit8")
+    with pytest.raises(
+        ConfigError, match="`Posit8`, but it must be one of: no, fp16, bf16, fp8, or a name that an installed"
+    ):
+        AcceleratorState(cpu=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert AcceleratorState(cpu=True).mixed_precision == "posit8"
+
+
 def test_second_precision_is_refused_and_the_same_is_not():
     state = AcceleratorState("bf16", cpu=True)
     assert AcceleratorState("bf16").mixed_precision == AcceleratorState().mixed_precision == "bf16"
@@ -76,8 +89,18 @@ def test_reset_forgets_training_and_on_demand_the_process():
     assert not AcceleratorState.is_initialized()
     assert AcceleratorState._shared_state == {}
     assert PartialState.is_initialized()
-    with pytest.raises(StateError, match="was reset"):
-        _ = state.mixed_precision
+    for name in (
+        "mixed_precision",
+        "distributed_type",
+        "fsdp_plugin",
+        "parallelism_config",
+        "deepspeed_plugin",
+    ):
+        assert not hasattr(state, name)
+    with pytest.raises(AttributeError, match="has no `dynamo_plugin`: it was reset. Construct `Accelerator"):
+        _ = state.dynamo_plugin
+    with pytest.raises(AttributeError, match="has no attribute `speed`"):
+        _ = state.speed
     AcceleratorState._reset_state(reset_partial_state=True)
     assert not PartialState.is_initialized()
 

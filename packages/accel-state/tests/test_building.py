@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from accel_state.devices.cuda import CudaBackend
-from accel_state.devices.mps import MpsBackend
-from accel_state.devices.selection import device_backend
+from accel_state.devices import device_backend
 from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.partial_state import PartialState
 from accel_state.runtime import current_runtime
@@ -28,19 +26,22 @@ def cuda_devices(monkeypatch):
 
     def of_count(num):
         for name in ("mlu", "sdaa", "musa", "npu", "hpu", "neuron", "xla"):
-            monkeypatch.setattr(type(device_backend(name)), "is_available", lambda self: False)
-        monkeypatch.setattr(CudaBackend, "is_available", lambda self: num > 0)
-        monkeypatch.setattr(CudaBackend, "count", lambda self: num)
-        monkeypatch.setattr(CudaBackend, "set_device", lambda self, device: current.append(device))
+            monkeypatch.setattr(device_backend(name), "why_not", lambda: "It is switched off.")
+        cuda = device_backend("cuda")
+        monkeypatch.setattr(cuda, "why_not", lambda: None if num > 0 else "There is none.")
+        monkeypatch.setattr(cuda, "count", lambda: num)
+        monkeypatch.setattr(cuda, "set_device", current.append)
         return current
 
     return of_count
 
 
-def test_two_processes_and_one_device_are_refused(two_ranks, cuda_devices):
-    cuda_devices(1)
+def test_more_processes_than_devices_are_refused(cuda_devices, monkeypatch):
+    for key, value in {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(key, value)
+    cuda_devices(2)
     with pytest.raises(
-        ConfigError, match="2 processes on this machine, which has 1 `cuda` device.*Start at most 1"
+        ConfigError, match="3 processes run on this machine, but each of them sees 2 .*Start at most 2"
     ):
         PartialState()
     assert not PartialState.is_initialized()
@@ -57,8 +58,8 @@ def test_backend_that_is_not_built_is_refused(two_ranks):
 
 
 def test_several_processes_on_a_device_without_collectives_are_refused(two_ranks, monkeypatch):
-    monkeypatch.setattr(MpsBackend, "is_available", lambda self: True)
-    monkeypatch.setattr(MpsBackend, "count", lambda self: 2)
+    monkeypatch.setattr(device_backend("mps"), "why_not", lambda: None)
+    monkeypatch.setattr(device_backend("mps"), "count", lambda: 1)
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "mps")
     with pytest.raises(ConfigError, match="processes on `mps` cannot talk to each other"):
         PartialState()
@@ -80,16 +81,34 @@ def test_device_type_named_by_the_environment_gives_each_process_its_own(cuda_de
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        ("cuda:4", ConfigError, "is `cuda:4`, but there are only 4 such device"),
         ("cudo", ConfigError, "is `cudo`, which torch does not know"),
         ("mps", NotAvailableError, "The device `mps` was asked for, but none is available here"),
     ],
 )
 def test_device_that_is_not_there_is_refused(cuda_devices, monkeypatch, value, error, message):
     cuda_devices(4)
-    monkeypatch.setattr(MpsBackend, "is_available", lambda self: False)
+    monkeypatch.setattr(device_backend("mps"), "why_not", lambda: "It is switched off.")
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", value)
     with pytest.raises(error, match=message):
+        PartialState()
+
+
+def test_a_device_with_a_number_is_taken_as_said_and_refused_by_its_driver(cuda_devices, monkeypatch):
+    current = cuda_devices(0)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:64")
+    assert str(PartialState().device) == "cuda:64"
+    assert current == [torch.device("cuda", 64)]
+
+
+def test_a_device_that_its_driver_refuses_is_named(monkeypatch):
+    def refuse(device):
+        raise RuntimeError("invalid device ordinal")
+
+    monkeypatch.setattr(device_backend("cuda"), "set_device", refuse)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:64")
+    with pytest.raises(
+        NotAvailableError, match="The device `cuda:64` cannot be used here: invalid device ord"
+    ):
         PartialState()
 
 

@@ -65,6 +65,21 @@ def test_paths_that_are_missing_are_passed_over(monkeypatch):
     assert entry_points("some.group") == ()
 
 
+def test_a_file_that_is_not_text_takes_nobody_else_down(site):
+    install(site, "good", "[some.group]\nname = a:b\n")
+    install(site, "bad", "")
+    (site / "bad-1.0.dist-info" / "entry_points.txt").write_bytes(b"[some.group]\nname = \xff\xfe:b\n")
+    with pytest.warns(UserWarning, match=r"bad-1.0.dist-info.entry_points.txt` cannot be read"):
+        assert [found.distribution for found in entry_points("some.group")] == ["good"]
+
+
+def test_a_file_that_cannot_be_opened_takes_nobody_else_down(site):
+    install(site, "good", "[some.group]\nname = a:b\n")
+    (site / "bad-1.0.dist-info" / "entry_points.txt").mkdir(parents=True)
+    with pytest.warns(UserWarning, match=r"bad-1.0.dist-info.entry_points.txt` cannot be read"):
+        assert [found.distribution for found in entry_points("some.group")] == ["good"]
+
+
 @pytest.mark.parametrize("group", ["console_scripts", "pytest11", "accel.strategies"])
 def test_agrees_with_the_standard_library_on_what_is_installed(group):
     wanted = {(found.name, found.value) for found in importlib.metadata.entry_points(group=group)}

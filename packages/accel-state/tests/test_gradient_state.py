@@ -1,27 +1,41 @@
-"""`GradientState`: a view of the one object that the training step reads."""
+"""`GradientState`: one object in each process, and the loaders that are being read."""
+
+import gc
+import pickle
+import weakref
 
 import pytest
 
 from accel_state.accumulation import GradientAccumulationPlugin
-from accel_state.gradient_state import GradientState
+from accel_state.gradient_state import GradientState, current_gradient
 from accel_state.partial_state import PartialState
-from accel_state.runtime import current_gradient, current_runtime
+from accel_state.runtime import reset_runtime
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
 class Loader:
-    end_of_dataloader = True
-    remainder = 7
+    def __init__(self, *, end_of_dataloader=False, remainder=-1):
+        self.end_of_dataloader = end_of_dataloader
+        self.remainder = remainder
 
 
-def test_all_instances_and_the_runtime_show_one_object():
+def test_there_is_one_in_a_process():
     early = GradientState(GradientAccumulationPlugin(num_steps=3))
     PartialState(cpu=True)
-    assert current_runtime().gradient is current_gradient()
-    current_runtime().gradient.sync_gradients = False
-    assert not early.sync_gradients
+    assert early is GradientState() is current_gradient() is pickle.loads(pickle.dumps(early))
     assert GradientState().num_steps == 3
+
+
+def test_who_has_it_sees_a_reset():
+    """Optimizers and schedulers keep it; loaders ask for it anew."""
+    kept = current_gradient()
+    GradientState(GradientAccumulationPlugin(num_steps=3)).sync_gradients = False
+    for reset in (GradientState._reset_state, reset_runtime):
+        reset()
+        assert kept is GradientState()
+        assert (kept.num_steps, kept.sync_gradients) == (1, True)
+        kept.sync_gradients = False
 
 
 def test_plugin_replaces_the_settings_and_none_leaves_them():
@@ -34,33 +48,13 @@ def test_plugin_replaces_the_settings_and_none_leaves_them():
     assert (state.num_steps, state.sync_with_dataloader) == (1, False)
 
 
-def test_loaders_are_those_of_the_object():
-    state, loader = GradientState(), Loader()
+def test_it_is_shown_with_its_loader():
+    state, loader = GradientState(), Loader(end_of_dataloader=True, remainder=7)
     state._add_dataloader(loader)
-    assert (state.active_dataloader, state.dataloader_references, state.in_dataloader) == (
-        loader,
-        [loader],
-        True,
-    )
-    assert (state.end_of_dataloader, state.remainder) == (True, 7)
     assert "At end of current dataloader: True\nExtra samples added: 7\n" in repr(state)
-    state._remove_dataloader(loader)
-    assert not state.in_dataloader
 
 
-def test_written_values_reach_the_object():
-    state = GradientState()
-    state._set_sync_gradients(False)
-    state.is_xla_gradients_synced = True
-    assert (current_gradient().sync_gradients, GradientState().is_xla_gradients_synced) == (False, True)
-    state.sync_gradients = True
-    state.plugin_kwargs = {"num_steps": 2}
-    assert current_gradient().sync_gradients
-    assert current_gradient().num_steps == 2
-
-
-def test_reset_forgets_everything_also_in_the_runtime():
-    PartialState(cpu=True)
+def test_reset_forgets_everything():
     assert not GradientState.is_initialized()
     assert GradientState._shared_state == {}
     state = GradientState(GradientAccumulationPlugin(num_steps=3))
@@ -69,4 +63,78 @@ def test_reset_forgets_everything_also_in_the_runtime():
     GradientState._reset_state()
     assert not state.initialized
     assert state.num_steps == 1
-    assert current_runtime().gradient is current_gradient()
+
+
+def test_outside_of_loops_nothing_is_known():
+    state = GradientState()
+    assert (state.active_dataloader, state.in_dataloader, state.dataloader_references) == (None, False, [])
+    assert (state.end_of_dataloader, state.remainder, state.sync_gradients) == (False, -1, True)
+
+
+def test_innermost_loader_speaks_until_it_is_left():
+    state = GradientState()
+    outer, inner = Loader(remainder=3), Loader(end_of_dataloader=True, remainder=5)
+    state._add_dataloader(outer)
+    state._add_dataloader(inner)
+    assert (state.active_dataloader, state.dataloader_references) == (inner, [outer, inner])
+    assert (state.end_of_dataloader, state.remainder) == (True, 5)
+    state._remove_dataloader(inner)
+    assert (state.end_of_dataloader, state.remainder, state.in_dataloader) == (False, 3, True)
+    state._remove_dataloader(outer)
+    state._remove_dataloader(outer)
+    assert state.active_dataloader is None
+
+
+def test_loader_read_anew_is_there_once_and_on_top():
+    state = GradientState()
+    train, evaluate = Loader(), Loader()
+    state._add_dataloader(train)
+    state._add_dataloader(evaluate)
+    state._add_dataloader(train)
+    assert state.dataloader_references == [evaluate, train]
+
+
+def test_abandoned_loader_is_neither_kept_nor_active():
+    state = GradientState()
+    outer, abandoned = Loader(), Loader()
+    state._add_dataloader(outer)
+    state._add_dataloader(abandoned)
+    gone = weakref.ref(abandoned)
+    del abandoned
+    gc.collect()
+    assert gone() is None
+    assert state.active_dataloader is outer
+    assert len(state._loaders) == 1
+
+
+def test_state_has_no_room_for_more():
+    with pytest.raises(AttributeError):
+        GradientState().another = 1
+
+
+def test_settings_have_the_plugins_defaults_and_follow_changes():
+    state = GradientState()
+    assert (state.num_steps, state.adjust_scheduler, state.sync_with_dataloader, state.sync_each_batch) == (
+        1,
+        True,
+        True,
+        False,
+    )
+    state.plugin_kwargs.update(
+        num_steps=4, adjust_scheduler=False, sync_with_dataloader=False, sync_each_batch=True
+    )
+    assert (state.num_steps, state.adjust_scheduler, state.sync_with_dataloader, state.sync_each_batch) == (
+        4,
+        False,
+        False,
+        True,
+    )
+
+
+def test_new_window_means_gradients_of_xla_are_not_synced_yet():
+    state = GradientState()
+    state.is_xla_gradients_synced = True
+    state._set_sync_gradients(False)
+    assert (state.sync_gradients, state.is_xla_gradients_synced) == (False, True)
+    state._set_sync_gradients(True)
+    assert (state.sync_gradients, state.is_xla_gradients_synced) == (True, False)

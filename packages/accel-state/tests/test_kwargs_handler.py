@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from accel_state.environment import read
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
 
@@ -25,6 +26,22 @@ def test_result_is_a_copy():
     sample = Sample(items=[[1]])
     sample.to_dict()["items"][0].append(2)
     assert sample.items == [[1]]
+
+
+@dataclass
+class FromVariable(KwargsHandler):
+    level: str | None = None
+
+    def __post_init__(self):
+        self.level = read("log_level") if self.level is None else self.level
+
+
+def test_what_came_from_a_variable_differs_from_the_default(monkeypatch):
+    assert FromVariable().to_kwargs() == {}
+    monkeypatch.setenv("ACCELERATE_LOG_LEVEL", "DEBUG")
+    assert FromVariable().to_kwargs() == {"level": "DEBUG"}
+    assert FromVariable(level="INFO").to_kwargs() == {"level": "INFO"}
+    assert read("log_level") == "DEBUG"
 
 
 def test_default_backend_is_no_wish():

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from accel_state.errors import ConfigError, StateError
+from accel_state.mesh_layout import MeshLayout
 from accel_state.parallelism_config import (
     DeepSpeedSequenceParallelConfig,
     ParallelismConfig,
@@ -74,6 +75,12 @@ def test_json_holds_sizes_and_handlers():
         ({"cp_size": True}, "`cp_size` must be .* got True"),
         ({"cp_size": 2.0}, "`cp_size` must be .* got 2.0"),
         ({"cp_size": 2, "sp_size": 2}, "`cp_size` .2. and `sp_size` .2. are two ways to share a sequence"),
+        (
+            {"dp_replicate_size": 2, "tp_size": 2},
+            "`tp_size` and `cp_size` above 1 cannot be combined with full copies alone .*Shard the copies",
+        ),
+        ({"dp_replicate_size": 2, "cp_size": 2}, "cannot be combined with full copies alone"),
+        ({"tp_size": 2, "ep_size": 3}, r"`ep` must divide .*, which is 2, got 3"),
         ({"cp_backend": "ring"}, "`cp_backend` must be one of torch, got `ring`"),
         ({"sp_backend": "torch"}, "`sp_backend` must be one of deepspeed, got `torch`"),
         ({"tp_handler": TorchTensorParallelConfig()}, "`tp_handler` has no effect while `tp_size` is 1"),
@@ -88,12 +95,43 @@ def test_wrong_values_are_refused(arguments, message):
         ParallelismConfig(**arguments)
 
 
-def test_mesh_of_another_size_is_refused():
+def build_mesh(**sizes):
+    ParallelismConfig(**sizes).build_device_mesh("cpu")
+
+
+def test_mesh_of_another_size_is_refused(world):
     with pytest.raises(
-        ConfigError,
-        match="dp_shard_size=1, cp_size=1, sp_size=1, tp_size=2. is for 2 processes, but there are 1",
+        ConfigError, match="cp_size=1, sp_size=1, tp_size=4. is for 4 processes, but there are 2"
     ):
-        ParallelismConfig(tp_size=2).get_device_mesh("cpu")
+        world(2).run(build_mesh, tp_size=4)
+
+
+def test_without_sizes_every_process_is_a_full_copy():
+    config = ParallelismConfig()
+    config.fit_to(8)
+    assert (config.dp_replicate_size, config.layout) == (8, MeshLayout(dp_replicate=8))
+    config.fit_to(8)
+    with pytest.raises(ConfigError, match="dp_replicate_size=8, .* is for 8 processes, but there are 4"):
+        config.fit_to(4)
+
+
+def test_stages_and_experts():
+    config = ParallelismConfig(pp_size=2, dp_shard_size=2, tp_size=2, ep_size=4)
+    assert config.layout == MeshLayout(pp=2, dp_shard=2, tp=2, ep=4)
+    assert (config.total_size, config.data_parallel_size, config.non_data_parallel_size) == (8, 2, 4)
+    assert config.active_mesh_dims == ["pp", "dp_shard", "tp"]
+    assert config.non_dp_dim_names == ["pp", "tp"]
+    assert config.pp_enabled
+    assert config.ep_enabled
+    assert not ParallelismConfig().pp_enabled
+    assert not ParallelismConfig().ep_enabled
+
+
+def test_sizes_of_stages_and_experts_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("PARALLELISM_CONFIG_PP_SIZE", "2")
+    monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "4")
+    monkeypatch.setenv("PARALLELISM_CONFIG_EP_SIZE", "4")
+    assert ParallelismConfig().layout == MeshLayout(pp=2, tp=4, ep=4)
 
 
 def test_mesh_that_was_not_built_cannot_be_asked_for():
@@ -124,16 +162,12 @@ def test_mesh_on_four_processes_puts_neighbours_on_the_inner_axis(world):
 
 
 def test_unions_of_axes_span_them(world):
-    seen = world(4).run(
-        axes_of, {"dp_replicate_size": 2, "cp_size": 2}, "dp_replicate", "cp", "dp", "dp_shard_cp", "dp_cp"
-    )
-    assert [rank["dp_cp"] for rank in seen] == [[0, 1, 2, 3]] * 4
-    assert [rank["dp"] for rank in seen] == [[0, 2], [1, 3], [0, 2], [1, 3]]
-    assert (
-        [rank["dp_shard_cp"] for rank in seen]
-        == [rank["cp"] for rank in seen]
-        == [[0, 1], [0, 1], [2, 3], [2, 3]]
-    )
+    names = ("dp_shard", "cp", "dp", "dp_shard_cp", "dp_cp", "loss")
+    seen = world(4).run(axes_of, {"dp_shard_size": 2, "cp_size": 2}, *names)
+    for union in ("dp_shard_cp", "dp_cp", "loss"):
+        assert [rank[union] for rank in seen] == [[0, 1, 2, 3]] * 4
+    assert [rank["dp"] for rank in seen] == [rank["dp_shard"] for rank in seen] == [[0, 2], [1, 3]] * 2
+    assert [rank["cp"] for rank in seen] == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
 def test_mesh_over_sequence_axis(world):

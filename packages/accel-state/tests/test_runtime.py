@@ -3,8 +3,9 @@
 import pytest
 
 from accel_state.errors import StateError
+from accel_state.mesh_layout import MeshLayout
 from accel_state.partial_state import PartialState
-from accel_state.runtime import current_gradient, current_runtime, has_runtime, reset_gradient, reset_runtime
+from accel_state.runtime import current_runtime, has_runtime, reset_runtime
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -26,12 +27,17 @@ def test_first_state_builds_it_and_reset_forgets_it():
     assert current_runtime() is not runtime
 
 
-def test_gradient_state_is_there_before_the_runtime_and_taken_over():
-    early = current_gradient()
+def test_an_attribute_of_a_state_that_was_reset_is_missing():
+    state = PartialState(cpu=True)
+    reset_runtime()
+    assert not hasattr(state, "device")
+    with pytest.raises(AttributeError, match=r"Construct `Accelerator\(\)` or `PartialState\(\)` first"):
+        _ = state.num_processes
+
+
+def test_every_process_is_a_replica_until_more_is_said():
     PartialState(cpu=True)
-    assert current_runtime().gradient is early
-    reset_gradient()
-    assert current_runtime().gradient is current_gradient() is not early
+    assert current_runtime().layout == MeshLayout()
 
 
 def test_single_process_does_not_wait():

@@ -9,7 +9,7 @@ import torch
 
 from accel_backends.precisions.loss_scaler import step_scaled
 from accel_backends.state_placement import place_optimizer_state
-from accel_state.runtime import current_gradient
+from accel_state.gradient_state import current_gradient
 
 
 class AcceleratedOptimizer(torch.optim.Optimizer):

@@ -9,7 +9,8 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from accel_state.errors import ConfigError
-from accel_state.runtime import current_gradient, current_runtime, has_runtime
+from accel_state.gradient_state import current_gradient
+from accel_state.runtime import current_runtime, has_runtime
 
 SchedulerUnit = Literal["process", "optimizer_step"]
 
@@ -49,7 +50,7 @@ class AcceleratedScheduler:
         split_batches: Whether each batch is split over the processes, so that it is read once and not n
             times.
         scheduler_unit: What one step of the schedule stands for.
-        num_replicas: Processes that read different data; all processes if None.
+        num_replicas: Processes that read different data; those of the run if None.
     """
 
     def __init__(
@@ -137,4 +138,4 @@ class AcceleratedScheduler:
 def _num_replicas(given: int | None) -> int:
     if given is not None:
         return given
-    return current_runtime().topology.world_size if has_runtime() else 1
+    return current_runtime().layout.num_data_ranks if has_runtime() else 1

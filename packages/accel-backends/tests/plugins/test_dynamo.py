@@ -33,17 +33,17 @@ def test_variables_fill_what_is_not_given(monkeypatch):
     assert (given.backend, given.mode, given.dynamic, given.fullgraph) == ("EAGER", "default", False, False)
 
 
-def test_kwargs_are_those_of_torch_compile():
+def test_kwargs_are_what_differs_from_the_defaults_of_torch_compile():
     plugin = TorchDynamoPlugin(backend="AOT_EAGER", dynamic=True, use_regional_compilation=True)
-    expected = {
-        "backend": "aot_eager",
-        "mode": "default",
-        "fullgraph": False,
-        "dynamic": True,
-        "disable": False,
-    }
-    assert plugin.to_kwargs() == expected
+    assert plugin.to_kwargs() == {"backend": "aot_eager", "dynamic": True}
     assert plugin.to_dict()["use_regional_compilation"] is True
+
+
+def test_kwargs_have_what_variables_say(monkeypatch):
+    assert TorchDynamoPlugin().to_kwargs() == {}
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_MODE", "reduce-overhead")
+    assert TorchDynamoPlugin().to_kwargs() == {"backend": "inductor", "mode": "reduce-overhead"}
 
 
 def test_options_leave_the_mode_to_torch():

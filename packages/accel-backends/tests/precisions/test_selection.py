@@ -5,7 +5,7 @@ import torch
 
 from accel_backends import AutocastKwargs, GradScalerKwargs, collect, select_precision
 from accel_backends.precisions.selection import PRECISIONS
-from accel_state.devices import device_backend
+from accel_state.devices import device_backend, find_vendor
 from accel_state.devices.cpu import CpuBackend
 from accel_state.enums import PrecisionType
 from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
@@ -42,7 +42,7 @@ def test_a_precision_that_is_still_to_come_is_told_from_an_unknown_one(name):
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
-@pytest.mark.parametrize("device", [OldDevice(), DeviceWithoutAutocast()])
+@pytest.mark.parametrize("device", [OldDevice(find_vendor("cpu")), DeviceWithoutAutocast(find_vendor("cpu"))])
 def test_a_device_that_cannot_is_refused_by_name_with_a_way_out(name, device):
     expected = f"`mixed_precision={name}` is not supported on this `{device.name}` device. Use `mixed_pr"
     with pytest.raises(ConfigError, match=expected):

@@ -98,7 +98,7 @@ def _free_memory() -> dict[int | str, int]:
     if backend.name != "cpu":
         for number in range(backend.count()):
             key = backend.name if backend.name == "mps" else number
-            free[key] = backend.memory.free_and_total_bytes(backend.device(number))[0]
+            free[key] = backend.free_and_total_bytes(backend.device(number))[0]
     if backend.name != "mps":  # there the processor and the accelerator share one memory
-        free["cpu"] = device_backend("cpu").memory.free_and_total_bytes()[0]
+        free["cpu"] = device_backend("cpu").free_and_total_bytes()[0]
     return free

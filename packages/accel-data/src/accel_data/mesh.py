@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-#: Axes of a mesh along which the ranks work on the same samples together.
-SHARED_AXES = frozenset({"tp", "cp", "sp", "pp"})
+from accel_state.mesh_layout import AXES, DATA_AXES, MeshLayout
+
+#: Axes of a mesh along which the ranks work on the same samples together; all others, whatever they are called,
+#: are data axes.
+SHARED_AXES = frozenset(AXES) - frozenset(DATA_AXES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,24 @@ def all_different(num_ranks: int, rank: int) -> DataRanks:
     return DataRanks(num_ranks, rank, tuple(range(num_ranks)))
 
 
+def ranks_of_layout(layout: MeshLayout, rank: int) -> DataRanks:
+    """Return the place of ``rank`` in a run of that layout."""
+    of_world = tuple(layout.data_rank(one) for one in range(layout.world_size))
+    return DataRanks(layout.num_data_ranks, of_world[rank], of_world)
+
+
+def ranks_of_run() -> DataRanks:
+    """Return the place of this process in the run, whose state is built if it is not there yet."""
+    from accel_state.partial_state import PartialState
+    from accel_state.runtime import current_runtime
+
+    PartialState()
+    runtime = current_runtime()
+    return ranks_of_layout(runtime.layout, runtime.topology.rank)
+
+
 def data_ranks(mesh: Any) -> DataRanks:
-    """Return how the data is dealt on ``mesh``: along its data axes, never along tensor, context or pipeline
+    """Return how the data is shared out on ``mesh``: along its data axes, never along tensor, context or pipeline
     axes.
 
     Args:

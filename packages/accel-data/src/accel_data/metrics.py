@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from accel_data.mesh import DataRanks
+from accel_data.mesh import DataRanks, ranks_of_run
 from accel_data.step_shape import StepShape
 from accel_data.subgroup import gather_among
-from accel_data.trimming import check_items, check_rows, select_blocks, select_rows
+from accel_data.trimming import check_items, check_rows, select_blocks, select_rows, whole_blocks
 from accel_ops.description import find_device
 from accel_ops.gathering import gather
 from accel_ops.objects import gather_object
@@ -18,14 +18,16 @@ from accel_ops.placement import send_to_device
 from accel_ops.rows import concatenate
 from accel_ops.transport import current_transport
 from accel_state.errors import StateError
-from accel_state.runtime import current_gradient
+from accel_state.gradient_state import current_gradient
 
 
 def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> Any:
-    """Gather over all ranks and remove the rows that only filled up the last step.
+    """Gather over all ranks and remove rows that are there twice: those that only filled up the last step, and
+    those of ranks that read the same, such as the ranks of a tensor-parallel group.
 
     Call it in the loop over a prepared loader, on every rank that has a batch. Over the whole loop it returns
-    exactly the samples of the data set, in the order of the epoch. Outside of loops it is `gather`.
+    exactly the samples of the data set, in the order of the epoch. Outside of loops it does not know what filled
+    up the last step.
 
     Args:
         input_data: Nested tensors with one row for each row of this rank's batch, of equal shapes on all
@@ -45,12 +47,12 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
     loader = current_gradient().active_dataloader
     if loader is None:
         _warn_outside_of_loops()
-        return _gather(input_data, use_gather_object)
+        return _gather_blocks(input_data, ranks_of_run(), use_gather_object)
     shape: StepShape | None = loader.step_shape
+    ranks = _data_ranks(loader)
     if shape is None:
         _check_unknown(loader)
-        return _gather(input_data, use_gather_object)
-    ranks = _data_ranks(loader)
+        return _gather_blocks(input_data, ranks, use_gather_object)
     if not shape.is_even:
         return _gather_uneven(input_data, shape, ranks, use_gather_object)
     is_plain = shape.is_plain and not ranks.is_shared
@@ -72,6 +74,16 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
 
 def _gather(data: Any, use_gather_object: bool) -> Any:
     return gather_object(data) if use_gather_object else gather(data)
+
+
+def _gather_blocks(data: Any, ranks: DataRanks, use_gather_object: bool) -> Any:
+    """Gather whatever each rank has, once from each of those that read different data."""
+    if not ranks.is_shared:
+        return _gather(data, use_gather_object)
+    if use_gather_object:
+        values = gather_object([data])
+        return [item for reader in ranks.readers for item in _items(values[reader])]
+    return whole_blocks(gather(data), ranks.readers, len(ranks.of_world))
 
 
 def _select_items(

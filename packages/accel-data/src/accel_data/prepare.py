@@ -22,7 +22,7 @@ from accel_data.loaders.sharding import (
     with_seedable_sampler,
 )
 from accel_data.loaders.streams import shard_stream, stream_of
-from accel_data.mesh import DataRanks, all_different, data_ranks
+from accel_data.mesh import DataRanks, all_different, data_ranks, ranks_of_run
 from accel_state.enums import RNGType
 from accel_state.errors import ConfigError
 
@@ -50,7 +50,8 @@ def prepare_data_loader(
         dataloader: The loader to share out. Its class, data set, workers, collation, pinning and generator
             are kept.
         device: Where the batches go. None: the device of `PartialState`.
-        num_processes: Processes that share the data. None: those of the run. A mesh knows better than both.
+        num_processes: Processes that share the data. None: those of the run that read different data, by its
+            `ParallelismConfig`. A mesh is asked before both.
         process_index: This process among them. None: likewise.
         split_batches: Cut each batch into one piece for each process, instead of dealing whole batches.
         put_on_device: Move the batches to the device.
@@ -105,14 +106,6 @@ def prepare_data_loader(
             split_batches=split_batches, even_batches=even, slice_fn=slice_fn_for_dispatch
         )
     return prepared
-
-
-def ranks_of_run() -> DataRanks:
-    """Return this process's place among all processes of the run, each of which reads data of its own."""
-    from accel_state.partial_state import PartialState
-
-    state = PartialState()
-    return all_different(state.num_processes, state.process_index)
 
 
 def _order_generator(dataloader: DataLoader[Any]) -> torch.Generator | None:

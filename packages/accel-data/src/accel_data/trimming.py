@@ -66,6 +66,16 @@ def select_blocks(data: Any, shape: StepShape, readers: tuple[int, ...], world_s
     return recursively_apply(select, data)
 
 
+def whole_blocks(data: Any, readers: tuple[int, ...], world_size: int) -> Any:
+    """Return gathered nested tensors with the rows of ``readers`` only; all ranks have as many."""
+
+    def select(tensor: torch.Tensor) -> torch.Tensor:
+        rows = tensor.shape[0] // world_size
+        return Selection(rows, (rows,) * len(readers), readers).of_tensor(tensor)
+
+    return recursively_apply(select, data)
+
+
 def check_rows(data: Any, rows: int) -> None:
     """Refuse tensors that do not have one row for each row of the batch: nobody could tell which of them
     repeat.

@@ -23,7 +23,7 @@ from accel_launch.gpus import visible_gpus
 from accel_launch.launchers.ports import held_port
 from accel_launch.processes.child import ChildEnding
 from accel_launch.reports.run_report import RankEnding, make_report
-from accel_state.environment import patch_environment, read, snapshot
+from accel_state.environment import find_setting, patch_environment, read, snapshot
 from accel_state.errors import ConfigError, LaunchError, StateError
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 # What torch's agent handles, as long as it runs and beyond.
 _AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 
 class Rank:
@@ -165,10 +164,7 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
 
 
 def _check(mixed_precision: str, *, node_rank: int, num_nodes: int) -> None:
-    if mixed_precision.lower() not in _PRECISIONS:
-        raise ConfigError(
-            f"`mixed_precision` is `{mixed_precision}`, but it must be one of: {', '.join(_PRECISIONS)}."
-        )
+    find_setting("mixed_precision").value_of(mixed_precision, source="mixed_precision")
     if num_nodes < 1 or not 0 <= node_rank < num_nodes:
         raise ConfigError(f"`node_rank` is {node_rank}, but it must lie below `num_nodes`, {num_nodes}.")
 

@@ -17,7 +17,8 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
     Args:
         seed: Between 0 and 2**32 - 1 (NumPy's range).
-        device_specific: Add the rank, so that the ranks draw different numbers.
+        device_specific: Add the rank, so that the ranks draw different numbers. Ranks that work on the same
+            samples add the same: with tensor, context or sequence parallelism their place among the data.
         deterministic: Also let torch use deterministic algorithms only; an operation that has none then
             raises.
 
@@ -28,7 +29,8 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         raise ConfigError(f"`seed` must be an int, got {seed!r} of type `{type(seed).__name__}`.")
     seed = int(seed)
     if device_specific:
-        seed += current_transport().rank
+        rank = current_transport().rank
+        seed += current_runtime().layout.seed_index(rank) if has_runtime() else rank
     if not 0 <= seed < 2**32:
         raise ConfigError(f"`seed` must lie between 0 and {2**32 - 1}, got {seed}.")
     random.seed(seed)

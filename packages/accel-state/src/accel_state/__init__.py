@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from accel_state.kwargs_handler import KwargsHandler as KwargsHandler
     from accel_state.logging import MultiProcessAdapter as MultiProcessAdapter
     from accel_state.logging import get_logger as get_logger
+    from accel_state.mesh_layout import MeshLayout as MeshLayout
     from accel_state.parallelism_config import (
         DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig,
     )
@@ -95,6 +96,7 @@ _HOMES = {
     "gradient_state": ("GradientState",),
     "kwargs_handler": ("InitProcessGroupKwargs", "KwargsHandler"),
     "logging": ("MultiProcessAdapter", "get_logger"),
+    "mesh_layout": ("MeshLayout",),
     "parallelism_config": (
         "DeepSpeedSequenceParallelConfig",
         "ParallelismConfig",

@@ -5,37 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accel_state.accelerator_data import AcceleratorData
 from accel_state.enums import DistributedType, PrecisionType
 from accel_state.environment import read
-from accel_state.errors import ConfigError, StateError, UnknownNameError
+from accel_state.errors import ConfigError, StateError, StateNotBuiltError, UnknownNameError
 from accel_state.partial_state import PartialState
 from accel_state.process_view import ProcessView
 from accel_state.registry import Registry
-from accel_state.runtime import Runtime, current_runtime, has_runtime, reset_runtime, runtime_lock
+from accel_state.runtime import (
+    Runtime,
+    current_runtime,
+    has_runtime,
+    reset_runtime,
+    runtime_lock,
+    training_attributes,
+)
 from accel_state.shared_state import SharedState
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from accel_state.mesh_layout import MeshLayout
     from accel_state.parallelism_config import ParallelismConfig
 
 
 def _collect() -> dict[str, Any]:
-    if not has_runtime() or (data := current_runtime().accelerator) is None:
-        return {}
-    return {
-        **PartialState._shared_state,
-        "_mixed_precision": data.mixed_precision,
-        "deepspeed_plugins": data.deepspeed_plugins or None,
-        "device_mesh": data.device_mesh,
-        "distributed_type": data.distributed_type,
-        "dynamo_plugin": data.dynamo_plugin,
-        "fsdp_plugin": data.fsdp_plugin,
-        "megatron_lm_plugin": data.megatron_lm_plugin,
-        "parallelism_config": data.parallelism_config,
-        "torch_tp_plugin": data.torch_tp_plugin,
-    }
+    own = AcceleratorState._attributes
+    return {**PartialState._shared_state, **own} if own else {}
 
 
 class AcceleratorState(ProcessView):
@@ -48,14 +43,36 @@ class AcceleratorState(ProcessView):
         mixed_precision: ``no``, ``fp16``, ``bf16``, ``fp8`` or a precision that a package adds; None reads
             ``ACCELERATE_MIXED_PRECISION``.
         cpu: Use the CPU even where there is an accelerator.
-        kwargs: Wishes for `torch.distributed.init_process_group`.
+        kwargs: Arguments of `torch.distributed.init_process_group`.
 
     Raises:
         ConfigError: If what is asked for cannot be had.
         StateError: If the state exists already and contradicts the arguments.
     """
 
+    dynamo_plugin: Any
+    """How models are compiled."""
+    fsdp_plugin: Any
+    """How FSDP shards, None without it."""
+    torch_tp_plugin: Any
+    """How tensor parallelism is set up, None without it."""
+    megatron_lm_plugin: Any
+    """How Megatron-LM is set up, None without it."""
+    deepspeed_plugins: dict[str, Any] | None
+    """All DeepSpeed plugins by name, None without DeepSpeed."""
+    parallelism_config: ParallelismConfig | None
+    """The sizes of the mesh's axes, None where none were given."""
+    device_mesh: DeviceMesh | None
+    """The mesh over all processes, None without `parallelism_config`."""
+    layout: MeshLayout
+    """How the processes are arranged."""
+    _mixed_precision: str
+    _distributed_type: DistributedType
+    _selected_deepspeed_plugin: str | None
+
     _shared_state: ClassVar[SharedState] = SharedState(_collect)
+    # Those of every instance.
+    _attributes: ClassVar[dict[str, Any]] = training_attributes()
 
     def __init__(
         self,
@@ -70,10 +87,11 @@ class AcceleratorState(ProcessView):
         _from_accelerator: bool = False,
         **kwargs: Any,
     ) -> None:
+        self.__dict__ = self._attributes
         given = {
             "mixed_precision": None if mixed_precision is None else check_precision(mixed_precision),
             "dynamo_plugin": dynamo_plugin,
-            "deepspeed_plugins": _by_name(deepspeed_plugin),
+            "deepspeed_plugins": _by_name(deepspeed_plugin) or None,
             "fsdp_plugin": fsdp_plugin,
             "torch_tp_plugin": torch_tp_plugin,
             "megatron_lm_plugin": megatron_lm_plugin,
@@ -81,25 +99,54 @@ class AcceleratorState(ProcessView):
         }
         with runtime_lock():
             PartialState(cpu, **kwargs)
-            runtime = current_runtime()
-            if runtime.accelerator is None:
-                runtime.accelerator = _build(runtime, given)
+            if not self._attributes:
+                self._build(current_runtime(), given)
             else:
-                _check_agrees(runtime.accelerator, given)
+                self._check_agrees(given)
 
-    @property
-    def _data(self) -> AcceleratorData:
-        data = current_runtime().accelerator
-        if data is None:
-            raise StateError(
-                "The training state was reset. Construct `Accelerator()` or `AcceleratorState()` anew."
+    def _build(self, runtime: Runtime, given: Mapping[str, Any]) -> None:
+        precision = given["mixed_precision"] or check_precision(read("mixed_precision"))
+        distributed_type = _distributed_type(given) or runtime.distributed_type
+        config = _parallelism(given["parallelism_config"])
+        mesh = None
+        if config is not None:
+            config.fit_to(runtime.topology.world_size)
+            mesh = config.get_device_mesh(runtime.device.type)
+        plugins = {name: value for name, value in given.items() if name.endswith(("_plugin", "_plugins"))}
+        self._attributes.update(
+            plugins,
+            _mixed_precision=precision,
+            _distributed_type=distributed_type,
+            _selected_deepspeed_plugin=None,
+            parallelism_config=config,
+            device_mesh=mesh,
+            layout=runtime.layout if config is None else config.layout,
+        )
+        if self.deepspeed_plugins:
+            self._select(next(iter(self.deepspeed_plugins)))
+
+    def _check_agrees(self, given: Mapping[str, Any]) -> None:
+        for name, asked in given.items():
+            current = getattr(self, name)
+            if asked and asked is not current and asked != current:
+                raise StateError(
+                    f"`{name}` asks for `{asked}`, but the state was built with `{current}` already. Pass it the "
+                    "first time that `Accelerator` is constructed, or call `AcceleratorState._reset_state()` in "
+                    "between."
+                )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in AcceleratorState.__annotations__ and not self._attributes:
+            raise StateNotBuiltError(
+                f"`AcceleratorState` has no `{name}`: it was reset. Construct `Accelerator()` or "
+                "`AcceleratorState()` anew."
             )
-        return data
+        raise AttributeError(f"`AcceleratorState` has no attribute `{name}`.", name=name, obj=self)
 
     @staticmethod
     def is_initialized() -> bool:
         """Tell whether an `Accelerator` or `AcceleratorState` has been built."""
-        return has_runtime() and current_runtime().accelerator is not None
+        return has_runtime() and bool(AcceleratorState._attributes)
 
     @property
     def initialized(self) -> bool:
@@ -109,83 +156,39 @@ class AcceleratorState(ProcessView):
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
         """Forget what was decided about training, and with ``reset_partial_state`` all of the state."""
+        AcceleratorState._attributes.clear()
         if reset_partial_state:
             reset_runtime(keep_process_group=True)
-        elif has_runtime():
-            current_runtime().accelerator = None
 
     @property
     def mixed_precision(self) -> str:
         """The number format of the forward pass."""
-        return self._data.mixed_precision
+        return self._mixed_precision
 
     @property
     def distributed_type(self) -> DistributedType:
-        """What kind of distributed run this is: the engine's word, else the device's."""
-        return self._data.distributed_type
+        """What kind of distributed run this is: the engine's, else the device's."""
+        return self._distributed_type
 
     @distributed_type.setter
     def distributed_type(self, distributed_type: DistributedType) -> None:
-        self._data.distributed_type = distributed_type
-
-    @property
-    def dynamo_plugin(self) -> Any:
-        """How models are compiled."""
-        return self._data.dynamo_plugin
-
-    @property
-    def fsdp_plugin(self) -> Any:
-        """How FSDP shards, None without it."""
-        return self._data.fsdp_plugin
-
-    @property
-    def torch_tp_plugin(self) -> Any:
-        """How tensor parallelism is set up, None without it."""
-        return self._data.torch_tp_plugin
-
-    @property
-    def megatron_lm_plugin(self) -> Any:
-        """How Megatron-LM is set up, None without it."""
-        return self._data.megatron_lm_plugin
-
-    @property
-    def parallelism_config(self) -> ParallelismConfig | None:
-        """The sizes of the mesh's axes, None where nothing was said."""
-        return self._data.parallelism_config
-
-    @property
-    def device_mesh(self) -> DeviceMesh | None:
-        """The mesh over all processes, None where nobody has built one."""
-        return self._data.device_mesh
-
-    @device_mesh.setter
-    def device_mesh(self, device_mesh: DeviceMesh | None) -> None:
-        self._data.device_mesh = device_mesh
+        self._distributed_type = distributed_type
 
     @property
     def is_fsdp2(self) -> bool:
         """Whether models are sharded by FSDP of the second version."""
-        plugin = self._data.fsdp_plugin
-        return self.distributed_type == DistributedType.FSDP and getattr(plugin, "fsdp_version", None) == 2
-
-    @property
-    def deepspeed_plugins(self) -> dict[str, Any] | None:
-        """All DeepSpeed plugins by name, None without DeepSpeed."""
-        return self._data.deepspeed_plugins or None
+        version = getattr(self.fsdp_plugin, "fsdp_version", None)
+        return self.distributed_type == DistributedType.FSDP and version == 2
 
     @property
     def deepspeed_plugin(self) -> Any:
         """The DeepSpeed plugin that is selected, None without DeepSpeed."""
-        data = self._data
-        return (
-            None
-            if data.active_deepspeed_plugin is None
-            else data.deepspeed_plugins[data.active_deepspeed_plugin]
-        )
+        selected = self._selected_deepspeed_plugin
+        return None if selected is None else self.get_deepspeed_plugin(selected)
 
     def get_deepspeed_plugin(self, name: str) -> Any:
         """Return the DeepSpeed plugin of that name."""
-        plugins = self._data.deepspeed_plugins
+        plugins = self.deepspeed_plugins or {}
         if name not in plugins:
             raise UnknownNameError.of("DeepSpeed plugin", name, plugins)
         return plugins[name]
@@ -193,12 +196,19 @@ class AcceleratorState(ProcessView):
     def select_deepspeed_plugin(self, name: str | None = None) -> None:
         """Make the DeepSpeed plugin of that name the one that `prepare` uses from now on."""
         if name is None:
-            raise ConfigError(
-                "`name` is missing. Give one of: "
-                f"{', '.join(sorted(self._data.deepspeed_plugins)) or 'none known'}."
-            )
-        self.get_deepspeed_plugin(name)
-        _select(self._data, name)
+            known = ", ".join(sorted(self.deepspeed_plugins or {})) or "none"
+            raise ConfigError(f"`name` is missing. Give one of: {known}.")
+        self._select(name)
+
+    def _select(self, name: str) -> None:
+        """Mark one DeepSpeed plugin as selected, and tell those plugins that have `select` and `_unselect`."""
+        plugin = self.get_deepspeed_plugin(name)
+        for other in (self.deepspeed_plugins or {}).values():
+            if hasattr(other, "_unselect"):
+                other._unselect()
+        self._selected_deepspeed_plugin = name
+        if hasattr(plugin, "select"):
+            plugin.select(_from_accelerator_state=True)
 
     def _lines(self) -> Iterator[str]:
         yield from super()._lines()
@@ -219,47 +229,24 @@ def check_precision(name: str) -> str:
     return plain
 
 
-def _build(runtime: Runtime, given: Mapping[str, Any]) -> AcceleratorData:
+def _distributed_type(given: Mapping[str, Any]) -> DistributedType | None:
+    """Return what the engine's plugin calls the run, None without one."""
+    deepspeed = next(iter((given["deepspeed_plugins"] or {}).values()), None)
     plugins = {
-        "deepspeed_plugin": next(iter(given["deepspeed_plugins"].values()), None),
+        "deepspeed_plugin": deepspeed,
         "fsdp_plugin": given["fsdp_plugin"],
         "megatron_lm_plugin": given["megatron_lm_plugin"],
     }
-    words = {
+    names = {
         name: plugin.distributed_type
         for name, plugin in plugins.items()
         if getattr(plugin, "distributed_type", None) is not None
     }
-    if len(words) > 1:
+    if len(names) > 1:
         raise ConfigError(
-            f"Only one engine can train a model, but {' and '.join(f'`{name}`' for name in words)} are given."
+            f"Only one engine can train a model, but {' and '.join(f'`{name}`' for name in names)} are given."
         )
-    precision = given["mixed_precision"] or check_precision(read("mixed_precision"))
-    data = AcceleratorData(
-        **{
-            **given,
-            "mixed_precision": precision,
-            "parallelism_config": _parallelism(given["parallelism_config"]),
-        },
-        distributed_type=next(iter(words.values()), runtime.distributed_type),
-    )
-    if data.parallelism_config is not None:
-        data.parallelism_config.check_total_size(runtime.topology.world_size)
-        data.device_mesh = data.parallelism_config.get_device_mesh(runtime.device.type)
-    if data.deepspeed_plugins:
-        _select(data, next(iter(data.deepspeed_plugins)))
-    return data
-
-
-def _check_agrees(data: AcceleratorData, given: Mapping[str, Any]) -> None:
-    for name, asked in given.items():
-        current = getattr(data, name)
-        if asked and asked is not current and asked != current:
-            raise StateError(
-                f"`{name}` asks for `{asked}`, but the state was built with `{current}` already. Pass it "
-                "the first time "
-                "that `Accelerator` is constructed, or call `AcceleratorState._reset_state()` in between."
-            )
+    return next(iter(names.values()), None)
 
 
 def _parallelism(given: ParallelismConfig | None) -> ParallelismConfig | None:
@@ -275,14 +262,3 @@ def _by_name(plugins: Any) -> dict[str, Any]:
     if plugins is None:
         return {}
     return dict(plugins) if isinstance(plugins, dict) else {"default": plugins}
-
-
-def _select(data: AcceleratorData, name: str) -> None:
-    """Mark one DeepSpeed plugin as selected; a plugin that wants to know has `select` and `_unselect`."""
-    for other in data.deepspeed_plugins.values():
-        if hasattr(other, "_unselect"):
-            other._unselect()
-    data.active_deepspeed_plugin = name
-    plugin = data.deepspeed_plugins[name]
-    if hasattr(plugin, "select"):
-        plugin.select(_from_accelerator_state=True)

@@ -10,14 +10,14 @@ import torch
 
 from accel_state import process_group
 from accel_state.devices.protocol import DeviceBackend
-from accel_state.devices.selection import current_device_backend, device_backend_of, require_device_backend
+from accel_state.devices.selection import current_device_backend, device_backend, require_device_backend
 from accel_state.enums import DistributedType
 from accel_state.environment import parse_flag_from_env, read, snapshot
-from accel_state.errors import ConfigError, StateError
+from accel_state.errors import ConfigError, NotAvailableError, StateError
+from accel_state.nodes import agree_on_nodes
 from accel_state.process_environments import detect_topology
 from accel_state.runtime import (
     Runtime,
-    current_gradient,
     current_runtime,
     has_runtime,
     install_runtime,
@@ -50,9 +50,11 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
         topology, backend = process_group.adopt_group(topology, options=options)
     device = device_backend.place(topology) if chosen is None else _place_chosen(chosen, topology)
     if device.type != "cpu":
-        device_backend.set_device(device)
+        _set_device(device_backend, device)
     if backend is None and topology.world_size > 1:
         backend = _set_up_group(topology, device_backend, options)
+        if topology.is_node_rank_assumed:
+            topology = agree_on_nodes(topology)
     if read("cpu_affinity"):
         from accel_state.affinity import set_numa_affinity
 
@@ -62,11 +64,12 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
         device=device,
         device_backend=device_backend,
         backend=backend,
-        distributed_type=device_backend.distributed_type if topology.world_size > 1 else DistributedType.NO,
+        distributed_type=DistributedType(device_backend.distributed_type)
+        if topology.world_size > 1
+        else DistributedType.NO,
         is_cpu_forced=is_cpu_forced,
         debug=read("debug_mode"),
         fork_launched=parse_flag_from_env("FORK_LAUNCHED"),
-        gradient=current_gradient(),
         group_request=dict(options),
     )
 
@@ -92,34 +95,33 @@ def _choose_device(is_cpu_forced: bool) -> tuple[DeviceBackend, torch.device | N
         raise ConfigError(
             f"`ACCELERATE_TORCH_DEVICE` is `{wanted}`, which torch does not know: {error}"
         ) from None
-    backend = require_device_backend(device.type)
-    is_numbered = ":" in wanted
-    return backend, device if is_numbered else None
+    if ":" in wanted:
+        return device_backend(device.type), device
+    return require_device_backend(device.type), None
 
 
 def _place_chosen(device: torch.device, topology: Topology) -> torch.device:
-    backend = device_backend_of(device)
     if topology.local_world_size > 1 and device.type != "cpu":
         raise ConfigError(
-            f"`ACCELERATE_TORCH_DEVICE` names the one device `{device}` for {topology.local_world_size} "
-            "processes. "
+            f"`ACCELERATE_TORCH_DEVICE` names the one device `{device}` for {topology.local_world_size} processes. "
             f"Leave the number out (`{device.type}`), so that each gets its own."
         )
-    if device.index >= backend.count():
-        raise ConfigError(
-            f"`ACCELERATE_TORCH_DEVICE` is `{device}`, but there are only {backend.count()} such device(s), "
-            "numbered from 0."
-        )
     return device
+
+
+def _set_device(backend: DeviceBackend, device: torch.device) -> None:
+    try:
+        backend.set_device(device)
+    except (AssertionError, RuntimeError, ValueError, ImportError) as error:
+        raise NotAvailableError(f"The device `{device}` cannot be used here: {error}") from error
 
 
 def _set_up_group(topology: Topology, device_backend: DeviceBackend, options: Mapping[str, Any]) -> str:
     backend = options.get("backend") or device_backend.collective_backend
     if backend is None:
         raise ConfigError(
-            f"{topology.world_size} processes were asked for, but processes on `{device_backend.name}` "
-            "cannot talk to "
-            "each other. Start one process, or pass `cpu=True` (`--cpu`)."
+            f"{topology.world_size} processes were asked for, but processes on `{device_backend.name}` cannot talk "
+            "to each other. Start one process, or pass `cpu=True` (`--cpu`)."
         )
     process_group.set_up_group(
         topology, backend=backend, options={**device_backend.process_group_options(), **options}

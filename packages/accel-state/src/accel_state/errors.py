@@ -21,6 +21,10 @@ class StateError(AccelError, RuntimeError):
     """Something was used in the wrong order, or contradicts what has already been set up."""
 
 
+class StateNotBuiltError(StateError, AttributeError):
+    """An attribute of a state that has not been built, or was reset."""
+
+
 class DistributedOperationException(AccelError):
     """The ranks called a collective with values that do not fit together."""
 

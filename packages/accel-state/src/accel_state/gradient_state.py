@@ -1,142 +1,135 @@
-"""`GradientState`: whether gradients sync now, and which loader is being read."""
+"""`GradientState`: whether gradients sync now, how they accumulate, and which loader is being read."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from accel_state.accumulation import GradientAccumulationPlugin
-from accel_state.gradient_data import GradientData
-from accel_state.runtime import current_gradient, reset_gradient
 from accel_state.shared_state import SharedState
 
-
-def _collect() -> dict[str, Any]:
-    data = current_gradient()
-    if not data.is_initialized:
-        return {}
-    return {
-        "active_dataloader": data.active_dataloader,
-        "dataloader_references": data.dataloader_references,
-        "plugin_kwargs": data.plugin_kwargs,
-        "sync_gradients": data.sync_gradients,
-        "_is_xla_gradients_synced": data.is_xla_gradients_synced,
-    }
+if TYPE_CHECKING:
+    from accel_state.accumulation import GradientAccumulationPlugin
 
 
 class GradientState:
-    """The state that crosses batches; all instances show the same.
+    """The state that crosses batches. There is one in each process, which every call returns.
 
     Args:
         gradient_accumulation_plugin: How gradients accumulate; replaces what was set before. None leaves it.
+
+    Attributes:
+        sync_gradients: Whether the micro-batch at hand ends its accumulation window, so that ranks reduce and step.
+        plugin_kwargs: The fields of the accumulation plugin, open to changes.
+        is_xla_gradients_synced: Whether the gradients of this step have been reduced on XLA, which does so outside
+            of autograd.
+        initialized: Whether a `GradientState` has been asked for since the last reset.
     """
 
-    _shared_state: ClassVar[SharedState] = SharedState(_collect)
+    __slots__ = (
+        "__weakref__",
+        "_loaders",
+        "initialized",
+        "is_xla_gradients_synced",
+        "plugin_kwargs",
+        "sync_gradients",
+    )
+    sync_gradients: bool
+    plugin_kwargs: dict[str, Any]
+    is_xla_gradients_synced: bool
+    initialized: bool
+    # Weak, so that a loop left by `break` keeps neither its loader nor the loader's claim to be active.
+    _loaders: list[weakref.ref[Any]]
+
+    _shared_state: ClassVar[SharedState] = SharedState(lambda: _attributes(current_gradient()))
+
+    def __new__(cls, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> GradientState:
+        return _of_this_process
 
     def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
-        data = current_gradient()
-        data.is_initialized = True
+        self.initialized = True
         if gradient_accumulation_plugin is not None:
-            data.plugin_kwargs = gradient_accumulation_plugin.to_dict()
-
-    @property
-    def _data(self) -> GradientData:
-        return current_gradient()
+            self.plugin_kwargs = gradient_accumulation_plugin.to_dict()
 
     @staticmethod
     def is_initialized() -> bool:
-        """Tell whether a `GradientState` has been built."""
-        return current_gradient().is_initialized
-
-    @property
-    def initialized(self) -> bool:
-        """Whether a `GradientState` has been built since the last reset."""
-        return self._data.is_initialized
+        """Tell whether a `GradientState` has been asked for since the last reset."""
+        return _of_this_process.initialized
 
     @staticmethod
     def _reset_state() -> None:
         """Forget accumulation settings and active loaders."""
-        reset_gradient()
-
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether the micro-batch at hand ends its accumulation window, so that ranks reduce and step."""
-        return self._data.sync_gradients
-
-    @sync_gradients.setter
-    def sync_gradients(self, sync_gradients: bool) -> None:
-        self._data.sync_gradients = sync_gradients
-
-    @property
-    def plugin_kwargs(self) -> dict[str, Any]:
-        """The fields of the accumulation plugin, open to changes."""
-        return self._data.plugin_kwargs
-
-    @plugin_kwargs.setter
-    def plugin_kwargs(self, plugin_kwargs: dict[str, Any]) -> None:
-        self._data.plugin_kwargs = plugin_kwargs
+        _reset(_of_this_process)
 
     @property
     def num_steps(self) -> int:
         """Micro-batches per optimizer step."""
-        return self._data.num_steps
+        return self.plugin_kwargs.get("num_steps") or 1
 
     @property
     def adjust_scheduler(self) -> bool:
         """Whether the scheduler counts the micro-batches that did not step."""
-        return self._data.adjust_scheduler
+        return bool(self.plugin_kwargs.get("adjust_scheduler", True))
 
     @property
     def sync_with_dataloader(self) -> bool:
         """Whether the last batch of a loader always syncs."""
-        return self._data.sync_with_dataloader
+        return bool(self.plugin_kwargs.get("sync_with_dataloader", True))
 
     @property
     def sync_each_batch(self) -> bool:
-        """Whether gradients are reduced on every micro-batch."""
-        return self._data.sync_each_batch
+        """Whether gradients are reduced on every micro-batch, to save memory."""
+        return bool(self.plugin_kwargs.get("sync_each_batch", False))
 
     @property
     def dataloader_references(self) -> list[Any]:
         """The loaders that are being read, the outermost first."""
-        return self._data.dataloader_references
+        return [loader for reference in self._loaders if (loader := reference()) is not None]
 
     @property
     def active_dataloader(self) -> Any | None:
         """The loader that is being read innermost, None outside of all loops."""
-        return self._data.active_dataloader
+        loaders = self._loaders
+        while loaders:
+            loader = loaders[-1]()
+            if loader is not None:
+                return loader
+            loaders.pop()
+        return None
 
     @property
     def in_dataloader(self) -> bool:
         """Whether any loader is being read."""
-        return self._data.in_dataloader
+        return self.active_dataloader is not None
 
     @property
     def end_of_dataloader(self) -> bool:
-        """Whether the batch at hand is the active loader's last."""
-        return self._data.end_of_dataloader
+        """Whether the batch at hand is the active loader's last; False outside of all loops."""
+        loader = self.active_dataloader
+        return loader is not None and bool(loader.end_of_dataloader)
 
     @property
     def remainder(self) -> int:
-        """Real samples in the active loader's last global batch, -1 when unknown."""
-        return self._data.remainder
-
-    @property
-    def is_xla_gradients_synced(self) -> bool:
-        """Whether the gradients of this step have been reduced on XLA, which does so outside of autograd."""
-        return self._data.is_xla_gradients_synced
-
-    @is_xla_gradients_synced.setter
-    def is_xla_gradients_synced(self, is_synced: bool) -> None:
-        self._data.is_xla_gradients_synced = is_synced
+        """Real samples in the active loader's last global batch, -1 when unknown or outside of all loops."""
+        loader = self.active_dataloader
+        return -1 if loader is None else int(loader.remainder)
 
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
-        self._data._set_sync_gradients(sync_gradients)
+        self.sync_gradients = sync_gradients
+        if sync_gradients:
+            self.is_xla_gradients_synced = False
 
     def _add_dataloader(self, dataloader: Any) -> None:
-        self._data._add_dataloader(dataloader)
+        """Make ``dataloader`` the active one; a loader that is read anew moves to the top."""
+        self._remove_dataloader(dataloader)
+        self._loaders.append(weakref.ref(dataloader))
 
     def _remove_dataloader(self, dataloader: Any) -> None:
-        self._data._remove_dataloader(dataloader)
+        """End the reading of ``dataloader``; nothing happens if it is not being read."""
+        self._loaders = [
+            reference
+            for reference in self._loaders
+            if (loader := reference()) is not None and loader is not dataloader
+        ]
 
     def __repr__(self) -> str:
         return (
@@ -145,3 +138,37 @@ class GradientState:
             f"Extra samples added: {self.remainder}\n"
             f"Gradient accumulation plugin: {self.plugin_kwargs}\n"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Whoever unpickles a loader or an optimizer gets the state of its own process.
+        return current_gradient, ()
+
+
+def current_gradient() -> GradientState:
+    """Return the gradient state of this process, which exists from the start: loaders work without any other."""
+    return _of_this_process
+
+
+def _reset(state: GradientState) -> None:
+    # In place, for loaders, optimizers and schedulers, which keep it.
+    state.sync_gradients = True
+    state.plugin_kwargs = {}
+    state.is_xla_gradients_synced = False
+    state.initialized = False
+    state._loaders = []
+
+
+def _attributes(state: GradientState) -> dict[str, Any]:
+    if not state.initialized:
+        return {}
+    return {
+        "active_dataloader": state.active_dataloader,
+        "dataloader_references": state.dataloader_references,
+        "plugin_kwargs": state.plugin_kwargs,
+        "sync_gradients": state.sync_gradients,
+        "_is_xla_gradients_synced": state.is_xla_gradients_synced,
+    }
+
+
+_of_this_process: GradientState = object.__new__(GradientState)
+_reset(_of_this_process)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from accel_state.environment.door import ignored
 from accel_state.errors import ConfigError
 
 
@@ -20,8 +21,9 @@ class KwargsHandler:
         return copy.deepcopy({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
     def to_kwargs(self) -> dict[str, Any]:
-        """Return the fields whose values differ from those of a handler built without arguments."""
-        default = type(self)().to_dict()
+        """Return the fields whose values differ from those of a handler built without arguments or settings."""
+        with ignored():
+            default = type(self)().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != default[name]}
 
 

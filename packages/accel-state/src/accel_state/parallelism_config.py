@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from accel_state.environment import read
 from accel_state.errors import ConfigError, StateError
+from accel_state.mesh_layout import AXES, DATA_AXES, MeshLayout, check_size
 from accel_state.parallelism_handlers import (
     DeepSpeedSequenceParallelConfig,
     TorchContextParallelConfig,
@@ -25,8 +26,6 @@ __all__ = [
     "TorchTensorParallelConfig",
 ]
 
-# From the outside in: neighbours in rank, which share a machine, share what talks most.
-_AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 _HANDLERS = {
     "tp": TorchTensorParallelConfig,
     "cp": TorchContextParallelConfig,
@@ -36,11 +35,11 @@ _HANDLERS = {
 
 @dataclass
 class ParallelismConfig:
-    """The sizes of the mesh's axes; their product is the number of processes.
+    """The sizes of the mesh's axes; their product, without ``ep_size``, is the number of processes.
 
-    Sizes and backends that are None are read from ``PARALLELISM_CONFIG_*`` when the object is built, 1 where
-    nothing is said. An axis of size 1 is switched off. Each of the three axes of model parallelism that is on
-    has a handler.
+    Sizes and backends that are None are read from ``PARALLELISM_CONFIG_*`` when the object is built; a size that
+    is not given there either is 1, which switches the axis off. If all are 1, every process of the run has a
+    full copy of the model. Tensor, context and sequence parallelism have a handler each where they are on.
 
     Args:
         dp_replicate_size: Full copies of the model.
@@ -48,6 +47,12 @@ class ParallelismConfig:
         tp_size: Processes that share each layer.
         cp_size: Processes that share each sequence, by torch's context parallelism.
         sp_size: Processes that share each sequence by attention heads, by DeepSpeed's Ulysses.
+        pp_size: Stages of the pipeline.
+        ep_size: Processes over which the experts of a layer are spread; no further processes, but a divisor of
+            ``dp_shard_size * cp_size * sp_size * tp_size``.
+
+    Raises:
+        ConfigError: If a size is not a whole number of at least 1, or sizes exclude each other.
     """
 
     dp_replicate_size: int | None = None
@@ -60,10 +65,12 @@ class ParallelismConfig:
     tp_handler: TorchTensorParallelConfig | None = None
     cp_handler: TorchContextParallelConfig | None = None
     sp_handler: DeepSpeedSequenceParallelConfig | None = None
+    pp_size: int | None = None
+    ep_size: int | None = None
     device_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for axis in _AXES:
+        for axis in (*AXES, "ep"):
             setattr(self, f"{axis}_size", self._checked_size(axis))
         for name, choices in (("cp_backend", ("torch",)), ("sp_backend", ("deepspeed",))):
             if getattr(self, name) is None:
@@ -71,27 +78,38 @@ class ParallelismConfig:
             check_choice(name, getattr(self, name), choices)
         if self.cp_enabled and self.sp_enabled:
             raise ConfigError(
-                f"`cp_size` ({self.cp_size}) and `sp_size` ({self.sp_size}) are two ways to share a "
-                "sequence. "
+                f"`cp_size` ({self.cp_size}) and `sp_size` ({self.sp_size}) are two ways to share a sequence. "
                 "Set one of them to 1."
+            )
+        if self.dp_replicate_enabled and not self.dp_shard_enabled and (self.tp_enabled or self.cp_enabled):
+            raise ConfigError(
+                "`tp_size` and `cp_size` above 1 cannot be combined with full copies alone (`dp_replicate_size` "
+                f"{self.dp_replicate_size}, `dp_shard_size` 1). Shard the copies with `dp_shard_size`, or set "
+                "`dp_replicate_size` to 1."
             )
         for axis, handler in _HANDLERS.items():
             self._complete_handler(axis, handler)
+        _ = self.layout  # refuses an `ep_size` that does not fit the others
+
+    @property
+    def layout(self) -> MeshLayout:
+        """How the processes are arranged."""
+        return MeshLayout(**{axis: self._size(axis) for axis in (*AXES, "ep")})
 
     @property
     def total_size(self) -> int:
         """Processes of the whole mesh."""
-        return self.data_parallel_size * self.non_data_parallel_size
+        return self.layout.world_size
 
     @property
     def data_parallel_size(self) -> int:
         """Processes that see different batches."""
-        return self._size("dp_replicate") * self._size("dp_shard")
+        return self.layout.num_data_ranks
 
     @property
     def non_data_parallel_size(self) -> int:
         """Processes that work on the same batch."""
-        return self._size("cp") * self._size("sp") * self._size("tp")
+        return self.layout.size("pp", "cp", "sp", "tp")
 
     @property
     def dp_replicate_enabled(self) -> bool:
@@ -119,19 +137,29 @@ class ParallelismConfig:
         return self._size("sp") > 1
 
     @property
+    def pp_enabled(self) -> bool:
+        """Whether the model is cut into pipeline stages."""
+        return self._size("pp") > 1
+
+    @property
+    def ep_enabled(self) -> bool:
+        """Whether the experts of a layer are spread over processes."""
+        return self._size("ep") > 1
+
+    @property
     def active_mesh_dims(self) -> list[str]:
         """The axes that are on, in the order of the mesh."""
-        return self._enabled(*_AXES)
+        return self._enabled(*AXES)
 
     @property
     def dp_dim_names(self) -> list[str]:
         """The axes along which batches differ."""
-        return self._enabled("dp_replicate", "dp_shard")
+        return self._enabled(*DATA_AXES)
 
     @property
     def non_dp_dim_names(self) -> list[str]:
         """The axes along which the batch is the same."""
-        return self._enabled("cp", "sp", "tp")
+        return self._enabled("pp", "cp", "sp", "tp")
 
     @property
     def dp_shard_cp_dim_names(self) -> list[str]:
@@ -141,7 +169,7 @@ class ParallelismConfig:
     @property
     def dp_cp_dim_names(self) -> list[str]:
         """The axes over which the loss is averaged; in the mesh they are one, called ``dp_cp``."""
-        return self._enabled("dp_replicate", "dp_shard", "cp")
+        return self._enabled(*DATA_AXES, "cp")
 
     @property
     def fsdp_dim_names(self) -> list[str]:
@@ -152,26 +180,16 @@ class ParallelismConfig:
     def build_device_mesh(self, device_type: str) -> DeviceMesh | None:
         """Build the mesh over all processes; every process must call this, and blocks until all have.
 
-        The axes that are on come in the order of `active_mesh_dims`; their unions ``dp``, ``dp_shard_cp`` and
-        ``dp_cp`` can be asked for by name too. A mesh of one process is None.
+        The axes that are on come in the order of `active_mesh_dims`; their unions ``dp``, ``dp_shard_cp``,
+        ``dp_cp`` and ``loss`` can be asked for by name too. A mesh of one process is None.
 
         Raises:
             ConfigError: If the sizes do not multiply to the number of processes.
         """
-        self.check_total_size(dist.get_world_size() if dist.is_initialized() else 1)
-        if self.total_size == 1:
-            return None
-        axes = self.active_mesh_dims
-        mesh = init_device_mesh(device_type, tuple(map(self._size, axes)), mesh_dim_names=tuple(axes))
-        unions = {
-            "dp": self.dp_dim_names,
-            "dp_shard_cp": self.dp_shard_cp_dim_names,
-            "dp_cp": self.dp_cp_dim_names,
-        }
-        for name, members in unions.items():
-            if members:
-                mesh[tuple(members)]._flatten(name)
-        return mesh
+        layout = self.layout
+        if dist.is_initialized():
+            check_world_size(layout, dist.get_world_size())
+        return None if layout.world_size == 1 else layout.mesh(device_type, self.active_mesh_dims)
 
     def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:
         """Return the mesh, building it for ``device_type`` on the first call.
@@ -192,15 +210,15 @@ class ParallelismConfig:
             )
         return self.device_mesh
 
-    def check_total_size(self, num_processes: int) -> None:
-        """Refuse sizes that do not multiply to the number of processes."""
-        if self.total_size != num_processes:
-            sizes = ", ".join(f"{axis}_size={self._size(axis)}" for axis in _AXES)
-            raise ConfigError(
-                f"The mesh of `ParallelismConfig` ({sizes}) is for {self.total_size} processes, but there "
-                "are "
-                f"{num_processes}. Make the product of the sizes {num_processes}."
-            )
+    def fit_to(self, num_processes: int) -> None:
+        """Make every process a full copy of the model if no size was given, else compare.
+
+        Raises:
+            ConfigError: If the sizes do not multiply to the number of processes.
+        """
+        if self.layout == MeshLayout():
+            self.dp_replicate_size = num_processes
+        check_world_size(self.layout, num_processes)
 
     def to_json(self) -> dict[str, Any]:
         """Return sizes, backends and handlers as values that JSON can hold."""
@@ -220,10 +238,7 @@ class ParallelismConfig:
 
     def _checked_size(self, axis: str) -> int:
         given = getattr(self, f"{axis}_size")
-        size = read(f"parallelism_{axis}_size") if given is None else given
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ConfigError(f"`{axis}_size` must be a whole number of at least 1, got {size!r}.")
-        return size
+        return check_size(f"{axis}_size", read(f"parallelism_{axis}_size") if given is None else given)
 
     def _complete_handler(self, axis: str, kind: type[Any]) -> None:
         handler = getattr(self, f"{axis}_handler")
@@ -236,3 +251,17 @@ class ParallelismConfig:
             raise ConfigError(
                 f"`{axis}_handler` must be a `{kind.__name__}`, got `{type(handler).__name__}`."
             )
+
+
+def check_world_size(layout: MeshLayout, num_processes: int) -> None:
+    """Refuse a layout of another number of processes.
+
+    Raises:
+        ConfigError: Naming the sizes.
+    """
+    if layout.world_size != num_processes:
+        sizes = ", ".join(f"{axis}_size={size}" for axis, size in layout.sizes.items())
+        raise ConfigError(
+            f"The mesh of `ParallelismConfig` ({sizes}) is for {layout.world_size} processes, but there are "
+            f"{num_processes}. Make the product of the sizes {num_processes}."
+        )

@@ -1,22 +1,20 @@
-"""The one object per process behind `PartialState`, `AcceleratorState` and `GradientState`."""
+"""The one object per process behind `PartialState` and `AcceleratorState`."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
 
 from accel_state.devices.protocol import DeviceBackend
 from accel_state.enums import DistributedType
-from accel_state.errors import StateError
-from accel_state.gradient_data import GradientData
+from accel_state.errors import StateNotBuiltError
+from accel_state.gradient_state import GradientState
+from accel_state.mesh_layout import MeshLayout
 from accel_state.topology import Topology
-
-if TYPE_CHECKING:
-    from accel_state.accelerator_data import AcceleratorData
 
 
 @dataclass(slots=True)
@@ -24,7 +22,7 @@ class Runtime:
     """What this process is and runs on. Built once, by the first `PartialState` or `Accelerator`.
 
     ``backend`` is the process group's, None in a single process. ``distributed_type`` knows devices only; an
-    engine's word stands in ``accelerator.distributed_type``.
+    engine's is that of the `AcceleratorState`.
     """
 
     topology: Topology
@@ -35,9 +33,12 @@ class Runtime:
     is_cpu_forced: bool
     debug: bool
     fork_launched: bool
-    gradient: GradientData
     group_request: Mapping[str, Any] = field(default_factory=dict)
-    accelerator: AcceleratorData | None = None
+
+    @property
+    def layout(self) -> MeshLayout:
+        """How the ranks are arranged: as the `AcceleratorState` was told, else each with all of the model."""
+        return _Current.training.get("layout") or MeshLayout.of_replicas(self.topology.world_size)
 
     def wait_for_everyone(self) -> None:
         """Block until every rank has come here; return at once in a single process."""
@@ -46,10 +47,8 @@ class Runtime:
 
 
 class _Current:
-    """The objects of this process; ``gradient`` exists without a runtime, since loaders work without one."""
-
     runtime: Runtime | None = None
-    gradient: GradientData = GradientData()
+    training: ClassVar[dict[str, Any]] = {}
     lock = threading.RLock()
 
 
@@ -62,19 +61,19 @@ def current_runtime() -> Runtime:
     """Return the runtime of this process.
 
     Raises:
-        StateError: If neither a `PartialState` nor an `Accelerator` has been built yet.
+        StateNotBuiltError: If neither a `PartialState` nor an `Accelerator` has been built yet.
     """
     if _Current.runtime is None:
-        raise StateError(
+        raise StateNotBuiltError(
             "The state of this process has not been built. Construct `Accelerator()` or `PartialState()` "
             "first."
         )
     return _Current.runtime
 
 
-def current_gradient() -> GradientData:
-    """Return the gradient state of this process, which exists from the start."""
-    return _Current.gradient
+def training_attributes() -> dict[str, Any]:
+    """Return the attributes of all `AcceleratorState` instances, empty while there is none; only they write them."""
+    return _Current.training
 
 
 def runtime_lock() -> threading.RLock:
@@ -87,13 +86,6 @@ def install_runtime(runtime: Runtime) -> None:
     _Current.runtime = runtime
 
 
-def reset_gradient() -> None:
-    """Forget accumulation settings and active loaders."""
-    _Current.gradient = GradientData()
-    if _Current.runtime is not None:
-        _Current.runtime.gradient = _Current.gradient
-
-
 def reset_runtime(*, keep_process_group: bool = False) -> None:
     """Forget everything about this process, so that the next `PartialState` starts anew.
 
@@ -104,6 +96,7 @@ def reset_runtime(*, keep_process_group: bool = False) -> None:
     from accel_state.process_group import end_owned_group
 
     _Current.runtime = None
-    reset_gradient()
+    _Current.training.clear()
+    GradientState._reset_state()
     if not keep_process_group:
         end_owned_group()

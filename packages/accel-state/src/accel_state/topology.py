@@ -12,7 +12,8 @@ class Topology:
     """A process's place in the run, as its environment tells it.
 
     ``source`` names the process environment that told; ``master_addr`` and ``master_port`` are where the
-    ranks meet, None where the environment does not say.
+    ranks meet, None where the environment does not say. ``is_node_rank_assumed`` is set where the environment
+    does not tell which machine this is, and machines are taken to hold consecutive ranks.
     """
 
     rank: int = 0
@@ -24,6 +25,7 @@ class Topology:
     source: str = "plain"
     master_addr: str | None = None
     master_port: int | None = None
+    is_node_rank_assumed: bool = False
 
     def __post_init__(self) -> None:
         _check_within("rank", self.rank, "world_size", self.world_size)

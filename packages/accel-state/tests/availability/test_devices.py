@@ -6,7 +6,9 @@ import types
 import pytest
 import torch
 
-from accel_state.availability import devices
+from accel_state.availability import devices, why_not
+from accel_state.devices import current_device_backend
+from accel_state.devices.vendors import find_vendor, known_vendors
 from accel_state.environment import variable
 from accel_state.errors import ConfigError
 
@@ -29,10 +31,10 @@ def fake_npu(tmp_path, monkeypatch):
 
 def test_a_vendors_device_is_available_when_its_module_says_so(fake_npu):
     assert devices.is_npu_available()
-    assert devices.WHY_NOT["npu"]() is None
+    assert why_not("npu") is None
     fake_npu.is_available = lambda: False
     assert not devices.is_npu_available()
-    assert devices.WHY_NOT["npu"]() == "`torch.npu` finds no Ascend NPU."
+    assert why_not("npu") == "`torch.npu` finds no Ascend NPU."
 
 
 def test_check_device_counts_devices(fake_npu):
@@ -43,17 +45,19 @@ def test_check_device_counts_devices(fake_npu):
 
 def test_a_package_that_brings_no_torch_module_is_told_apart(fake_npu, monkeypatch):
     monkeypatch.delattr(torch, "npu")
-    assert devices.WHY_NOT["npu"]() == "`torch_npu` was imported, but `torch.npu` is not there."
+    assert why_not("npu") == "`torch_npu` was imported, but `torch.npu` is not there."
 
 
-@pytest.mark.parametrize("name", devices.EXTENSIONS)
+@pytest.mark.parametrize(
+    "name", [vendor.name for vendor in known_vendors() if vendor.packages and vendor.name != "xla"]
+)
 def test_without_the_vendors_package_the_answer_is_no_and_says_what_to_install(name):
-    reason = devices.WHY_NOT[name]()
+    reason = why_not(name)
     if reason is None:
         pytest.skip("needs a machine without an accelerator")
     check = getattr(devices, f"is_{name}_available")
     assert check() is False
-    assert reason.startswith(f"No {devices.EXTENSIONS[name].title}: `")
+    assert reason.startswith(f"No {find_vendor(name).title}: `")
     assert "is not installed. Run `pip install" in reason
 
 
@@ -68,13 +72,23 @@ def test_cuda_is_asked_without_initialising_it_and_the_variable_is_put_back(monk
     assert variable("PYTORCH_NVML_BASED_CUDA_CHECK") == before
 
 
+def test_choosing_a_device_asks_the_same_way(monkeypatch):
+    """As `release_memory()` does in a notebook, before the processes are forked."""
+    seen = []
+    monkeypatch.setattr(
+        torch.cuda, "is_available", lambda: seen.append(variable("PYTORCH_NVML_BASED_CUDA_CHECK")) or False
+    )
+    current_device_backend()
+    assert seen == ["1"]
+
+
 def test_without_cuda_the_reason_tells_build_from_driver(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
-    assert "is built without CUDA and ROCm" in devices.why_not_cuda()
+    assert "is built without CUDA and ROCm" in why_not("cuda")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert "finds no CUDA device" in devices.why_not_cuda()
+    assert "finds no CUDA device" in why_not("cuda")
 
 
 def test_rocm_is_a_gpu_of_a_torch_built_for_it(monkeypatch):

@@ -6,8 +6,8 @@ import types
 import pytest
 import torch
 
+from accel_state.devices import device_backend
 from accel_state.devices.protocol import DeviceBackend
-from accel_state.devices.xla import XlaBackend
 from accel_state.topology import Topology
 
 
@@ -20,7 +20,6 @@ def calls(monkeypatch):
         set_rng_state=lambda seed: state.update(rng=seed),
         get_memory_info=lambda device: {"bytes_used": 40, "bytes_limit": 100},
         rendezvous=calls.append,
-        wait_device_ops=lambda: calls.append("wait"),
     )
     runtime = types.SimpleNamespace(
         device_type=lambda: "TPU",
@@ -39,32 +38,30 @@ def calls(monkeypatch):
 
 
 def test_xla_tells_device_and_place(calls):
-    backend = XlaBackend()
+    backend = device_backend("xla")
     assert isinstance(backend, DeviceBackend)
-    assert backend.is_available()
+    assert backend.why_not() is None
     assert backend.count() == 4
     assert backend.place(Topology()) == torch.device("xla", 0)
     assert backend.refine_topology(Topology()) == Topology(6, 8, 2, 4, 1, 2, source="xla")
 
 
 def test_xla_meets_through_its_own_runtime(calls):
-    backend = XlaBackend()
+    backend = device_backend("xla")
     assert backend.process_group_options() == {"init_method": "xla://"}
     backend.barrier(torch.device("xla", 0))
-    backend.synchronize()
-    assert calls == ["accel.wait_for_everyone", "wait"]
+    assert calls == ["accel.wait_for_everyone"]
 
 
 def test_xla_random_state_and_memory(calls):
-    backend = XlaBackend()
+    backend = device_backend("xla")
     backend.rng.seed(12)
     state = backend.rng.get_state()
     assert state.item() == 12
     backend.rng.set_state(state + 1)
     assert backend.rng.get_state().item() == 13
-    assert backend.memory.free_and_total_bytes() == (60, 100)
-    assert backend.memory.allocated_bytes() == backend.memory.peak_allocated_bytes() == 40
+    assert backend.free_and_total_bytes() == (60, 100)
 
 
 def test_xla_is_not_available_without_the_package():
-    assert not XlaBackend().is_available()
+    assert "`torch-xla` is not installed" in device_backend("xla").why_not()

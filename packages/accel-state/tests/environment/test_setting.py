@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from accel_state.environment.parsers import boolean, choice, names, number
-from accel_state.environment.setting import Setting
+from accel_state.environment.setting import Setting, rule
 from accel_state.errors import ConfigError
 
 PRECISION = Setting("precision", "MY_PRECISION", choice("no", "fp16"), "no", "Number format.")
@@ -42,3 +42,13 @@ def test_text_and_value_are_each_others_opposite(parser, value, text):
 def test_choices_come_from_the_parser():
     assert PRECISION.choices == ("no", "fp16")
     assert Setting("name", "VARIABLE", boolean, None, "").choices is None
+
+
+def test_settings_of_a_rule_are_named_alike_but_for_what_is_given():
+    fsdp = rule("fsdp_{}", "FSDP_{}", "--fsdp_{}", "fsdp_config.fsdp_{}")
+    assert fsdp("version", number, 1.0, "Version.") == Setting(
+        "fsdp_version", "FSDP_VERSION", number, 1.0, "Version.", "--fsdp_version", "fsdp_config.fsdp_version"
+    )
+    broken = fsdp("level", number, None, "Level.", variable="F_LEVEL", flag=None)
+    assert (broken.variable, broken.flag, broken.config_key) == ("F_LEVEL", None, "fsdp_config.fsdp_level")
+    assert rule("{}", "ACCELERATE_{}")("level", number, None, "Level.").config_key is None

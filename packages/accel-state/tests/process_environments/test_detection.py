@@ -70,9 +70,9 @@ SLURM_TOPOLOGY = Topology(3, 4, 1, 2, 1, 2, "slurm", "n01", 15000 + 77 * 31)
         pytest.param({}, Topology(), id="nothing"),
         pytest.param({"WORLD_SIZE": "1"}, Topology(), id="a world of one"),
         pytest.param(TORCHRUN, Topology(5, 8, 1, 4, 1, 2, "torchrun", "head", 1234), id="torchrun"),
-        pytest.param(OPENMPI, Topology(3, 4, 1, 2, 1, 2, "openmpi", None, 29500), id="Open MPI"),
+        pytest.param(OPENMPI, Topology(3, 4, 1, 2, 1, 2, "openmpi", None, 29500, True), id="Open MPI"),
         pytest.param(MVAPICH, Topology(1, 2, 1, 2, 0, 1, "mvapich", "127.0.0.1", 29500), id="MVAPICH"),
-        pytest.param(PMI, Topology(2, 4, 0, 2, 1, 2, "pmi", None, 29500), id="MPICH"),
+        pytest.param(PMI, Topology(2, 4, 0, 2, 1, 2, "pmi", None, 29500, True), id="MPICH"),
         pytest.param(SRUN_TASK, SLURM_TOPOLOGY, id="srun"),
         pytest.param(SBATCH_SHELL, Topology(), id="the shell of sbatch"),
         pytest.param(XLA, Topology(2, 4, 2, 4, 0, 1, "xla", None, None), id="XLA"),
@@ -91,10 +91,12 @@ SLURM_TOPOLOGY = Topology(3, 4, 1, 2, 1, 2, "slurm", "n01", 15000 + 77 * 31)
         ),
         pytest.param(
             OPENMPI | SRUN_DAEMON | {"MASTER_ADDR": "n01"},
-            Topology(3, 4, 1, 2, 1, 2, "openmpi", "n01", 29500),
+            Topology(3, 4, 1, 2, 1, 2, "openmpi", "n01", 29500, True),
             id="Open MPI in SLURM",
         ),
-        pytest.param(PMI | SRUN_DAEMON, Topology(2, 4, 0, 2, 1, 2, "pmi", None, 29500), id="MPICH in SLURM"),
+        pytest.param(
+            PMI | SRUN_DAEMON, Topology(2, 4, 0, 2, 1, 2, "pmi", None, 29500, True), id="MPICH in SLURM"
+        ),
         pytest.param(
             MVAPICH | {"PMI_RANK": "1", "PMI_SIZE": "2"},
             Topology(1, 2, 1, 2, 0, 1, "mvapich", "127.0.0.1", 29500),

@@ -28,6 +28,15 @@ detect, topology = SLURMEnvironment().detect, SLURMEnvironment().topology
         ({"SLURM_STEP_ID": "4294967291"}, False),
         ({"SLURM_STEP_ID": "4294967294"}, False),
         ({"SLURM_PROCID": ""}, False),
+        # srun --ntasks-per-node=4 --pty bash, then `python script.py`
+        ({"SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "bash", "SLURM_PTY_PORT": "40123"}, False),
+        # … then `srun python script.py`
+        ({"SLURM_STEP_ID": "1", "SLURM_JOB_NAME": "bash", "SLURM_PTY_PORT": "40123"}, True),
+        # srun --pty python script.py
+        ({"SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "python", "SLURM_PTY_PORT": "40123"}, True),
+        # salloc, then `srun python script.py`; or srun bash -c "python script.py"
+        ({"SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "interactive"}, True),
+        ({"SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "bash"}, True),
     ],
 )
 def test_only_the_tasks_of_a_real_step_count(changes, expected):
@@ -69,6 +78,17 @@ def test_the_job_fills_in_for_what_the_step_does_not_say():
     assert (found.world_size, found.local_world_size, found.node_rank, found.master_addr) == (4, 2, 1, "a1")
 
 
+def test_the_jobs_list_of_tasks_is_not_taken_for_that_of_a_smaller_step():
+    """srun --ntasks=2 in a job of 8 tasks, where the step says nothing about its tasks per node."""
+    step = {name: value for name, value in TASK.items() if name != "SLURM_STEP_TASKS_PER_NODE"}
+    found = topology(
+        step
+        | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "8"}
+        | {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "1"}
+    )
+    assert (found.world_size, found.local_world_size, found.node_rank) == (2, 1, 1)
+
+
 def test_one_node_meets_on_loopback():
     one = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
     assert topology(one).master_addr == "127.0.0.1"
@@ -80,7 +100,7 @@ def test_jobs_and_steps_meet_on_different_ports_and_all_ranks_on_the_same():
 
     assert port() == port(SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_NODEID="0")
     assert len({port(), port(SLURM_JOB_ID="13"), port(SLURM_STEP_ID="2")}) == 3
-    assert 15000 <= port(SLURM_JOB_ID="4000000000") < 35000
+    assert 15000 <= port(SLURM_JOB_ID="4000000000") < 32768
 
 
 @pytest.mark.parametrize(

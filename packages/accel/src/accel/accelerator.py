@@ -205,7 +205,7 @@ class Accelerator(
     def _start_engine(self) -> None:
         """Pick precision and strategy, and bind what the training step uses."""
         runtime = current_runtime()
-        self._gradient = runtime.gradient
+        self._gradient = self.gradient_state
         self._precision = select_precision(
             self.state.mixed_precision,
             device_backend=runtime.device_backend,
@@ -231,7 +231,13 @@ class Accelerator(
             )
         )
         check_axes(self.state.parallelism_config, self._strategy)
-        self._window = WeightedWindow(world_size=runtime.topology.world_size, device=runtime.device)
+        layout, mesh = runtime.layout, self.state.device_mesh
+        is_for_all = mesh is None or layout.num_loss_ranks in (1, layout.world_size)
+        self._window = WeightedWindow(
+            num_ranks=layout.num_loss_ranks,
+            device=runtime.device,
+            group=None if is_for_all else mesh["loss"].get_group(),
+        )
         self._owns_backward = self._strategy.capabilities.owns_backward
 
 

@@ -171,7 +171,8 @@ def check_axes(config: ParallelismConfig | None, strategy: Strategy) -> None:
         ConfigError: Naming them.
     """
     served = strategy.capabilities.mesh_axes
-    idle = [axis for axis in config.active_mesh_dims if axis not in served] if config is not None else []
+    asked = [] if config is None else [*config.active_mesh_dims, *(["ep"] if config.ep_enabled else [])]
+    idle = [axis for axis in asked if axis not in served]
     if idle:
         raise ConfigError(
             f"`parallelism_config` has {', '.join(f'`{axis}_size`' for axis in idle)} above 1, which the "

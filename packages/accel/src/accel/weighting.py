@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import accel_ops
@@ -15,20 +16,24 @@ from accel_state import ConfigError, StateError
 class WeightedWindow:
     """Weighs the mean losses of one accumulation by how many items each is a mean over.
 
-    With ``n`` items in a micro-batch, ``N`` in the whole window on all ``world_size`` ranks, and gradients
-    that the strategy averages over ranks, each micro-batch must count ``n * world_size / N``. ``N`` is known
+    With ``n`` items in a micro-batch, ``N`` in the whole window on all ``num_ranks`` ranks, and gradients
+    that the strategy averages over these, each micro-batch must count ``n * num_ranks / N``. ``N`` is known
     when the last micro-batch is: a window of one micro-batch agrees on it before backward and scales the
     loss; a longer one weighs losses relative to a number that all ranks share, and corrects the gradients
     once at its end.
 
     Args:
-        world_size: Ranks whose gradients are averaged.
+        num_ranks: Ranks that compute losses of different items, over which gradients are averaged.
         device: Where the count is reduced.
+        group: These ranks, where they are not all.
     """
 
-    def __init__(self, *, world_size: int, device: torch.device) -> None:
-        self._world_size = world_size
+    def __init__(
+        self, *, num_ranks: int, device: torch.device, group: dist.ProcessGroup | None = None
+    ) -> None:
+        self._num_ranks = num_ranks
         self._device = device
+        self._group = group
         self._items = 0.0
         self._num_weighted = 0
         self._has_plain = False
@@ -66,7 +71,7 @@ class WeightedWindow:
         if block and block is self._block:
             self._refuse_second()
         if is_last and not self._num_weighted:
-            run(loss * (count * self._world_size / self._agree(count)))
+            run(loss * (count * self._num_ranks / self._agree(count)))
             return
         self._block = block
         if self._unit is None:
@@ -75,7 +80,7 @@ class WeightedWindow:
         self._items += count
         run(loss * (count / self._unit))
         if is_last:
-            scale_gradients(parameters(), self._unit * self._world_size / self._agree(self._items))
+            scale_gradients(parameters(), self._unit * self._num_ranks / self._agree(self._items))
             self._begin()
 
     def pass_by(self, *, is_last: bool) -> None:
@@ -113,9 +118,13 @@ class WeightedWindow:
         self._has_plain = False
 
     def _total(self, count: float) -> float:
-        if self._world_size == 1:
+        if self._num_ranks == 1:
             return count
-        return float(accel_ops.reduce(torch.tensor(count, dtype=torch.float64, device=self._device), "sum"))
+        total = torch.tensor(count, dtype=torch.float64, device=self._device)
+        if self._group is None:
+            return float(accel_ops.reduce(total, "sum"))
+        dist.all_reduce(total, group=self._group)
+        return float(total)
 
     def _agree(self, count: float) -> float:
         total = self._total(count)

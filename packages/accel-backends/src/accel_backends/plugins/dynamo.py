@@ -56,9 +56,9 @@ class TorchDynamoPlugin(KwargsHandler):
         return {**super().to_dict(), "backend": str(self.backend).lower()}
 
     def to_kwargs(self) -> dict[str, Any]:
-        """Return the arguments of `torch.compile`."""
-        arguments = self.to_dict()
-        del arguments["use_regional_compilation"]
+        """Return the arguments of `torch.compile` that differ from its defaults."""
+        arguments = super().to_kwargs()
+        arguments.pop("use_regional_compilation", None)
         return {name: value for name, value in arguments.items() if value is not None}
 
     def _given_or(self, field: str, setting: str) -> Any:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accel_state.gradient_state import current_gradient
 from accel_state.topology import Topology
 
 if TYPE_CHECKING:
     from accel_backends.precisions.protocol import Precision
     from accel_backends.scheduler import SchedulerUnit
     from accel_backends.transforms.protocol import ModelTransform
-    from accel_state.gradient_data import GradientData
+    from accel_state.gradient_state import GradientState
     from accel_state.kwargs_handler import KwargsHandler
+    from accel_state.mesh_layout import MeshLayout
     from accel_state.runtime import Runtime
 
 
@@ -64,6 +66,11 @@ class StrategyContext:
         return self.runtime.topology
 
     @property
-    def gradient(self) -> GradientData:
+    def layout(self) -> MeshLayout:
+        """How the ranks of the run are arranged."""
+        return self.runtime.layout
+
+    @property
+    def gradient(self) -> GradientState:
         """Whether gradients sync now; hot code keeps a reference of its own."""
-        return self.runtime.gradient
+        return current_gradient()

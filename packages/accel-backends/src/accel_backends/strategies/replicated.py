@@ -101,7 +101,7 @@ class ReplicatedStrategy:
             step_with_optimizer=settings.step_with_optimizer,
             split_batches=settings.split_batches,
             scheduler_unit=settings.unit,
-            num_replicas=self.context.topology.world_size,
+            num_replicas=self.context.layout.num_data_ranks,
         )
 
     def prepare_loader(self, loader: Any, *, device_placement: bool | None = None) -> Any:

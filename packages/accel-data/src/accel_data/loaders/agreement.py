@@ -23,7 +23,7 @@ def agree_on_order(
         generator: What the order is drawn from.
         rng_types: Further generators to synchronise. That of the order always is when the ranks share it:
             they would otherwise read different samples.
-        is_shared: Whether the ranks deal the order among each other.
+        is_shared: Whether other ranks read by the same order, other parts of it or the same.
     """
     others = [kind for kind in rng_types if RNGType(kind) != RNGType.GENERATOR]
     if others:

@@ -12,7 +12,7 @@ from accel_data.dispatch.source import Read, read_steps, send_steps
 from accel_data.loaders.prepared import PreparedLoader
 from accel_data.loaders.progress import Resumption
 from accel_data.loaders.sharding import index_shard, is_iterable
-from accel_data.mesh import data_ranks
+from accel_data.mesh import data_ranks, ranks_of_run
 from accel_data.samplers.plan import ShardPlan
 from accel_data.samplers.run import START, Position
 from accel_ops.transport import current_transport
@@ -55,8 +55,6 @@ class DataLoaderDispatcher(PreparedLoader):
         iteration: int = 0,
         **kwargs: Any,
     ) -> None:
-        from accel_data.prepare import ranks_of_run
-
         super().__init__(dataset, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
         ranks = ranks_of_run() if torch_device_mesh is None else data_ranks(torch_device_mesh)
         self._set_up(skip_batches=skip_batches, non_blocking=_non_blocking, iteration=iteration, ranks=ranks)

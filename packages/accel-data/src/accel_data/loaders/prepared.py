@@ -288,7 +288,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """Agree with the other ranks on the epoch and its order, and tell them to what wants to know.
 
         Args:
-            is_shared: Whether the ranks deal the order among each other.
+            is_shared: Whether other ranks read by the same order, other parts of it or the same.
             ends_alike: Whether all ranks have as many batches. If not, and the loop was left early, those with fewer
                 may have gone on to the next epoch already, while the first rank, which has the most, has not.
         """

@@ -81,7 +81,7 @@ class DataLoaderShard(PreparedLoader):
     def _read(self) -> Iterator[Any]:
         source = self._dealing_source()
         ends_alike = source is not None and (source.even_batches or source.drop_last)
-        self._announce_epoch(is_shared=self.data_ranks.num_ranks > 1, ends_alike=ends_alike)
+        self._announce_epoch(is_shared=len(self.data_ranks.of_world) > 1, ends_alike=ends_alike)
         place = self._placement()
         progress, base = self._progress, self.base_dataloader
         shard = index_shard(base)

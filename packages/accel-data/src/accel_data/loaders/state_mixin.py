@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accel_data.step_shape import StepShape
-from accel_state.runtime import current_gradient
+from accel_state.gradient_state import current_gradient
 
 
 class DataLoaderStateMixin:

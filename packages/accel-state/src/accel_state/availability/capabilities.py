@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from accel_state.availability.devices import (
-    EXTENSIONS,
     is_cuda_available,
     is_habana_gaudi1,
-    is_mps_available,
     is_torch_xla_available,
-    is_xpu_available,
-    torch_module,
-    why_not_extension,
+    why_no_device,
 )
 from accel_state.availability.packages import is_transformer_engine_available
+from accel_state.devices.vendors import known_vendors
 from accel_state.versions import is_torch_version
 
 _XCCL_VERSION = "2.7.0"
@@ -32,20 +26,14 @@ def is_xccl_available() -> bool:
 
 def is_bf16_available(ignore_tpu: bool = False) -> bool:
     """Whether the device at hand computes in bf16; a TPU counts unless ``ignore_tpu``."""
-    import torch
-
     if is_torch_xla_available(check_is_tpu=True):
         return not ignore_tpu
-    if is_cuda_available():
-        return bool(torch.cuda.is_bf16_supported())
-    if is_mps_available():
-        return bool(torch.backends.mps.is_macos_or_newer(14, 0))
-    # Vendors whose devices differ have this function; CPUs and the other devices all compute in bf16.
-    for name in EXTENSIONS:
-        if why_not_extension(name) is None:
-            ask = getattr(torch_module(EXTENSIONS[name].torch_module), "is_bf16_supported", None)
-            return ask is None or bool(ask())
-    return True
+    import torch
+
+    from accel_state.devices.selection import device_backend
+
+    name, _ = get_current_device_type()
+    return device_backend(name).supports(torch.bfloat16)
 
 
 def is_fp16_available() -> bool:
@@ -73,18 +61,6 @@ def check_cuda_fp8_capability() -> bool:
 
 def get_current_device_type() -> tuple[str, str]:
     """Return the device type of this machine and the distributed type of several such, as two strings."""
-    checks: dict[str, Callable[[], bool]] = {
-        "cuda": is_cuda_available,
-        "xpu": is_xpu_available,
-        **{name: partial(_is_extension_available, name) for name in EXTENSIONS},
-    }
-    for name, check in checks.items():
-        if check():
-            return name, "MULTI_GPU" if name == "cuda" else f"MULTI_{name.upper()}"
-    if is_mps_available():
-        return "mps", "NO"
-    return "cpu", "MULTI_CPU"
-
-
-def _is_extension_available(name: str) -> bool:
-    return why_not_extension(name) is None
+    known = [vendor for vendor in known_vendors() if vendor.name != "xla"]
+    here = next(vendor for vendor in known if why_no_device(vendor.name) is None)
+    return here.name, here.distributed_type

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 
-from accel_state.availability.reasons import Package, why_package_not
+from accel_state.availability.package import Package, why_package_not
 from accel_state.environment import read
 
 PACKAGES: Mapping[str, Package] = MappingProxyType(
@@ -65,58 +65,25 @@ _PIPPY = Package("torch", ("torch",), "2.4.0")
 _WEIGHTS_ONLY = Package("torch", ("torch",), "2.4.0")
 
 
+def __getattr__(name: str) -> Callable[[], bool]:
+    """Make ``is_<name>_available`` for each row of the table."""
+    short = name.removeprefix("is_").removesuffix("_available")
+    if name != f"is_{short}_available" or short not in PACKAGES:
+        raise AttributeError(f"module `{__name__}` has no attribute `{name}`", name=name)
+    check = globals()[name] = _check(short)
+    return check
+
+
 def _check(name: str) -> Callable[[], bool]:
     package = PACKAGES[name]
 
     def is_available() -> bool:
         return why_package_not(package) is None
 
+    at_least = f", version {package.minimum} or newer" if package.minimum else ""
     is_available.__name__ = is_available.__qualname__ = f"is_{name}_available"
-    is_available.__doc__ = (
-        f"Whether `{package.distributions[0]}` is installed{_at_least(package)}; not imported."
-    )
+    is_available.__doc__ = f"Whether `{package.distributions[0]}` is installed{at_least}; not imported."
     return is_available
-
-
-def _at_least(package: Package) -> str:
-    return f", version {package.minimum} or newer" if package.minimum else ""
-
-
-is_4bit_bnb_available = _check("4bit_bnb")
-is_8bit_bnb_available = _check("8bit_bnb")
-is_aim_available = _check("aim")
-is_amdsmi_available = _check("amdsmi")
-is_bitsandbytes_multi_backend_available = _check("bitsandbytes_multi_backend")
-is_boto3_available = _check("boto3")
-is_clearml_available = _check("clearml")
-is_comet_ml_available = _check("comet_ml")
-is_datasets_available = _check("datasets")
-is_deepspeed_available = _check("deepspeed")
-is_dvclive_available = _check("dvclive")
-is_import_timer_available = _check("import_timer")
-is_lomo_available = _check("lomo")
-is_matplotlib_available = _check("matplotlib")
-is_megatron_lm_available = _check("megatron_lm")
-is_mlflow_available = _check("mlflow")
-is_msamp_available = _check("msamp")
-is_pandas_available = _check("pandas")
-is_peft_available = _check("peft")
-is_pynvml_available = _check("pynvml")
-is_pytest_available = _check("pytest")
-is_sagemaker_available = _check("sagemaker")
-is_schedulefree_available = _check("schedulefree")
-is_swanlab_available = _check("swanlab")
-is_timm_available = _check("timm")
-is_torchao_available = _check("torchao")
-is_torchdata_available = _check("torchdata")
-is_torchdata_stateful_dataloader_available = _check("torchdata_stateful_dataloader")
-is_torchvision_available = _check("torchvision")
-is_tqdm_available = _check("tqdm")
-is_trackio_available = _check("trackio")
-is_transformer_engine_available = _check("transformer_engine")
-is_transformers_available = _check("transformers")
-is_triton_available = _check("triton")
-is_wandb_available = _check("wandb")
 
 
 def is_bnb_available(min_version: str | None = None) -> bool:

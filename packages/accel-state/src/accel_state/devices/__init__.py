@@ -1,4 +1,4 @@
-"""Device vendors: the protocol, and one file per member."""
+"""Device vendors: their table, the protocol of what drives their devices, and one file per implementation."""
 
 from __future__ import annotations
 
@@ -7,30 +7,34 @@ from typing import TYPE_CHECKING
 from accel_state.lazy import attach
 
 if TYPE_CHECKING:
-    from accel_state.devices.protocol import DeviceBackend, DeviceMemory, DeviceRng
+    from accel_state.devices.protocol import DeviceBackend, DeviceRng
     from accel_state.devices.selection import (
         current_device_backend,
         device_backend,
-        device_backend_names,
         device_backend_of,
         require_device_backend,
     )
+    from accel_state.devices.vendors import Vendor, find_vendor, known_vendors, register_vendor
 
 __all__ = [
     "DeviceBackend",
-    "DeviceMemory",
     "DeviceRng",
+    "Vendor",
     "current_device_backend",
     "device_backend",
-    "device_backend_names",
     "device_backend_of",
+    "find_vendor",
+    "known_vendors",
+    "register_vendor",
     "require_device_backend",
 ]
 
-_PROTOCOL = "accel_state.devices.protocol"
-_SELECTION = "accel_state.devices.selection"
+_HOMES = {
+    "protocol": ("DeviceBackend", "DeviceRng"),
+    "vendors": ("Vendor", "find_vendor", "known_vendors", "register_vendor"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __getattr__, __dir__, _ = attach(
-    __name__,
-    {name: _PROTOCOL if name.startswith("Device") else _SELECTION for name in __all__},
+    __name__, {name: f"{__name__}.{_HOME_OF.get(name, 'selection')}" for name in __all__}
 )

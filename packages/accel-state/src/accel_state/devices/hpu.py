@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from accel_state.devices.torch_module import TorchModuleBackend
-from accel_state.enums import DistributedType
 
 
 class HpuBackend(TorchModuleBackend):
     """One HPU per process; the processes talk over Habana's HCCL."""
-
-    name: ClassVar[str] = "hpu"
-    plugin: ClassVar[str | None] = "habana_frameworks.torch"
-    collective_backend: ClassVar[str | None] = "hccl"
-    distributed_type: ClassVar[DistributedType] = DistributedType.MULTI_HPU
 
     @property
     def rng_module(self) -> Any:
@@ -36,4 +30,4 @@ class HpuBackend(TorchModuleBackend):
         return {}
 
     def empty_cache(self) -> None:
-        """Nothing to hand back: the bridge reserves the device's memory as a whole."""
+        """Nothing to give back: the bridge reserves the device's memory as a whole."""

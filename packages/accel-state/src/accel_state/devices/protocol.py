@@ -1,12 +1,11 @@
-"""What every device vendor's file offers."""
+"""What the class that drives a vendor's devices offers."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from accel_state.enums import DistributedType
 from accel_state.topology import Topology
 
 
@@ -24,31 +23,35 @@ class DeviceRng(Protocol):
 
 
 @runtime_checkable
-class DeviceMemory(Protocol):
-    """Memory of one device, in bytes."""
-
-    def allocated_bytes(self, device: torch.device | None = None) -> int: ...
-
-    def peak_allocated_bytes(self, device: torch.device | None = None) -> int: ...
-
-    def reset_peak(self, device: torch.device | None = None) -> None: ...
-
-    def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]: ...
-
-
-@runtime_checkable
 class DeviceBackend(Protocol):
-    """One kind of device: what torch calls it, how many there are, how its processes talk to each other."""
+    """One kind of device: how many there are, which one is this process's, how processes talk to each other."""
 
-    name: ClassVar[str]
-    """The device type in torch's words (``cuda``)."""
-    collective_backend: ClassVar[str | None]
-    """The process group backend that several processes use; None when they cannot be several."""
-    distributed_type: ClassVar[DistributedType]
-    """What a run of several processes on this device is called in users' code."""
+    @property
+    def name(self) -> str:
+        """What torch calls the device type (``cuda``)."""
+        ...
 
-    def is_available(self) -> bool:
-        """Tell whether this process can use at least one device of this kind, without raising."""
+    @property
+    def collective_backend(self) -> str | None:
+        """The process group backend that several processes use; None when they cannot be several."""
+        ...
+
+    @property
+    def distributed_type(self) -> str:
+        """What a run of several processes on this device is called in users' code."""
+        ...
+
+    @property
+    def rng(self) -> DeviceRng:
+        """The random state of the device."""
+        ...
+
+    def why_not(self, *, check_device: bool = False) -> str | None:
+        """Say why this process can use no device of this kind, None if it can. No runtime is initialised.
+
+        Args:
+            check_device: Also ask how many there are, which may start the vendor's runtime.
+        """
         ...
 
     def count(self) -> int:
@@ -83,20 +86,14 @@ class DeviceBackend(Protocol):
         """Block until every rank of the default process group has come here."""
         ...
 
-    def synchronize(self) -> None:
-        """Block until everything queued on the current device is done."""
-        ...
-
     def empty_cache(self) -> None:
-        """Hand cached but unused memory of the device back to the driver."""
+        """Give cached but unused memory of the device back to the driver."""
         ...
 
     def supports(self, dtype: torch.dtype) -> bool:
         """Tell whether the device computes in ``dtype``."""
         ...
 
-    @property
-    def rng(self) -> DeviceRng: ...
-
-    @property
-    def memory(self) -> DeviceMemory: ...
+    def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]:
+        """Return the memory of a device that is free, and all of it."""
+        ...

@@ -8,40 +8,23 @@ from functools import cache
 import torch
 
 from accel_state.devices.protocol import DeviceBackend
-from accel_state.errors import NotAvailableError, UnknownNameError
-
-# Looked at from the top; the first that is available is used. The CPU, always available, comes last.
-_BACKENDS = {
-    "mlu": "accel_state.devices.mlu:MluBackend",
-    "sdaa": "accel_state.devices.sdaa:SdaaBackend",
-    "musa": "accel_state.devices.musa:MusaBackend",
-    "npu": "accel_state.devices.npu:NpuBackend",
-    "hpu": "accel_state.devices.hpu:HpuBackend",
-    "neuron": "accel_state.devices.neuron:NeuronBackend",
-    "xla": "accel_state.devices.xla:XlaBackend",
-    "cuda": "accel_state.devices.cuda:CudaBackend",
-    "xpu": "accel_state.devices.xpu:XpuBackend",
-    "mps": "accel_state.devices.mps:MpsBackend",
-    "cpu": "accel_state.devices.cpu:CpuBackend",
-}
+from accel_state.devices.vendors import Vendor, find_vendor, known_vendors
+from accel_state.errors import NotAvailableError
 
 
-def device_backend_names() -> list[str]:
-    """Return every kind of device, the preferred first."""
-    return list(_BACKENDS)
-
-
-@cache
 def device_backend(name: str) -> DeviceBackend:
     """Return the backend of a device type by torch's name for it.
 
     Raises:
-        UnknownNameError: If no file of this folder covers the name.
+        UnknownNameError: If no vendor has the name.
     """
-    if name not in _BACKENDS:
-        raise UnknownNameError.of("device", name, _BACKENDS)
-    module_name, _, class_name = _BACKENDS[name].partition(":")
-    backend: DeviceBackend = getattr(importlib.import_module(module_name), class_name)()
+    return _backend_of(find_vendor(name))
+
+
+@cache
+def _backend_of(vendor: Vendor) -> DeviceBackend:
+    module_name, _, class_name = vendor.backend.partition(":")
+    backend: DeviceBackend = getattr(importlib.import_module(module_name), class_name)(vendor)
     return backend
 
 
@@ -54,7 +37,7 @@ def current_device_backend(*, cpu: bool = False) -> DeviceBackend:
     """Return the backend that this process should use: the CPU if asked, else the first available."""
     if cpu:
         return device_backend("cpu")
-    return next(backend for backend in map(device_backend, _BACKENDS) if backend.is_available())
+    return next(backend for backend in map(_backend_of, known_vendors()) if backend.why_not() is None)
 
 
 def require_device_backend(name: str) -> DeviceBackend:
@@ -64,10 +47,11 @@ def require_device_backend(name: str) -> DeviceBackend:
         NotAvailableError: If this process sees no such device.
     """
     backend = device_backend(name)
-    if not backend.is_available():
-        available = [known for known in _BACKENDS if device_backend(known).is_available()]
+    reason = backend.why_not()
+    if reason is not None:
+        available = [vendor.name for vendor in known_vendors() if _backend_of(vendor).why_not() is None]
         raise NotAvailableError(
-            f"The device `{name}` was asked for, but none is available here. Available: "
+            f"The device `{name}` was asked for, but none is available here: {reason} Available: "
             f"{', '.join(available)}."
         )
     return backend

@@ -1,18 +1,17 @@
-"""Base of the vendors whose devices are driven through a module ``torch.<name>`` like ``torch.cuda``."""
+"""Devices that are driven through a module ``torch.<name>`` like ``torch.cuda``."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 import warnings
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from accel_state.devices.protocol import DeviceMemory, DeviceRng
-from accel_state.enums import DistributedType
+from accel_state.devices.base import VendorBackend
+from accel_state.devices.protocol import DeviceRng
+from accel_state.devices.vendors import Vendor
 from accel_state.errors import ConfigError
 from accel_state.topology import Topology
 
@@ -34,44 +33,18 @@ class ModuleRng:
         self._backend.rng_module.manual_seed_all(seed)
 
 
-class ModuleMemory:
-    """The vendor allocator's counters."""
+class TorchModuleBackend(VendorBackend):
+    """One process per device, found as ``torch.<name>`` once the vendor's plugin is imported."""
 
-    def __init__(self, backend: TorchModuleBackend) -> None:
-        self._backend = backend
-
-    def allocated_bytes(self, device: torch.device | None = None) -> int:
-        return int(self._backend.module.memory_allocated(device))
-
-    def peak_allocated_bytes(self, device: torch.device | None = None) -> int:
-        return int(self._backend.module.max_memory_allocated(device))
-
-    def reset_peak(self, device: torch.device | None = None) -> None:
-        self._backend.module.reset_peak_memory_stats(device)
-
-    def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]:
-        free, total = self._backend.module.mem_get_info(device)
-        return int(free), int(total)
-
-
-class TorchModuleBackend:
-    """One process per device, found as ``torch.<name>`` once the vendor's ``plugin`` is imported."""
-
-    name: ClassVar[str]
-    collective_backend: ClassVar[str | None]
-    distributed_type: ClassVar[DistributedType]
-    plugin: ClassVar[str | None] = None
-    """The package that adds ``torch.<name>``; None when torch itself has it."""
-
-    def __init__(self) -> None:
+    def __init__(self, vendor: Vendor) -> None:
+        super().__init__(vendor)
         self.rng: DeviceRng = ModuleRng(self)
-        self.memory: DeviceMemory = ModuleMemory(self)
 
     @property
     def module(self) -> Any:
         """The vendor's ``torch.<name>``, its plugin imported."""
-        if self.plugin is not None:
-            importlib.import_module(self.plugin)
+        if self.vendor.plugin is not None:
+            importlib.import_module(self.vendor.plugin)
         return getattr(torch, self.name)
 
     @property
@@ -79,10 +52,19 @@ class TorchModuleBackend:
         """Where the vendor keeps the functions of its random state."""
         return self.module
 
-    def is_available(self) -> bool:
-        if self.plugin is not None and not is_usable(self.plugin):
-            return False
-        return bool(self.module.is_available())
+    def why_not(self, *, check_device: bool = False) -> str | None:
+        reason = self.vendor.why_not_installed()
+        if reason is None and self.vendor.plugin is not None:
+            reason = why_not_importable(self.vendor.plugin)
+        if reason is not None:
+            return reason
+        if not hasattr(torch, self.name):
+            return f"`{self.vendor.plugin}` was imported, but `torch.{self.name}` is not there."
+        present = self.count() > 0 if check_device else self.module.is_available()
+        return None if present else self._why_none()
+
+    def _why_none(self) -> str:
+        return f"`torch.{self.name}` finds no {self.vendor.title}. {self.vendor.hint}".rstrip()
 
     def count(self) -> int:
         return int(self.module.device_count())
@@ -94,30 +76,17 @@ class TorchModuleBackend:
         num_devices = self.count()
         if topology.local_world_size <= num_devices:
             return self.device(topology.local_rank)
-        if topology.source == "slurm" and num_devices == 1:
-            # `srun --gpus-per-task=1` shows each task its own device, which it then calls number 0.
+        if num_devices == 1:
+            # `srun --gpus-per-task=1`, MPI wrappers, Ray and Kubernetes show each process its own device only.
             return self.device(0)
         raise ConfigError(
-            f"`num_processes` asks for {topology.local_world_size} processes on this machine, which has "
-            f"{num_devices} `{self.name}` device(s), one for each process. Start at most {num_devices}, or "
-            "pass "
+            f"{topology.local_world_size} processes run on this machine, but each of them sees {num_devices} "
+            f"`{self.name}` devices. Start at most {num_devices}, show each process one device of its own, or pass "
             "`cpu=True` (`--cpu`) to run on the CPU."
         )
 
     def set_device(self, device: torch.device) -> None:
         self.module.set_device(device)
-
-    def refine_topology(self, topology: Topology) -> Topology:
-        return topology
-
-    def process_group_options(self) -> dict[str, Any]:
-        return {}
-
-    def barrier(self, device: torch.device) -> None:
-        dist.barrier()
-
-    def synchronize(self) -> None:
-        self.module.synchronize()
 
     def empty_cache(self) -> None:
         self.module.empty_cache()
@@ -127,19 +96,19 @@ class TorchModuleBackend:
             return bool(self.module.is_bf16_supported())
         return True
 
+    def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]:
+        free, total = self.module.mem_get_info(device)
+        return int(free), int(total)
 
-def is_usable(plugin: str) -> bool:
-    """Tell whether a vendor's package is installed and can be imported; warn if it is only the first."""
-    top_level = plugin.partition(".")[0]
-    if top_level not in sys.modules and importlib.util.find_spec(top_level) is None:
-        return False
+
+@cache
+def why_not_importable(plugin: str) -> str | None:
+    """Say why a vendor's package that is installed cannot be imported, with a warning the first time."""
     try:
         importlib.import_module(plugin)
     except (ImportError, OSError) as error:
         # Typically a driver's library that is missing on this machine.
-        warnings.warn(
-            f"`{plugin}` is installed but cannot be imported, so its devices are not used: {error}",
-            stacklevel=2,
-        )
-        return False
-    return True
+        reason = f"`{plugin}` is installed but cannot be imported, so its devices are not used: {error}"
+        warnings.warn(reason, stacklevel=2)
+        return reason
+    return None

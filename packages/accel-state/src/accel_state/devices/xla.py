@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from accel_state.devices.torch_module import is_usable
-from accel_state.enums import DistributedType
+from accel_state.devices.base import VendorBackend
+from accel_state.devices.torch_module import why_not_importable
+from accel_state.devices.vendors import Vendor
 from accel_state.topology import Topology
 
 
@@ -34,41 +35,18 @@ class XlaRng:
         _model().set_rng_state(seed)
 
 
-class XlaMemory:
-    """What PJRT tells of a device's memory."""
+class XlaBackend(VendorBackend):
+    """One device per process; the runtime itself knows each process's rank, and the ranks meet through it."""
 
-    def allocated_bytes(self, device: torch.device | None = None) -> int:
-        return int(self._info(device)["bytes_used"])
-
-    def peak_allocated_bytes(self, device: torch.device | None = None) -> int:
-        info = self._info(device)
-        return int(info.get("peak_bytes_used", info["bytes_used"]))
-
-    def reset_peak(self, device: torch.device | None = None) -> None:
-        """Nothing to reset: PJRT's peak is that of the whole process."""
-
-    def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]:
-        info = self._info(device)
-        return int(info["bytes_limit"]) - int(info["bytes_used"]), int(info["bytes_limit"])
-
-    def _info(self, device: torch.device | None) -> dict[str, int]:
-        info: dict[str, int] = _model().get_memory_info(device)
-        return info
-
-
-class XlaBackend:
-    """One device per process; the runtime itself knows who is who, and the ranks meet through it."""
-
-    name: ClassVar[str] = "xla"
-    collective_backend: ClassVar[str | None] = "xla"
-    distributed_type: ClassVar[DistributedType] = DistributedType.XLA
-
-    def __init__(self) -> None:
+    def __init__(self, vendor: Vendor) -> None:
+        super().__init__(vendor)
         self.rng = XlaRng()
-        self.memory = XlaMemory()
 
-    def is_available(self) -> bool:
-        return is_usable("torch_xla") and _runtime().device_type() is not None
+    def why_not(self, *, check_device: bool = False) -> str | None:
+        reason = self.vendor.why_not_installed() or why_not_importable("torch_xla")
+        if reason is None and _runtime().device_type() is None:
+            return "`torch_xla` finds no device. Set `PJRT_DEVICE`, such as to `TPU`."
+        return reason
 
     def count(self) -> int:
         return int(_runtime().local_device_count())
@@ -79,9 +57,6 @@ class XlaBackend:
 
     def place(self, topology: Topology) -> torch.device:
         return self.device(topology.local_rank)
-
-    def set_device(self, device: torch.device) -> None:
-        """Nothing to set: the runtime gave this process its device."""
 
     def refine_topology(self, topology: Topology) -> Topology:
         """Return what the runtime tells: it may have started the processes itself (`torch_xla.launch`)."""
@@ -109,11 +84,6 @@ class XlaBackend:
     def barrier(self, device: torch.device) -> None:
         _model().rendezvous("accel.wait_for_everyone")
 
-    def synchronize(self) -> None:
-        _model().wait_device_ops()
-
-    def empty_cache(self) -> None:
-        """Nothing to hand back: PJRT owns the device's memory."""
-
-    def supports(self, dtype: torch.dtype) -> bool:
-        return True
+    def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]:
+        info = _model().get_memory_info(device)
+        return int(info["bytes_limit"]) - int(info["bytes_used"]), int(info["bytes_limit"])

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from accel_state.environment.settings import find_setting
+
+_IS_IGNORED = ContextVar("settings are ignored", default=False)
 
 
 def snapshot() -> dict[str, str]:
@@ -17,6 +21,16 @@ def snapshot() -> dict[str, str]:
 def variable(key: str) -> str | None:
     """Return the text of a variable that is not in the table of settings, None where it is unset."""
     return os.environ.get(key)
+
+
+@contextmanager
+def ignored() -> Iterator[None]:
+    """Let `read` and `is_set` find no setting in the block, in this thread; the environment is not touched."""
+    token = _IS_IGNORED.set(True)
+    try:
+        yield
+    finally:
+        _IS_IGNORED.reset(token)
 
 
 def read(name: str, environ: Mapping[str, str] | None = None) -> Any:
@@ -31,12 +45,18 @@ def read(name: str, environ: Mapping[str, str] | None = None) -> Any:
         ConfigError: If the text is not what the setting accepts.
     """
     found = find_setting(name)
-    return found.value_of((os.environ if environ is None else environ).get(found.variable))
+    return found.value_of(_looked_at(environ).get(found.variable))
 
 
 def is_set(name: str, environ: Mapping[str, str] | None = None) -> bool:
     """Whether the setting called ``name`` is given, and not empty."""
-    return bool((os.environ if environ is None else environ).get(find_setting(name).variable, "").strip())
+    return bool(_looked_at(environ).get(find_setting(name).variable, "").strip())
+
+
+def _looked_at(environ: Mapping[str, str] | None) -> Mapping[str, str]:
+    if environ is not None:
+        return environ
+    return {} if _IS_IGNORED.get() else os.environ
 
 
 def write(name: str, value: Any) -> None:

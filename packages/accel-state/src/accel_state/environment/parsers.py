@@ -80,6 +80,23 @@ def choice(*words: str, aliases: Mapping[str, str] | None = None) -> Parser:
     return Parser(f"one of: {', '.join(words)}", lambda given: known[given.strip().lower()], words)
 
 
+def word_or_installed(group: str, *words: str) -> Parser:
+    """Accept one of ``words`` in any case, or the name of an entry point of ``group``."""
+    known = {word.lower(): word for word in words}
+
+    def convert(given: str) -> str:
+        name = given.strip().lower()
+        if name in known:
+            return known[name]
+        from accel_state.entry_points import entry_points
+
+        if all(entry_point.name != name for entry_point in entry_points(group)):
+            raise ValueError(given)
+        return name
+
+    return Parser(f"one of: {', '.join(words)}, or a name that an installed package adds", convert, words)
+
+
 def digit(*numbers: int) -> Parser:
     """Accept one of ``numbers``; the value is the number."""
     words = tuple(str(number) for number in numbers)

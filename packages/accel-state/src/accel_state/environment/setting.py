@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from accel_state.environment.parsers import Parser
 from accel_state.errors import ConfigError, did_you_mean
@@ -56,3 +56,37 @@ class Setting(NamedTuple):
         if isinstance(value, (list, tuple)):
             return ",".join(str(part) for part in value)
         return str(value)
+
+
+class Rule(Protocol):
+    """Makes a setting whose names follow a rule, but for those that are given."""
+
+    def __call__(
+        self,
+        short: str,
+        parse: Parser,
+        default: Any,
+        description: str,
+        *,
+        variable: str = ...,
+        flag: str | None = ...,
+        config_key: str | None = ...,
+    ) -> Setting: ...
+
+
+def rule(name: str, variable: str, flag: str | None = None, config_key: str | None = None) -> Rule:
+    """Return a function that makes settings named alike: ``{}`` in each pattern stands for the short name.
+
+    In a variable it stands in upper case. A pattern of None leaves that out.
+    """
+
+    def make(short: str, parse: Parser, default: Any, description: str, **given: str | None) -> Setting:
+        names = {
+            "variable": variable.format(short.upper()),
+            "flag": flag and flag.format(short),
+            "config_key": config_key and config_key.format(short),
+        }
+        made = Setting(name.format(short), "", parse, default, description)
+        return made._replace(**{**names, **given})
+
+    return make

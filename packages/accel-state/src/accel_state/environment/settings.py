@@ -1,22 +1,203 @@
-"""All settings, by name and by variable, and their order on the reference page."""
+"""All settings: one row each, in the order of the reference page, with the rules that most of them are named by."""
 
+# ruff: noqa: E501 -- a row is a line
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from accel_state.environment.setting import Setting
-from accel_state.environment.tables import deepspeed, dynamo, fp8, fsdp, megatron, parallelism, processes, run
+from accel_state.enums import DynamoBackend
+from accel_state.environment.parsers import (
+    boolean,
+    choice,
+    count,
+    digit,
+    either,
+    index,
+    names,
+    number,
+    numbered,
+    port,
+    text,
+    unless,
+    word_or_installed,
+)
+from accel_state.environment.setting import Setting, rule
 from accel_state.errors import UnknownNameError
 
 __all__ = ["SECTIONS", "SETTINGS", "Setting", "find_setting", "setting_of_variable"]
 
-SECTIONS: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
-    {
-        table.TITLE: table.SETTINGS
-        for table in (run, processes, fsdp, deepspeed, parallelism, dynamo, fp8, megatron)
-    }
-)
+run = rule("{}", "ACCELERATE_{}", "--{}", "{}")
+only_variable = rule("{}", "ACCELERATE_{}")
+process = rule("{}", "{}", "--{}", "{}")
+fsdp = rule("fsdp_{}", "FSDP_{}", "--fsdp_{}", "fsdp_config.fsdp_{}")
+deepspeed = rule("deepspeed_{}", "ACCELERATE_DEEPSPEED_{}", "--{}", "deepspeed_config.{}")
+parallelism = rule("parallelism_{}", "PARALLELISM_CONFIG_{}", "--parallelism_config_{}", "parallelism_config.parallelism_config_{}")  # fmt: skip
+only_size = rule("parallelism_{}", "PARALLELISM_CONFIG_{}")
+dynamo = rule("dynamo_{}", "ACCELERATE_DYNAMO_{}", "--dynamo_{}", "dynamo_config.dynamo_{}")
+fp8 = rule("fp8_{}", "ACCELERATE_FP8_{}", "--fp8_{}", "fp8_config.{}")
+transformer_engine = rule("fp8_{}", "FP8_{}")
+megatron = rule("megatron_lm_{}", "MEGATRON_LM_{}", "--megatron_lm_{}", "megatron_lm_config.megatron_lm_{}")
+
+_STRATEGIES = numbered("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+_WRAP_POLICIES = numbered("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+_PREFETCHES = numbered("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
+_STATE_DICTS = numbered("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT")
+_DEVICES = choice("none", "cpu", "nvme")
+_PRECISIONS = word_or_installed("accel.precisions", "no", "fp16", "bf16", "fp8")
+_LEVELS = choice("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+# Parser, default, what it does. Where something else is given, the setting's name there breaks the rule.
+# fmt: off
+_ROWS: dict[str, tuple[Setting, ...]] = {
+    "The run": (
+        run("mixed_precision", _PRECISIONS, "no", "Number format of the forward pass."),
+        run("use_cpu", boolean, False, "Run on the CPU even where there is an accelerator.", flag="--cpu"),
+        only_variable("torch_device", text, None, "Device to use instead of the one that would be chosen, such as `cuda:1`."),
+        run("num_processes", count, None, "Number of processes in all."),
+        # `auto` in a DeepSpeed run leaves the number to the script, as an unset variable does.
+        run("gradient_accumulation_steps", unless("auto", count, None), None, "Number of batches whose gradients are added up before the optimizer steps.", config_key="deepspeed_config.gradient_accumulation_steps"),
+        run("cpu_affinity", boolean, False, "Bind each process to the CPU cores near its GPU (NVIDIA only).", flag="--enable_cpu_affinity", config_key="enable_cpu_affinity"),
+        run("debug_mode", boolean, False, "Check before each collective that all ranks call it with values of the same shape.", flag="--debug", config_key="debug"),
+        only_variable("debug_rdv_file", text, None, "File through which the processes of `debug_launcher` find each other."),
+        only_variable("log_level", _LEVELS, None, "Level of the loggers that `get_logger` makes."),
+        only_variable("enable_rich", boolean, False, "Print tracebacks and progress through the package `rich`."),
+        only_variable("init_include_buffers", boolean, False, "Put buffers, not only parameters, on the meta device in `init_empty_weights`."),
+        only_variable("bypass_device_map", boolean, False, "Let a model that was loaded with a device map be prepared for a distributed run."),
+        only_variable("use_sagemaker", boolean, False, "The run is a SageMaker job; set by the launcher."),
+        only_variable("sagemaker_distributed_type", choice("NO", "DATA_PARALLEL", "MODEL_PARALLEL"), "NO", "How the SageMaker job is distributed; set by the launcher."),
+        only_variable("hf_home", text, None, "Folder under which the default config file lies.", variable="HF_HOME"),
+    ),
+    # Ranks and sizes are read together, as one topology: see `accel_state.process_environments`.
+    "Processes": (
+        process("master_addr", text, None, "Host of rank 0, where the ranks meet.", flag="--main_process_ip", config_key="main_process_ip"),
+        process("master_port", port, None, "Port on that host.", flag="--main_process_port", config_key="main_process_port"),
+        Setting("ompi_rank", "OMPI_COMM_WORLD_RANK", index, None, "Rank of this process (Open MPI)."),
+        Setting("ompi_world_size", "OMPI_COMM_WORLD_SIZE", count, None, "Number of processes (Open MPI)."),
+        Setting("ompi_local_rank", "OMPI_COMM_WORLD_LOCAL_RANK", index, None, "Rank on this machine (Open MPI)."),
+        Setting("ompi_local_world_size", "OMPI_COMM_WORLD_LOCAL_SIZE", count, None, "Number of processes on this machine (Open MPI)."),
+        Setting("mv2_rank", "MV2_COMM_WORLD_RANK", index, None, "Rank of this process (MVAPICH)."),
+        Setting("mv2_world_size", "MV2_COMM_WORLD_SIZE", count, None, "Number of processes (MVAPICH)."),
+        Setting("mv2_local_rank", "MV2_COMM_WORLD_LOCAL_RANK", index, None, "Rank on this machine (MVAPICH)."),
+        Setting("mv2_local_world_size", "MV2_COMM_WORLD_LOCAL_SIZE", count, None, "Number of processes on this machine (MVAPICH)."),
+        Setting("pmi_rank", "PMI_RANK", index, None, "Rank of this process (Intel MPI, MPICH)."),
+        Setting("pmi_world_size", "PMI_SIZE", count, None, "Number of processes (Intel MPI, MPICH)."),
+        process("num_cpu_threads_per_process", count, None, "Number of CPU threads of each process.", variable="OMP_NUM_THREADS", config_key=None),
+        Setting("kmp_affinity", "KMP_AFFINITY", text, None, "How Intel's OpenMP binds threads to cores."),
+        Setting("kmp_blocktime", "KMP_BLOCKTIME", text, None, "How long Intel's OpenMP threads wait before they sleep."),
+        process("tpu_name", text, None, "Name of the TPU."),
+        process("downcast_bf16", boolean, False, "On TPUs in bf16, make doubles float32, and only floats bf16; otherwise both are bf16.", variable="ACCELERATE_DOWNCAST_BF16"),
+        Setting("xla_use_bf16", "XLA_USE_BF16", boolean, False, "XLA casts floats and doubles to bf16."),
+        Setting("xla_downcast_bf16", "XLA_DOWNCAST_BF16", boolean, False, "XLA casts floats to bf16, doubles to float."),
+    ),
+    "FSDP": (
+        Setting("use_fsdp", "ACCELERATE_USE_FSDP", boolean, False, "Train with fully sharded data parallel.", "--use_fsdp"),
+        fsdp("version", digit(1, 2), 1, "Version of FSDP."),
+        fsdp("sharding_strategy", _STRATEGIES, "FULL_SHARD", "What is sharded (version 1)."),
+        # With version 1 this is the newer name of the sharding strategy.
+        fsdp("reshard_after_forward", either(_STRATEGIES, boolean), None, "Give the gathered parameters up again after the forward pass (version 2)."),
+        fsdp("offload_params", boolean, False, "Keep parameters and gradients in the memory of the CPU."),
+        fsdp("auto_wrap_policy", _WRAP_POLICIES, "NO_WRAP", "How the model is cut into the units that are gathered together."),
+        fsdp("transformer_layer_cls_to_wrap", names, None, "Classes of the layers that become units, such as `BertLayer` (`TRANSFORMER_BASED_WRAP`).", variable="FSDP_TRANSFORMER_CLS_TO_WRAP"),
+        fsdp("min_num_params", index, None, "Number of parameters from which a module becomes a unit (`SIZE_BASED_WRAP`)."),
+        fsdp("backward_prefetch", _PREFETCHES, "NO_PREFETCH", "When the backward pass fetches the next unit (version 1).", flag="--fsdp_backward_prefetch_policy", config_key="fsdp_config.fsdp_backward_prefetch_policy"),
+        fsdp("forward_prefetch", boolean, False, "Fetch the next unit during the forward pass; for models whose graph never changes (version 1)."),
+        fsdp("state_dict_type", _STATE_DICTS, None, "How checkpoints are written: whole (default of version 1) or sharded (default of version 2)."),
+        fsdp("use_orig_params", boolean, False, "Keep the original parameters visible, so that some can be frozen (version 1)."),
+        fsdp("cpu_ram_efficient_loading", boolean, False, "Load pretrained weights on one process only; the others receive them."),
+        fsdp("sync_module_states", boolean, False, "Send the parameters of rank 0 to all ranks at the start (version 1)."),
+        fsdp("activation_checkpointing", boolean, False, "Compute activations again in the backward pass instead of keeping them."),
+        fsdp("activation_checkpointing_offload", boolean, False, "Keep the inputs of checkpointed layers in the memory of the CPU (version 2)."),
+        fsdp("ignored_modules", text, None, "Regular expression that matches the whole names of modules to leave unsharded.", flag=None),
+    ),
+    "DeepSpeed": (
+        Setting("use_deepspeed", "ACCELERATE_USE_DEEPSPEED", boolean, False, "Train with DeepSpeed.", "--use_deepspeed"),
+        deepspeed("config_file", unless("none", text, None), None, "DeepSpeed's own JSON config, used as it is.", flag="--deepspeed_config_file", config_key="deepspeed_config.deepspeed_config_file"),
+        deepspeed("zero_stage", digit(0, 1, 2, 3), 2, "What ZeRO shards: nothing (0), optimizer states (1), gradients too (2), parameters too (3)."),
+        Setting("gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", unless("none", number, None), None, "Norm that gradients are clipped to by the engine.", "--gradient_clipping", "deepspeed_config.gradient_clipping"),
+        deepspeed("offload_optimizer_device", _DEVICES, "none", "Where optimizer states are kept (ZeRO 2 and 3)."),
+        deepspeed("offload_optimizer_nvme_path", unless("none", text, None), None, "Folder for optimizer states on NVMe."),
+        deepspeed("offload_param_device", _DEVICES, "none", "Where parameters are kept (ZeRO 3)."),
+        deepspeed("offload_param_nvme_path", unless("none", text, None), None, "Folder for parameters on NVMe."),
+        deepspeed("zero3_init", boolean, None, "Build models sharded from the start with `deepspeed.zero.Init` (ZeRO 3).", flag="--zero3_init_flag", config_key="deepspeed_config.zero3_init_flag"),
+        deepspeed("zero3_save_16bit_model", boolean, False, "Gather the 16-bit weights when the model is saved (ZeRO 3)."),
+        deepspeed("moe_layer_cls_names", names, None, "Classes of mixture-of-experts layers, such as `MixtralSparseMoeBlock`, that ZeRO 3 keeps whole.", flag="--deepspeed_moe_layer_cls_names", config_key="deepspeed_config.deepspeed_moe_layer_cls_names"),
+        Setting("config_ds_fields", "ACCELERATE_CONFIG_DS_FIELDS", names, (), "Keys of the config file that a DeepSpeed config must not set a second time; set by the launcher."),
+    ),
+    "Combined parallelism": (
+        Setting("use_parallelism_config", "ACCELERATE_USE_PARALLELISM_CONFIG", boolean, False, "Build the `ParallelismConfig` from the variables below.", "--use_parallelism_config"),
+        parallelism("dp_replicate_size", count, 1, "Number of full copies of the model."),
+        parallelism("dp_shard_size", count, 1, "Number of shards of each copy."),
+        parallelism("tp_size", count, 1, "Number of processes that share each layer (tensor parallel)."),
+        only_size("pp_size", count, 1, "Number of pipeline stages."),
+        only_size("ep_size", count, 1, "Number of processes over which the experts of a layer are spread."),
+        parallelism("cp_size", count, 1, "Number of processes that share each sequence (context parallel)."),
+        parallelism("cp_backend", choice("torch"), "torch", "Who does context parallelism."),
+        parallelism("cp_comm_strategy", choice("allgather", "alltoall"), "allgather", "How keys and values travel in context parallelism."),
+        parallelism("sp_size", count, 1, "Number of processes that share each sequence by attention heads (Ulysses sequence parallel)."),
+        parallelism("sp_backend", choice("deepspeed"), "deepspeed", "Who does sequence parallelism."),
+        parallelism("sp_seq_length", count, None, "Length of the sequences, where it is always the same."),
+        parallelism("sp_seq_length_is_variable", boolean, True, "Whether the length differs from batch to batch."),
+        parallelism("sp_attn_implementation", text, "sdpa", "Attention that sequence parallelism is built around."),
+        Setting("allow_cp_standalone", "ACCELERATE_ALLOW_CP_STANDALONE", boolean, False, "Allow context parallelism without a sharded model."),
+    ),
+    "Compilation": (
+        dynamo("backend", choice(*DynamoBackend.list()), "NO", "Compiler that `torch.compile` hands the model to."),
+        dynamo("mode", choice("default", "reduce-overhead", "max-autotune"), "default", "What the compiler optimises for."),
+        dynamo("use_fullgraph", boolean, False, "Fail where the model cannot be captured as one graph."),
+        dynamo("use_dynamic", boolean, False, "Compile for changing shapes."),
+        dynamo("use_regional_compilation", boolean, False, "Compile the repeated blocks of the model one by one, which starts sooner."),
+    ),
+    "FP8": (
+        fp8("backend", choice("NO", "TE", "MSAMP", "AO"), "NO", "Library that does the arithmetic: Transformer Engine, MS-AMP or torchao."),
+        fp8("use_autocast_during_eval", boolean, False, "Use 8 bits in evaluation too (Transformer Engine)."),
+        fp8("margin", index, 0, "Margin of the gradient scaling, in powers of two (Transformer Engine)."),
+        fp8("interval", index, 1, "Number of steps between two computations of the scaling factor (Transformer Engine)."),
+        fp8("format", choice("HYBRID", "E4M3", "E5M2"), "HYBRID", "Number format of the recipe (Transformer Engine).", config_key="fp8_config.fp8_format"),
+        fp8("amax_history_len", index, 1024, "Number of steps whose maxima the scaling factor looks at (Transformer Engine).", config_key="fp8_config.amax_history_length"),
+        fp8("amax_compute_algo", choice("most_recent", "max"), "most_recent", "Which of these maxima counts (Transformer Engine).", config_key="fp8_config.amax_compute_algorithm"),
+        fp8("use_mxfp8_block_scaling", boolean, False, "Scale blocks of 32 values instead of whole tensors (Transformer Engine on Blackwell)."),
+        fp8("opt_level", choice("O1", "O2"), "O2", "How much is kept in 8 bits: gradients and their exchange (O1), optimizer states too (O2) (MS-AMP)."),
+        fp8("enable_fsdp_float8_all_gather", boolean, None, "Gather sharded parameters in 8 bits (torchao with FSDP 2)."),
+        fp8("pad_inner_dim", boolean, None, "Pad matrices to the sizes that 8-bit products need (torchao)."),
+        transformer_engine("override_fprop", boolean, False, "Do the forward products in higher precision (Transformer Engine)."),
+        transformer_engine("override_dgrad", boolean, False, "Do the products for the gradients of the inputs in higher precision (Transformer Engine)."),
+        transformer_engine("override_wgrad", boolean, False, "Do the products for the gradients of the weights in higher precision (Transformer Engine)."),
+    ),
+    "Megatron-LM": (
+        Setting("use_megatron_lm", "ACCELERATE_USE_MEGATRON_LM", boolean, False, "Train with Megatron-LM.", "--use_megatron_lm"),
+        megatron("tp_degree", count, 1, "Number of processes that share each layer (tensor parallel)."),
+        megatron("pp_degree", count, 1, "Number of stages the layers are divided into (pipeline parallel)."),
+        megatron("num_micro_batches", count, 1, "Number of pieces a batch is cut into for the stages."),
+        megatron("sequence_parallelism", boolean, None, "Divide layer norms and dropouts along the sequence, where the tensor parallel degree exceeds 1."),
+        megatron("recompute_activations", boolean, None, "Compute chosen activations again in the backward pass."),
+        megatron("use_distributed_optimizer", boolean, None, "Shard optimizer states over the data parallel ranks."),
+        megatron("gradient_clipping", number, 1.0, "Norm that gradients are clipped to; 0 switches it off."),
+        megatron("use_custom_fsdp", boolean, None, "Shard with Megatron's own FSDP."),
+        megatron("no_load_optim", boolean, None, "Leave the optimizer states out when a checkpoint is loaded."),
+        megatron("eod_mask_loss", boolean, None, "Leave end-of-document tokens out of the loss."),
+        megatron("overlap_cpu_optimizer_d2h_h2d", boolean, None, "Overlap the optimizer's step on the CPU with copying gradients there and parameters back."),
+        megatron("no_save_optim", boolean, None, "Leave the optimizer states out of checkpoints."),
+        megatron("optimizer_cpu_offload", boolean, None, "Keep the optimizer states in the memory of the CPU."),
+        megatron("use_precision_aware_optimizer", boolean, None, "Let the optimizer keep its states in other precisions than float32."),
+        megatron("decoder_last_pipeline_num_layers", count, None, "Number of layers of the last stage, where the stages differ."),
+        megatron("recompute_granularity", choice("full", "selective"), None, "Whether whole layers or chosen activations are computed again."),
+        megatron("recompute_method", choice("uniform", "block"), None, "Which layers are computed again."),
+        megatron("recompute_num_layers", count, None, "Number of layers that are computed again together."),
+        megatron("attention_backend", boolean, None, "Let Megatron choose the attention kernel."),
+        megatron("expert_model_parallel_size", count, None, "Number of processes that share the experts of a layer."),
+        megatron("context_parallel_size", count, None, "Number of processes that share each sequence."),
+        megatron("attention_dropout", number, None, "Dropout rate of the attention."),
+        megatron("hidden_dropout", number, None, "Dropout rate of the hidden states."),
+        megatron("attention_softmax_in_fp32", boolean, None, "Compute the softmax of the attention in float32."),
+        megatron("expert_tensor_parallel_size", count, None, "Number of processes that share each expert."),
+        megatron("calculate_per_token_loss", boolean, None, "Weigh the loss by tokens instead of samples."),
+        megatron("use_rotary_position_embeddings", boolean, None, "Use rotary position embeddings."),
+    ),
+}
+# fmt: on
+
+SECTIONS: Mapping[str, tuple[Setting, ...]] = MappingProxyType(_ROWS)
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {setting.name: setting for section in SECTIONS.values() for setting in section}
 )

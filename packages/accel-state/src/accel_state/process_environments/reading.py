@@ -67,8 +67,9 @@ def ranks_topology(
 ) -> Topology:
     """Return the topology of a launcher that sets four variables: rank and size, in all and on this machine.
 
-    Machines are taken to hold equally many consecutive ranks, as MPI places them by default. Ranks on one
-    machine meet on the loopback address; on several, ``MASTER_ADDR`` has to say where.
+    Machines are taken to hold equally many consecutive ranks, as MPI places them by default; the topology says
+    so, for the ranks to find out when they can. Ranks on one machine meet on the loopback address; on several,
+    ``MASTER_ADDR`` has to say where.
     """
     present = next(name for name in (rank, world_size, local_rank, local_world_size) if is_set(environ, name))
 
@@ -91,4 +92,5 @@ def ranks_topology(
         source=source,
         master_addr=environ.get("MASTER_ADDR") or ("127.0.0.1" if num_nodes == 1 else None),
         master_port=master_port(environ) or DEFAULT_PORT,
+        is_node_rank_assumed=num_nodes > 1,
     )

@@ -19,16 +19,20 @@ from accel_state.topology import Topology
 _STEP_IDS = ("SLURM_STEP_ID", "SLURM_STEPID")
 # Ids from here on stand for steps that are no `srun`: the batch script, the interactive shell and the like.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-# Ports below are often taken; jobs of one cluster get different ones, so that two on one machine do not meet.
-_FIRST_PORT, _NUM_PORTS = 15000, 20000
+# Ports below are often taken, ports above are given out by Linux to whoever connects. The jobs of a cluster get
+# different ones, so that two jobs on one machine do not meet.
+_FIRST_PORT, _NUM_PORTS = 15000, 17000
+# `srun --pty bash` names its job after the shell.
+_SHELLS = frozenset({"bash", "csh", "dash", "fish", "interactive", "ksh", "sh", "tcsh", "zsh"})
 
 
 class SLURMEnvironment:
     """``SLURM_PROCID``, ``SLURM_NTASKS``, ``SLURM_LOCALID``, ``SLURM_NODEID`` of a step's task.
 
     The shell of ``sbatch`` or ``salloc`` has most of these variables too, but is one process whatever they
-    say; only ``srun`` sets a step id. The variables of the step win over those of the job, which may be
-    larger.
+    say; only ``srun`` sets a step id. The shell of ``srun --pty bash`` has one as well: it is told by its
+    terminal, being the first step of a job that is named after a shell. The variables of the step win over
+    those of the job, which may be larger.
 
     https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
     """
@@ -37,7 +41,9 @@ class SLURMEnvironment:
 
     def detect(self, environ: Mapping[str, str]) -> bool:
         steps = [step for step in (optional_int(environ, name) for name in _STEP_IDS) if step is not None]
-        return bool(steps) and steps[0] < _FIRST_SPECIAL_STEP and is_set(environ, "SLURM_PROCID")
+        if not steps or steps[0] >= _FIRST_SPECIAL_STEP or not is_set(environ, "SLURM_PROCID"):
+            return False
+        return steps[0] > 0 or not _is_in_interactive_shell(environ)
 
     def topology(self, environ: Mapping[str, str]) -> Topology:
         size_variable = _first_set(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
@@ -48,7 +54,11 @@ class SLURMEnvironment:
         node_rank = _number(environ, "SLURM_NODEID") if num_nodes > 1 else 0
         check_within("SLURM_PROCID", rank, size_variable, world_size)
         check_within("SLURM_NODEID", node_rank, nodes_variable, num_nodes)
-        per_node_variable = _first_set(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+        # The job's list describes a step of the job's size only.
+        is_whole_job = not is_set(environ, "SLURM_STEP_NUM_TASKS")
+        per_node_variable = _first_set(
+            environ, "SLURM_STEP_TASKS_PER_NODE", *(["SLURM_TASKS_PER_NODE"] if is_whole_job else [])
+        )
         if is_set(environ, per_node_variable):
             local_world_size = _count_of(node_rank, environ[per_node_variable], per_node_variable)
             check_within("SLURM_LOCALID", local_rank, per_node_variable, local_world_size)
@@ -77,6 +87,10 @@ class SLURMEnvironment:
         job = optional_int(environ, _first_set(environ, "SLURM_JOB_ID", "SLURM_JOBID")) or 0
         step = optional_int(environ, _first_set(environ, *_STEP_IDS)) or 0
         return _FIRST_PORT + (job * 31 + step) % _NUM_PORTS
+
+
+def _is_in_interactive_shell(environ: Mapping[str, str]) -> bool:
+    return is_set(environ, "SLURM_PTY_PORT") and environ.get("SLURM_JOB_NAME", "") in _SHELLS
 
 
 def _first_set(environ: Mapping[str, str], *variables: str) -> str:

@@ -18,6 +18,7 @@ from accel.checkpoints.restoration import Restoration
 from accel.checkpoints.saver import Saver
 from accel.checkpoints.strictness import Strictness
 from accel_state.errors import CheckpointError, ConfigError
+from accel_state.mesh_layout import MeshLayout
 
 LoadHook = Callable[[list[nn.Module], str], None]
 
@@ -43,6 +44,7 @@ def load_checkpoint(
     *,
     folder_of_checkpoints: Path | None,
     saver: Saver,
+    layout: MeshLayout,
     hooks: Sequence[LoadHook],
     verify: bool,
     is_strict: bool,
@@ -69,7 +71,7 @@ def load_checkpoint(
         models = list(prepared.models)
         for hook in hooks:
             hook(models, str(found.path))
-        restoration = Restoration(found, prepared, topology.rank, topology.world_size, Strictness(is_strict))
+        restoration = Restoration(found, prepared, topology.rank, layout, Strictness(is_strict))
         step = restoration.run(models)
     together.check()
     return Loaded(

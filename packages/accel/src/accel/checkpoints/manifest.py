@@ -14,7 +14,8 @@ from pathlib import Path
 from accel.checkpoints.digests import digest_of
 from accel.checkpoints.files import force_to_disk, is_plain_name, regular_file
 from accel.checkpoints.layout import MANIFEST_NAME
-from accel_state.errors import CheckpointError
+from accel_state.errors import CheckpointError, ConfigError
+from accel_state.mesh_layout import MeshLayout
 
 FORMAT = "accel-checkpoint"
 VERSION = 1
@@ -59,6 +60,7 @@ class Manifest:
     Attributes:
         files: Of all ranks; those of another `place` are on another node.
         world_size: Ranks that saved it.
+        mesh: How these were arranged: the size of each axis of `MeshLayout`; empty if each had the whole model.
         step: Training steps so far: backward passes that completed the gradients.
         iteration: Number of the checkpoint, where it was named by number.
         place: Which file system this manifest describes.
@@ -70,6 +72,7 @@ class Manifest:
 
     files: Sequence[FileEntry]
     world_size: int = 1
+    mesh: Mapping[str, int] = field(default_factory=dict)
     step: int = 0
     iteration: int | None = None
     place: int = 0
@@ -77,6 +80,11 @@ class Manifest:
     token: str = ""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     packages: Mapping[str, str] = field(default_factory=versions)
+
+    @property
+    def layout(self) -> MeshLayout:
+        """How the ranks that saved it were arranged."""
+        return MeshLayout(**self.mesh) if self.mesh else MeshLayout.of_replicas(self.world_size)
 
     @property
     def files_here(self) -> list[FileEntry]:
@@ -166,6 +174,14 @@ def _check(manifest: Manifest, path: Path) -> None:
         or not isinstance(manifest.token, str)
     ):
         raise CheckpointError(f"The manifest `{path}` is damaged: a field has the wrong type.")
+    try:
+        num_ranks = manifest.layout.world_size
+    except (ConfigError, TypeError) as error:
+        raise CheckpointError(f"The manifest `{path}` is damaged: {error}") from error
+    if num_ranks != manifest.world_size:
+        raise CheckpointError(
+            f"The manifest `{path}` is damaged: its mesh is for {num_ranks} ranks, but {manifest.world_size} saved it."
+        )
     for entry in manifest.files:
         if not is_plain_name(entry.name) or not isinstance(entry.num_bytes, int):
             raise CheckpointError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from accel.checkpoints import layout
+from accel.checkpoints import layout as names_of
 from accel.checkpoints.catalogue import Found
 from accel.checkpoints.files import regular_file
 from accel.checkpoints.gradients import restore_gradients
@@ -19,6 +19,7 @@ from accel_bigmodel.checkpoint_files import CheckpointFile
 from accel_ops.rng_state import restore_rng_states
 from accel_state.errors import CheckpointError
 from accel_state.logging import get_logger
+from accel_state.mesh_layout import MeshLayout
 
 logger = get_logger(__name__)
 
@@ -29,12 +30,12 @@ class RankState:
 
     Attributes:
         found: The checkpoint.
-        states: Random states of this rank, or of another where the number of ranks is not that of the save.
+        states: Random states of the rank that had this one's place among the data; of any rank, if nobody had.
         step: Micro-batches into the accumulation at hand.
         has_gradients: Whether the accumulation at hand had begun.
         rank: This process.
-        saved_by: Ranks that saved.
-        world_size: Ranks that load.
+        saved: How the ranks that saved were arranged.
+        layout: How those that load are.
         strict: What a misfit means.
     """
 
@@ -43,8 +44,8 @@ class RankState:
     step: int | None
     has_gradients: bool
     rank: int
-    saved_by: int
-    world_size: int
+    saved: MeshLayout
+    layout: MeshLayout
     strict: Strictness
 
     @classmethod
@@ -54,13 +55,19 @@ class RankState:
         names: Sequence[str],
         prepared: Prepared,
         rank: int,
-        world_size: int,
+        layout: MeshLayout,
         strict: Strictness,
     ) -> Self:
         """Read the random states, complaining where there are none for this rank."""
-        ranks = layout.ranks_of_random_states(names)
-        saved_by = found.manifest.world_size if found.manifest is not None else len(ranks)
-        name = layout.random_states_file(rank if saved_by == world_size else min(ranks, default=0))
+        ranks = names_of.ranks_of_random_states(names)
+        manifest = found.manifest
+        saved = MeshLayout.of_replicas(max(len(ranks), 1)) if manifest is None else manifest.layout
+        source = min(ranks, default=0)
+        if saved == layout:
+            source = rank
+        elif have_same_seeds(saved, layout):
+            source = saved.rank_of_seed(layout.seed_index(rank))
+        name = names_of.random_states_file(source)
         states: States | None = None
         step: int | None = None
         if name not in names:
@@ -72,31 +79,43 @@ class RankState:
             if name in names:
                 content: Any = read_torch_file(regular_file(found.path, name))
                 states, step = from_file(content, device_index=prepared.device_index, file_name=name)
-        has_gradients = layout.gradients_file(0) in names
-        return cls(found, states, step, has_gradients, rank, saved_by, world_size, strict)
+        has_gradients = names_of.gradients_file(0) in names
+        return cls(found, states, step, has_gradients, rank, saved, layout, strict)
 
     def restore(self, prepared: Prepared) -> None:
-        """Restore gradients and random states; at another number of ranks, derive the latter anew."""
-        if self.saved_by == self.world_size:
+        """Restore gradients and random states.
+
+        Another number of ranks that read different data draws new random numbers, derived from the saved ones.
+        On any other layout an accumulation begins anew.
+        """
+        if self.saved == self.layout:
             self._restore_gradients(prepared)
             self._restore_generators()
             return
-        if self.states is not None:
-            reseed_for(self.states, rank=self.rank, world_size=self.world_size)
-        logger.warning(
-            "The checkpoint was saved by %d processes and is loaded by %d: the random states of every rank are "
-            "derived anew from it%s.",
-            self.saved_by,
-            self.world_size,
-            ", and the accumulation that was open begins anew" if self.has_gradients else "",
-        )
+        changes = []
+        if have_same_seeds(self.saved, self.layout):
+            self._restore_generators()
+        else:
+            if self.states is not None:
+                reseed_for(
+                    self.states, rank=self.layout.seed_index(self.rank), world_size=self.layout.num_seeds
+                )
+            changes.append("the random states of every rank are derived anew from it")
         if self.has_gradients:
             self.step = 0
+            changes.append("the accumulation that was open begins anew")
+        if changes:
+            logger.warning(
+                "The checkpoint was saved by %s and is loaded by %s: %s.",
+                described(self.saved),
+                described(self.layout),
+                " and ".join(changes),
+            )
 
     def _restore_gradients(self, prepared: Prepared) -> None:
         if not self.has_gradients:
             return
-        name = layout.gradients_file(self.rank)
+        name = names_of.gradients_file(self.rank)
         with self.strict.loading(name, "the gradients of this rank"):
             file = CheckpointFile(regular_file(self.found.path, name))
             with open_weights([file]) as gradients:
@@ -112,3 +131,15 @@ class RankState:
                 raise
             self.strict.complain(str(error))
             restore_rng_states(self.states, strict=False)
+
+
+def have_same_seeds(saved: MeshLayout, layout: MeshLayout) -> bool:
+    """Whether as many ranks draw different random numbers, in as many pipeline stages."""
+    return (saved.pp, saved.num_seeds) == (layout.pp, layout.num_seeds)
+
+
+def described(layout: MeshLayout) -> str:
+    """Return how many processes there are, and how they are arranged unless each has the whole model."""
+    used = [f"{axis}={size}" for axis, size in layout.sizes.items() if size > 1]
+    is_plain = layout == MeshLayout.of_replicas(layout.world_size)
+    return f"{layout.world_size} processes" + ("" if is_plain else f" ({', '.join(used)})")

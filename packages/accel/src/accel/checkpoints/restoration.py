@@ -23,6 +23,7 @@ from accel.checkpoints.strictness import Strictness
 from accel.checkpoints.torch_file import read_torch_file
 from accel.file_names import OPTIMIZER_NAME, SAMPLER_NAME, SCALER_NAME, SCHEDULER_NAME
 from accel_state.logging import get_logger
+from accel_state.mesh_layout import MeshLayout
 
 logger = get_logger(__name__)
 
@@ -37,14 +38,14 @@ class Restoration:
         found: The checkpoint.
         prepared: What it is loaded into.
         rank: This process.
-        world_size: How many there are.
+        layout: How the processes are arranged.
         strict: Whether a misfit is an error.
     """
 
     found: Found
     prepared: Prepared
     rank: int
-    world_size: int
+    layout: MeshLayout
     strict: Strictness
 
     def __post_init__(self) -> None:
@@ -76,7 +77,7 @@ class Restoration:
             has_manifest=has_manifest,
             strict=self.strict,
         )
-        own = RankState.read(self.found, self.names, self.prepared, self.rank, self.world_size, self.strict)
+        own = RankState.read(self.found, self.names, self.prepared, self.rank, self.layout, self.strict)
         loads = [*self._optimizers(), *self._schedulers(), *self._loaders(), *self._scaler(), *self._custom()]
         saved = layout.numbers_of_models(self.names)
         for index, model in enumerate(models):

@@ -33,6 +33,7 @@ class Request:
         keep: How many numbered checkpoints stay, None: all.
         step: Training steps so far.
         iteration: Number of the checkpoint, if it has one.
+        mesh: How the ranks are arranged; see `Manifest`.
     """
 
     target: Path
@@ -40,6 +41,7 @@ class Request:
     keep: int | None = None
     step: int = 0
     iteration: int | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -180,6 +182,7 @@ class Transaction:
             files=[*listed, *others],
             token=self.request.token,
             world_size=self.topology.world_size,
+            mesh=self.request.mesh,
             step=self.request.step,
             iteration=self.request.iteration,
             place=self.place,

@@ -239,6 +239,7 @@ class Checkpointing:
             None if input_dir is None else Path(input_dir),
             folder_of_checkpoints=self._folder_of_checkpoints(),
             saver=saver,
+            layout=current_runtime().layout,
             hooks=tuple(self._load_hooks.values()),
             verify=verify,
             is_strict=strict,
@@ -307,14 +308,14 @@ class Checkpointing:
         from accel.checkpoints.layout import checkpoint_name
         from accel.checkpoints.transaction import Request
 
-        project = self.configuration.project
+        project, mesh = self.configuration.project, current_runtime().layout.sizes
         if not project.automatic_checkpoint_naming:
             if output_dir is None:
                 raise ConfigError(
                     "`save_state` does not know where to save: pass `output_dir`, or let the project name its "
                     "checkpoints with `ProjectConfiguration(project_dir=…, automatic_checkpoint_naming=True)`."
                 )
-            return Request(Path(output_dir).resolve(), token="", step=self._num_steps)
+            return Request(Path(output_dir).resolve(), token="", step=self._num_steps, mesh=mesh)
         if output_dir is not None:
             warnings.warn(
                 f"`output_dir={os.fspath(output_dir)!r}` has no effect: the project names its checkpoints by itself. "
@@ -334,7 +335,12 @@ class Checkpointing:
                 "`accelerator.project_configuration.iteration` to the number to go on with."
             )
         return Request(
-            target, token="", keep=project.total_limit, step=self._num_steps, iteration=project.iteration
+            target,
+            token="",
+            keep=project.total_limit,
+            step=self._num_steps,
+            iteration=project.iteration,
+            mesh=mesh,
         )
 
     def _count_save(self, request: Request) -> None:

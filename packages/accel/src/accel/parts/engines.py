@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from accel_backends import Precision
-from accel_state import AcceleratorState
+from accel_state import AcceleratorState, current_runtime
 from accel_state.enums import FP8BackendType
 
 if TYPE_CHECKING:
@@ -36,35 +36,30 @@ class EngineFacts:
     @property
     def data_parallel_rank(self) -> int:
         """Which full copy of the model this process belongs to."""
-        return (
-            self.state.process_index if self.parallelism_config is None else self._rank_along("dp_replicate")
-        )
+        return self._coordinate("dp_replicate")
 
     @property
     def data_parallel_shard_rank(self) -> int:
         """Which shard of the parameters this process holds, among those that see different batches."""
-        return self._rank_along("dp_shard")
+        return self._coordinate("dp_shard")
 
     @property
     def tensor_parallel_rank(self) -> int:
         """Which part of each layer this process computes; 0 where layers are not shared."""
-        return self._rank_along("tp")
+        return self._coordinate("tp")
 
     @property
     def context_parallel_rank(self) -> int:
         """Which part of each sequence this process reads; 0 where sequences are not shared."""
-        return self._rank_along("cp")
+        return self._coordinate("cp")
 
     @property
     def pipeline_parallel_rank(self) -> int:
-        """Which stage of the model this process runs: 0, since the mesh has no axis of stages."""
-        return self._rank_along("pp")
+        """Which stage of the model this process runs; 0 where there is one stage."""
+        return self._coordinate("pp")
 
-    def _rank_along(self, axis: str) -> int:
-        mesh = self.torch_device_mesh
-        if mesh is None or axis not in (mesh.mesh_dim_names or ()):
-            return 0
-        return mesh.get_local_rank(axis)
+    def _coordinate(self, axis: str) -> int:
+        return current_runtime().layout.coordinate(self.state.process_index)[axis]
 
     @property
     def is_fsdp2(self) -> bool:

@@ -212,8 +212,6 @@ class Preparation:
         ready: DataLoader[Any] = accel_data.prepare_data_loader(
             data_loader,
             device=self.processes.device,
-            num_processes=self.processes.num_processes,
-            process_index=self.processes.process_index,
             split_batches=loader.split_batches,
             put_on_device=self._place(device_placement),
             rng_types=list(self.configuration.rng_types),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from accel_state.availability.reasons import Package, why_package_not
+from accel_state.availability.package import Package, why_package_not
 
 
 @pytest.fixture
@@ -20,17 +20,17 @@ def install(tmp_path, monkeypatch):
     return put
 
 
-def test_what_is_not_installed_is_named_with_the_way_out():
+def test_what_is_not_installed_is_named_with_the_install_hint():
     package = Package("made_up", ("made-up",))
     assert why_package_not(package) == "`made-up` is not installed. Run `pip install made-up`."
 
 
-def test_the_way_out_is_the_extra_where_there_is_one():
+def test_the_install_hint_is_the_extra_where_there_is_one():
     package = Package("made_up", ("made-up",), install="accel-trackers[made-up]")
     assert why_package_not(package).endswith("Run `pip install accel-trackers[made-up]`.")
 
 
-def test_the_way_out_asks_for_a_version_that_will_do():
+def test_the_install_hint_asks_for_a_version_that_will_do():
     assert why_package_not(Package("made_up", ("made-up",), "1.5")).endswith(
         "Run `pip install 'made-up>=1.5'`."
     )

@@ -18,7 +18,7 @@ class Package(NamedTuple):
     install: str | None = None
 
     @property
-    def way_out(self) -> str:
+    def install_hint(self) -> str:
         """The command that makes the package available."""
         wanted = self.install or self.distributions[0]
         if self.install is None and self.minimum is not None:
@@ -39,7 +39,7 @@ def why_package_not(package: Package, *, minimum: str | None = None) -> str | No
         package = package._replace(minimum=minimum)
     found = _installed(package.distributions)
     if found is None:
-        return f"`{package.distributions[0]}` is not installed. {package.way_out}"
+        return f"`{package.distributions[0]}` is not installed. {package.install_hint}"
     distribution, version = found
     if find_spec(package.module) is None:
         return f"`{distribution}` {version} is installed, but its module `{package.module}` cannot be found."

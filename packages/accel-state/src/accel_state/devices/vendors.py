@@ -1,0 +1,157 @@
+"""The table of device vendors; a new one is a row here, or is added by `register_vendor`. Imports no torch."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from accel_state.availability.package import Package, why_package_not
+from accel_state.enums import DistributedType, RNGType, add_member
+from accel_state.errors import ConfigError, UnknownNameError
+
+_TORCH_MODULE = "accel_state.devices.torch_module:TorchModuleBackend"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vendor:
+    """One kind of device.
+
+    Args:
+        name: What torch calls its devices (``cuda``).
+        title: What people call them.
+        collective_backend: The process group backend of several processes; None where there can be one only.
+        distributed_type: What users' code calls a run of several processes.
+        packages: What adds the device to torch: any one of these has to be installed. Empty where torch has it.
+        plugin: The module of that package that has to be imported.
+        backend: The class that drives the devices, as ``module:Class``; it is called with the vendor.
+        hint: What is needed where torch finds no device.
+    """
+
+    name: str
+    title: str
+    collective_backend: str | None
+    distributed_type: str
+    packages: tuple[Package, ...] = ()
+    plugin: str | None = None
+    backend: str = _TORCH_MODULE
+    hint: str = ""
+
+    def why_not_installed(self) -> str | None:
+        """Say why the vendor's package cannot be imported, without importing it; None if it can."""
+        if not self.packages or (self.plugin is not None and self.plugin in sys.modules):
+            return None
+        reasons = [why_package_not(package) for package in self.packages]
+        return None if None in reasons else f"No {self.title}: {reasons[0]}"
+
+
+def _extension(name: str, title: str, collective_backend: str, package: str) -> Vendor:
+    """A vendor whose ``package`` adds ``torch.<name>``."""
+    return Vendor(
+        name=name,
+        title=title,
+        collective_backend=collective_backend,
+        distributed_type=f"MULTI_{name.upper()}",
+        packages=(Package(package, (package.replace("_", "-"),)),),
+        plugin=package,
+    )
+
+
+#: Looked at from the top; a process uses the first that is available. The CPU, always available, comes last.
+_VENDORS = (
+    _extension("mlu", "Cambricon MLU", "cncl", "torch_mlu"),  # https://github.com/Cambricon/torch_mlu
+    _extension("sdaa", "Tecorigin SDAA", "tccl", "torch_sdaa"),
+    _extension(
+        "musa", "Moore Threads MUSA", "mccl", "torch_musa"
+    ),  # https://github.com/MooreThreads/torch_musa
+    _extension("npu", "Ascend NPU", "hccl", "torch_npu"),  # https://github.com/Ascend/pytorch
+    Vendor(
+        name="hpu",
+        title="Habana HPU",
+        collective_backend="hccl",
+        distributed_type="MULTI_HPU",
+        packages=(
+            Package("habana_frameworks", ("habana-torch-plugin",)),
+            Package("habana_frameworks", ("habana_frameworks",)),
+        ),
+        plugin="habana_frameworks.torch",
+        backend="accel_state.devices.hpu:HpuBackend",
+    ),
+    _extension(
+        "neuron", "AWS Neuron", "neuron", "torch_neuronx"
+    ),  # https://awsdocs-neuron.readthedocs-hosted.com
+    Vendor(
+        name="xla",
+        title="XLA device",
+        collective_backend="xla",
+        distributed_type="XLA",
+        packages=(Package("torch_xla", ("torch-xla",)),),
+        plugin="torch_xla",
+        backend="accel_state.devices.xla:XlaBackend",
+    ),
+    Vendor(
+        name="cuda",
+        title="CUDA device",
+        collective_backend="nccl",
+        distributed_type="MULTI_GPU",
+        backend="accel_state.devices.cuda:CudaBackend",
+    ),
+    Vendor(
+        name="xpu",
+        title="Intel GPU",
+        collective_backend="xccl",
+        distributed_type="MULTI_XPU",
+        hint="It needs a torch built for XPU and Intel's GPU driver.",
+    ),
+    Vendor(
+        name="mps",
+        title="MPS device",
+        collective_backend=None,
+        distributed_type="NO",
+        backend="accel_state.devices.mps:MpsBackend",
+    ),
+    Vendor(
+        name="cpu",
+        title="CPU",
+        collective_backend="gloo",
+        distributed_type="MULTI_CPU",
+        backend="accel_state.devices.cpu:CpuBackend",
+    ),
+)
+_by_name: dict[str, Vendor] = {vendor.name: vendor for vendor in _VENDORS}
+
+
+def known_vendors() -> tuple[Vendor, ...]:
+    """Return all vendors, the preferred first."""
+    return tuple(_by_name.values())
+
+
+def find_vendor(name: str) -> Vendor:
+    """Return the vendor of the devices that torch calls ``name``.
+
+    Raises:
+        UnknownNameError: If there is none.
+    """
+    if name not in _by_name:
+        raise UnknownNameError.of("device", name, _by_name)
+    return _by_name[name]
+
+
+def register_vendor(vendor: Vendor) -> None:
+    """Add a vendor for the rest of this process, preferred to all others.
+
+    Its devices can be asked for by name, are chosen if they are available, and have members of `DistributedType`
+    and `RNGType`.
+
+    Raises:
+        ConfigError: If there is another vendor of that name.
+    """
+    known = _by_name.get(vendor.name)
+    if known not in (None, vendor):
+        raise ConfigError(
+            f"The device `{vendor.name}` exists already. Choose the name of another device type."
+        )
+    others = {name: other for name, other in _by_name.items() if other is not known}
+    _by_name.clear()
+    _by_name.update({vendor.name: vendor, **others})
+    add_member(DistributedType, vendor.distributed_type)
+    add_member(RNGType, vendor.name)

@@ -1,1 +1,0 @@
-"""The tables of settings, one file per concern: a title and the settings under it."""

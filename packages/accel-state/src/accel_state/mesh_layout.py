@@ -1,0 +1,244 @@
+"""Which rank does what: the axes of parallelism of a run, and each rank's coordinates on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Self
+
+from accel_state.errors import ConfigError, UnknownNameError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+#: All axes, outermost first: ranks that are neighbours on the last axis share a machine, and communicate most.
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "sp", "tp")
+#: Ranks that differ on these read different samples.
+DATA_AXES = ("dp_replicate", "dp_shard")
+#: Ranks that differ on these compute the loss of different tokens.
+LOSS_AXES = (*DATA_AXES, "cp", "sp")
+#: Ranks that differ on these can hold different shards of a parameter.
+SHARD_AXES = ("dp_shard", "cp", "sp")
+#: Ranks that differ on these draw different random numbers.
+SEED_AXES = ("pp", *DATA_AXES)
+#: The axes of the expert view, in which ``ep`` is cut out of everything inside of ``dp_replicate``.
+EXPERT_AXES = ("pp", "dp_replicate", "edp_shard", "ep")
+
+_UNIONS = {"dp": DATA_AXES, "dp_shard_cp": ("dp_shard", "cp"), "dp_cp": (*DATA_AXES, "cp"), "loss": LOSS_AXES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshLayout:
+    """How the ranks of a run are arranged along the axes of parallelism. An axis that is not used has size 1.
+
+    Args:
+        pp: Pipeline stages.
+        dp_replicate: Full copies of the model.
+        dp_shard: Ranks over which each copy is sharded, each with batches of its own.
+        cp: Ranks that share each sequence, by context parallelism.
+        sp: Ranks that share each sequence, by attention heads (Ulysses).
+        tp: Ranks that share each layer.
+        ep: Ranks over which the experts of a layer are spread. They are no further ranks: this must divide
+            ``dp_shard * cp * sp * tp``.
+
+    Raises:
+        ConfigError: If a size is not a whole number of at least 1, or ``ep`` does not divide what it must.
+    """
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    sp: int = 1
+    tp: int = 1
+    ep: int = 1
+
+    def __post_init__(self) -> None:
+        for axis in (*AXES, "ep"):
+            check_size(axis, getattr(self, axis))
+        if self._size_of_copy % self.ep:
+            raise ConfigError(
+                f"`ep` must divide `dp_shard * cp * sp * tp`, which is {self._size_of_copy}, got {self.ep}."
+            )
+
+    @classmethod
+    def of_replicas(cls, num_ranks: int) -> Self:
+        """Return the layout of plain data parallelism: every rank has the whole model and its own data."""
+        return cls(dp_replicate=num_ranks)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each axis, outermost first."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
+    def expert_sizes(self) -> dict[str, int]:
+        """The size of each axis of the expert view, outermost first."""
+        return {
+            "pp": self.pp,
+            "dp_replicate": self.dp_replicate,
+            "edp_shard": self._size_of_copy // self.ep,
+            "ep": self.ep,
+        }
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return prod(self.sizes.values())
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Ranks that read different samples."""
+        return self.size(*DATA_AXES)
+
+    @property
+    def num_loss_ranks(self) -> int:
+        """Ranks over which the loss of a step is averaged."""
+        return self.size(*LOSS_AXES)
+
+    @property
+    def num_param_shards(self) -> int:
+        """Pieces into which a sharded parameter can be cut."""
+        return self.size(*SHARD_AXES)
+
+    @property
+    def num_seeds(self) -> int:
+        """Ranks that draw different random numbers."""
+        return self.size(*SEED_AXES)
+
+    def data_rank(self, rank: int) -> int:
+        """Return the number of ``rank`` among those that read different samples."""
+        return self.index(rank, *DATA_AXES)
+
+    def loss_rank(self, rank: int) -> int:
+        """Return the number of ``rank`` among those over which the loss is averaged."""
+        return self.index(rank, *LOSS_AXES)
+
+    def param_shard(self, rank: int) -> int:
+        """Return which shard of each parameter ``rank`` holds, where parameters are sharded."""
+        return self.index(rank, *SHARD_AXES)
+
+    def seed_index(self, rank: int) -> int:
+        """Return the number of ``rank`` among those that draw different random numbers.
+
+        Ranks that work on the same samples have the same number, unless they run different pipeline stages.
+        Without a pipeline it is the data rank.
+        """
+        return self.index(rank, *SEED_AXES)
+
+    def rank_of_seed(self, index: int) -> int:
+        """Return the first rank with that `seed_index`."""
+        return next(rank for rank in range(self.world_size) if self.seed_index(rank) == index)
+
+    def size(self, *axes: str) -> int:
+        """Return the product of the sizes of ``axes``, which may be those of the expert view."""
+        view = self._view(axes)
+        return prod(view[axis] for axis in axes)
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        """Return the place of ``rank`` on each axis."""
+        return self._coordinate(rank, self.sizes)
+
+    def expert_coordinate(self, rank: int) -> dict[str, int]:
+        """Return the place of ``rank`` on each axis of the expert view."""
+        return self._coordinate(rank, self.expert_sizes)
+
+    def index(self, rank: int, *axes: str) -> int:
+        """Return the number of ``rank`` among those that differ on ``axes``, counted from the outermost axis."""
+        view = self._view(axes)
+        place = self._coordinate(rank, view)
+        index = 0
+        for axis in (axis for axis in view if axis in axes):
+            index = index * view[axis] + place[axis]
+        return index
+
+    def group_of(self, rank: int, *axes: str) -> tuple[int, ...]:
+        """Return the ranks that differ from ``rank`` on ``axes`` at most, itself included, in order."""
+        view = self._view(axes)
+        place = self._coordinate(rank, view)
+        steps = _strides(view)
+        first = sum(place[axis] * steps[axis] for axis in view if axis not in axes)
+        inside = [range(0, view[axis] * steps[axis], steps[axis]) for axis in view if axis in axes]
+        return tuple(first + sum(offsets) for offsets in product(*inside))
+
+    def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
+        """Return all groups of ranks that differ on ``axes`` only; every rank is in one of them."""
+        view = self._view(axes)
+        steps = _strides(view)
+        outside = [range(0, view[axis] * steps[axis], steps[axis]) for axis in view if axis not in axes]
+        return tuple(self.group_of(sum(offsets), *axes) for offsets in product(*outside))
+
+    def mesh(self, device_type: str, axes: Iterable[str] = AXES) -> DeviceMesh:
+        """Build a mesh over all ranks, with process groups. Every rank must call this; it blocks until all have.
+
+        Args:
+            device_type: Of the devices that the ranks run on.
+            axes: The axes that the mesh has; those left out must have size 1.
+
+        Returns:
+            A new mesh with ``axes`` in the order of `AXES`. The unions ``dp``, ``dp_shard_cp``, ``dp_cp`` and
+            ``loss`` can be asked for by name too, as far as they have any of ``axes``.
+        """
+        wanted = set(axes)
+        mesh = _build(device_type, {axis: size for axis, size in self.sizes.items() if axis in wanted})
+        for name, members in _UNIONS.items():
+            present = tuple(axis for axis in members if axis in wanted)
+            if present:
+                mesh[present]._flatten(name)
+        return mesh
+
+    def expert_mesh(self, device_type: str) -> DeviceMesh:
+        """Build a mesh of the expert view, with process groups, over the same ranks; see `mesh`."""
+        return _build(device_type, self.expert_sizes)
+
+    @property
+    def _size_of_copy(self) -> int:
+        """Ranks that hold one stage of one copy of the model."""
+        return self.dp_shard * self.cp * self.sp * self.tp
+
+    def _view(self, axes: Iterable[str]) -> Mapping[str, int]:
+        """Return the view that has all of ``axes``."""
+        wanted = set(axes)
+        for view in (self.sizes, self.expert_sizes):
+            if wanted <= view.keys():
+                return view
+        known = {*AXES, *EXPERT_AXES}
+        for axis in sorted(wanted - known):
+            raise UnknownNameError.of("axis", axis, known)
+        dense, expert = sorted(wanted - {*EXPERT_AXES})[0], sorted(wanted - {*AXES})[0]
+        raise ConfigError(
+            f"`{dense}` and `{expert}` belong to different views of the ranks: ask for one view."
+        )
+
+    def _coordinate(self, rank: int, view: Mapping[str, int]) -> dict[str, int]:
+        if not 0 <= rank < self.world_size:
+            raise ConfigError(f"`rank` must lie between 0 and {self.world_size - 1}, got {rank}.")
+        return {axis: rank // step % view[axis] for axis, step in _strides(view).items()}
+
+
+def check_size(name: str, size: object) -> int:
+    """Return the size of an axis.
+
+    Raises:
+        ConfigError: If it is not a whole number of at least 1.
+    """
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ConfigError(f"`{name}` must be a whole number of at least 1, got {size!r}.")
+    return size
+
+
+def _strides(view: Mapping[str, int]) -> dict[str, int]:
+    """Return for each axis how far apart in rank two neighbours on it are."""
+    strides, stride = {}, prod(view.values())
+    for axis, size in view.items():
+        stride //= size
+        strides[axis] = stride
+    return strides
+
+
+def _build(device_type: str, sizes: Mapping[str, int]) -> DeviceMesh:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))

@@ -1,0 +1,50 @@
+"""Which ranks share a machine, where their launcher does not tell the number of the machine."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch.distributed as dist
+
+from accel_state.topology import Topology
+
+
+def agree_on_nodes(topology: Topology, *, host: str | None = None) -> Topology:
+    """Return the topology with the number of this rank's machine, counted in the order of their first ranks.
+
+    MPI tells each rank its number on its machine, but not which machine it is: that depends on how ranks were
+    mapped (``--map-by node``, a rank file). Every rank must call this while the process group is up; it blocks
+    until all have.
+
+    Args:
+        topology: As the environment tells it.
+        host: What tells this machine from the others; found out where not given.
+    """
+    hosts: list[str] = [""] * topology.world_size
+    dist.all_gather_object(hosts, host or _this_host())
+    return on_hosts(topology, hosts)
+
+
+def on_hosts(topology: Topology, hosts: Sequence[str]) -> Topology:
+    """Return the topology of a rank that runs on ``hosts[rank]``.
+
+    If as many ranks as it should have are not on this host, names do not tell machines apart, and the topology is
+    returned as it is.
+    """
+    own = hosts[topology.rank]
+    if Counter(hosts)[own] != topology.local_world_size:
+        return topology
+    in_order = list(dict.fromkeys(hosts))
+    return replace(
+        topology, node_rank=in_order.index(own), num_nodes=len(in_order), is_node_rank_assumed=False
+    )
+
+
+def _this_host() -> str:
+    """Return the machine's name, with what tells apart machines of the same name."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()} {boot_id.read_text().strip() if boot_id.exists() else ''}"
