@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import signal
@@ -14,10 +13,7 @@ import psutil
 import pytest
 from two_machines import ADDRESSES
 
-pytestmark = [
-    pytest.mark.engine("deepspeed"),
-    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="`deepspeed` is not installed"),
-]
+pytestmark = pytest.mark.engine("deepspeed")
 SUM = """
 import os, re, sys
 import torch, torch.distributed as dist

@@ -1,4 +1,4 @@
-"""`accel launch --use_mpirun` with the real Open MPI and MPICH, where they are installed."""
+"""`accel launch --use_mpirun` with the real Open MPI and MPICH."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ with open(f"{sys.argv[1]}/environ.json", "w") as file:
 WAIT = "import os, sys, time; open(f'{sys.argv[1]}/{os.getpid()}', 'w').close(); time.sleep(60)"
 
 # What the installed programs are called where several MPIs live side by side (Debian).
-PROGRAMS = ("mpirun.openmpi", "mpirun.mpich")
+OPEN_MPI = pytest.param("mpirun.openmpi", marks=pytest.mark.engine("openmpi"))
+MPICH = pytest.param("mpirun.mpich", marks=pytest.mark.engine("mpich"))
 
 
-@pytest.fixture(params=PROGRAMS)
+@pytest.fixture(params=[OPEN_MPI, MPICH])
 def start(request, tmp_path):
     """Start a script with one of the MPIs as `mpirun`."""
     program = shutil.which(request.param)
@@ -113,7 +114,7 @@ def test_nothing_is_left_when_the_launcher_is_ended(start, tmp_path, signum):
     assert [rank for rank in alive if rank.status() != psutil.STATUS_ZOMBIE] == []
 
 
-@pytest.mark.parametrize("start", ["mpirun.mpich"], indirect=True)  # Open MPI sends only what it is told to
+@pytest.mark.parametrize("start", [MPICH], indirect=True)  # Open MPI sends only what it is told to
 def test_another_machine_gets_the_settings_and_a_list_but_no_secret(start, tmp_path):
     ssh = tmp_path / "bin" / "ssh"
     ssh.write_text(SSH)

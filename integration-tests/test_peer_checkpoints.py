@@ -30,7 +30,6 @@ def has(python, package):
 PEER = peer_python()
 PEER_HAS_TORCHDATA = PEER is not None and has(PEER, "torchdata")
 pytestmark = [
-    pytest.mark.engine("accelerate"),
     pytest.mark.skipif(
         PEER is None,
         reason="no environment with accelerate: run `python tools/dev.py bench ready` or set ACCEL_PEER_PYTHON",

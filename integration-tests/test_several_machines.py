@@ -14,6 +14,7 @@ import psutil
 import pytest
 from two_machines import ADDRESSES
 
+pytestmark = pytest.mark.engine("ssh")
 DIGITS = Path(__file__).parents[1] / "docs" / "examples" / "digits.py"
 SUM = """
 import os, sys, time

@@ -14,6 +14,7 @@ import slurm_cluster as slurm
 
 from accel_state.testing.side_by_side import SideBySide
 
+pytestmark = pytest.mark.engine("slurm")
 ACCEL = [sys.executable, "-m", "accel_launch", "launch", "--cpu"]
 SUM = """
 import os

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from tools.commands.protocol import Command
 from tools.setup.presets import development
@@ -12,8 +13,13 @@ from tools.workspace import ROOT
 
 def test(arguments: argparse.Namespace) -> int:
     environment = development().ensure()
-    command = [environment.python, "-m", "pytest", *arguments.paths, *arguments.handed_on]
+    command = [environment.python, "-m", "pytest", *options_in_ci(), *arguments.paths, *arguments.handed_on]
     return run(command, cwd=ROOT, environ=environment.child_environ())
+
+
+def options_in_ci() -> list[str]:
+    """Return what pytest is told in CI, where a test that is skipped for no known reason is a failure."""
+    return ["--no-unexpected-skips"] if os.environ.get("CI", "").lower() in ("1", "true") else []
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

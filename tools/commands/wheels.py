@@ -34,6 +34,7 @@ def test_installed(environment: Environment, packages: list[Package], handed_on:
     with tempfile.TemporaryDirectory(prefix="accel-wheels-") as folder:
         trial = Path(folder)
         shutil.copy(ROOT / "pyproject.toml", trial)
+        shutil.copy(ROOT / "conftest.py", trial)
         shutil.copy(SMOKE_TEST, trial)
         environ = environment.child_environ()
         names = [package.import_name for package in packages]

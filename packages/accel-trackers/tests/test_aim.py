@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_state.availability import why_not
-
-pytestmark = pytest.mark.skipif(why_not("aim") is not None, reason="needs the extra accel-trackers[aim]")
+pytestmark = pytest.mark.engine("aim")
 
 READER = """
 import json

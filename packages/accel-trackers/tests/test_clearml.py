@@ -5,11 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_state.availability import why_not
-
-pytestmark = pytest.mark.skipif(
-    why_not("clearml") is not None, reason="needs the extra accel-trackers[clearml]"
-)
+pytestmark = pytest.mark.engine("clearml")
 
 OFFLINE = {"CLEARML_OFFLINE_MODE": "1"}
 

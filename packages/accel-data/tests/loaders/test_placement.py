@@ -12,16 +12,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from accel_data import prepare_data_loader
 from accel_data.loaders.placement import DirectPlacement, SideStreamPlacement, placement
 
-needs_cuda = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="copies on a side stream need a CUDA device"
-)
-
 
 def test_no_device_is_nothing_to_do() -> None:
     assert placement(None, non_blocking=True, is_pinned=True) is None
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="batches may come from the accelerator")
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without an accelerator")
 def test_without_an_accelerator_the_cpu_is_where_batches_are() -> None:
     assert placement("cpu", non_blocking=False, is_pinned=False) is None
 
@@ -36,7 +32,7 @@ def test_batches_are_copied_when_they_are_asked_for() -> None:
     assert len(list(source)) == 1
 
 
-@needs_cuda
+@pytest.mark.gpu
 def test_copies_from_pinned_memory_run_one_batch_ahead_and_arrive_whole() -> None:
     data = torch.arange(64 * 100_000, dtype=torch.float32).view(64, 100_000)
     loader = DataLoader(TensorDataset(data), batch_size=4, pin_memory=True)

@@ -1,4 +1,4 @@
-"""A whole launch against moto's server on loopback, where it and Amazon's SDK are installed."""
+"""A whole launch with Amazon's SDK, against moto's server on loopback."""
 
 from __future__ import annotations
 
@@ -42,15 +42,14 @@ def test_without_the_sdk_the_extra_is_named(monkeypatch):
 @pytest.fixture
 def amazon(tmp_path, monkeypatch):
     """Amazon on loopback: returns a session of `boto3` that talks to it."""
-    pytest.importorskip("sagemaker", reason="needs `pip install accel-launch[sagemaker]`")
-    server_of = pytest.importorskip("moto.server", reason="needs `pip install moto[server]`")
     import boto3
+    from moto.server import ThreadedMotoServer
 
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    server = server_of.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")

@@ -54,7 +54,7 @@ def test_cuda_comes_first_among_device_types(monkeypatch):
 
 def test_a_machine_without_accelerator_computes_on_the_cpu_in_both_short_formats():
     if capabilities.get_current_device_type() != ("cpu", "MULTI_CPU"):
-        pytest.skip("there is an accelerator")
+        pytest.skip("needs a machine without an accelerator")
     assert capabilities.is_bf16_available()
     assert capabilities.is_fp16_available()
     assert not devices.is_rocm_available()

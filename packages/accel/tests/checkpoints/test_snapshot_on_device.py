@@ -4,11 +4,7 @@ from torch import nn
 
 from accel import Accelerator
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.usefixtures("fresh_state"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_state")]
 
 
 def build(seed):
