@@ -44,10 +44,15 @@ def network_namespace(label: str) -> Iterator[str]:
         _delete(name)
 
 
+def within(name: str, command: Sequence[str]) -> list[str]:
+    """Return the words that run ``command`` in a namespace. (`ip netns exec` would hide /sys/fs/cgroup.)"""
+    return ["nsenter", f"--net=/run/netns/{name}", *command]
+
+
 @contextmanager
 def daemon(name: str, command: Sequence[str], **options: object) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program in the namespace ``name``. It ends with the ``with`` block, and at the latest with this process."""
-    words = ["setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", name, *command]
+    words = ["setpriv", "--pdeathsig", "KILL", *within(name, command)]
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True, **options)
     try:
         yield process

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import network_namespace
-from network_namespace import daemon, ip, sigterm_like_ctrl_c
+from network_namespace import daemon, ip, sigterm_like_ctrl_c, within
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
 _CONFIG = """
@@ -72,7 +72,7 @@ class Cluster:
 
     def run(self, *command: str, timeout_s: float = 180, check: bool = True) -> str:
         finished = subprocess.run(
-            ["ip", "netns", "exec", self.namespace, *command],
+            within(self.namespace, command),
             env=self.environ,
             cwd=self.folder,
             stdin=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import network_namespace
-from network_namespace import daemon, ip, sigterm_like_ctrl_c
+from network_namespace import daemon, ip, sigterm_like_ctrl_c, within
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 _SSHD = "/usr/sbin/sshd"
@@ -58,7 +58,7 @@ class TwoMachines:
             "HF_HOME": f"{self.folder}/hf",
         }
         return subprocess.Popen(
-            ["ip", "netns", "exec", self.names[machine], *command],
+            within(self.names[machine], command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -95,7 +95,8 @@ def two_machines(folder: Path) -> Iterator[TwoMachines]:
 def _wait_until_listening(name: str, *, log: Path) -> None:
     """Wait until something listens on port 2222 (8AE in hexadecimal) of a namespace."""
     deadline = time.monotonic() + 60
-    while ":08AE " not in ip("netns", "exec", name, "cat", "/proc/net/tcp"):
+    command = within(name, ["cat", "/proc/net/tcp"])
+    while b":08AE " not in subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout:
         if time.monotonic() > deadline:
             raise TimeoutError(f"no sshd in {name}: {log.read_text()}")
         time.sleep(0.05)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 from tools.engines.protocol import Engine
 from tools.setup.environment import Environment, shown
 from tools.setup.failures import SetupError
 from tools.setup.presets import heavy_engines
-from tools.setup.running import environment_with, timed
+from tools.setup.running import timed
 from tools.workspace import ROOT
 
 OPERATORS = ("ShareMemCommBuilder",)
@@ -24,24 +25,25 @@ for name in sys.argv[1:]:
 """
 
 
-def compile_operators(environment: Environment) -> None:
-    """Compile the operators into ``build/torch_extensions``, once for each set of installed packages."""
-    stamp = CACHE / "compiled-for.sha256"
+def compile_operators(environment: Environment, *, cache: Path = CACHE) -> None:
+    """Compile the operators into ``cache``, once for each set of installed packages."""
+    stamp = cache / "compiled-for.sha256"
     wanted = f"{environment.fingerprint()} {' '.join(OPERATORS)}"
     if stamp.is_file() and stamp.read_text() == wanted:
         return
-    for lock in CACHE.rglob("lock"):  # left by a build that was killed; every later one waits for it forever
+    for lock in cache.rglob("lock"):  # left by a build that was killed; every later one waits for it forever
         lock.unlink()
     LOG.parent.mkdir(parents=True, exist_ok=True)
     command = [str(environment.python), "-c", COMPILE, *OPERATORS]
-    with timed(f"compiling DeepSpeed's operators into {shown(CACHE)}, some minutes (log: {shown(LOG)})"):
+    with timed(f"compiling DeepSpeed's operators into {shown(cache)}, some minutes (log: {shown(LOG)})"):
         with LOG.open("w", encoding="utf-8") as log:
-            environ = environment_with(environment.child_environ() | VARIABLES)
+            environ = environment.child_environ() | VARIABLES | {"TORCH_EXTENSIONS_DIR": str(cache)}
             done = subprocess.run(
                 command, cwd=ROOT, env=environ, stdout=log, stderr=subprocess.STDOUT, check=False
             )
     if done.returncode != 0:
         raise SetupError(f"DeepSpeed's operators could not be compiled. Log: {LOG}")
+    cache.mkdir(parents=True, exist_ok=True)
     stamp.write_text(wanted)
 
 
