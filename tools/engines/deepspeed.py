@@ -19,6 +19,7 @@ CACHE = ROOT / "build" / "torch_extensions"
 LOG = ROOT / "build" / "logs" / "deepspeed-operators.log"
 VARIABLES = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(CACHE)}
 COMPILE = """
+import sys
 from deepspeed.ops.op_builder import cpu
 for name in sys.argv[1:]:
     getattr(cpu, name)().load()

@@ -41,7 +41,8 @@ def xla_environment() -> Environment:
         for requirement in package.dependencies
         if requirement_name(requirement) not in {*packages, "torch"}
     }
-    return Environment(FOLDER, (), [*dependency_group("test"), *THEIR_REQUIREMENTS, *sorted(ours)])
+    groups = [*dependency_group("test"), *dependency_group("wheels")]  # with those, packages are built in place
+    return Environment(FOLDER, (), [*groups, *THEIR_REQUIREMENTS, *sorted(ours)])
 
 
 def run_logged(command: Sequence[str | Path]) -> str:
@@ -94,9 +95,8 @@ def install_torch(environment: Environment) -> None:
         return
     ours = [word for package in read_packages().values() for word in ("-e", package.folder)]
     with timed(f"installing {' '.join(PINNED)} (1 GB) into {FOLDER.relative_to(ROOT)}, with stubs of CUDA"):
-        run_logged(
-            [environment.python, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", *PINNED, *ours]
-        )
+        pip = [environment.python, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps"]
+        run_logged([*pip, "--no-build-isolation", *PINNED, *ours])
         (libraries,) = FOLDER.glob("lib/python*/site-packages/torch/lib")
         make_stubs(libraries, STUBS)
     stamp.write_text(wanted)
