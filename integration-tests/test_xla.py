@@ -88,7 +88,7 @@ def test_the_device_file_speaks_the_language_of_the_real_package(run):
 
 def test_the_state_is_on_the_device_and_a_model_trains_there(run):
     assert run(STATE) == {
-        "device": "xla", "distributed_type": "XLA", "ranks": [0, 1], "main": True, "part": [1, 2, 3], "trains": True,
+        "device": "xla", "distributed_type": "NO", "ranks": [0, 1], "main": True, "part": [1, 2, 3], "trains": True,
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -26,14 +27,21 @@ for name in sys.argv[1:]:
 """
 
 
+def installed(environment: Environment) -> list[str]:
+    """Return what the operators are compiled against, such as ``torch-2.13.0+cpu``."""
+    folders = environment.folder.glob("lib/python*/site-packages/*.dist-info")
+    return sorted(each.stem for each in folders if each.name.startswith(("deepspeed-", "torch-")))
+
+
 def compile_operators(environment: Environment, *, cache: Path = CACHE) -> None:
-    """Compile the operators into ``cache``, once for each set of installed packages."""
-    stamp = cache / "compiled-for.sha256"
-    wanted = f"{environment.fingerprint()} {' '.join(OPERATORS)}"
+    """Compile the operators into ``cache``, once for each version of DeepSpeed and torch."""
+    for lock in cache.rglob("lock"):  # left by a process that was killed; every later one waits for it forever
+        lock.unlink()
+    stamp = cache / "compiled.txt"
+    wanted = " ".join([*installed(environment), *OPERATORS])
     if stamp.is_file() and stamp.read_text() == wanted:
         return
-    for lock in cache.rglob("lock"):  # left by a build that was killed; every later one waits for it forever
-        lock.unlink()
+    shutil.rmtree(cache, ignore_errors=True)
     LOG.parent.mkdir(parents=True, exist_ok=True)
     command = [str(environment.python), "-c", COMPILE, *OPERATORS]
     with timed(f"compiling DeepSpeed's operators into {shown(cache)}, some minutes (log: {shown(LOG)})"):

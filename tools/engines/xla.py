@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tools.engines.protocol import Engine
-from tools.setup.environment import Environment
+from tools.setup.environment import Environment, shown
 from tools.setup.failures import SetupError
+from tools.setup.pip_runs import run_pip
 from tools.setup.running import environment_with, timed
 from tools.workspace import ROOT, dependency_group, read_packages, requirement_name
 
@@ -22,7 +23,7 @@ THEIR_REQUIREMENTS = (
     "absl-py", "filelock", "fsspec", "jinja2", "networkx", "numpy", "pyyaml", "requests", "setuptools", "sympy",
     "typing-extensions",
 )  # fmt: skip
-LOG = ROOT / "build" / "logs" / "xla.log"
+LOG = ROOT / "build" / "logs" / "xla-stubs.log"
 FOLDER = ROOT / ".venvs" / "xla"
 STUBS = FOLDER / "stubs"
 CUDA_LIBRARY = re.compile(r"NEEDED\s+(lib(?:cu|nv|nccl)\S+)")
@@ -52,7 +53,7 @@ def run_logged(command: Sequence[str | Path]) -> str:
     if done.returncode != 0:
         LOG.parent.mkdir(parents=True, exist_ok=True)
         LOG.write_text(f"{' '.join(words)}\n{done.stdout}{done.stderr}", encoding="utf-8")
-        raise SetupError(f"torch_xla could not be set up: `{Path(words[0]).name}` failed. Log: {LOG}")
+        raise SetupError(f"CUDA's libraries could not be replaced by stubs: `{Path(words[0]).name}` failed. Log: {LOG}")
     return done.stdout
 
 
@@ -90,13 +91,20 @@ def make_stubs(torch_libraries: Path, stubs: Path) -> None:
 def install_torch(environment: Environment) -> None:
     """Install torch, torch_xla and our packages without their requirements, and make the stubs; once."""
     stamp = FOLDER / "torch-xla-inputs.txt"
-    wanted = " ".join([environment.fingerprint(), *PINNED])
+    packages = list(read_packages().values())
+    wanted = " ".join([Environment(FOLDER, packages).inputs(), *PINNED])
     if stamp.is_file() and stamp.read_text() == wanted:
         return
-    ours = [word for package in read_packages().values() for word in ("-e", package.folder)]
-    with timed(f"installing {' '.join(PINNED)} (1 GB) into {FOLDER.relative_to(ROOT)}, with stubs of CUDA"):
-        pip = [environment.python, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps"]
-        run_logged([*pip, "--no-build-isolation", *PINNED, *ours])
+    ours = [word for package in packages for word in ("-e", str(package.folder))]
+    pip = [str(environment.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    run_pip(
+        f"installing {' '.join(PINNED)} (1 GB) into {shown(FOLDER)} (log: {shown(environment.log)})",
+        [*pip, "--no-deps", "--no-build-isolation", *PINNED, *ours],
+        cwd=ROOT,
+        environ=environment_with(),
+        log=environment.log,
+    )
+    with timed(f"making stubs of CUDA's libraries in {shown(STUBS)}"):
         (libraries,) = FOLDER.glob("lib/python*/site-packages/torch/lib")
         make_stubs(libraries, STUBS)
     stamp.write_text(wanted)
