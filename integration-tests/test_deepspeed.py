@@ -40,7 +40,8 @@ for _ in range(20):
     losses.append(loss.item())
 with deepspeed.zero.GatheredParameters(list(model.parameters()), enabled=sys.argv[1] == "3"):
     weight = model.weight.detach().flatten().tolist()
-told = {"ranks": state.num_processes, "losses": losses, "weight": weight, "flag": os.environ["ACCELERATE_USE_DEEPSPEED"]}
+flag = os.environ["ACCELERATE_USE_DEEPSPEED"]
+told = {"ranks": state.num_processes, "losses": losses, "weight": weight, "flag": flag}
 with open(f"{sys.argv[2]}/{state.process_index}.json", "w") as file:
     json.dump(told, file)
 state.destroy_process_group()
@@ -56,7 +57,15 @@ sys.exit(5 if os.environ["RANK"] == "1" else 0)
 def launch(tmp_path):
     def run(body: str, *arguments: str):
         (tmp_path / "train.py").write_text(body)
-        command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--use_deepspeed", "--num_processes=2"]
+        command = [
+            sys.executable,
+            "-m",
+            "accel_launch",
+            "launch",
+            "--cpu",
+            "--use_deepspeed",
+            "--num_processes=2",
+        ]
         environ = {"OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "hf")}
         return run_command([*command, "train.py", *arguments], cwd=tmp_path, env=environ, timeout_s=300)
 

@@ -49,9 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     engines = "\n".join(f"  {name:<10}  {load_engine(name).purpose}" for name in NAMES)
-    parser.epilog = f"engines:\n{engines}\n\nWhat follows `--` goes to pytest: python tools/dev.py test -- -k gather -x"
+    parser.epilog = (
+        f"engines:\n{engines}\n\nWhat follows `--` goes to pytest: python tools/dev.py test -- -k gather -x"
+    )
 
 
 command = Command(
-    help="run the tests (after `--`: arguments for pytest; --engines: those of engines)", run=test, add_arguments=add_arguments
+    help="run the tests (after `--`: arguments for pytest; --engines: those of engines)",
+    run=test,
+    add_arguments=add_arguments,
 )

@@ -44,4 +44,6 @@ def install_packages(names: Iterable[str], *, log: Path = LOG) -> None:
             )
             if done.returncode != 0:
                 errors = [line for line in log.read_text(encoding="utf-8").splitlines() if line[:2] == "E:"]
-                raise SetupError(f"apt-get failed ({errors[-1] if errors else 'it gave no reason'}). Log: {log}")
+                raise SetupError(
+                    f"apt-get failed ({errors[-1] if errors else 'it gave no reason'}). Log: {log}"
+                )

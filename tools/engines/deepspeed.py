@@ -35,7 +35,9 @@ def installed(environment: Environment) -> list[str]:
 
 def compile_operators(environment: Environment, *, cache: Path = CACHE) -> None:
     """Compile the operators into ``cache``, once for each version of DeepSpeed and torch."""
-    for lock in cache.rglob("lock"):  # left by a process that was killed; every later one waits for it forever
+    for lock in cache.rglob(
+        "lock"
+    ):  # left by a process that was killed; every later one waits for it forever
         lock.unlink()
     stamp = cache / "compiled.txt"
     wanted = " ".join([*installed(environment), *OPERATORS])

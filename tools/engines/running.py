@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tools.engines import load_engine
 from tools.engines.debian import install_packages, missing_packages
@@ -48,7 +49,7 @@ def set_up(engine: Engine) -> Environment:
 
 def run_tests(engine: Engine, environment: Environment, handed_on: Sequence[str]) -> int:
     """Run the tests of one engine, where a skipped test is a failure."""
-    command = [environment.python, "-m", "pytest", "--engine", engine.name, *engine.tests, *handed_on]
+    command: list[str | Path] = [environment.python, "-m", "pytest", "--engine", engine.name, *engine.tests, *handed_on]
     return run(command, cwd=ROOT, environ=environment.child_environ() | dict(engine.variables))
 
 

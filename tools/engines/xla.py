@@ -42,7 +42,10 @@ def xla_environment() -> Environment:
         for requirement in package.dependencies
         if requirement_name(requirement) not in {*packages, "torch"}
     }
-    groups = [*dependency_group("test"), *dependency_group("wheels")]  # with those, packages are built in place
+    groups = [
+        *dependency_group("test"),
+        *dependency_group("wheels"),
+    ]  # with those, packages are built in place
     return Environment(FOLDER, (), [*groups, *THEIR_REQUIREMENTS, *sorted(ours)])
 
 
@@ -53,7 +56,9 @@ def run_logged(command: Sequence[str | Path]) -> str:
     if done.returncode != 0:
         LOG.parent.mkdir(parents=True, exist_ok=True)
         LOG.write_text(f"{' '.join(words)}\n{done.stdout}{done.stderr}", encoding="utf-8")
-        raise SetupError(f"CUDA's libraries could not be replaced by stubs: `{Path(words[0]).name}` failed. Log: {LOG}")
+        raise SetupError(
+            f"CUDA's libraries could not be replaced by stubs: `{Path(words[0]).name}` failed. Log: {LOG}"
+        )
     return done.stdout
 
 

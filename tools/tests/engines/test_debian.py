@@ -50,7 +50,9 @@ def test_lists_are_renewed_and_nothing_recommended_is_installed(program, tmp_pat
 
 def test_what_apt_get_refuses_is_one_line(program, tmp_path):
     program("apt-get", "echo 'Reading lists'; echo 'E: Unable to locate package slurmd'; exit 100")
-    with pytest.raises(SetupError, match=r"apt-get failed \(E: Unable to locate package slurmd\)\. Log: .*apt\.log"):
+    with pytest.raises(
+        SetupError, match=r"apt-get failed \(E: Unable to locate package slurmd\)\. Log: .*apt\.log"
+    ):
         install_packages(["slurmd"], log=tmp_path / "apt.log")
 
 

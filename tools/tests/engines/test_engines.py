@@ -13,7 +13,12 @@ NO_ENGINES = {"__init__", "debian", "protocol", "running"}
 def marked_files():
     """Return, for each engine, the files with tests of it."""
     found = {}
-    folders = [ROOT / "integration-tests", ROOT / "docs", ROOT / "tools" / "tests", *ROOT.glob("packages/*/tests")]
+    folders = [
+        ROOT / "integration-tests",
+        ROOT / "docs",
+        ROOT / "tools" / "tests",
+        *ROOT.glob("packages/*/tests"),
+    ]
     for file in [file for folder in folders for file in folder.rglob("test_*.py")]:
         if file.name != "test_selection.py":  # its engines are made up
             for name in MARK.findall(file.read_text(encoding="utf-8")):
@@ -31,7 +36,11 @@ def test_every_file_is_an_engine_of_that_name():
 def test_an_engine_names_exactly_the_files_that_are_marked_with_it(name):
     told = set()
     for path in (ROOT / each for each in load_engine(name).tests):
-        told |= {path} if path.is_file() else {file for file in path.rglob("test_*.py") if MARK.search(file.read_text())}
+        told |= (
+            {path}
+            if path.is_file()
+            else {file for file in path.rglob("test_*.py") if MARK.search(file.read_text())}
+        )
     assert told == marked_files()[name]
 
 

@@ -38,5 +38,7 @@ def test_a_library_that_links_to_cuda_loads_and_finds_no_device(tmp_path):
 
     code = f"import ctypes; print(ctypes.CDLL({str(torch / 'libuser.so')!r}).count())"
     environ = os.environ | {"LD_LIBRARY_PATH": str(tmp_path / "stubs"), "LD_BIND_NOW": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False
+    )
     assert (done.stdout, done.stderr) == (f"{2 * NO_DEVICE + 7}\n", "")
