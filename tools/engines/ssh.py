@@ -5,7 +5,7 @@ from tools.engines.protocol import Engine
 engine = Engine(
     name="ssh",
     purpose="launches over two machines: sshd in two network namespaces",
-    tests=("integration-tests/test_several_machines.py",),
+    tests=("integration-tests/test_network_namespace.py", "integration-tests/test_several_machines.py"),
     debian=("iproute2", "openssh-client", "openssh-server"),
     needs_root=True,
 )
