@@ -1,4 +1,4 @@
-"""A SLURM cluster of two nodes on one machine, from Debian's munge, slurmctld and slurmd."""
+"""A SLURM cluster of two nodes in a network namespace, from Debian's munge, slurmctld and slurmd."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+import network_namespace
+from network_namespace import daemon, ip, sigterm_like_ctrl_c, within
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
 _CONFIG = """
 ClusterName=accel
 SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
+SlurmctldPort=6817
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -37,18 +40,16 @@ SchedulerParameters=sched_interval=1
 MpiDefault=none
 ReturnToService=2
 KillWait=5
-NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2
+NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port=6818 CPUs=2
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port=6819 CPUs=2
 PartitionName=all Nodes=n0,n1 Default=YES MaxTime=INFINITE State=UP
 """
 
 
 def why_not() -> str | None:
     """Say what this machine lacks for it."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        return "SLURM's daemons need Linux and root"
     missing = [program for program in _PROGRAMS if _find(program) is None]
-    return f"not installed: {', '.join(missing)}" if missing else None
+    return f"not installed: {', '.join(missing)}" if missing else network_namespace.why_not()
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Cluster:
     """How its commands are called."""
 
     folder: Path
+    namespace: str
 
     @property
     def environ(self) -> dict[str, str]:
@@ -68,9 +70,9 @@ class Cluster:
             "MASTER_ADDR": "127.0.0.1",
         }
 
-    def run(self, *command: str, timeout_s: float = 90, check: bool = True) -> str:
+    def run(self, *command: str, timeout_s: float = 180, check: bool = True) -> str:
         finished = subprocess.run(
-            command,
+            within(self.namespace, command),
             env=self.environ,
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
@@ -89,69 +91,53 @@ class Cluster:
 @contextmanager
 def cluster(folder: Path) -> Iterator[Cluster]:
     """Start the daemons, and end them with the jobs that are left."""
-    made = Cluster(folder)
     for name in ("munge", "state", "spool-n0", "spool-n1"):
         (folder / name).mkdir()
     (folder / "munge").chmod(0o755)
     key = folder / "munge" / "key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
-    host, ports = socket.gethostname().partition(".")[0], _free_ports(3)
-    (folder / "slurm.conf").write_text(_CONFIG.format(host=host, ports=ports, folder=folder))
+    host = socket.gethostname().partition(".")[0]
+    (folder / "slurm.conf").write_text(_CONFIG.format(host=host, folder=folder))
     munge = [f"--{name}={folder}/munge/{name}" for name in ("socket", "pid-file", "log-file", "seed-file")]
-    commands = [
-        ["munged", "--foreground", "--force", f"--key-file={key}", *munge],
-        ["slurmctld", "-D", "-c"],
-        ["slurmd", "-D", "-N", "n0"],
-        ["slurmd", "-D", "-N", "n1"],
-    ]
-    daemons: list[subprocess.Popen[bytes]] = []
-    try:
-        for command in commands:
-            daemons.append(_start(command, made))
-            time.sleep(0.5)
-        _wait_until_idle(made)
+    with ExitStack() as stack:
+        stack.enter_context(sigterm_like_ctrl_c())
+        made = Cluster(folder, stack.enter_context(network_namespace.network_namespace("slurm")))
+        # slurmctld finds no address to listen on where the loopback device is the only one (AI_ADDRCONFIG).
+        ip("-n", made.namespace, "link", "add", "eth0", "type", "veth", "peer", "eth1")
+        ip("-n", made.namespace, "address", "add", "10.77.1.1/24", "dev", "eth0")
+        for device in ("eth0", "eth1"):
+            ip("-n", made.namespace, "link", "set", device, "up")
+
+        def start(name: str, *arguments: str) -> None:
+            program = _find(name)
+            assert program is not None
+            log = stack.enter_context((folder / f"{name}.out").open("ab"))
+            command, environ = [program, *arguments], made.environ
+            stack.enter_context(
+                daemon(made.namespace, command, env=environ, stdout=log, stderr=subprocess.STDOUT)
+            )
+
+        start("munged", "--foreground", "--force", f"--key-file={key}", *munge)
+        _wait_until((folder / "munge" / "socket").exists, log=folder / "munged.out")
+        start("slurmctld", "-D", "-c")
+        for node in ("n0", "n1"):
+            start("slurmd", "-D", "-N", node)
+        _wait_until(partial(_are_idle, made), log=folder / "slurmctld.log")
+        stack.callback(made.run, "scancel", "--user=root", "--signal=KILL", check=False)
         yield made
-    finally:
-        made.run("scancel", "--user=root", check=False)
-        time.sleep(1)
-        for daemon in reversed(daemons):
-            daemon.terminate()
-        for daemon in reversed(daemons):
-            try:
-                daemon.wait(timeout=15)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
 
 
-def _start(command: Sequence[str], made: Cluster) -> subprocess.Popen[bytes]:
-    program = _find(command[0])
-    assert program is not None
-    return subprocess.Popen(
-        [program, *command[1:]],
-        env=made.environ,
-        stdin=subprocess.DEVNULL,
-        stdout=(made.folder / f"{command[0]}.out").open("ab"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+def _are_idle(made: Cluster) -> bool:
+    return made.run("sinfo", "-h", "-o", "%T %D", check=False).split() == ["idle", "2"]
 
 
-def _wait_until_idle(made: Cluster) -> None:
-    deadline = time.monotonic() + 40
-    while made.run("sinfo", "-h", "-o", "%T %D", check=False).split() != ["idle", "2"]:
+def _wait_until(is_so: Callable[[], bool], *, log: Path, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
         if time.monotonic() > deadline:
-            raise TimeoutError((made.folder / "slurmctld.log").read_text()[-2000:])
-        time.sleep(0.5)
-
-
-def _free_ports(number: int) -> list[int]:
-    probes = [socket.create_server(("", 0)) for _ in range(number)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+            raise TimeoutError(log.read_text()[-2000:])
+        time.sleep(0.1)
 
 
 def _find(program: str) -> str | None:

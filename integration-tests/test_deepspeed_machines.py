@@ -29,7 +29,7 @@ told += [os.environ["ACCELERATE_MIXED_PRECISION"], os.environ.get("MINE"), *sys.
 sys.stdout.write(" ".join(map(str, told)) + "\\n")  # in one piece: two ranks share the line to the launcher
 state.destroy_process_group()
 """
-WAIT = "import os, sys, time; open(f'{sys.argv[1]}/{os.getpid()}', 'w').close(); time.sleep(60)"
+WAIT = "import os, sys, time; open(f'{sys.argv[1]}/{os.getpid()}', 'w').close(); time.sleep(600)"
 SECRETS = {"MLFLOW_TRACKING_TOKEN": "s3cret", "HF_TOKEN": "s3cret", "AWS_SECRET_ACCESS_KEY": "s3cret"}
 
 
@@ -88,7 +88,7 @@ def launch(machines, tmp_path, monkeypatch):
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     try:
-        stdout, stderr = process.communicate(timeout=150)
+        stdout, stderr = process.communicate(timeout=300)
     finally:
         process.kill()
     return process.returncode, stdout, stderr
@@ -146,12 +146,12 @@ def test_nothing_is_left_when_the_launcher_is_ended(launch, tmp_path):
     pids = tmp_path / "pids"
     pids.mkdir()
     process = launch(WAIT, str(pids), way="pdsh", flags=("--num_processes=2",), program="pdsh")
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 180
     while len(list(pids.iterdir())) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     ranks = [psutil.Process(int(path.name)) for path in pids.iterdir()]
     assert len(ranks) == 2
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] != 0
-    _, alive = psutil.wait_procs(ranks, timeout=10)
+    _, alive = psutil.wait_procs(ranks, timeout=30)
     assert [rank for rank in alive if rank.status() != psutil.STATUS_ZOMBIE] == []

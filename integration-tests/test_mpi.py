@@ -37,7 +37,7 @@ import json, os, sys
 with open(f"{sys.argv[1]}/environ.json", "w") as file:
     json.dump(dict(os.environ), file)
 """
-WAIT = "import os, sys, time; open(f'{sys.argv[1]}/{os.getpid()}', 'w').close(); time.sleep(60)"
+WAIT = "import os, sys, time; open(f'{sys.argv[1]}/{os.getpid()}', 'w').close(); time.sleep(600)"
 
 # What the installed programs are called where several MPIs live side by side (Debian).
 OPEN_MPI = pytest.param("mpirun.openmpi", marks=pytest.mark.engine("openmpi"))
@@ -82,7 +82,7 @@ def start(request, tmp_path):
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     try:
-        _, stderr = process.communicate(timeout=90)
+        _, stderr = process.communicate(timeout=180)
     finally:
         process.kill()
     return process.returncode, stderr
@@ -104,13 +104,14 @@ def test_nothing_is_left_when_the_launcher_is_ended(start, tmp_path, signum):
     pids = tmp_path / "pids"
     pids.mkdir()
     process = start(WAIT, str(pids))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while len(list(pids.iterdir())) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     ranks = [psutil.Process(int(path.name)) for path in pids.iterdir()]
+    assert len(ranks) == 2
     process.send_signal(signum)
     finish(process)
-    _, alive = psutil.wait_procs(ranks, timeout=5)
+    _, alive = psutil.wait_procs(ranks, timeout=30)
     assert [rank for rank in alive if rank.status() != psutil.STATUS_ZOMBIE] == []
 
 

@@ -35,7 +35,7 @@ while len(os.listdir(sys.argv[1])) < 4:
     time.sleep(0.05)
 if sys.argv[2] == "raise" and rank == "3":
     raise ValueError("told to raise")
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -51,7 +51,7 @@ def launch(machines, tmp_path):
     return start
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 60) -> tuple[int, str, str]:
+def finish(process: subprocess.Popen[str], timeout_s: float = 180) -> tuple[int, str, str]:
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
     finally:
@@ -60,7 +60,7 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 60) -> tuple[int, 
 
 
 def ranks_in(folder: Path, number: int) -> list[psutil.Process]:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while len(list(folder.iterdir())) < number and time.monotonic() < deadline:
         time.sleep(0.05)
     pids = [int(path.name) for path in folder.iterdir()]
@@ -85,7 +85,7 @@ def test_two_hosts_train_the_digits_example(machines, tmp_path):
     command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--hosts", ",".join(ADDRESSES)]
     command += ["--ssh_options", machines.ssh_options, str(DIGITS), "--epochs", "1"]
     process = machines.start(0, command, cwd=tmp_path)
-    code, stdout, _ = finish(process, timeout_s=150)
+    code, stdout, _ = finish(process, timeout_s=300)
     assert code == 0
     assert f"[{ADDRESSES[0]}] " in stdout
 
@@ -103,7 +103,7 @@ def test_the_first_cause_is_found_across_hosts_and_all_end_together(launch, tmp_
     assert first.startswith(f"Rank 3 on {ADDRESSES[1]} failed first: it ended with exit code 1: ValueError")
     assert died == "  Ranks 0-2 only died of it."
     assert "\x1e" not in stderr
-    assert still_running(ranks, within_s=2) == []
+    assert still_running(ranks, within_s=30) == []
     report = json.loads((tmp_path / "report.json").read_text())
     assert [rank["host"] for rank in report["ranks"]] == [ADDRESSES[0]] * 2 + [ADDRESSES[1]] * 2
 
@@ -116,7 +116,7 @@ def test_nothing_is_left_on_any_host(launch, tmp_path, signum, exit_code):
     ranks = ranks_in(pids, 4)
     process.send_signal(signum)
     assert finish(process)[0] == exit_code
-    assert still_running(ranks, within_s=2) == []
+    assert still_running(ranks, within_s=30) == []
 
 
 def test_a_host_that_cannot_be_reached_is_named_before_anything_starts(launch, tmp_path):

@@ -96,7 +96,7 @@ def script(cluster):
     return write
 
 
-def wait_for(file: Path, text: str, timeout_s: float = 60) -> str:
+def wait_for(file: Path, text: str, timeout_s: float = 180) -> str:
     deadline = time.monotonic() + timeout_s
     while not (file.exists() and text in file.read_text()):
         if time.monotonic() > deadline:

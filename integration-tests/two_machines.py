@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import network_namespace
+from network_namespace import daemon, ip, sigterm_like_ctrl_c, within
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 _SSHD = "/usr/sbin/sshd"
@@ -30,16 +32,10 @@ SetEnv GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1 HF_HOME={folder}/hf
 
 def why_not() -> str | None:
     """Say what this machine lacks for it."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        return "network namespaces need Linux and root"
-    for program in ("ip", _SSHD, "ssh", "ssh-keygen"):
+    for program in (_SSHD, "ssh", "ssh-keygen"):
         if shutil.which(program) is None:
             return f"`{program}` is not installed"
-    name = f"accel-try-{os.getpid()}"
-    if subprocess.run(["ip", "netns", "add", name], capture_output=True, timeout=20, check=False).returncode:
-        return "this machine may not make network namespaces"
-    subprocess.run(["ip", "netns", "del", name], timeout=20, check=False)
-    return None
+    return network_namespace.why_not()
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ class TwoMachines:
             "HF_HOME": f"{self.folder}/hf",
         }
         return subprocess.Popen(
-            ["ip", "netns", "exec", self.names[machine], *command],
+            within(self.names[machine], command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -76,51 +72,31 @@ class TwoMachines:
 @contextmanager
 def two_machines(folder: Path) -> Iterator[TwoMachines]:
     """Make the machines, and take them away with all that runs in them."""
-    names = tuple(f"accel-{os.getpid()}-{number}" for number in (1, 2))
     for key in ("host_key", "user_key"):
-        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
+        subprocess.run(command, timeout=60, check=True)
     Path("/run/sshd").mkdir(exist_ok=True)
-    daemons = []
-    try:
-        for name in names:
-            _run("ip", "netns", "add", name)
-        _run(
-            "ip", "link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "eth0", "netns", names[1]
-        )
+    with ExitStack() as stack:
+        stack.enter_context(sigterm_like_ctrl_c())
+        names = tuple(stack.enter_context(network_namespace.network_namespace(str(n))) for n in (1, 2))
+        ip("link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "eth0", "netns", names[1])
         for name, address in zip(names, ADDRESSES, strict=True):
-            _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
-            for device in ("lo", "eth0"):
-                _run("ip", "-n", name, "link", "set", device, "up")
+            ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
             config = folder / f"{name}.conf"
             config.write_text(_CONFIG.format(address=address, folder=folder, name=name))
-            daemons.append(
-                subprocess.Popen(
-                    ["ip", "netns", "exec", name, _SSHD, "-D", "-e", "-f", str(config)],
-                    stderr=(folder / f"{name}.log").open("w"),
-                )
-            )
-        _wait_until_listening(names)
-        yield TwoMachines(names, folder)
-    finally:
-        for daemon in daemons:
-            daemon.terminate()
-            daemon.wait(timeout=20)
+            log = stack.enter_context((folder / f"{name}.log").open("wb"))
+            stack.enter_context(daemon(name, [_SSHD, "-D", "-e", "-f", str(config)], stderr=log))
         for name in names:
-            for pid in _run("ip", "netns", "pids", name, check=False).split():
-                os.kill(int(pid), 9)
-            _run("ip", "netns", "del", name, check=False)
+            _wait_until_listening(name, log=folder / f"{name}.log")
+        yield TwoMachines(names, folder)
 
 
-def _wait_until_listening(names: Sequence[str]) -> None:
-    deadline = time.monotonic() + 20
-    for name in names:
-        while ":2222" not in _run("ip", "netns", "exec", name, "cat", "/proc/net/tcp").replace(
-            ":08AE", ":2222"
-        ):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no sshd in {name}")
-            time.sleep(0.1)
-
-
-def _run(*command: str, check: bool = True) -> str:
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=30, check=check).stdout
+def _wait_until_listening(name: str, *, log: Path) -> None:
+    """Wait until something listens on port 2222 (8AE in hexadecimal) of a namespace."""
+    deadline = time.monotonic() + 60
+    command = within(name, ["cat", "/proc/net/tcp"])
+    while b":08AE " not in subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no sshd in {name}: {log.read_text()}")
+        time.sleep(0.05)

@@ -6,12 +6,19 @@ import argparse
 import os
 
 from tools.commands.protocol import Command
+from tools.engines import NAMES, load_engine
+from tools.engines.running import run_engines
+from tools.setup.failures import SetupError
 from tools.setup.presets import development
 from tools.setup.running import run
 from tools.workspace import ROOT
 
 
 def test(arguments: argparse.Namespace) -> int:
+    if arguments.engines is not None:
+        if arguments.paths:
+            raise SetupError("`--engines` chooses the tests itself: name engines, and no paths.")
+        return run_engines(arguments.engines or NAMES, arguments.handed_on)
     environment = development().ensure()
     command = [environment.python, "-m", "pytest", *options_in_ci(), *arguments.paths, *arguments.handed_on]
     return run(command, cwd=ROOT, environ=environment.child_environ())
@@ -22,13 +29,33 @@ def options_in_ci() -> list[str]:
     return ["--no-unexpected-skips"] if os.environ.get("CI", "").lower() in ("1", "true") else []
 
 
+def known_engine(name: str) -> str:
+    """Return ``name`` if there is such an engine."""
+    if name not in NAMES:
+        raise argparse.ArgumentTypeError(f"there is no engine `{name}`; known: {', '.join(NAMES)}")
+    return name
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "paths", nargs="*", help="what to test, e.g. packages/accel-ops; everything if left out"
     )
-    parser.epilog = "What follows `--` goes to pytest: python tools/dev.py test -- -k gather -x"
+    parser.add_argument(
+        "--engines",
+        nargs="*",
+        type=known_engine,
+        metavar="NAME",
+        help="run the tests of engines instead, all of them if none is named; installs what they need",
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    engines = "\n".join(f"  {name:<10}  {load_engine(name).purpose}" for name in NAMES)
+    parser.epilog = (
+        f"engines:\n{engines}\n\nWhat follows `--` goes to pytest: python tools/dev.py test -- -k gather -x"
+    )
 
 
 command = Command(
-    help="run the tests (after `--`: arguments for pytest)", run=test, add_arguments=add_arguments
+    help="run the tests (after `--`: arguments for pytest; --engines: those of engines)",
+    run=test,
+    add_arguments=add_arguments,
 )

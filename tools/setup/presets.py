@@ -23,6 +23,12 @@ def benchmarks() -> Environment:
     return Environment(ROOT / ".venvs" / "bench", list(read_packages().values()), dependency_group("bench"))
 
 
+def heavy_engines() -> Environment:
+    """All packages beside engines and services that the ordinary tests do without."""
+    requirements = [*dependency_group("test"), *dependency_group("heavy-engines")]
+    return Environment(ROOT / ".venvs" / "engines", list(read_packages().values()), requirements)
+
+
 def wheel_trial(wheels: list[Path]) -> Environment:
     """Nothing of the checkout: the built wheels, and what their tests need."""
     return Environment(ROOT / ".venvs" / "wheels", (), [*map(str, wheels), *dependency_group("test")])

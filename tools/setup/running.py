@@ -9,9 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+
+GRACE_S = 20.0
+"""How long a program may take to end when it is asked to."""
 
 
 def say(text: str) -> None:
@@ -45,12 +48,17 @@ def run(command: Sequence[str | Path], *, cwd: Path, environ: Mapping[str, str] 
     with subprocess.Popen(words, cwd=cwd, env=dict(environ or environment_with())) as process:
         try:
             return process.wait()
+        except KeyboardInterrupt:  # Ctrl-C reached it as well: let it take down what it started
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+            end(process)
+            raise
         except BaseException:
             end(process)
             raise
 
 
-def end(process: subprocess.Popen[bytes], *, grace_s: float = 20) -> None:
+def end(process: subprocess.Popen[bytes], *, grace_s: float = GRACE_S) -> None:
     """Ask ``process`` to end and wait for it; kill it if it takes too long."""
     process.terminate()
     try:

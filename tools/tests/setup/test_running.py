@@ -40,3 +40,36 @@ def test_what_runs_in_the_foreground_ends_with_us(tmp_path):
         assert parent.wait(30) == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+CAREFUL = """
+import signal, sys, time
+from pathlib import Path
+
+def take_down(*_):
+    for _ in range(50):
+        time.sleep(0.02)
+    Path("taken-down").touch()
+    sys.exit(0)
+
+signal.signal(signal.SIGINT, take_down)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is of POSIX")
+def test_ctrl_c_leaves_a_child_the_time_to_take_down_what_it_started(tmp_path):
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pathlib import Path; from tools.setup.running import *\n"
+        f"run([sys.executable, '-c', {CAREFUL!r}], cwd=Path('.'))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+    ) as parent:  # fmt: skip
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ready\n"
+        os.killpg(parent.pid, signal.SIGINT)
+        parent.wait(30)
+    assert (tmp_path / "taken-down").exists()

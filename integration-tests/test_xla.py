@@ -1,0 +1,103 @@
+"""The real torch_xla, on one device: a CPU that PJRT drives."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+
+from accel_state.testing.scripts import run_command
+
+pytestmark = pytest.mark.engine("xla")
+DEVICE = """
+import torch
+from accel_state.devices.xla import XlaBackend
+from accel_state.topology import Topology
+
+backend = XlaBackend()
+place = backend.place(Topology())
+told = {"available": backend.is_available(), "count": backend.count(), "device": place.type}
+told["alone"] = backend.refine_topology(Topology()) == Topology()
+backend.rng.seed(12)
+state = backend.rng.get_state()
+first = torch.rand(3, device=place).tolist()
+backend.rng.set_state(state)
+told["repeats"] = torch.rand(3, device=place).tolist() == first
+told["sum"] = (torch.ones(2, 2, device=place) @ torch.ones(2, 2, device=place)).sum().item()
+backend.synchronize()
+backend.empty_cache()
+"""
+STATE = """
+import torch
+from accel_state import PartialState
+
+state = PartialState()
+told = {
+    "device": state.device.type,
+    "distributed_type": str(state.distributed_type),
+    "ranks": [state.process_index, state.num_processes],
+    "main": state.is_main_process,
+}
+state.wait_for_everyone()
+with state.split_between_processes([1, 2, 3]) as part:
+    told["part"] = part
+model = torch.nn.Linear(4, 1).to(state.device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(0)
+rows = torch.randn(32, 4).to(state.device)
+losses = []
+for _ in range(20):
+    loss = (model(rows) - rows.sum(1, keepdim=True)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+told["trains"] = losses[-1] < losses[0] / 10
+"""
+SPAWNED = """
+import json, os, sys
+import torch_xla
+
+def train():
+    with open(sys.argv[1], "w") as file:
+        json.dump({"device": torch_xla.device().type, "arguments": sys.argv[1:]}, file)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a script that fills the dict ``told``, and return the dict."""
+
+    def run_body(body: str) -> dict[str, object]:
+        script = tmp_path / "script.py"
+        script.write_text(f"{body}\nimport json\nprint(json.dumps(told))\n")
+        done = run_command([sys.executable, str(script)], cwd=tmp_path, timeout_s=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run_body
+
+
+def test_the_device_file_speaks_the_language_of_the_real_package(run):
+    assert run(DEVICE) == {
+        "available": True, "count": 1, "device": "xla", "alone": True, "repeats": True, "sum": 8.0,
+    }  # fmt: skip
+
+
+def test_the_state_is_on_the_device_and_a_model_trains_there(run):
+    assert run(STATE) == {
+        "device": "xla", "distributed_type": "NO", "ranks": [0, 1], "main": True, "part": [1, 2, 3], "trains": True,
+    }  # fmt: skip
+
+
+def test_a_launch_calls_the_function_of_the_script(tmp_path):
+    (tmp_path / "train.py").write_text(SPAWNED)
+    told = tmp_path / "told.json"
+    command = [sys.executable, "-m", "accel_launch", "launch", "--tpu", "--num_processes=1"]
+    command += ["--main_training_function=train", "train.py", str(told), "--lr", "1"]
+    done = run_command(command, cwd=tmp_path, env={"HF_HOME": str(tmp_path / "hf")}, timeout_s=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(told.read_text()) == {"device": "xla", "arguments": [str(told), "--lr", "1"]}
+    assert os.environ["PJRT_DEVICE"] == "CPU"

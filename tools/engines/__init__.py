@@ -1,0 +1,15 @@
+"""Engines and services that tests run for real: one file each, which says what it needs and where its tests are."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from tools.engines.protocol import Engine
+
+NAMES = ("aim", "clearml", "deepspeed", "mpich", "openmpi", "sagemaker", "slurm", "ssh", "xla")
+
+
+def load_engine(name: str) -> Engine:
+    """Return the engine whose file is ``tools/engines/<name>.py``."""
+    engine: Engine = import_module(f"tools.engines.{name}").engine
+    return engine

@@ -1,0 +1,70 @@
+"""DeepSpeed, with the operators that it compiles on first use."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from tools.engines.protocol import Engine
+from tools.setup.environment import Environment, shown
+from tools.setup.failures import SetupError
+from tools.setup.presets import heavy_engines
+from tools.setup.running import timed
+from tools.workspace import ROOT
+
+OPERATORS = ("ShareMemCommBuilder",)
+"""Of ``deepspeed.ops.op_builder.cpu``: what a run on CPUs loads whatever its settings."""
+
+CACHE = ROOT / "build" / "torch_extensions"
+LOG = ROOT / "build" / "logs" / "deepspeed-operators.log"
+VARIABLES = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(CACHE)}
+COMPILE = """
+import sys
+from deepspeed.ops.op_builder import cpu
+for name in sys.argv[1:]:
+    getattr(cpu, name)().load()
+"""
+
+
+def installed(environment: Environment) -> list[str]:
+    """Return what the operators are compiled against, such as ``torch-2.13.0+cpu``."""
+    folders = environment.folder.glob("lib/python*/site-packages/*.dist-info")
+    return sorted(each.stem for each in folders if each.name.startswith(("deepspeed-", "torch-")))
+
+
+def compile_operators(environment: Environment, *, cache: Path = CACHE) -> None:
+    """Compile the operators into ``cache``, once for each version of DeepSpeed and torch."""
+    for lock in cache.rglob(
+        "lock"
+    ):  # left by a process that was killed; every later one waits for it forever
+        lock.unlink()
+    stamp = cache / "compiled.txt"
+    wanted = " ".join([*installed(environment), *OPERATORS])
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    shutil.rmtree(cache, ignore_errors=True)
+    LOG.parent.mkdir(parents=True, exist_ok=True)
+    command = [str(environment.python), "-c", COMPILE, *OPERATORS]
+    with timed(f"compiling DeepSpeed's operators into {shown(cache)}, some minutes (log: {shown(LOG)})"):
+        with LOG.open("w", encoding="utf-8") as log:
+            environ = environment.child_environ() | VARIABLES | {"TORCH_EXTENSIONS_DIR": str(cache)}
+            done = subprocess.run(
+                command, cwd=ROOT, env=environ, stdout=log, stderr=subprocess.STDOUT, check=False
+            )
+    if done.returncode != 0:
+        raise SetupError(f"DeepSpeed's operators could not be compiled. Log: {LOG}")
+    cache.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(wanted)
+
+
+engine = Engine(
+    name="deepspeed",
+    purpose="training with it on one machine, and its runner over two: pdsh, Open MPI, MPICH",
+    tests=("integration-tests/test_deepspeed.py", "integration-tests/test_deepspeed_machines.py"),
+    environment=heavy_engines,
+    debian=("g++", "iproute2", "mpich", "openmpi-bin", "openssh-client", "openssh-server", "pdsh"),
+    needs_root=True,
+    variables=VARIABLES,
+    prepare=compile_operators,
+)

@@ -1,0 +1,12 @@
+"""Open MPI."""
+
+from tools.engines.protocol import Engine
+
+engine = Engine(
+    name="openmpi",
+    purpose="launches through Open MPI's mpirun",
+    tests=("integration-tests/test_mpi.py",),
+    debian=("openmpi-bin",),
+    # Its mpirun refuses root unless told twice.
+    variables={"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
+)

@@ -1,0 +1,38 @@
+"""What a file in this folder offers: one object named ``engine``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tools.setup.environment import Environment
+from tools.setup.presets import development
+
+
+def nothing(environment: Environment) -> None:
+    """Prepare nothing."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine or a service that tests run for real.
+
+    Args:
+        name: What its tests are marked with: ``@pytest.mark.engine(name)``.
+        purpose: What is tested with it, in a few words for ``--help``.
+        tests: The files and folders with its tests, from the root of the checkout.
+        environment: Where its tests run: the ordinary environment, or one that has its Python packages.
+        debian: The Debian packages that it needs.
+        needs_root: Whether its tests need root: they start daemons or make network namespaces.
+        variables: What its tests find in the process environment.
+        prepare: Makes what no package brings, and returns at once if it is there.
+    """
+
+    name: str
+    purpose: str
+    tests: tuple[str, ...]
+    environment: Callable[[], Environment] = development
+    debian: tuple[str, ...] = ()
+    needs_root: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+    prepare: Callable[[Environment], None] = nothing

@@ -1,0 +1,11 @@
+"""SLURM: a controller and two nodes in a network namespace."""
+
+from tools.engines.protocol import Engine
+
+engine = Engine(
+    name="slurm",
+    purpose="srun and sbatch on a cluster of two nodes on this machine",
+    tests=("integration-tests/test_slurm.py",),
+    debian=("iproute2", "munge", "slurm-client", "slurmctld", "slurmd"),
+    needs_root=True,
+)
