@@ -4,6 +4,7 @@
 - An import inside a function, or guarded by ``except ImportError``, may also come from an extra.
 - Every declared dependency, in extras too, is used somewhere.
 - An extra of ours that is named anywhere, such as in ``pip install accel-trackers[wandb]``, exists.
+- The packages agree on the releases of torch and of Python that they run on, and the README says the same.
 """
 
 from __future__ import annotations
@@ -122,14 +123,48 @@ def unknown_extras(package: Package, siblings: Mapping[str, Package]) -> Iterato
                         yield f"{file}:{number}: `{name}` has no extra `{extra}`"
 
 
+def torch_requirements(package: Package) -> set[str]:
+    """Return what ``package`` requires of torch: one requirement, or none."""
+    return {each for each in package.dependencies if requirement_name(each) == "torch"}
+
+
+def python_releases(package: Package) -> list[str]:
+    """Return the releases of Python that the classifiers of ``package`` name, oldest first."""
+    pattern = re.compile(r"Programming Language :: Python :: (3\.\d+)")
+    found = filter(None, map(pattern.fullmatch, package.project.get("classifiers", [])))
+    return sorted((each[1] for each in found), key=lambda release: int(release.split(".")[1]))
+
+
+def differing_ranges(packages: Mapping[str, Package], readme: Path) -> Iterator[str]:
+    """Yield packages whose range of torch or Python is not that of the first, and ranges ``readme`` does not say."""
+    first = next(iter(packages.values()))
+    torch = set().union(*map(torch_requirements, packages.values()))
+    if len(torch) > 1:
+        yield f"packages/*/pyproject.toml: different requirements of torch: {', '.join(sorted(torch))}"
+    pythons = python_releases(first)
+    for package in packages.values():
+        file = package.folder / "pyproject.toml"
+        if python_releases(package) != pythons:
+            yield f"{file}: its Python classifiers are not those of `{first.name}`"
+        if package.project.get("requires-python") != first.project.get("requires-python"):
+            yield f"{file}: its `requires-python` is not that of `{first.name}`"
+    if pythons and first.project.get("requires-python") != f">={pythons[0]}":
+        yield f"{first.folder}/pyproject.toml: `requires-python` is not `>={pythons[0]}`, the first classifier"
+    text = readme.read_text(encoding="utf-8")
+    wanted = [f"torch {each.removeprefix('torch>=')} to " for each in torch]
+    wanted += [f"Python {pythons[0]} to {pythons[-1]}"] if pythons else []
+    for range_ in wanted:
+        if range_ not in text:
+            yield f"{readme}: does not say `{range_}`, which the packages declare"
+
+
 def problems(root: Path) -> list[str]:
-    """Return every difference between imports and declarations in the packages of ``root``."""
+    """Return every difference between imports, declarations and README in the packages of ``root``."""
     packages = read_packages(root)
-    return [
-        line.replace(f"{root}/", "")
-        for package in packages.values()
-        for line in [*undeclared(package, packages), *unused(package), *unknown_extras(package, packages)]
-    ]
+    found = list(differing_ranges(packages, root / "README.md"))
+    for package in packages.values():
+        found += [*undeclared(package, packages), *unused(package), *unknown_extras(package, packages)]
+    return [line.replace(f"{root}/", "") for line in found]
 
 
 if __name__ == "__main__":

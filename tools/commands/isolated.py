@@ -6,11 +6,12 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 from tools.commands.protocol import Command
-from tools.setup.environment import Environment
+from tools.setup.environment import CONSTRAINTS, Environment
 from tools.setup.running import run, say, timed
+from tools.setup.torch_release import constraints_with_torch
 from tools.workspace import ROOT, Package, dependency_group, read_packages, requirement_name, with_siblings
 
-NO_FLOOR_RUN = {"torch"}  # pinned by tools/constraints.txt for every run
+NO_FLOOR_RUN = {"torch"}  # its release is chosen by tools/constraints.txt or `--torch`
 
 
 def floors_of(packages: Sequence[Package]) -> list[str]:
@@ -30,23 +31,38 @@ def floors_of(packages: Sequence[Package]) -> list[str]:
     return [f"{name}=={version}" for name, version in sorted(floors.items())]
 
 
-def isolated_environment(packages: Mapping[str, Package], name: str, *, floors: bool) -> Environment:
-    """Return the environment of one package: it, its siblings, what they declare, pytest and hypothesis."""
+def isolated_environment(
+    packages: Mapping[str, Package], name: str, *, floors: bool = False, torch: str | None = None
+) -> Environment:
+    """Return the environment of one package: it, its siblings, what they declare, pytest and hypothesis.
+
+    Args:
+        packages: Every package of the checkout.
+        name: The package to test.
+        floors: Hold third-party dependencies at the lowest version that is declared.
+        torch: A release of torch, such as ``2.8``; None for the one that every other environment has.
+    """
     needed = with_siblings(packages, name)
+    folder = f"floors-{name}" if floors else f"isolated-{name}"
+    constraints = CONSTRAINTS
+    if torch is not None:
+        folder += f"-torch-{torch}"
+        constraints = constraints_with_torch(torch, needed, constraints=CONSTRAINTS)
     return Environment(
-        ROOT / ".venvs" / (f"floors-{name}" if floors else f"isolated-{name}"),
+        ROOT / ".venvs" / folder,
         needed,
         dependency_group("test"),
+        constraints=constraints,
         extra_constraints=floors_of(needed) if floors else (),
     )
 
 
-def test_alone(packages: Mapping[str, Package], name: str, *, floors: bool, handed_on: Sequence[str]) -> int:
-    environment = isolated_environment(packages, name, floors=floors).ensure()
-    if floors:
+def test_alone(environment: Environment, package: Package, *, handed_on: Sequence[str]) -> int:
+    environment.ensure()
+    if environment.extra_constraints:
         say("floors: " + " ".join(environment.extra_constraints))
-    tests = packages[name].tests.relative_to(ROOT)
-    with timed(f"testing {name} alone"):
+    tests = package.tests.relative_to(ROOT)
+    with timed(f"testing {package.name} alone"):
         return run(
             [environment.python, "-m", "pytest", tests, "-p", "no:cacheprovider", *handed_on],
             cwd=ROOT,
@@ -58,9 +74,10 @@ def isolated(arguments: argparse.Namespace) -> int:
     packages = read_packages()
     results: dict[str, int] = {}
     for name in arguments.packages or packages:
-        results[name] = test_alone(packages, name, floors=arguments.floors, handed_on=arguments.handed_on)
+        environment = isolated_environment(packages, name, floors=arguments.floors, torch=arguments.torch)
+        results[name] = test_alone(environment, packages[name], handed_on=arguments.handed_on)
         if not arguments.keep and results[name] == 0:
-            isolated_environment(packages, name, floors=arguments.floors).remove()
+            environment.remove()
     for name, code in results.items():
         print(f"  {name:<16} {'ok' if code == 0 else f'FAILED (pytest exit {code})'}")
     return max(results.values())
@@ -74,6 +91,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--floors",
         action="store_true",
         help="hold third-party dependencies at the lowest version that is declared",
+    )
+    parser.add_argument(
+        "--torch",
+        metavar="RELEASE",
+        help="a release of torch instead of the pinned one, e.g. 2.8 (where pip finds no CPU build: several GB)",
     )
     parser.add_argument(
         "--keep", action="store_true", help="keep the environments (about 1 GB each) after success"

@@ -22,6 +22,7 @@ STAMP = "accel-installed.txt"
 """The file that says what an environment holds: a hash of the inputs, then one requirement a line."""
 EDITABLE = "the packages of this checkout"
 BUILD_REQUIREMENTS = ("hatchling", "editables")
+CONSTRAINTS = ROOT / "tools" / "constraints.txt"
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Environment:
     folder: Path
     packages: Sequence[Package] = ()
     requirements: Sequence[str] = ()
-    constraints: Path = ROOT / "tools" / "constraints.txt"
+    constraints: Path = CONSTRAINTS
     extra_constraints: Sequence[str] = ()
 
     @property

@@ -37,6 +37,8 @@ PYPROJECT = """\
 [project]
 name = "{name}"
 dynamic = ["version"]
+requires-python = ">=3.11"
+classifiers = ["Programming Language :: Python :: 3.13", "Programming Language :: Python :: 3.11"]
 dependencies = [{dependencies}]
 
 [project.optional-dependencies]
@@ -50,6 +52,7 @@ class Checkout:
     def __init__(self, root: Path) -> None:
         self.root = root
         (root / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+        self.write("README.md", "Tested with torch 2.8 to 2.15, Python 3.11 to 3.13.\n")
         for name in NAMES:
             self._add_package(name)
         for name in TORCH_FREE:

@@ -76,3 +76,42 @@ def test_what_is_declared_ahead_must_still_be_ahead(checkout, monkeypatch):
     assert problems(checkout.root) == [
         "tools/checks/dependencies.py: `DECLARED_AHEAD` needs (accel-ops, numpy) no more"
     ]
+
+
+OPS_PROJECT = "packages/accel-ops/pyproject.toml"
+
+
+def test_packages_that_want_different_releases_of_torch_are_told(checkout):
+    checkout.replace(OPS_PROJECT, '"numpy>=1.26"', '"numpy>=1.26", "torch>=2.8"')
+    checkout.replace("packages/accel-data/pyproject.toml", '"numpy>=1.26"', '"numpy>=1.26", "torch>=2.9"')
+    line = "packages/*/pyproject.toml: different requirements of torch: torch>=2.8, torch>=2.9"
+    assert line in problems(checkout.root)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('">=3.11"', '">=3.12"', "its `requires-python` is not that of `accel`"),
+        ("Python :: 3.13", "Python :: 3.14", "its Python classifiers are not those of `accel`"),
+    ],
+)
+def test_packages_that_want_different_pythons_are_told(checkout, old, new, told):
+    checkout.replace(OPS_PROJECT, old, new)
+    assert problems(checkout.root) == [f"{OPS_PROJECT}: {told}"]
+
+
+def test_the_required_python_is_the_first_that_is_named(checkout):
+    for file in (checkout.root / "packages").glob("*/pyproject.toml"):
+        file.write_text(file.read_text().replace('">=3.11"', '">=3.10"'))
+    told = "`requires-python` is not `>=3.11`, the first classifier"
+    assert problems(checkout.root) == [f"packages/accel/pyproject.toml: {told}"]
+
+
+def test_the_readme_names_the_range_that_is_declared(checkout):
+    checkout.write("README.md", "Tested with torch 2.9 to 2.15, Python 3.11 to 3.12.\n")
+    checkout.replace(OPS_PROJECT, '"numpy>=1.26"', '"numpy>=1.26", "torch>=2.8"')
+    checkout.write(f"{OPS}/tensors.py", "import torch\n")
+    assert problems(checkout.root) == [
+        "README.md: does not say `torch 2.8 to `, which the packages declare",
+        "README.md: does not say `Python 3.11 to 3.13`, which the packages declare",
+    ]

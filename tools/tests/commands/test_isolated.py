@@ -1,6 +1,9 @@
 import pytest
 
 from tools.commands.isolated import floors_of, isolated_environment
+from tools.front_door import build_parser
+from tools.setup.environment import CONSTRAINTS
+from tools.setup.failures import SetupError
 from tools.workspace import read_packages
 
 
@@ -23,3 +26,20 @@ def test_a_dependency_without_a_floor_is_refused(checkout):
     checkout.replace("packages/accel-ops/pyproject.toml", '"numpy>=1.26"', '"numpy"')
     with pytest.raises(ValueError, match="has no floor"):
         floors_of([read_packages(checkout.root)["accel-ops"]])
+
+
+def test_another_release_of_torch_has_an_environment_of_its_own():
+    packages = read_packages()
+    usual = isolated_environment(packages, "accel-state", floors=True)
+    other = isolated_environment(packages, "accel-state", floors=True, torch="2.8")
+    assert usual.constraints == CONSTRAINTS
+    assert "torch==2.8.*" in other.constraints.read_text().splitlines()
+    assert other.folder != usual.folder
+    assert other.fingerprint() != usual.fingerprint()
+    assert other.extra_constraints == usual.extra_constraints
+
+
+def test_a_release_below_the_declared_range_is_refused_before_anything_is_made():
+    arguments = build_parser().parse_args(["isolated", "--torch", "2.1", "accel-state"])
+    with pytest.raises(SetupError, match="`--torch 2.1` is below the range that the packages declare"):
+        arguments.run(arguments)

@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import Store
 
 from accel_ops.frames import FrameTable
 from accel_ops.transport.bulletin import Bulletin, StoreBulletin
+from accel_state.group_store import store_of
 
 #: Up to this size for all ranks together tensors are sent from rank to rank: a frame in one step instead of the
 #: ``world_size - 1`` of gloo's ring, a broadcast without the way through gloo's queue.
@@ -103,7 +104,7 @@ class TorchDistributedTransport:
     @property
     def store(self) -> Store:
         if self._store is None:
-            self._store = self._alive_group().get_group_store()
+            self._store = store_of(self._alive_group())
         return self._store
 
     def _alive_group(self) -> dist.ProcessGroup:

@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import Store
 from accel_ops.frames import FrameTable
 from accel_ops.transport.bulletin import Bulletin, StoreBulletin
 from accel_state.errors import StateError
+from accel_state.group_store import store_of
 from accel_state.runtime import current_runtime
 
 
@@ -65,7 +66,7 @@ class XlaTransport:
                 "Call `torch.distributed.init_process_group('xla', init_method='xla://')` first."
             )
         if self._store is None:
-            self._store = group.get_group_store()
+            self._store = store_of(group)
         return self._store
 
     def bulletin(self) -> Bulletin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -69,7 +70,7 @@ class Script:
     @property
     def stdout(self) -> str:
         """What it has written to standard output so far."""
-        return _text(self._stdout)
+        return _without_gloo_lines(_text(self._stdout))
 
     @property
     def stderr(self) -> str:
@@ -240,7 +241,7 @@ def run_command(
         kill_tree(process.pid)
         process.communicate()
         raise
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+    return subprocess.CompletedProcess(command, process.returncode, _without_gloo_lines(stdout), stderr)
 
 
 def kill_tree(pid: int) -> None:
@@ -275,6 +276,11 @@ def _refuse_variables_read_at_import(env: Mapping[str, str]) -> None:
                 f"`{name}` is read while Python or torch is imported, which a forked script does not do. "
                 "Start the script with `run_command` or by a launcher."
             )
+
+
+def _without_gloo_lines(stdout: str) -> str:
+    # gloo of torch 2.8 to 2.10 says in a line who is connected, for each group. Delete when we require torch 2.13.
+    return re.sub(r"^\[Gloo\] Rank \d+ is connected to .*\n", "", stdout, flags=re.MULTILINE)
 
 
 def _text(stream: IO[bytes]) -> str:

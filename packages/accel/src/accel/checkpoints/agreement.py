@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from accel.checkpoints.liveness import Liveness
 from accel_state.errors import CheckpointError
+from accel_state.group_store import store_of
 
 _FIRST_WAIT_S = 0.001
 _LONGEST_WAIT_S = 0.05
@@ -213,7 +214,7 @@ def agreement_of(*, rank: int, world_size: int, gather: Callable[[list[str]], li
         return CollectiveAgreement(gather, rank=rank, world_size=world_size)
     group = dist.group.WORLD
     assert group is not None
-    store = group.get_group_store()
+    store = store_of(group)
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]  # torch's stubs lack it
     number = _num_agreements[group] = _num_agreements.get(group, 0) + 1
     prefix = f"accel_checkpoint_{number}"
