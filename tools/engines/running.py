@@ -49,7 +49,15 @@ def set_up(engine: Engine) -> Environment:
 
 def run_tests(engine: Engine, environment: Environment, handed_on: Sequence[str]) -> int:
     """Run the tests of one engine, where a skipped test is a failure."""
-    command: list[str | Path] = [environment.python, "-m", "pytest", "--engine", engine.name, *engine.tests, *handed_on]
+    command: list[str | Path] = [
+        environment.python,
+        "-m",
+        "pytest",
+        "--engine",
+        engine.name,
+        *engine.tests,
+        *handed_on,
+    ]
     return run(command, cwd=ROOT, environ=environment.child_environ() | dict(engine.variables))
 
 
