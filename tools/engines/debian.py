@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from tools.setup.environment import shown
 from tools.setup.failures import SetupError
 from tools.setup.running import environment_with, timed
 from tools.workspace import ROOT
@@ -32,7 +33,10 @@ def install_packages(names: Iterable[str], *, log: Path = LOG) -> None:
         raise SetupError(f"There is no apt-get here to install {', '.join(wanted)}. Use Debian or Ubuntu.")
     log.parent.mkdir(parents=True, exist_ok=True)
     environ = environment_with({"DEBIAN_FRONTEND": "noninteractive"})
-    with timed(f"apt-get installs {' '.join(wanted)} (log: {log})"), log.open("w", encoding="utf-8") as file:
+    with (
+        timed(f"apt-get installs {' '.join(wanted)} (log: {shown(log)})"),
+        log.open("w", encoding="utf-8") as file,
+    ):
         for command in (["update"], ["install", "--yes", "--no-install-recommends", *wanted]):
             done = subprocess.run(
                 ["apt-get", *command],

@@ -11,7 +11,7 @@ from pathlib import Path
 from tools.engines import load_engine
 from tools.engines.debian import install_packages, missing_packages
 from tools.engines.protocol import Engine
-from tools.setup.environment import Environment
+from tools.setup.environment import Environment, shown
 from tools.setup.failures import SetupError
 from tools.setup.running import run, say
 from tools.workspace import ROOT
@@ -42,7 +42,10 @@ def require_root(engines: Sequence[Engine], missing: Sequence[str]) -> None:
 
 def set_up(engine: Engine) -> Environment:
     """Make what the tests of one engine need, its Debian packages excepted."""
-    environment = engine.environment().ensure()
+    environment = engine.environment()
+    if not environment.is_ready():
+        say(f"{engine.name}: {shown(environment.folder)} gets {', '.join(environment.requirements)}")
+    environment.ensure()
     engine.prepare(environment)
     return environment
 
