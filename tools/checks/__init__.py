@@ -6,6 +6,7 @@ CHECKS = (
     "annotations",
     "dependencies",
     "layers",
+    "cycles",
     "structure",
     "links",
     "origin",

@@ -121,6 +121,7 @@ def test_stages_and_experts():
     assert (config.total_size, config.data_parallel_size, config.non_data_parallel_size) == (8, 2, 4)
     assert config.active_mesh_dims == ["pp", "dp_shard", "tp"]
     assert config.non_dp_dim_names == ["pp", "tp"]
+    assert config._get_mesh() == (("pp", "dp_shard", "tp"), (2, 2, 2))
     assert config.pp_enabled
     assert config.ep_enabled
     assert not ParallelismConfig().pp_enabled

@@ -9,7 +9,7 @@ from accel_state.topology import Topology
 
 
 def test_without_arguments_it_is_a_single_plain_process():
-    assert dataclasses.astuple(Topology()) == (0, 1, 0, 1, 0, 1, "plain", None, None)
+    assert dataclasses.astuple(Topology()) == (0, 1, 0, 1, 0, 1, "plain", None, None, False)
 
 
 def test_it_cannot_be_changed():
@@ -20,11 +20,14 @@ def test_it_cannot_be_changed():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"rank": 2, "world_size": 2}, r"`rank` must lie between 0 and 1 \(`world_size` - 1\), got 2"),
-        ({"rank": -1}, "`rank` must lie between 0 and 0"),
-        ({"local_rank": 1, "world_size": 2}, "`local_rank` must lie between 0 and 0"),
-        ({"node_rank": 1}, "`node_rank` must lie between 0 and 0"),
-        ({"world_size": 0}, "`world_size` must be at least 1, got 0"),
+        (
+            {"rank": 2, "world_size": 2},
+            "`rank` is `2`, but it must lie between 0 and 1, because `world_size` is `2`",
+        ),
+        ({"rank": -1}, "`rank` is `-1`, but it must lie between 0 and 0"),
+        ({"local_rank": 1, "world_size": 2}, "`local_rank` is `1`, but it must lie between 0 and 0"),
+        ({"node_rank": 1}, "`node_rank` is `1`, but it must lie between 0 and 0"),
+        ({"world_size": 0}, "`world_size` is `0`, but it must be at least 1"),
         ({"local_world_size": 2}, r"`local_world_size` must not exceed 1 \(`world_size`\), got 2"),
     ],
 )

@@ -177,6 +177,11 @@ class ParallelismConfig:
         shards = ["dp_shard_cp"] if self.dp_shard_cp_dim_names else []
         return [*self._enabled("dp_replicate"), *shards]
 
+    def _get_mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return the names and the sizes of the mesh's axes; by this name libraries ask for them."""
+        axes = tuple(self.active_mesh_dims)
+        return axes, tuple(map(self._size, axes))
+
     def build_device_mesh(self, device_type: str) -> DeviceMesh | None:
         """Build the mesh over all processes; every process must call this, and blocks until all have.
 

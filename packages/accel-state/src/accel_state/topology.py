@@ -28,9 +28,9 @@ class Topology:
     is_node_rank_assumed: bool = False
 
     def __post_init__(self) -> None:
-        _check_within("rank", self.rank, "world_size", self.world_size)
-        _check_within("local_rank", self.local_rank, "local_world_size", self.local_world_size)
-        _check_within("node_rank", self.node_rank, "num_nodes", self.num_nodes)
+        check_within("rank", self.rank, "world_size", self.world_size)
+        check_within("local_rank", self.local_rank, "local_world_size", self.local_world_size)
+        check_within("node_rank", self.node_rank, "num_nodes", self.num_nodes)
         if self.local_world_size > self.world_size:
             raise ConfigError(
                 f"`local_world_size` must not exceed {self.world_size} (`world_size`), "
@@ -38,10 +38,16 @@ class Topology:
             )
 
 
-def _check_within(index_name: str, index: int, count_name: str, count: int) -> None:
+def check_within(index_name: str, index: int, count_name: str, count: int) -> None:
+    """Refuse a rank that does not lie below its size, naming both.
+
+    Raises:
+        ConfigError: If it does not, or the size is no size.
+    """
     if count < 1:
-        raise ConfigError(f"`{count_name}` must be at least 1, got {count}.")
+        raise ConfigError(f"`{count_name}` is `{count}`, but it must be at least 1.")
     if not 0 <= index < count:
         raise ConfigError(
-            f"`{index_name}` must lie between 0 and {count - 1} (`{count_name}` - 1), got {index}."
+            f"`{index_name}` is `{index}`, but it must lie between 0 and {count - 1}, because `{count_name}` is "
+            f"`{count}`."
         )

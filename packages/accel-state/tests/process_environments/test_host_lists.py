@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accel_state.errors import ConfigError
-from accel_state.process_environments.host_lists import expand_counts, expand_hosts, first_host
+from accel_state.process_environments.host_lists import expand_counts, first_host, iter_hosts
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from accel_state.process_environments.host_lists import expand_counts, expand_ho
     ],
 )
 def test_hosts_are_written_out_in_order(text, hosts):
-    assert expand_hosts(text, variable="V") == hosts
+    assert list(iter_hosts(text, variable="V")) == hosts
     assert first_host(text, variable="V") == hosts[0]
 
 
@@ -31,7 +31,7 @@ def test_hosts_are_written_out_in_order(text, hosts):
 )
 def test_text_that_is_no_list_of_hosts_is_refused_with_the_variable(text):
     with pytest.raises(ConfigError, match="`SOME_LIST` is `.*`, but it must be a list of hosts"):
-        expand_hosts(text, variable="SOME_LIST")
+        list(iter_hosts(text, variable="SOME_LIST"))
 
 
 def test_the_first_host_of_an_enormous_list_is_found_at_once():
@@ -63,4 +63,4 @@ def test_any_set_of_numbers_survives_the_short_notation(numbers, width):
     inside = ",".join(
         f"{run[0]:0{width}}-{run[-1]:0{width}}" if len(run) > 1 else f"{run[0]:0{width}}" for run in runs
     )
-    assert expand_hosts(f"n[{inside}]", variable="V") == [f"n{number:0{width}}" for number in numbers]
+    assert list(iter_hosts(f"n[{inside}]", variable="V")) == [f"n{number:0{width}}" for number in numbers]

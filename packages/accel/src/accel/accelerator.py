@@ -232,12 +232,9 @@ class Accelerator(
         )
         check_axes(self.state.parallelism_config, self._strategy)
         layout, mesh = runtime.layout, self.state.device_mesh
-        is_for_all = mesh is None or layout.num_loss_ranks in (1, layout.world_size)
-        self._window = WeightedWindow(
-            num_ranks=layout.num_loss_ranks,
-            device=runtime.device,
-            group=None if is_for_all else mesh["loss"].get_group(),
-        )
+        is_part = 1 < layout.num_loss_ranks < layout.world_size
+        group = mesh["loss"].get_group() if mesh is not None and is_part else None
+        self._window = WeightedWindow(num_ranks=layout.num_loss_ranks, device=runtime.device, group=group)
         self._owns_backward = self._strategy.capabilities.owns_backward
 
 

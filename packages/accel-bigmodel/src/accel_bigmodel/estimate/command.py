@@ -7,9 +7,7 @@ import json
 import sys
 from typing import Any
 
-DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
-SHOWN = ("float32", "float16", "int8", "int4")
-STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3", "offload")
+from accel_bigmodel.estimate.choices import DTYPES, SHOWN, STRATEGIES
 
 
 class EstimateMemoryCommand:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from accel_bigmodel.estimate.command import SHOWN
+from accel_bigmodel.estimate.choices import SHOWN
 from accel_bigmodel.estimate.models import create_empty_model
 from accel_bigmodel.estimate.running import example_inputs, kv_cache_bytes, measure_activations
 from accel_bigmodel.estimate.training import estimate_training_usage, training_bytes

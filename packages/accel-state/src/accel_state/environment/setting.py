@@ -80,8 +80,8 @@ def rule(name: str, variable: str, flag: str | None = None, config_key: str | No
     In a variable it stands in upper case. A pattern of None leaves that out.
     """
 
-    def make(short: str, parse: Parser, default: Any, description: str, **given: str | None) -> Setting:
-        names = {
+    def make(short: str, parse: Parser, default: Any, description: str, **given: Any) -> Setting:
+        names: dict[str, Any] = {
             "variable": variable.format(short.upper()),
             "flag": flag and flag.format(short),
             "config_key": config_key and config_key.format(short),

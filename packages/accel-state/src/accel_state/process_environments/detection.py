@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from accel_state.process_environments.mvapich import MVAPICHEnvironment
-from accel_state.process_environments.openmpi import OpenMPIEnvironment
+from accel_state.process_environments.mpi import MPI_ENVIRONMENTS
 from accel_state.process_environments.plain import PlainEnvironment
-from accel_state.process_environments.pmi import PMIEnvironment
 from accel_state.process_environments.protocol import ProcessEnvironment
 from accel_state.process_environments.slurm import SLURMEnvironment
 from accel_state.process_environments.torchrun import TorchrunEnvironment
@@ -17,9 +15,7 @@ from accel_state.topology import Topology
 # The innermost starter first: torchrun runs inside of mpirun and srun, mpirun starts its daemons with srun.
 PROCESS_ENVIRONMENTS: tuple[ProcessEnvironment, ...] = (
     TorchrunEnvironment(),
-    OpenMPIEnvironment(),
-    MVAPICHEnvironment(),
-    PMIEnvironment(),
+    *MPI_ENVIRONMENTS,
     SLURMEnvironment(),
     XLAEnvironment(),
     PlainEnvironment(),

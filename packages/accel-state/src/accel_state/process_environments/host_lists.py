@@ -18,11 +18,6 @@ def first_host(text: str, *, variable: str) -> str:
     return next(iter_hosts(text, variable=variable))
 
 
-def expand_hosts(text: str, *, variable: str) -> list[str]:
-    """Return all hosts of a compressed list: ``n[01-02],gpu5`` gives ``n01, n02, gpu5``."""
-    return list(iter_hosts(text, variable=variable))
-
-
 def iter_hosts(text: str, *, variable: str) -> Iterator[str]:
     """Yield the hosts of a compressed list; a text that is none is a `ConfigError` naming ``variable``."""
     parts = _split_outside_brackets(text.strip())

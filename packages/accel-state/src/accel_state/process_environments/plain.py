@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from accel_state.errors import ConfigError
-from accel_state.process_environments.reading import optional_int
+from accel_state.process_environments.variables import optional_int
 from accel_state.topology import Topology
 
 

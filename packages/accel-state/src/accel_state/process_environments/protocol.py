@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from accel_state.topology import Topology
 
@@ -11,7 +11,10 @@ from accel_state.topology import Topology
 class ProcessEnvironment(Protocol):
     """A pure reader of the variables that one launcher sets for the processes it starts."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str:
+        """What a `Topology` calls its source."""
+        ...
 
     def detect(self, environ: Mapping[str, str]) -> bool:
         """Whether this launcher started the process; true as soon as it left a trace, whole or not."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from accel_state.environment import read
 from accel_state.errors import ConfigError
 from accel_state.process_environments.host_lists import expand_counts, first_host
-from accel_state.process_environments.reading import (
-    check_within,
+from accel_state.process_environments.variables import (
     is_set,
-    master_port,
     optional_int,
     required_int,
 )
-from accel_state.topology import Topology
+from accel_state.topology import Topology, check_within
 
 _STEP_IDS = ("SLURM_STEP_ID", "SLURM_STEPID")
 # Ids from here on stand for steps that are no `srun`: the batch script, the interactive shell and the like.
@@ -74,7 +73,7 @@ class SLURMEnvironment:
             num_nodes,
             source=self.name,
             master_addr=environ.get("MASTER_ADDR") or self._master_addr(environ, num_nodes),
-            master_port=master_port(environ) or self._master_port(environ),
+            master_port=read("master_port", environ) or self._master_port(environ),
         )
 
     def _master_addr(self, environ: Mapping[str, str], num_nodes: int) -> str | None:

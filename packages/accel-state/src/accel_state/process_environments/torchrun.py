@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from accel_state.environment import read
 from accel_state.errors import ConfigError
-from accel_state.process_environments.reading import (
-    check_within,
+from accel_state.process_environments.variables import (
     is_set,
-    master_port,
     optional_int,
     required_int,
 )
-from accel_state.topology import Topology
+from accel_state.topology import Topology, check_within
 
 
 class TorchrunEnvironment:
@@ -49,7 +48,7 @@ class TorchrunEnvironment:
             num_nodes,
             source=self.name,
             master_addr=environ.get("MASTER_ADDR") or None,
-            master_port=master_port(environ),
+            master_port=read("master_port", environ),
         )
 
     def _local_rank(self, environ: Mapping[str, str], world_size: int) -> int:

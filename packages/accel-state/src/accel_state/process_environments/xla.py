@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from accel_state.process_environments.reading import check_within, is_set, master_port, optional_int
-from accel_state.topology import Topology
+from accel_state.environment import read
+from accel_state.process_environments.variables import is_set, optional_int
+from accel_state.topology import Topology, check_within
 
 _TRACES = ("PJRT_DEVICE", "PJRT_LOCAL_PROCESS_RANK", "PJRT_LOCAL_PROCESS_COUNT")
 
@@ -41,5 +42,5 @@ class XLAEnvironment:
             num_nodes,
             source=self.name,
             master_addr=environ.get("MASTER_ADDR") or (hosts[0].strip() if hosts else None),
-            master_port=master_port(environ),
+            master_port=read("master_port", environ),
         )

@@ -3,10 +3,8 @@ from __future__ import annotations
 import pytest
 
 from accel_state.errors import ConfigError
-from accel_state.process_environments.reading import (
-    check_within,
+from accel_state.process_environments.variables import (
     is_set,
-    master_port,
     optional_int,
     required_int,
 )
@@ -26,16 +24,3 @@ def test_a_missing_number_says_who_asked_for_it_and_what_to_do():
         "`WORLD_SIZE` is not set, although `RANK` is. torchrun sets both; set the missing one, or unset "
         "`RANK` to run a single process."
     )
-
-
-def test_the_port_is_checked():
-    assert master_port({}) is None
-    assert master_port({"MASTER_PORT": "0"}) == 0
-    with pytest.raises(ConfigError, match="`MASTER_PORT` is `-1`"):
-        master_port({"MASTER_PORT": "-1"})
-
-
-def test_an_index_within_its_count_passes():
-    check_within("R", 1, "N", 2)
-    with pytest.raises(ConfigError, match="`R` is `2`, but it must lie between 0 and 1, because `N` is `2`"):
-        check_within("R", 2, "N", 2)
