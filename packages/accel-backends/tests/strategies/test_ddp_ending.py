@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_backends.strategies.ddp_ending import release_all, release_at_exit
 from accel_state.testing import run_script
+from accel_state.versions import is_torch_version
 
 
 def released():
@@ -62,6 +63,9 @@ def trained(folder, *, how):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads by /proc")
+@pytest.mark.skipif(
+    is_torch_version("<", "2.13"), reason="needs torch >= 2.13, where the threads of gloo have names"
+)
 @pytest.mark.parametrize(
     "outcome",
     [partial(trained, how=how) for how in ("falls off", "end")],
