@@ -10,7 +10,7 @@ from torch import nn
 
 from accel_bigmodel.module_tensors import find_tied_parameters
 from accel_bigmodel.offload.placeholders import stored_values
-from accel_bigmodel.placing import as_parameter_like
+from accel_bigmodel.tensor_kinds import as_parameter_like
 
 
 def check_tied_parameters_in_config(model: nn.Module) -> bool:

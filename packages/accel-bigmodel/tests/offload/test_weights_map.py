@@ -31,7 +31,6 @@ def test_all_sources_are_one_mapping(tmp_path):
     assert len(weights) == 3
     assert [weights[name].sum().item() for name in weights] == [0, 2, 6]
     assert weights["file"].dtype == torch.float16
-    weights.announce("file")
     weights.announce("memory")
     assert copy.deepcopy(weights) is weights
     assert list(OffloadedWeightsLoader(save_folder=tmp_path)) == ["disk"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,16 +107,6 @@ class MappedFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MappedFile, (self.path,)
-
-
-def announce(path: Path, start: int, num_bytes: int) -> None:
-    """Tell the system that a part of a file will be read soon, where it can be told."""
-    if hasattr(os, "posix_fadvise"):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, start, num_bytes, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(descriptor)
 
 
 def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
