@@ -71,7 +71,13 @@ class Decision:
 
 
 def decide(
-    old: torch.Tensor, stored: torch.dtype, device: torch.device | None, to: Destination, name: str, *, is_raw: bool
+    old: torch.Tensor,
+    stored: torch.dtype,
+    device: torch.device | None,
+    to: Destination,
+    name: str,
+    *,
+    is_raw: bool,
 ) -> Decision:
     """Return what becomes of a tensor of a file.
 

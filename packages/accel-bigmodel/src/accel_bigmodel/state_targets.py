@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_ops.named_tensors import named_tensors, walk_modules
 from accel_bigmodel.tensor_kinds import as_parameter_like
+from accel_ops.named_tensors import named_tensors, walk_modules
 
 EXTRA_STATE = "_extra_state"
 _PLAIN_SETATTR = nn.Module.__setattr__

@@ -49,7 +49,11 @@ class Int8Kind(TensorKind):
     """``Int8Params`` of bitsandbytes: int8 values, which stand in ``CB`` too, and the scales of their rows, ``SCB``."""
 
     def attributes(self, parameter: torch.Tensor, owner: nn.Module | None) -> dict[str, Any]:
-        carried = {"has_fp16_weights": vars(parameter)["has_fp16_weights"], "SCB": vars(parameter)["SCB"], "CB": None}
+        carried = {
+            "has_fp16_weights": vars(parameter)["has_fp16_weights"],
+            "SCB": vars(parameter)["SCB"],
+            "CB": None,
+        }
         state: Any = getattr(owner, "state", None)
         if carried["SCB"] is None and state is not None:
             carried["SCB"] = state.SCB  # the first forward moves the scales there

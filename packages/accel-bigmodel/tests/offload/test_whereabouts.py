@@ -128,7 +128,9 @@ def test_what_is_written_to_an_offloaded_weight_is_in_the_next_state_dict(tmp_pa
     with torch.no_grad():
         model.embed.weight.fill_(3)
     assert (model.state_dict()["head.weight"] == 3).all()
-    assert (before["head.weight"] == 3).all()  # as in a resident model, a state dict shares the memory of the weights
+    assert (
+        before["head.weight"] == 3
+    ).all()  # as in a resident model, a state dict shares the memory of the weights
 
 
 def test_weights_that_go_to_a_device_are_not_kept_in_memory_too():

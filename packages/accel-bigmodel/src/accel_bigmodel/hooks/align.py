@@ -22,7 +22,6 @@ from accel_ops.description import find_device
 from accel_ops.placement import send_to_device
 from accel_state.errors import StateError
 
-
 Placeholders: TypeAlias = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """By identity of a weight, the weight and the placeholder that stands for it."""
 
@@ -112,16 +111,17 @@ class AlignDevicesHook(ModelHook):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if torch.compiler.is_compiling():
             # Its import needs torch's compiler, which this process has loaded by now.
-            from accel_bigmodel.hooks.outside_graphs import prepare
+            from accel_bigmodel.hooks.outside_graphs import run_outside_graph
 
-            return prepare(self, module, args, kwargs)
+            args, kwargs = run_outside_graph(self.prepare, module, args, kwargs)
+            return args, kwargs
         return self.prepare(module, args, kwargs)
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if torch.compiler.is_compiling():
-            from accel_bigmodel.hooks.outside_graphs import finish
+            from accel_bigmodel.hooks.outside_graphs import run_outside_graph
 
-            return finish(self, module, output)
+            return run_outside_graph(self.finish, module, output)
         return self.finish(module, output)
 
     def prepare(

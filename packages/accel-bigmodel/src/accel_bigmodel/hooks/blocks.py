@@ -77,7 +77,9 @@ def attach_align_device_hook(
         preload_module_classes: Names of classes whose whole inside is brought at once.
         tied_params_map: As for `AlignDevicesHook`.
     """
-    settings = HookSettings.of_user(weights_map, offload_buffers, skip_keys, preload_module_classes, tied_params_map)
+    settings = HookSettings.of_user(
+        weights_map, offload_buffers, skip_keys, preload_module_classes, tied_params_map
+    )
     attach(plan_hooks(module, module_name, {"": execution_device}, {"": offload}, settings), module, settings)
 
 
@@ -107,7 +109,9 @@ def attach_align_device_hook_on_blocks(
     """
     devices = execution_device if isinstance(execution_device, Mapping) else {module_name: execution_device}
     offloads = offload if isinstance(offload, Mapping) else dict.fromkeys(devices, bool(offload))
-    settings = HookSettings.of_user(weights_map, offload_buffers, skip_keys, preload_module_classes, tied_params_map)
+    settings = HookSettings.of_user(
+        weights_map, offload_buffers, skip_keys, preload_module_classes, tied_params_map
+    )
     attach_blocks(module, module_name, devices, offloads, settings)
 
 
@@ -269,10 +273,11 @@ def _hook(planned: PlannedHook, settings: HookSettings) -> ModelHook | None:
 def _restore(planned: PlannedHook) -> None:
     """Give a module that is not offloaded the values of weights that an earlier call offloaded."""
     owner: Any = planned.module
+    device = torch.device("cpu" if planned.device is None else planned.device)
     for name, tensor in [*owner._parameters.items(), *owner._buffers.items()]:
         weight = weight_of(tensor)
         if weight is not None:
-            setattr(owner, name, weight.resident(tensor, torch.device("cpu" if planned.device is None else planned.device)))
+            setattr(owner, name, weight.resident(tensor, device))
 
 
 def _has_inner_entry(name: str, devices: Mapping[str, Device | None]) -> bool:

@@ -132,7 +132,9 @@ class FolderState:
         if not folder.is_dir():
             return cls({})
         with os.scandir(folder) as entries:
-            return cls({entry.name: _identity(entry.stat()) for entry in entries if entry.name.endswith(".dat")})
+            return cls(
+                {entry.name: _identity(entry.stat()) for entry in entries if entry.name.endswith(".dat")}
+            )
 
     def check(self, path: Path) -> None:
         """Refuse a file that was replaced since.

@@ -62,6 +62,8 @@ class Slot:
             self._num_inside -= 1
             now = self._table().get(self.name)
             is_value = weight.is_value(now)
+            if is_value and self.owner.training and not isinstance(self.placeholder, nn.Parameter):
+                weight.keep_live_if_changed()  # kernels move running statistics without telling autograd
             weight.release()
             if is_value and self._num_inside == 0:
                 self._put(self.placeholder)
@@ -102,12 +104,14 @@ class Residency:
     @classmethod
     def of_placeholders_in(cls, module: nn.Module) -> Residency:
         """Return the residency of all parameters inside ``module`` that are offloaded already."""
-        return cls([
-            Slot(owner, name, parameter, parameter.device)
-            for owner in module.modules()
-            for name, parameter in owner._parameters.items()
-            if weight_of(parameter) is not None
-        ])
+        return cls(
+            [
+                Slot(owner, name, parameter, parameter.device)
+                for owner in module.modules()
+                for name, parameter in owner._parameters.items()
+                if parameter is not None and weight_of(parameter) is not None
+            ]
+        )
 
     @property
     def weights(self) -> list[OffloadedWeight]:
@@ -135,11 +139,13 @@ class Residency:
 
     @contextlib.contextmanager
     def values_in_place(self) -> Iterator[None]:
-        """Within this context the values are in place."""
+        """Within this context the values are in place, and whatever is written to them is kept."""
         self.bring()
         try:
             yield
         finally:
+            for weight in self.weights:
+                weight.keep_live_if_changed()
             self.put_back()
 
     def follow_state_dicts(self, module: nn.Module) -> list[RemovableHandle]:

@@ -113,13 +113,23 @@ class OffloadedWeight:
                 if live.tensor._version != live.version:
                     self.keep(live.tensor)
 
+    def keep_live_if_changed(self) -> None:
+        """Keep the live values if they differ from the stored ones, by whatever way they were written."""
+        with self.lock:
+            if self._live is not None and not torch.equal(
+                self._live.tensor.detach().to("cpu"), self.stored()
+            ):
+                self.keep(self._live.tensor)
+
     def in_place(self, placeholder: torch.Tensor) -> torch.Tensor:
         """Return the values where they are kept, as a member of a module, to be read and written."""
         with self.lock:
             if self._live is not None and self._live.shares_memory:
                 return self._live.tensor
             with torch.inference_mode(False), torch.no_grad():
-                return self._as_member(placeholder, self._writable(), is_trained=self._is_trained(placeholder))
+                return self._as_member(
+                    placeholder, self._writable(), is_trained=self._is_trained(placeholder)
+                )
 
     def keep(self, values: torch.Tensor) -> None:
         """Make ``values`` the memory of this weight."""
@@ -139,7 +149,7 @@ class OffloadedWeight:
         """Bring the values close to where they are used; called in another thread, before they are needed."""
         with self.lock:
             if self._live is None and self._arrival is None:
-                self._arrival = bring(self.stored(), self.device, ahead=True)
+                self._arrival = bring(self._source(), self.device, ahead=True)
 
     def forget(self) -> None:
         """Drop what was prefetched and not used."""
@@ -174,15 +184,16 @@ class OffloadedWeight:
             self.keep(values)
         return values
 
+    def _source(self) -> torch.Tensor:
+        return self._writable() if self.device.type == "cpu" else self.stored()
+
     def _bring(self, placeholder: torch.Tensor) -> _Live:
         is_trained = self._is_trained(placeholder)
         with torch.inference_mode(False), torch.no_grad():
             arrival, self._arrival = self._arrival, None
-            shares_memory = self.device.type == "cpu"
-            stored = self._writable() if shares_memory else self.stored()
-            values = (arrival or bring(stored, self.device)).take()
+            values = (arrival or bring(self._source(), self.device)).take()
             tensor = self._as_member(placeholder, values, is_trained=is_trained)
-        return _Live(tensor, tensor._version, shares_memory)
+        return _Live(tensor, tensor._version, shares_memory=self.device.type == "cpu")
 
     @staticmethod
     def _is_trained(placeholder: torch.Tensor) -> bool:

@@ -83,6 +83,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         self.exact = exact
         self.all_keys = [*self.state_dict, *(key for key in self.index if key not in self.state_dict)]
         self._files: dict[str, tuple[SafetensorsLayout, MappedFile]] = {}
+        self._mapped: dict[str, torch.Tensor] = {}
         self._folder = None if self.save_folder is None else FolderState.of(self.save_folder)
 
     def __getitem__(self, key: str) -> torch.Tensor:
@@ -93,9 +94,12 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
             return self._from_safetensors(entry["safetensors_file"], entry.get("weight_name", key), entry)
         if self.save_folder is None or self._folder is None:
             raise CheckpointError(f"`{key}` lies in an offload folder, but no `save_folder` was given.")
-        path = weight_file(self.save_folder, entry.get("weight_name", key))
-        self._folder.check(path)
-        return load_offloaded_weight(path, entry)
+        name = entry.get("weight_name", key)
+        if name not in self._mapped:
+            path = weight_file(self.save_folder, name)
+            self._folder.check(path)
+            self._mapped[name] = load_offloaded_weight(path, entry)
+        return self._mapped[name]
 
     def __contains__(self, key: object) -> bool:
         return key in self.state_dict or key in self.index
@@ -109,7 +113,9 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
     def __deepcopy__(self, memo: dict[int, Any]) -> OffloadedWeightsLoader:
         return self.replaced(copy.deepcopy(self.state_dict, memo), self.index)
 
-    def replaced(self, state_dict: Mapping[str, torch.Tensor], index: Mapping[str, Any]) -> OffloadedWeightsLoader:
+    def replaced(
+        self, state_dict: Mapping[str, torch.Tensor], index: Mapping[str, Any]
+    ) -> OffloadedWeightsLoader:
         """Return a loader of other weights from the same folder, which maps the files anew: no write is shared."""
         made = OffloadedWeightsLoader(state_dict, None, index, self.device, exact=self.exact)
         made.save_folder, made._folder = self.save_folder, self._folder

@@ -136,7 +136,9 @@ def _leaving(placement: Placement, in_memory: Mapping[str, torch.Tensor]) -> dic
         if any(placement.device(other) == "cpu" and other in in_memory for other in group)
         for name in group
     }
-    return {n: tensor for n, tensor in in_memory.items() if placement.device(n) == "disk" and n not in staying}
+    return {
+        n: tensor for n, tensor in in_memory.items() if placement.device(n) == "disk" and n not in staying
+    }
 
 
 def _homeless(placement: Placement) -> str:

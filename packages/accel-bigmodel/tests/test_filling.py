@@ -40,7 +40,7 @@ class EveryPair(nn.Module):
 def stored() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     values = torch.rand(3, 5, generator=generator) * 100
-    return {name: values.to(in_file) for name, (_, in_file) in PAIRS.items()}
+    return {name: values.to(in_file, copy=True) for name, (_, in_file) in PAIRS.items()}
 
 
 def write(state, folder, kind: str, num_shards: int):
@@ -52,8 +52,9 @@ def write(state, folder, kind: str, num_shards: int):
     if num_shards == 1:
         save(state, folder / f"{whole}{suffix}")
         return
-    names = {name: f"{whole}-{number % num_shards + 1:05}-of-{num_shards:05}{suffix}" for number, name in enumerate(state)}
-    for file in set(names.values()):
+    files = [f"{whole}-{number + 1:05}-of-{num_shards:05}{suffix}" for number in range(num_shards)]
+    names = {name: files[number % num_shards] for number, name in enumerate(state)}
+    for file in files:
         save({name: tensor for name, tensor in state.items() if names[name] == file}, folder / file)
     (folder / f"{whole}{suffix}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
 
