@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -69,6 +71,23 @@ def _load_sharded(folder: str, broadcast: bool, dtype: str | None, build=skeleto
 def test_each_process_gets_its_part_of_whole_tensors(tmp_path, world, broadcast):
     save_model(net(), tmp_path, max_shard_size=100)
     assert world(2).run(_load_sharded, str(tmp_path), broadcast, None) == [content(net())] * 2
+
+
+def _load_sharded_strictly(folder: str, broadcast: bool) -> dict[str, list[float]]:
+    rank()
+    model = sharded(net())
+    torch.nn.init.zeros_(model.embed.weight)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_checkpoint_in_model(model, folder, broadcast_from_rank0=broadcast, strict=True)
+    return content(model)
+
+
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_one_name_of_a_tied_weight_is_enough(tmp_path, world, broadcast):
+    state = {name: tensor for name, tensor in net().state_dict().items() if name != "head.weight"}
+    safetensors.torch.save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert world(2).run(_load_sharded_strictly, str(tmp_path), broadcast) == [content(net())] * 2
 
 
 def test_another_dtype_is_what_the_parts_are_stored_in(tmp_path, world):

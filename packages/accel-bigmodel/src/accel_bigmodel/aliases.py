@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.module_walk import walk
+from accel_ops.named_tensors import walk_modules
 
 # What every module has: tables of torch's own, and of hooks, which are functions.
 _OWN = frozenset(vars(nn.Module()))
@@ -28,7 +28,7 @@ def repair_aliases(model: nn.Module, fresh: Mapping[int, torch.Tensor]) -> None:
     """
     if not fresh:
         return
-    for _, module in walk(model):
+    for _, module in walk_modules(model):
         attributes = vars(module)
         for name in attributes.keys() - _OWN:
             value = attributes[name]

@@ -42,6 +42,7 @@ def load_checkpoint_and_dispatch(
     *,
     mmap: bool = False,
     prefetch: bool = True,
+    exact: bool = False,
 ) -> nn.Module:
     """Load a checkpoint into ``model``, spread it over the devices, and make it ready to run.
 
@@ -67,6 +68,8 @@ def load_checkpoint_and_dispatch(
         broadcast_from_rank0: See there.
         mmap: See there.
         prefetch: Bring the next module's offloaded weights while one computes.
+        exact: As for `OffloadedWeightsLoader`: what runs from disk gives the results of the resident model to the
+            last bit.
 
     Raises:
         UnknownNameError: If ``device_map`` is a word that is not known.
@@ -93,6 +96,7 @@ def load_checkpoint_and_dispatch(
     return dispatch_model(
         model, placed, offload_dir=offload_folder, offload_index=index or None, offload_buffers=offload_buffers,
         skip_keys=skip_keys, preload_module_classes=preload_module_classes, force_hooks=force_hooks, prefetch=prefetch,
+        exact=exact,
     )  # fmt: skip
 
 

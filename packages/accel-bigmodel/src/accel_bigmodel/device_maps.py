@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 import torch
 from torch import nn
 
-from accel_bigmodel.module_walk import walk
+from accel_ops.named_tensors import walk_modules
 from accel_state.errors import ConfigError, UnknownNameError
 
 Device = TypeVar("Device")
@@ -58,7 +58,7 @@ def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
     if device_map.keys() == {""}:
         return
     modules, parameters, buffers = list[str](), list[str](), list[str]()
-    for name, module in walk(model):
+    for name, module in walk_modules(model):
         modules.append(name)
         prefix = f"{name}." if name else ""
         parameters += [prefix + key for key, tensor in module._parameters.items() if tensor is not None]

@@ -14,16 +14,24 @@ from accel_bigmodel.device_maps import (
     check_device_map,
     check_tied_parameters_on_same_device,
 )
-from accel_bigmodel.hooks.align import AlignDevicesHook
+from accel_bigmodel.hooks.align import AlignDevicesHook, ModelContext
 from accel_bigmodel.hooks.attaching import add_hook_to_module, hooks_of, remove_hook_from_submodules
-from accel_bigmodel.hooks.blocks import attach_align_device_hook_on_blocks
+from accel_bigmodel.hooks.blocks import HookSettings, attach_blocks
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.module_tensors import find_tied_parameters
 from accel_bigmodel.moving import guard_moves
 from accel_bigmodel.offload.folder import offload_state_dict
+from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.offload.prefetch import Prefetcher
 from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader
-from accel_bigmodel.offload.whereabouts import once, weights_away, weights_on_cpu, with_ties
+from accel_bigmodel.offload.whereabouts import (
+    Placement,
+    WeightSource,
+    once,
+    weights_away,
+    weights_on_cpu,
+    with_ties,
+)
 from accel_bigmodel.placing import TiedParams
 from accel_bigmodel.ties import remember_ties
 
@@ -47,9 +55,14 @@ def cpu_offload(
         preload_module_classes: Names of classes whose whole inside is brought at once.
         prefetch: Bring the next module's weights while one computes.
     """
+    remove_hook_from_submodules(model)
     device = _execution_device(model, execution_device)
     weights = weights_on_cpu(model) if state_dict is None else state_dict
-    _attach(model, device, weights, offload_buffers, preload_module_classes, prefetch=prefetch)
+    context = ModelContext(owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None)
+    settings = HookSettings(
+        weights, offload_buffers, None, frozenset(preload_module_classes or ()), None, context
+    )
+    attach_blocks(model, "", {"": device}, {"": True}, settings)
     return model
 
 
@@ -93,11 +106,16 @@ def disk_offload(
         preload_module_classes: Names of classes whose whole inside is brought at once.
         prefetch: Bring the next module's weights while one computes.
     """
+    remove_hook_from_submodules(model)
     device = _execution_device(model, execution_device)
-    if not any(parameter.is_meta for parameter in model.parameters()):
+    if not any(parameter.is_meta and weight_of(parameter) is None for parameter in model.parameters()):
         offload_state_dict(offload_dir, once(model, weights_on_cpu(model)))
     weights = with_ties(model, OffloadedWeightsLoader(save_folder=offload_dir))
-    _attach(model, device, weights, offload_buffers, preload_module_classes, prefetch=prefetch)
+    context = ModelContext(owns_weights=True, prefetcher=Prefetcher() if prefetch else None)
+    settings = HookSettings(
+        weights, offload_buffers, None, frozenset(preload_module_classes or ()), None, context
+    )
+    attach_blocks(model, "", {"": device}, {"": True}, settings)
     return model
 
 
@@ -114,6 +132,7 @@ def dispatch_model(
     force_hooks: bool = False,
     *,
     prefetch: bool = True,
+    exact: bool = False,
 ) -> nn.Module:
     """Put every part of ``model`` where ``device_map`` says, and make it run from there.
 
@@ -133,29 +152,33 @@ def dispatch_model(
         preload_module_classes: Names of classes whose whole inside is brought at once.
         force_hooks: Add hooks even if all is on one device.
         prefetch: Bring the next module's weights while one computes.
+        exact: As for `OffloadedWeightsLoader`: give the results of the resident model to the last bit.
 
     Raises:
         ConfigError: If the map does not fit the model, or weights on disk have nowhere to be.
     """
+    remove_hook_from_submodules(model)
     check_device_map(model, device_map)
     main = _main_device(device_map) if main_device is None else torch.device(main_device)
     kept_away = ("disk",) if main.type in ("cpu", "mps") else ("cpu", "disk")
-    away = [name for name, device in device_map.items() if str(device) in kept_away]
+    away = {name for name, device in device_map.items() if str(device) in kept_away}
     devices = {name: main if str(d) in ("cpu", "disk") else torch.device(d) for name, d in device_map.items()}
-    if not away and len(set(devices.values())) == 1 and not force_hooks:
+    if not away and len(set(devices.values())) == 1 and not force_hooks and not _has_placeholders(model):
         model.to(main)
     else:
         ties = find_tied_parameters(model)
         check_tied_parameters_on_same_device(ties, device_map)
-        weights = weights_away(model, device_map, kept_away, state_dict, offload_dir, offload_index, ties)
-        tied = _tied_addresses(model)
-        attach_align_device_hook_on_blocks(
-            model, execution_device={"": main, **devices}, offload={name: name in away for name in ["", *devices]},
-            weights_map=weights, offload_buffers=offload_buffers, skip_keys=skip_keys,
-            preload_module_classes=preload_module_classes, tied_params_map=tied,
+        placement = Placement(device_map, kept_away, ties)
+        source = WeightSource(state_dict, offload_dir, offload_index, exact=exact)
+        weights = weights_away(model, placement, source) if away else None
+        context = ModelContext(owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None)
+        settings = HookSettings(
+            weights, offload_buffers, skip_keys, frozenset(preload_module_classes or ()), _tied_addresses(model),
+            context,
         )  # fmt: skip
-        _start_prefetching(model, prefetch=prefetch)
-        guard_moves(model, has_offloaded=bool(away))
+        offloads = {name: name in away for name in ["", *devices]}
+        attach_blocks(model, "", {"": main, **devices}, offloads, settings)
+        guard_moves(model)
         remember_ties(model, ties)
     model.hf_device_map = dict(device_map)  # type: ignore[assignment]
     _hook_encoder(model)
@@ -175,31 +198,8 @@ def _hook_encoder(model: nn.Module) -> None:
             add_hook_to_module(encoder, AlignDevicesHook(io_same_device=True))
 
 
-def _attach(
-    model: nn.Module,
-    device: torch.device,
-    weights: Mapping[str, Any],
-    offload_buffers: bool,
-    preload: Sequence[str] | None,
-    *,
-    prefetch: bool,
-) -> None:
-    remove_hook_from_submodules(model)
-    attach_align_device_hook_on_blocks(
-        model, execution_device=device, offload=True, weights_map=weights, offload_buffers=offload_buffers,
-        preload_module_classes=preload,
-    )  # fmt: skip
-    _start_prefetching(model, prefetch=prefetch)
-
-
-def _start_prefetching(model: nn.Module, *, prefetch: bool) -> None:
-    prefetcher = Prefetcher()
-    for module in model.modules():
-        for hook in hooks_of(module):
-            if isinstance(hook, AlignDevicesHook):
-                hook.ties = {}  # they hold the tensors that were in the model before
-                if hook.members and prefetch:
-                    hook.prefetcher = prefetcher
+def _has_placeholders(model: nn.Module) -> bool:
+    return any(weight_of(parameter) is not None for parameter in model.parameters())
 
 
 def _execution_device(model: nn.Module, given: torch.device | str | int | None) -> torch.device:

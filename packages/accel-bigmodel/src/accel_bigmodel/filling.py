@@ -1,4 +1,4 @@
-"""Tensors out of files into the places of a model."""
+"""Tensors out of files into the places of a model: for each, one decision where it goes, then one way to get there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ class Destination:
     folder: Path | None = None
     offload_buffers: bool = False
     may_map: bool = False
-    quantizes: bool = False
 
     def dtype_of(self, name: str, tensor: torch.Tensor) -> torch.dtype:
         """Return what a tensor is stored as in the model."""
@@ -42,6 +42,65 @@ class Destination:
             return tensor.dtype
         kept = any(f".{module}." in f".{name}" for module in self.keep_in_fp32_modules)
         return torch.float32 if kept else self.dtype
+
+
+class Way(Enum):
+    """How the values of one tensor get from a file into the model."""
+
+    LEAVE_IN_FILE = auto()
+    WRITE_TO_FOLDER = auto()
+    MAP = auto()
+    READ_IN_PLACE = auto()
+    READ = auto()
+    CONVERT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of one tensor.
+
+    Args:
+        way: How.
+        device: Where it goes; what stays on disk goes nowhere.
+        dtype: What it is in the model.
+    """
+
+    way: Way
+    device: torch.device | None
+    dtype: torch.dtype
+
+
+def decide(
+    old: torch.Tensor,
+    stored: torch.dtype,
+    device: torch.device | None,
+    to: Destination,
+    name: str,
+    *,
+    is_raw: bool,
+) -> Decision:
+    """Return what becomes of a tensor of a file.
+
+    Args:
+        old: What is in the model now.
+        stored: The dtype in the file.
+        device: Where it goes, ``None`` for the disk.
+        to: What the caller wants.
+        name: In the model.
+        is_raw: The file holds the plain bytes, so that they can be read straight into memory, or stay there.
+    """
+    dtype = to.dtype_of(name, old)
+    if device is None:
+        stays = is_raw and (stored == dtype or to.folder is None)
+        return Decision(Way.LEAVE_IN_FILE if stays else Way.WRITE_TO_FOLDER, None, dtype)
+    if stored != dtype or device.type != "cpu":
+        return Decision(Way.CONVERT, device, dtype)
+    if to.may_map:
+        return Decision(Way.MAP, device, dtype)
+    if not is_raw:
+        return Decision(Way.CONVERT, device, dtype)
+    is_plain = type(old) in (torch.Tensor, nn.Parameter) and old.is_cpu and old.is_contiguous()
+    return Decision(Way.READ_IN_PLACE if is_plain and old.dtype == dtype else Way.READ, device, dtype)
 
 
 class Filling:
@@ -102,25 +161,24 @@ class Filling:
             target = self._places.get(name)
             if target is None:
                 continue
-            old, place = target.tensor, layout[name]
-            if len(target.names) > 1 and self._first_names.setdefault(id(target), name) != name:
+            place = layout[name]
+            if self._is_second(name, target):
                 if name not in layout.second_names:
                     twins.append((name, target, place))
                 continue
-            device, dtype = self._device(target), self._to.dtype_of(name, old)
-            assert mapped is not None
-            if device is None:
-                self._leave_on_disk(name, target, dtype, layout, mapped.tensor(place))
-            elif dtype != place.dtype or device.type != "cpu":
-                target.fill(mapped.tensor(place), device=device, dtype=dtype)
-            elif self._to.may_map:
-                target.replace(mapped.tensor(place))
-            else:
-                tensor = None if old.is_meta else target.memory()
-                if tensor is None:
-                    tensor = torch.empty(place.shape, dtype=dtype)
+            decision = decide(target.tensor, place.dtype, self._device(target), self._to, name, is_raw=True)
+            if decision.way is Way.LEAVE_IN_FILE:
+                self._leave_in_file(name, target, decision.dtype, layout)
+            elif decision.way in (Way.READ_IN_PLACE, Way.READ):
+                if decision.way is Way.READ_IN_PLACE:
+                    tensor = target.memory()
+                else:
+                    tensor = torch.empty(place.shape, dtype=decision.dtype)
                     fresh.append((target, tensor))
                 reads.add(tensor, place.start, place.num_bytes)
+            else:
+                assert mapped is not None
+                self._put(name, target, mapped.tensor(place), decision, file.path)
         reads.run()
         for target, tensor in fresh:
             target.replace(tensor)
@@ -130,35 +188,40 @@ class Filling:
 
     def _from_value(self, name: str, value: Any, file: CheckpointFile) -> None:
         target = self._places[name]
-        if self._first_names.setdefault(id(target), name) != name:
+        if self._is_second(name, target):
             self._check_twin(name, target, value)
             return
-        device, dtype = self._device(target), self._to.dtype_of(name, target.tensor)
-        if device is None:
-            self._write_to_folder(name, target, value.to(dtype), str(file.path))
-        elif self._to.may_map and device.type == "cpu" and value.dtype == dtype:
+        decision = decide(target.tensor, value.dtype, self._device(target), self._to, name, is_raw=False)
+        self._put(name, target, value, decision, file.path)
+
+    def _is_second(self, name: str, target: Target) -> bool:
+        """Whether tied weights that a target holds came under another name before."""
+        return len(target.names) > 1 and self._first_names.setdefault(id(target), name) != name
+
+    def _put(self, name: str, target: Target, value: torch.Tensor, decision: Decision, path: Path) -> None:
+        if decision.way is Way.WRITE_TO_FOLDER:
+            self._write_to_folder(name, target, value.to(decision.dtype), path)
+        elif decision.way is Way.MAP:
             target.replace(value)
         else:
-            target.fill(value, device=device, dtype=dtype)
+            assert decision.device is not None
+            target.fill(value, device=decision.device, dtype=decision.dtype)
 
-    def _leave_on_disk(
-        self, name: str, target: Target, dtype: torch.dtype, layout: SafetensorsLayout, value: torch.Tensor
+    def _leave_in_file(
+        self, name: str, target: Target, dtype: torch.dtype, layout: SafetensorsLayout
     ) -> None:
-        if value.dtype != dtype and self._to.folder is not None:
-            self._write_to_folder(name, target, value.to(dtype), str(layout.path))
-            return
-        stored = layout.second_names.get(name, name)
-        told = str(dtype).removeprefix("torch.")
         target.empty(dtype)
         self.offload_index[name] = {
-            "safetensors_file": str(layout.path.resolve()), "weight_name": stored, "dtype": told,
-            "shape": list(value.shape),
-        }  # fmt: skip
+            "safetensors_file": str(layout.path.resolve()),
+            "weight_name": layout.second_names.get(name, name),
+            "dtype": str(dtype).removeprefix("torch."),
+            "shape": list(layout[name].shape),
+        }
 
-    def _write_to_folder(self, name: str, target: Target, value: torch.Tensor, origin: str) -> None:
+    def _write_to_folder(self, name: str, target: Target, value: torch.Tensor, path: Path) -> None:
         if self._to.folder is None:
             raise ConfigError(
-                f"`device_map` leaves `{name}` on disk, but it cannot be read from `{origin}` piece by piece. Give "
+                f"`device_map` leaves `{name}` on disk, but it cannot be read from `{path}` piece by piece. Give "
                 "`offload_folder`, to which it is written, or convert the checkpoint to safetensors."
             )
         self._to.folder.mkdir(parents=True, exist_ok=True)

@@ -84,7 +84,7 @@ def load_checkpoint_in_model(
         offload_buffers: Leave buffers of modules on disk there too; else they go to the CPU.
         keep_in_fp32_modules: Modules (by name, or part of a dotted name) whose weights become float32 rather
             than ``dtype``.
-        offload_8bit_bnb: Quantise weights to 8 bits before they are offloaded; needs bitsandbytes.
+        offload_8bit_bnb: Refused: `load_and_quantize_model` quantises what goes to disk.
         strict: Refuse weights that the model does not know or the checkpoint does not have; else they are
             named in a warning. Wrong shapes are always refused, and so is a checkpoint without a common name.
         full_state_dict: For models of DTensors: whether the checkpoint holds whole tensors, the same for all
@@ -100,8 +100,12 @@ def load_checkpoint_in_model(
     destination = Destination(
         device_map, None if dtype is None else as_torch_dtype(dtype), tuple(keep_in_fp32_modules or ()),
         folder=None if offload_folder is None else Path(offload_folder), offload_buffers=offload_buffers,
-        may_map=mmap, quantizes=offload_8bit_bnb,
+        may_map=mmap,
     )  # fmt: skip
+    if offload_8bit_bnb:
+        raise ConfigError(
+            "`offload_8bit_bnb` has no effect here. `load_and_quantize_model` quantises weights that go to disk."
+        )
     if broadcast_from_rank0 or holds_dtensors(model):
         if device_map is not None:
             raise ConfigError(

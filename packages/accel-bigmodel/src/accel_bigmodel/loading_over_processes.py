@@ -13,6 +13,7 @@ from accel_bigmodel.checkpoint_files import checkpoint_files, opener
 from accel_bigmodel.filling import Destination
 from accel_bigmodel.matching import match
 from accel_bigmodel.state_targets import targets
+from accel_ops.named_tensors import tied_names
 from accel_state.errors import AccelError, CheckpointError, StateError
 
 
@@ -68,7 +69,7 @@ def _read(model: nn.Module, checkpoint: str | os.PathLike[str], *, strict: bool)
             state.update({name: reader.read(name) for name in [*reader.keys()]})
     shapes = {n: value.shape for n, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     found = {name: value.shape for name, value in state.items() if isinstance(value, torch.Tensor)}
-    match(shapes, found).settle(checkpoint, strict=strict)
+    match(shapes, found, ties=tied_names(model)).settle(checkpoint, strict=strict)
     return state
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from accel_ops.named_tensors import tied_names
+
 
 def named_module_tensors(
     module: nn.Module,
@@ -58,7 +60,4 @@ def find_tied_parameters(model: nn.Module, **kwargs: bool) -> list[list[str]]:
         model: The model to look at.
         kwargs: Accepted for older callers; nothing is read from it.
     """
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return sorted(sorted(group) for group in names.values() if len(group) > 1)
+    return sorted(sorted(group) for group in tied_names(model))

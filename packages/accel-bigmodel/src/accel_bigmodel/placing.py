@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.dtypes import as_torch_dtype
+from accel_bigmodel.tensor_kinds import as_parameter_like, kind_of
 from accel_ops.memory import clear_device_cache
 from accel_state.errors import ConfigError, UnknownNameError
 
@@ -42,7 +43,8 @@ def set_module_tensor_to_device(
 ) -> None:
     """Put a parameter or buffer on ``device``, with new values if ``value`` is given.
 
-    The module gets a new tensor of the same class; a parameter keeps ``requires_grad`` and its attributes.
+    What is on the device already, in that dtype, stays the same object. Otherwise the module gets a new tensor of the
+    same class; a parameter keeps ``requires_grad`` and its attributes.
 
     Args:
         module: The module, or one around it.
@@ -70,7 +72,7 @@ def set_module_tensor_to_device(
         raise ConfigError(
             f"`{tensor_name}` is on the meta device: to put it on `{device}`, give its `value`."
         )
-    if value is not None and value.shape != old.shape and type(old).__name__ != "Params4bit":
+    if value is not None and value.shape != old.shape and kind_of(type(old)).has_shape_of_values:
         raise ConfigError(
             f"`{tensor_name}` has the shape {tuple(old.shape)}, the `value` has {tuple(value.shape)}."
         )
@@ -80,39 +82,17 @@ def set_module_tensor_to_device(
         new = known[target]
     else:
         with torch.no_grad():
-            new = _value_on(source, target, dtype, old.dtype, non_blocking)
-        if members is owner._parameters:
-            new = as_parameter_like(old, new)
+            moved = _value_on(source, target, dtype, old.dtype, non_blocking)
+        is_same = value is None and _is_same_memory(moved, old)
+        new = old if is_same else as_parameter_like(old, moved) if members is owner._parameters else moved
         if known is not None:
             known[target] = new
     if fp16_statistics is not None:
         new.SCB = fp16_statistics.to(target)  # type: ignore[attr-defined]
-    setattr(owner, name, new) if isinstance(new, nn.Parameter) else members.__setitem__(name, new)
+    if new is not old:
+        setattr(owner, name, new) if isinstance(new, nn.Parameter) else members.__setitem__(name, new)
     if clear_cache and target.type not in ("cpu", "meta"):
         clear_device_cache()
-
-
-def as_parameter_like(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
-    """Return ``values`` as a parameter of the class of ``old``, with its attributes and ``requires_grad``."""
-    requires_grad = old.requires_grad and (values.is_floating_point() or values.is_complex())
-    if type(old) is nn.Parameter and not old.__dict__ and type(values) is torch.Tensor:
-        # Nearly always, and many thousand times: what `nn.Parameter(values, requires_grad)` comes to.
-        plain: nn.Parameter = torch.Tensor._make_subclass(nn.Parameter, values, requires_grad)
-        return plain
-    kind: Any = getattr(old, "resident_class", type(old))
-    if isinstance(values, kind) and values.requires_grad == requires_grad:
-        made = values
-    elif kind.__name__ in ("Int8Params", "Params4bit"):
-        made = kind(values, requires_grad=requires_grad, **vars(old)).to(values.device)
-    elif issubclass(kind, nn.Parameter):
-        made = kind(values, requires_grad=requires_grad)
-    else:
-        made = nn.Parameter(values, requires_grad=requires_grad)
-    for key, attribute in vars(old).items():
-        if key not in ("_origin", "resident_class"):
-            made.__dict__.setdefault(key, attribute)
-    assert isinstance(made, nn.Parameter)
-    return made
 
 
 def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
@@ -155,4 +135,12 @@ def _value_on(
     wanted = old_dtype if dtype is None else as_torch_dtype(dtype)
     if dtype is not None and not (value.is_floating_point() or value.is_complex()):
         wanted = value.dtype
-    return value.detach().to(device=device, dtype=wanted, non_blocking=non_blocking)
+    plain = value.detach().as_subclass(torch.Tensor)
+    return plain.to(device=device, dtype=wanted, non_blocking=non_blocking)
+
+
+def _is_same_memory(moved: torch.Tensor, old: torch.Tensor) -> bool:
+    """Whether nothing was moved or converted."""
+    if moved.device != old.device or moved.dtype != old.dtype:
+        return False
+    return moved.is_meta or moved.data_ptr() == old.data_ptr()

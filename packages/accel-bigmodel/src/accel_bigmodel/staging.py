@@ -41,13 +41,13 @@ def force_to_disk(path: Path) -> None:
 def publish(staged: Path, names: Sequence[str], *, manifest: str) -> None:
     """Move the complete files ``names`` from ``staged`` into the folder around it.
 
-    Where ``manifest`` is among them it comes last, and an older one is taken away first: between the renames
-    there is never one that names a mixture of old and new files.
+    Where ``manifest`` is among them it comes last. An older one stays until then, unless new files replace some that
+    it names: then it goes first, so that it never names a mixture of old and new files.
     """
     folder = staged.parent
     for name in names:
         force_to_disk(staged / name)
-    if manifest in names:
+    if manifest in names and any((folder / name).exists() for name in names if name != manifest):
         (folder / manifest).unlink(missing_ok=True)
         force_to_disk(folder)
     for name in names:

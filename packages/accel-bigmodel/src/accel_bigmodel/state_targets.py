@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.module_walk import walk
-from accel_bigmodel.placing import as_parameter_like
+from accel_bigmodel.tensor_kinds import as_parameter_like
+from accel_ops.named_tensors import named_tensors, walk_modules
 
 EXTRA_STATE = "_extra_state"
 _PLAIN_SETATTR = nn.Module.__setattr__
@@ -41,14 +41,11 @@ class Target:
             fresh = value.to(device=device, dtype=dtype, copy=True)
             self.replace(fresh)
 
-    def memory(self) -> torch.Tensor | None:
-        """Return the tensor itself if a file can be read straight into it, which it then must."""
-        tensor = self.tensor
-        if tensor.is_cpu and tensor.is_contiguous() and not is_wrapped(tensor):
-            # Whoever saved this tensor for a backward must hear that it changes.
-            torch.autograd.graph.increment_version(tensor)
-            return tensor
-        return None
+    def memory(self) -> torch.Tensor:
+        """Return the tensor itself, to be overwritten."""
+        # Whoever saved this tensor for a backward must hear that it changes.
+        torch.autograd.graph.increment_version(self.tensor)
+        return self.tensor
 
     def empty(self, dtype: torch.dtype) -> None:
         """Leave every place without values, as a tensor of ``dtype`` on the meta device."""
@@ -60,8 +57,15 @@ class Target:
         return (self.tensor if self.fresh is None else self.fresh).detach()
 
     def replace(self, fresh: torch.Tensor) -> None:
-        """Put ``fresh`` itself into every place, as a parameter where there was one."""
+        """Put ``fresh`` itself into every place.
+
+        A parameter that has values stays the same object, so that optimizers keep it, and gets new memory.
+        """
         is_parameter = isinstance(self.tensor, nn.Parameter)
+        if type(self.tensor) is nn.Parameter and not self.tensor.is_meta and not fresh.is_meta:
+            if fresh.is_floating_point() == self.tensor.is_floating_point():
+                self.tensor.data = fresh
+                return
         if is_parameter:
             fresh = as_parameter_like(self.tensor, fresh)
         self.fresh = fresh
@@ -73,33 +77,12 @@ class Target:
                 setattr(module, name, fresh)  # recurrent layers keep a list of their weights beside
 
 
-def is_wrapped(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is of a subclass that need not lie in memory as it looks."""
-    return type(tensor) is not torch.Tensor and type(tensor) is not nn.Parameter
-
-
 def targets(model: nn.Module) -> dict[str, Target]:
     """Return what each name of the model's state dict stands for; names of tied weights share one target."""
-    by_tensor: dict[int, Target] = {}
     by_name: dict[str, Target] = {}
-    for path, module in walk(model):
-        prefix = f"{path}." if path else ""
-        for members, left_out in (
-            (module._parameters, ()),
-            (module._buffers, module._non_persistent_buffers_set),
-        ):
-            for key, tensor in members.items():
-                if tensor is None or key in left_out:
-                    continue
-                name = prefix + key
-                target = by_tensor.get(id(tensor))
-                if target is None:
-                    target = by_tensor[id(tensor)] = Target(tensor, [(module, key)], [name])
-                else:
-                    target.names.append(name)
-                    if (module, key) not in target.places:
-                        target.places.append((module, key))
-                by_name[name] = target
+    for found in named_tensors(model):
+        if found.is_persistent:
+            by_name.update(dict.fromkeys(found.names, Target(found.tensor, found.places, found.names)))
     return by_name
 
 
@@ -108,6 +91,6 @@ def extra_states(model: nn.Module) -> dict[str, nn.Module]:
     base = nn.Module.get_extra_state
     return {
         f"{path}.{EXTRA_STATE}" if path else EXTRA_STATE: module
-        for path, module in walk(model)
+        for path, module in walk_modules(model)
         if type(module).get_extra_state is not base
     }

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel_bigmodel.hooks.attaching import add_hook_to_module
+from accel_bigmodel.hooks.protocol import ModelHook
 from accel_bigmodel.module_tensors import find_tied_parameters
 from accel_bigmodel.offload.placeholders import stored_values
-from accel_bigmodel.placing import as_parameter_like
+from accel_bigmodel.tensor_kinds import as_parameter_like
 
 
 def check_tied_parameters_in_config(model: nn.Module) -> bool:
@@ -73,23 +75,44 @@ def ensure_weights_retied(
 
 
 def remember_ties(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> None:
-    """Let state dicts of ``model`` tell of ties that had to be cut, because a device or more got a copy of its own.
+    """Let state dicts of ``model`` show ties that had to be cut, because a device or more got a copy of its own.
 
     As long as the copies are equal, a state dict has one tensor under all names of a group, which whoever saves it
     then writes once; it is compared when a state dict is made.
 
     Args:
-        model: Changed only if a group is no longer one parameter.
+        model: Gets a hook only if a group is no longer one parameter.
         tied_params: What `find_tied_parameters` said before.
     """
     by_name = dict(model.named_parameters(remove_duplicate=False))
     cut = [group for group in tied_params if len({id(by_name[name]) for name in group}) > 1]
     if cut:
-        model.register_state_dict_post_hook(_Retie(cut))  # type: ignore[no-untyped-call]
+        add_hook_to_module(model, RetieHook(cut), append=True)
+
+
+class RetieHook(ModelHook):
+    """Names one tensor in state dicts where a model has equal copies of it, as long as the hook is on the model.
+
+    Args:
+        groups: The names of each tied weight.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[str]]) -> None:
+        self._groups = groups
+        self._handle: Any = None
+
+    def init_hook(self, module: nn.Module) -> nn.Module:
+        untyped: Any = module
+        self._handle = untyped.register_state_dict_post_hook(_Retie(self._groups))
+        return module
+
+    def detach_hook(self, module: nn.Module) -> nn.Module:
+        self._handle.remove()
+        return module
 
 
 class _Retie:
-    """Names one tensor where a state dict has equal copies."""
+    """What torch calls with each state dict; an object, as torch sets an attribute on it."""
 
     def __init__(self, groups: Sequence[Sequence[str]]) -> None:
         self.groups = groups
@@ -97,13 +120,12 @@ class _Retie:
     def __call__(
         self, module: nn.Module, state: MutableMapping[str, Any], prefix: str, metadata: Mapping[str, Any]
     ) -> None:
-        """Called by torch with the state dict of the model, each time one is made."""
         for group in self.groups:
-            first, *others = [prefix + name for name in group if prefix + name in state]
-            for other in others:
-                kept, copy = stored_values(state[first]), stored_values(state[other])
+            names = [prefix + name for name in group if prefix + name in state]
+            for other in names[1:]:
+                kept, copy = stored_values(state[names[0]]), stored_values(state[other])
                 if copy.dtype == kept.dtype and torch.equal(kept, copy.to(kept.device)):
-                    state[other] = state[first]
+                    state[other] = state[names[0]]
 
 
 def _empty_on(device: torch.device, parameter: nn.Parameter) -> nn.Parameter:

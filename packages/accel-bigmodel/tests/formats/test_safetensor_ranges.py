@@ -86,3 +86,28 @@ def test_headers_that_lie_are_refused(tmp_path, header, why):
     (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
     with pytest.raises(CheckpointError, match=why):
         read_layout(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"a": {"dtype": "F32", "shape": "4", "data_offsets": [0, 16]}}',
+        '{"a": {"dtype": "F32", "shape": [2.0, 2], "data_offsets": [0, 16]}}',
+        '{"a": {"dtype": "F32", "shape": [-2, -2], "data_offsets": [0, 16]}}',
+        '{"a": {"dtype": "F32", "shape": [4], "data_offsets": ["0", 16]}}',
+        '{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0]}}',
+        '{"a": {"dtype": ["F32"], "shape": [4], "data_offsets": [0, 16]}}',
+        '{"a": []}',
+        '{"__metadata__": [1]}',
+        '{"__metadata__": {"a": ["b"]}}',
+        "[" * 20_000 + "]" * 20_000,
+        "[]",
+        '"a"',
+    ],
+    ids=range(12),
+)
+def test_malformed_headers_are_named_as_such(tmp_path, header):
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(16))
+    with pytest.raises(CheckpointError, match="is not a readable safetensors file"):
+        read_layout(path)

@@ -121,3 +121,13 @@ def test_no_grad_hooks_run_without_gradients():
     assert not module(X).requires_grad
     remove_hook_from_module(module)
     assert module(X).requires_grad
+
+
+def test_one_of_several_hooks_can_turn_gradients_off():
+    class WithoutGradients(ModelHook):
+        no_grad = True
+
+    module = nn.Linear(2, 2)
+    add_hook_to_module(module, ModelHook())
+    add_hook_to_module(module, WithoutGradients(), append=True)
+    assert not module(torch.zeros(1, 2)).requires_grad

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from accel_bigmodel import attach_align_device_hook, cpu_offload
-from accel_bigmodel.hooks.align import AlignDevicesHook
-from accel_bigmodel.hooks.attaching import hooks_of
-from accel_bigmodel.offload.prefetch import Prefetcher
+from accel_bigmodel import cpu_offload
+from accel_bigmodel.offload.placeholders import weight_of
+from accel_bigmodel.offload.weight import OffloadedWeight
 
 
 class Watched(Mapping):
@@ -39,12 +38,12 @@ class Watched(Mapping):
 def watched_model(num_layers: int) -> tuple[nn.ModuleList, Watched]:
     model = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(num_layers))
     weights = Watched(model.state_dict())
-    attach_align_device_hook(model, torch.device("cpu"), offload=True, weights_map=weights)
-    prefetcher = Prefetcher()
-    for module in model:
-        for hook in hooks_of(module):
-            hook.prefetcher = prefetcher
+    cpu_offload(model, "cpu", state_dict=weights)
     return model, weights
+
+
+def offloaded_weights(model: nn.Module) -> list[OffloadedWeight]:
+    return [weight_of(parameter) for parameter in model.parameters()]
 
 
 def run(model, order):
@@ -87,8 +86,8 @@ def test_at_most_two_blocks_are_in_memory():
         for layer in model:
             with torch.no_grad():
                 x = layer(x)
-            origins = [origin for module in model for hook in hooks_of(module) for origin in hook.origins]
-            assert sum(origin.live is not None or origin._arrival is not None for origin in origins) <= 2
+            weights = offloaded_weights(model)
+            assert sum(weight.is_live or weight.is_fetched for weight in weights) <= 2
 
 
 def test_an_error_in_the_background_is_raised_where_the_weight_is_used():
@@ -100,8 +99,10 @@ def test_an_error_in_the_background_is_raised_where_the_weight_is_used():
         run(model, [0, 1])
 
 
-@pytest.mark.parametrize("prefetch", [True, False])
-def test_one_argument_turns_it_off(prefetch):
-    model = cpu_offload(nn.Sequential(nn.Linear(2, 2)), "cpu", prefetch=prefetch)
-    (hook,) = [hook for hook in hooks_of(model[0]) if isinstance(hook, AlignDevicesHook)]
-    assert (hook.prefetcher is not None) == prefetch
+def test_prefetching_can_be_turned_off():
+    model = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(2))
+    weights = Watched(model.state_dict())
+    cpu_offload(model, "cpu", state_dict=weights, prefetch=False)
+    for _ in range(3):
+        run(model, [0, 1])
+    assert all(in_main for in_main, _ in weights.log)

@@ -31,9 +31,11 @@ def test_all_sources_are_one_mapping(tmp_path):
     assert len(weights) == 3
     assert [weights[name].sum().item() for name in weights] == [0, 2, 6]
     assert weights["file"].dtype == torch.float16
-    weights.announce("file")
-    weights.announce("memory")
-    assert copy.deepcopy(weights) is weights
+    copied = copy.deepcopy(weights)
+    for name in weights:
+        assert torch.equal(copied[name], weights[name])
+        copied[name].add_(1)  # nothing is shared
+    assert [weights[name].sum().item() for name in weights] == [0, 2, 6]
     assert list(OffloadedWeightsLoader(save_folder=tmp_path)) == ["disk"]
 
 

@@ -8,12 +8,15 @@ from torch import nn
 
 from accel_bigmodel import (
     BnbQuantizationConfig,
+    cpu_offload,
+    disk_offload,
     get_keys_to_not_convert,
     get_parameter_device,
     get_quantized_model_device_map,
     has_4bit_bnb_layers,
     init_empty_weights,
     load_and_quantize_model,
+    remove_hook_from_submodules,
     save_model,
 )
 from accel_state.availability import is_bnb_available
@@ -147,3 +150,42 @@ def test_a_skeleton_needs_weights(monkeypatch):
         pytest.skip("needs bitsandbytes")
     with pytest.raises(ConfigError, match="give `weights_location`"):
         load_and_quantize_model(skeleton(), BnbQuantizationConfig(load_in_8bit=True))
+
+
+def int8_weight_tensors(model):
+    """The int8 matrices that are in memory: in weights, and where layers keep them during a forward."""
+    layers = [module for module in model.modules() if type(module).__name__ == "Linear8bitLt"]
+    held = [held for layer in layers for held in (layer.weight, vars(layer.weight).get("CB"), layer.state.CB)]
+    return [tensor for tensor in held if tensor is not None and not tensor.is_meta]
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("way", ["cpu", "disk"])
+@pytest.mark.parametrize("runs_before", [False, True])
+def test_offloaded_8_bit_weights_leave_memory(tmp_path, original, way, runs_before):
+    model = load_and_quantize_model(original, BnbQuantizationConfig(load_in_8bit=True))
+    with torch.no_grad():
+        wanted = copy.deepcopy(model)(TOKENS)
+        if runs_before:
+            model(TOKENS)
+        model = cpu_offload(model, "cpu") if way == "cpu" else disk_offload(model, tmp_path, "cpu")
+        assert not int8_weight_tensors(model)
+        for _ in range(3):
+            assert torch.equal(model(TOKENS), wanted)
+            assert not int8_weight_tensors(model)
+    assert {"up.weight", "up.SCB", "down.SCB"} <= model.state_dict().keys()
+    remove_hook_from_submodules(model)
+    with torch.no_grad():
+        assert torch.equal(model(TOKENS), wanted)
+
+
+@needs_bitsandbytes
+def test_offloaded_4_bit_weights_give_what_the_resident_ones_give(tmp_path, original):
+    config = BnbQuantizationConfig(load_in_4bit=True, bnb_4bit_compute_dtype="fp32")
+    model = load_and_quantize_model(original, config)
+    with torch.no_grad():
+        wanted = model(TOKENS)
+        cpu_offload(model, "cpu")
+        assert model.up.weight.is_meta
+        for _ in range(2):
+            assert torch.equal(model(TOKENS), wanted)

@@ -7,6 +7,8 @@ import itertools
 import torch
 from torch import nn
 
+from accel_ops.named_tensors import tied_names
+
 
 def model_devices(model: nn.Module) -> set[torch.device]:
     """Return the devices that parameters and buffers of ``model`` are on, meta included."""
@@ -21,20 +23,12 @@ def place_model(model: nn.Module, device: torch.device) -> nn.Module:
     """
     if is_spread(model):
         return model
-    ties = _tied_names(model)
+    ties = tied_names(model)
     model.to(device)
     for first, *others in ties:
         for name in others:
             _set_parameter(model, name, model.get_parameter(first))
     return model
-
-
-def _tied_names(model: nn.Module) -> list[list[str]]:
-    """Return the names of each parameter that has more than one."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return [tied for tied in names.values() if len(tied) > 1]
 
 
 def _set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:

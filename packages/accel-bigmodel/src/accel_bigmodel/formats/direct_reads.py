@@ -33,7 +33,16 @@ class DirectReads:
         self._segments: list[Segment] = []
 
     def add(self, tensor: torch.Tensor, start: int, num_bytes: int) -> None:
-        """Fill ``tensor`` with the bytes from ``start`` on."""
+        """Fill ``tensor`` with the bytes from ``start`` on.
+
+        Raises:
+            ValueError: If it does not take exactly that many bytes: memory beyond it would be overwritten.
+        """
+        if tensor.nbytes != num_bytes or not tensor.is_contiguous() or not tensor.is_cpu:
+            raise ValueError(
+                f"{num_bytes} bytes of `{self._path}` cannot be read into a tensor of {tensor.nbytes} bytes "
+                f"on `{tensor.device}`."
+            )
         if num_bytes:
             self._segments.append((start, num_bytes, tensor.data_ptr()))
 

@@ -63,10 +63,6 @@ class PickleReader:
         value = self._content[name]
         return value.shape if isinstance(value, torch.Tensor) else None
 
-    def is_second_name(self, name: str) -> bool:
-        """Always false: every name stands in the file itself."""
-        return False
-
     def read(self, name: str) -> Any:
         """Return the value called ``name``."""
         return self._content[name]

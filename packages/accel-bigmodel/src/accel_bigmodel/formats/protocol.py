@@ -40,10 +40,6 @@ class WeightReader(Protocol):
         """Return the shape of a tensor without reading it, ``None`` for what is not a tensor."""
         ...
 
-    def is_second_name(self, name: str) -> bool:
-        """Whether ``name`` is a second name of a tied weight, which indexes do not list."""
-        ...
-
     def read(self, name: str) -> Any:
         """Return a tensor on the CPU (or what else the format holds), to be copied before it is changed."""
         ...

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accel_bigmodel.file_names import SAFETENSORS
 from accel_bigmodel.formats.safetensor_writing import write_safetensors
-from accel_bigmodel.shared_tensors import aliases, independent_tensors
+from accel_bigmodel.shared_tensors import aliases
 from accel_state.errors import CheckpointError
 
 
@@ -39,7 +39,7 @@ class SafetensorsWriter:
     def write(self, path: Path, members: Sequence[str]) -> None:
         """Write ``members``, moved to the CPU and made contiguous where they are not."""
         second_names = {name: kept for name, kept in self._dropped.items() if kept in set(members)}
-        tensors = independent_tensors({name: self._state[name] for name in members})
+        tensors = {name: self._state[name] for name in members}
         try:
             with path.open("wb") as file:
                 write_safetensors(file, tensors, metadata={"format": "pt", **second_names})
@@ -66,10 +66,6 @@ class SafetensorsReader:
     def shape(self, name: str) -> torch.Size | None:
         """Return the shape as the header gives it."""
         return torch.Size(self._file.get_slice(self._stored(name)).get_shape())
-
-    def is_second_name(self, name: str) -> bool:
-        """Whether the tensor is stored under another name."""
-        return name in self._second_names
 
     def read(self, name: str) -> torch.Tensor:
         """Return the tensor, on the CPU."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,11 +57,13 @@ def read_layout(path: Path) -> SafetensorsLayout:
             raise _unreadable(path, "its header does not fit into it")
         try:
             header = json.loads(file.read(length))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _unreadable(path, f"its header is no JSON ({error})") from error
     if not isinstance(header, dict):
         raise _unreadable(path, "its header is no table")
     metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _unreadable(path, "its metadata is no table of strings")
     ranges = {name: _range(path, name, entry, 8 + length, size) for name, entry in header.items()}
     second = {name: kept for name, kept in metadata.items() if kept in ranges and name not in ranges}
     return SafetensorsLayout(path, ranges, second)
@@ -73,8 +74,10 @@ def _range(path: Path, name: str, entry: Any, base: int, size: int) -> ByteRange
         shape, (start, end), dtype = entry["shape"], entry["data_offsets"], DTYPES[entry["dtype"]]
     except (KeyError, TypeError, ValueError) as error:
         raise _unreadable(path, f"`{name}` is described in a way that is not known ({error})") from error
+    if not isinstance(shape, list) or not all(type(number) is int for number in (*shape, start, end)):
+        raise _unreadable(path, f"`{name}` has a shape or an offset that is no integer")
     num_bytes = math.prod(shape) * dtype.itemsize
-    if start < 0 or base + end > size or end - start != num_bytes:
+    if min([start, *shape]) < 0 or base + end > size or end - start != num_bytes:
         raise _unreadable(path, f"`{name}` does not lie inside it")
     return ByteRange(dtype, tuple(shape), base + start, num_bytes)
 
@@ -108,16 +111,6 @@ class MappedFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MappedFile, (self.path,)
-
-
-def announce(path: Path, start: int, num_bytes: int) -> None:
-    """Tell the system that a part of a file will be read soon, where it can be told."""
-    if hasattr(os, "posix_fadvise"):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, start, num_bytes, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(descriptor)
 
 
 def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

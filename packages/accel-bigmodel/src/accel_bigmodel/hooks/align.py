@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from accel_bigmodel.hooks.protocol import ModelHook
-from accel_bigmodel.offload.placeholders import Origin, origin_of, placeholder_for
+from accel_bigmodel.offload.placeholders import placeholder_for, weight_of
 from accel_bigmodel.offload.prefetch import Prefetcher
+from accel_bigmodel.offload.residency import Residency, Slot
+from accel_bigmodel.offload.weight import OffloadedWeight
+from accel_bigmodel.offload.weights_map import is_shared
+from accel_bigmodel.offload.whereabouts import in_memory
 from accel_bigmodel.placing import TiedParams, set_module_tensor_to_device
 from accel_ops.description import find_device
 from accel_ops.placement import send_to_device
 from accel_state.errors import StateError
 
+Placeholders: TypeAlias = dict[int, tuple[torch.Tensor, torch.Tensor]]
+"""By identity of a weight, the weight and the placeholder that stands for it."""
 
-@dataclass(slots=True)
-class Member:
-    """One place in a module, with the placeholder that is there between forwards."""
 
-    owner: nn.Module
-    name: str
-    placeholder: torch.Tensor
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelContext:
+    """What the hooks of one model share.
 
-    def tensors(self) -> dict[str, Any]:
-        """Return the table of the module in which it stands."""
-        owner: Any = self.owner
-        found: dict[str, Any] = (
-            owner._parameters if isinstance(self.placeholder, nn.Parameter) else owner._buffers
-        )
-        return found
+    Args:
+        owns_weights: The stored weights belong to the model, so that they may be used, and written, where they are.
+        prefetcher: Told which module runs; it fetches the weights of the next.
+        placeholders: Those made so far, while hooks are being attached; emptied afterwards.
+    """
 
-    @property
-    def origin(self) -> Origin:
-        """Where the values come from."""
-        origin = origin_of(self.placeholder)
-        assert origin is not None
-        return origin
+    owns_weights: bool = False
+    prefetcher: Prefetcher | None = None
+    placeholders: Placeholders = field(default_factory=dict)
 
 
 class AlignDevicesHook(ModelHook):
@@ -56,6 +53,9 @@ class AlignDevicesHook(ModelHook):
         place_submodules: Care for the weights of everything inside, not only the module's own.
         skip_keys: Keyword arguments that are not moved.
         tied_params_map: By address, what has already been moved to a device.
+        module_name: The dotted name of the module, for messages.
+        context: What it shares with the other hooks of the model.
+        refuses_empty_output: An output on the meta device is an error: something read a weight without values.
     """
 
     def __init__(
@@ -68,6 +68,10 @@ class AlignDevicesHook(ModelHook):
         place_submodules: bool = False,
         skip_keys: str | Sequence[str] | None = None,
         tied_params_map: TiedParams | None = None,
+        *,
+        module_name: str = "",
+        context: ModelContext | None = None,
+        refuses_empty_output: bool = False,
     ) -> None:
         self.execution_device = execution_device
         self.offload = offload
@@ -78,15 +82,11 @@ class AlignDevicesHook(ModelHook):
         self.skip_keys = skip_keys
         self.tied_params_map = tied_params_map
         self.input_device: torch.device | None = None
-        self.original_devices: dict[str, torch.device] = {}
-        self.prefetcher: Prefetcher | None = None
-        self.members: list[Member] = []
-        self.refuses_empty_output = False
-        self._swapped: list[list[tuple[Member, torch.Tensor]]] = []
-        # Placeholders already made for tensors that other modules have too: {id: (tensor, placeholder)}.
-        self.ties: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.module_name = ""
-        self._while_loading: list[RemovableHandle] = []
+        self.residency = Residency([])
+        self._module_name = module_name
+        self._context = context
+        self._refuses_empty_output = refuses_empty_output
+        self._handles: list[RemovableHandle] = []
 
     def __repr__(self) -> str:
         return (
@@ -95,39 +95,45 @@ class AlignDevicesHook(ModelHook):
             f"place_submodules={self.place_submodules}, skip_keys={self.skip_keys!r})"
         )
 
-    @property
-    def origins(self) -> list[Origin]:
-        """Where the offloaded weights come from."""
-        return [member.origin for member in self.members]
-
     def init_hook(self, module: nn.Module) -> nn.Module:
-        if self.execution_device == "meta" or self.execution_device == torch.device("meta"):
+        if self.execution_device is not None and torch.device(self.execution_device).type == "meta":
             self.tied_params_map = None
-        places = list(_places(module, recurse=self.place_submodules))
         if self.offload:
-            self.original_devices = {name: tensor.device for name, _, _, tensor, _ in places}
-            self._offload(places)
-            # A state dict is loaded into the values: torch takes a placeholder for a weight that cannot be written to.
-            untyped: Any = module
-            self._while_loading = [
-                untyped.register_load_state_dict_pre_hook(self._before_loading),
-                untyped.register_load_state_dict_post_hook(self._after_loading),
-            ]
+            self.residency = Residency(self._slots(module))
+            self._handles = self.residency.follow_state_dicts(module)
         elif self.execution_device is not None:
-            for name, _, _, tensor, _ in places:
-                if origin_of(tensor) is None:
-                    set_module_tensor_to_device(
-                        module, name, self.execution_device, tied_params_map=self.tied_params_map
-                    )
+            for place in _places(module, recurse=self.place_submodules):
+                self._place(place)
         return module
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if torch.compiler.is_compiling():
+            # Its import needs torch's compiler, which this process has loaded by now.
+            from accel_bigmodel.hooks.outside_graphs import run_outside_graph
+
+            args, kwargs = run_outside_graph(self.prepare, module, args, kwargs)
+            return args, kwargs
+        return self.prepare(module, args, kwargs)
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        if torch.compiler.is_compiling():
+            from accel_bigmodel.hooks.outside_graphs import run_outside_graph
+
+            return run_outside_graph(self.finish, module, output)
+        return self.finish(module, output)
+
+    def prepare(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Do what comes before the forward, and return its arguments."""
         if self.io_same_device:
             self.input_device = find_device([args, kwargs])
         if self.offload:
-            self._bring()
+            self.residency.bring()
+            if self._context is not None and self._context.prefetcher is not None and self.residency.slots:
+                self._context.prefetcher.entered(self.residency)
         if self.execution_device is None:
             return args, kwargs
         try:
@@ -138,132 +144,99 @@ class AlignDevicesHook(ModelHook):
             raise
         return args, kwargs
 
-    def post_forward(self, module: nn.Module, output: Any) -> Any:
+    def finish(self, module: nn.Module, output: Any) -> Any:
+        """Do what comes after the forward, and return the output."""
         if self.offload:
-            self._put_back()
+            self.residency.put_back()
         if self.io_same_device and self.input_device is not None:
-            if self.refuses_empty_output and self.input_device.type != "meta":
+            if self._refuses_empty_output and self.input_device.type != "meta":
                 _refuse_empty(module, output)
             output = send_to_device(output, self.input_device, skip_keys=self.skip_keys)
         return output
 
     def after_error(self, module: nn.Module) -> None:
         if self.offload:
-            self._put_back()
+            self.residency.put_back()
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
-        for member in self.members:
-            if member.tensors().get(member.name) is member.placeholder:
-                full = _full_name(module, member)
-                device = self.original_devices.get(full, torch.device("cpu"))
-                if device.type != "meta":
-                    setattr(member.owner, member.name, member.origin.resident(member.placeholder, device))
-        self.members = []
-        for handle in self._while_loading:
+        for slot in self.residency.slots:
+            slot.restore()
+        self.residency = Residency([])
+        for handle in self._handles:
             handle.remove()
-        self._while_loading = []
+        self._handles = []
         return module
 
-    @contextlib.contextmanager
-    def weights_here(self) -> Iterator[None]:
-        """Within this context the weights are in the module, as in its forward."""
-        self._bring()
-        try:
-            yield
-        finally:
-            self._put_back()
+    def _place(self, place: _Place) -> None:
+        """Put a weight that is not offloaded where the module runs."""
+        assert self.execution_device is not None
+        if weight_of(place.tensor) is None:
+            set_module_tensor_to_device(
+                place.owner, place.name, self.execution_device, tied_params_map=self.tied_params_map
+            )
 
-    def _before_loading(self, module: nn.Module, *_: Any) -> None:
-        self._bring()
-
-    def _after_loading(self, module: nn.Module, _: Any) -> None:
-        self._put_back()
-
-    def _offload(self, places: list[tuple[str, nn.Module, str, torch.Tensor, bool]]) -> None:
+    def _slots(self, module: nn.Module) -> list[Slot]:
         kept: dict[str, torch.Tensor] = {}
-        for full, owner, name, tensor, is_buffer in places:
-            if is_buffer and not self.offload_buffers:
-                if self.execution_device is not None and not tensor.is_meta:
-                    set_module_tensor_to_device(owner, name, self.execution_device)
+        known = {} if self._context is None else self._context.placeholders
+        slots: list[Slot] = []
+        for place in _places(module, recurse=self.place_submodules):
+            if place.is_buffer and not self.offload_buffers:
+                if self.execution_device is not None and not place.tensor.is_meta:
+                    self._place(place)
                 continue
-            placeholder = tensor if origin_of(tensor) is not None else self._placeholder(full, tensor, kept)
-            setattr(owner, name, placeholder)
-            self.members.append(Member(owner, name, placeholder))
+            if id(place.tensor) not in known:
+                known[id(place.tensor)] = (place.tensor, self._placeholder(place, kept))
+            placeholder = known[id(place.tensor)][1]
+            slots.append(Slot(place.owner, place.name, placeholder, place.tensor.device))
+            setattr(place.owner, place.name, placeholder)
         if self.weights_map is None:
             self.weights_map = kept
+        return slots
 
-    def _placeholder(self, full: str, tensor: torch.Tensor, kept: dict[str, torch.Tensor]) -> torch.Tensor:
-        if id(tensor) in self.ties:
-            return self.ties[id(tensor)][1]
-        told = f"{self.module_name}.{full}".lstrip(".")
+    def _placeholder(self, place: _Place, kept: dict[str, torch.Tensor]) -> torch.Tensor:
+        tensor = place.tensor
+        device = torch.device("cpu" if self.execution_device is None else self.execution_device)
+        weight = weight_of(tensor)
+        if weight is not None:  # it was offloaded before
+            weight.use_on(device)
+            return tensor
         if self.weights_map is None and not tensor.is_meta:
-            kept[full] = tensor.detach().to("cpu")
+            kept[place.full_name] = in_memory(tensor)
         weights = kept if self.weights_map is None else self.weights_map
-        if full not in weights:
+        name = f"{self._module_name}.{place.full_name}".lstrip(".")
+        if place.full_name not in weights:
             raise StateError(
-                f"`{told}` is to be offloaded, but its values are nowhere: not in the weights that were given. "
+                f"`{name}` is to be offloaded, but its values are nowhere: not in the weights that were given. "
                 "Load the checkpoint first, or give the state dict or folder that has it."
             )
-        device = torch.device("cpu" if self.execution_device is None else self.execution_device)
-        placeholder = placeholder_for(tensor, Origin(weights, full, name=told, device=device, like=tensor))
-        self.ties[id(tensor)] = (tensor, placeholder)
-        return placeholder
-
-    def _bring(self) -> None:
-        swapped: list[tuple[Member, torch.Tensor]] = []
-        self._swapped.append(swapped)
-        try:
-            for member in self.members:
-                tensors = member.tensors()
-                # A parameter that someone has replaced is used as it is; inside a forward of the same module
-                # the values are here already.
-                if tensors.get(member.name) is member.placeholder:
-                    value = member.origin.acquire(member.placeholder)
-                    swapped.append((member, value))
-                    _put(member, tensors, value)
-        except BaseException:
-            self._put_back()
-            raise
-        if self.prefetcher is not None:
-            self.prefetcher.entered(self)
-
-    def _put_back(self) -> None:
-        if not self._swapped:
-            return
-        for member, value in self._swapped.pop():
-            tensors = member.tensors()
-            now = tensors.get(member.name)
-            if now is value:
-                _put(member, tensors, member.placeholder)
-            elif now is not None and not isinstance(member.placeholder, nn.Parameter):
-                member.origin.write(now)  # the forward replaced a buffer
-                _put(member, tensors, member.placeholder)
-            member.origin.release()
+        is_owned = self.weights_map is None or (self._context is not None and self._context.owns_weights)
+        weight = OffloadedWeight(
+            weights, place.full_name, name=name, device=device, dtype=tensor.dtype,
+            is_borrowed=not is_owned and is_shared(weights, place.full_name),
+        )  # fmt: skip
+        return placeholder_for(tensor, weight, place.owner)
 
 
-def _put(member: Member, tensors: dict[str, Any], value: torch.Tensor) -> None:
-    if type(member.owner).__setattr__ is nn.Module.__setattr__:
-        tensors[member.name] = value
-    else:
-        setattr(member.owner, member.name, value)  # recurrent layers keep a list of their weights beside
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a module holds a tensor."""
+
+    full_name: str
+    owner: nn.Module
+    name: str
+    tensor: torch.Tensor
+    is_buffer: bool
 
 
-def _places(module: nn.Module, *, recurse: bool) -> list[tuple[str, nn.Module, str, torch.Tensor, bool]]:
+def _places(module: nn.Module, *, recurse: bool) -> list[_Place]:
     modules = module.named_modules() if recurse else [("", module)]
     return [
-        (f"{prefix}.{name}" if prefix else name, owner, name, tensor, is_buffer)
+        _Place(f"{prefix}.{name}" if prefix else name, owner, name, tensor, is_buffer)
         for prefix, owner in modules
         for members, is_buffer in ((owner._parameters, False), (owner._buffers, True))
         for name, tensor in members.items()
         if tensor is not None
     ]
-
-
-def _full_name(module: nn.Module, member: Member) -> str:
-    for prefix, owner in module.named_modules():
-        if owner is member.owner:
-            return f"{prefix}.{member.name}" if prefix else member.name
-    return member.name
 
 
 def _refuse_empty(module: nn.Module, output: Any) -> None:

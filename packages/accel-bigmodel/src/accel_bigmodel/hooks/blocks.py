@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from accel_bigmodel.aliases import repair_aliases
-from accel_bigmodel.hooks.align import AlignDevicesHook, Member
+from accel_bigmodel.hooks.align import AlignDevicesHook, ModelContext
 from accel_bigmodel.hooks.attaching import add_hook_to_module, hooks_of
-from accel_bigmodel.offload.placeholders import origin_of
-from accel_bigmodel.offload.weights_map import PrefixedDataset
+from accel_bigmodel.hooks.bring import BringWeightsHook
+from accel_bigmodel.hooks.protocol import ModelHook
+from accel_bigmodel.offload.placeholders import weight_of
+from accel_bigmodel.offload.residency import Residency
+from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader, PrefixedDataset
 from accel_bigmodel.placing import TiedParams
 from accel_state.errors import StateError
 
 Device = int | str | torch.device
 
-# Modules of torch that hand the weights of what is inside to a fused function, and choose it by what these are.
+# Modules of torch that pass the weights of their submodules to a fused function.
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
@@ -73,12 +77,10 @@ def attach_align_device_hook(
         preload_module_classes: Names of classes whose whole inside is brought at once.
         tied_params_map: As for `AlignDevicesHook`.
     """
-    attacher = Attacher(
-        weights_map, offload_buffers=offload_buffers, skip_keys=skip_keys,
-        preload=preload_module_classes, tied_params_map=tied_params_map,
-    )  # fmt: skip
-    attacher.attach(module, module_name, execution_device, offload=offload)
-    attacher.repair(module)
+    settings = HookSettings.of_user(
+        weights_map, offload_buffers, skip_keys, preload_module_classes, tied_params_map
+    )
+    attach(plan_hooks(module, module_name, {"": execution_device}, {"": offload}, settings), module, settings)
 
 
 def attach_align_device_hook_on_blocks(
@@ -107,107 +109,180 @@ def attach_align_device_hook_on_blocks(
     """
     devices = execution_device if isinstance(execution_device, Mapping) else {module_name: execution_device}
     offloads = offload if isinstance(offload, Mapping) else dict.fromkeys(devices, bool(offload))
-    attacher = Attacher(
-        weights_map, offload_buffers=offload_buffers, skip_keys=skip_keys,
-        preload=preload_module_classes, tied_params_map=tied_params_map,
+    settings = HookSettings.of_user(
+        weights_map, offload_buffers, skip_keys, preload_module_classes, tied_params_map
+    )
+    attach_blocks(module, module_name, devices, offloads, settings)
+
+
+def attach_blocks(
+    module: nn.Module,
+    name: str,
+    devices: Mapping[str, Device | None],
+    offloads: Mapping[str, bool],
+    settings: HookSettings,
+) -> None:
+    """Do what `attach_align_device_hook_on_blocks` says."""
+    attach(plan_hooks(module, name, devices, offloads, settings), module, settings)
+    outer = AlignDevicesHook(
+        devices.get(name), io_same_device=True, skip_keys=settings.skip_keys,
+        refuses_empty_output=any(offloads.values()),
     )  # fmt: skip
-    attacher.attach_blocks(module, module_name, devices, offloads)
-    attacher.repair(module)
-    outer = AlignDevicesHook(devices.get(module_name), io_same_device=True, skip_keys=skip_keys)
-    outer.refuses_empty_output = any(offloads.values())
-    first = hooks_of(module)
     # The outermost hook of all: what comes back from the others is moved last.
-    add_hook_to_module(module, outer, append=bool(first))
+    add_hook_to_module(module, outer, append=bool(hooks_of(module)))
 
 
-class Attacher:
-    """Adds hooks to the modules of one model."""
+@dataclass(frozen=True, slots=True, eq=False)
+class HookSettings:
+    """What holds for all hooks of a model.
 
-    def __init__(
-        self,
-        weights_map: Mapping[str, Any] | None,
-        *,
+    Args:
+        weights: Where offloaded weights are kept, by dotted names from the model down.
+        offload_buffers: Offload buffers too.
+        skip_keys: Keyword arguments that are not moved.
+        preload: Names of classes whose whole inside is brought at once.
+        tied_params_map: As for `AlignDevicesHook`.
+        context: What the hooks share.
+    """
+
+    weights: Mapping[str, Any] | None
+    offload_buffers: bool
+    skip_keys: str | Sequence[str] | None
+    preload: frozenset[str]
+    tied_params_map: TiedParams | None
+    context: ModelContext
+
+    @classmethod
+    def of_user(
+        cls,
+        weights: Mapping[str, Any] | None,
         offload_buffers: bool,
         skip_keys: str | Sequence[str] | None,
         preload: Sequence[str] | None,
         tied_params_map: TiedParams | None,
-    ) -> None:
-        self._weights = weights_map
-        self._offload_buffers = offload_buffers
-        self._skip_keys = skip_keys
-        self._preload = frozenset(preload or ())
-        self._tied_params_map = tied_params_map
-        self._ties: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    ) -> HookSettings:
+        """Return the settings for weights that belong to the caller."""
+        if isinstance(weights, OffloadedWeightsLoader):
+            weights = weights.replaced(weights.state_dict, weights.index)  # so that no write is shared
+        context = ModelContext(owns_weights=weights is None)
+        return cls(weights, offload_buffers, skip_keys, frozenset(preload or ()), tied_params_map, context)
 
-    def attach(self, module: nn.Module, name: str, device: Device | None, *, offload: bool) -> None:
-        """Add a hook to ``module`` and everything inside where there are weights."""
-        self._attach(module, name, {"": device}, {"": offload}, "")
+    def weights_of(self, name: str) -> Mapping[str, Any] | None:
+        """Return the stored weights of the module called ``name``."""
+        return self.weights if self.weights is None or not name else PrefixedDataset(self.weights, f"{name}.")
 
-    def repair(self, module: nn.Module) -> None:
-        """Put the placeholders into plain attributes, too, that held a weight which has no values."""
-        repair_aliases(module, {key: new for key, (old, new) in self._ties.items() if old.is_meta})
 
-    def attach_blocks(
-        self,
-        module: nn.Module,
-        name: str,
-        devices: Mapping[str, Device | None],
-        offloads: Mapping[str, bool],
-    ) -> None:
-        """Add hooks as the tables say, each entry for what is inside it and has no entry of its own."""
-        self._attach(module, name, devices, offloads, name)
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedHook:
+    """A hook that a module is to get.
 
-    def _attach(
-        self,
-        module: nn.Module,
-        name: str,
-        devices: Mapping[str, Device | None],
-        offloads: Mapping[str, bool],
-        entry: str,
-    ) -> None:
-        entry = name if name in devices else entry
-        device, offload = devices.get(entry), offloads.get(entry, False)
-        if isinstance(module, torch.jit.ScriptModule):
-            _refuse_scripted(module, name, offload=offload)
-        inner = any(key != name and key.startswith(f"{name}." if name else "") for key in devices)
-        whole = (
-            offload and not inner and (type(module).__name__ in self._preload or isinstance(module, _FUSED))
-        )
-        if whole or (_own_tensors(module) and not _has_align_hook(module)):
-            hook = AlignDevicesHook(
-                device, offload, weights_map=self._part(name), offload_buffers=self._offload_buffers,
-                place_submodules=whole, skip_keys=self._skip_keys, tied_params_map=self._tied_params_map,
-            )  # fmt: skip
-            hook.ties, hook.module_name = self._ties, name
-            add_hook_to_module(module, hook, append=bool(hooks_of(module)))
-        if whole:
-            return
-        for child_name, child in module.named_children():
-            self._attach(child, f"{name}.{child_name}" if name else child_name, devices, offloads, entry)
-        if isinstance(module, nn.TransformerEncoder):
-            self._hold_first_layer(module, device)
+    Args:
+        module: The module.
+        name: Its dotted name.
+        device: Where it runs.
+        offload: Whether its weights are kept elsewhere.
+        covers_inside: The hook cares for everything inside, which gets no hooks of its own.
+        needs_weights_of: The hook only brings the offloaded weights of this other module.
+    """
 
-    def _part(self, name: str) -> Mapping[str, Any] | None:
-        if self._weights is None or not name:
-            return self._weights
-        return PrefixedDataset(self._weights, f"{name}.")
+    module: nn.Module
+    name: str
+    device: Device | None
+    offload: bool
+    covers_inside: bool = False
+    needs_weights_of: nn.Module | None = None
 
-    @staticmethod
-    def _hold_first_layer(module: nn.TransformerEncoder, device: Device | None) -> None:
-        """`nn.TransformerEncoder` chooses how to treat padding by the weights of its first layer."""
-        hook = AlignDevicesHook(device)
-        hook.members = [
-            Member(owner, name, tensor)
-            for owner in module.layers[0].modules()
-            for name, tensor in owner._parameters.items()
-            if tensor is not None and origin_of(tensor) is not None
-        ]
-        if hook.members:
-            hook.offload = True
-            members = hook.members
-            hook.execution_device = None
-            add_hook_to_module(module, hook, append=bool(hooks_of(module)))
-            hook.members = members
+
+def plan_hooks(
+    module: nn.Module,
+    name: str,
+    devices: Mapping[str, Device | None],
+    offloads: Mapping[str, bool],
+    settings: HookSettings,
+) -> list[PlannedHook]:
+    """Return the hooks that ``module`` and everything inside need; nothing is changed.
+
+    Args:
+        module: Where to begin.
+        name: Its dotted name in the model.
+        devices: By dotted name, each entry for what is inside it and has no entry of its own.
+        offloads: In the same way.
+        settings: Which classes are brought as a whole.
+
+    Raises:
+        StateError: If a scripted module is to be offloaded.
+    """
+    return list(_planned(module, name, devices, offloads, settings, name if name in devices else "", set()))
+
+
+def attach(plan: Sequence[PlannedHook], module: nn.Module, settings: HookSettings) -> None:
+    """Add the planned hooks; plain attributes that hold a weight without values get its placeholder, too."""
+    for planned in plan:
+        if not planned.offload:
+            _restore(planned)
+        hook = _hook(planned, settings)
+        if hook is not None:
+            add_hook_to_module(planned.module, hook, append=bool(hooks_of(planned.module)))
+    placeholders = settings.context.placeholders
+    repair_aliases(module, {key: new for key, (old, new) in placeholders.items() if old.is_meta})
+    placeholders.clear()
+
+
+def _planned(
+    module: nn.Module,
+    name: str,
+    devices: Mapping[str, Device | None],
+    offloads: Mapping[str, bool],
+    settings: HookSettings,
+    entry: str,
+    seen: set[int],
+) -> Iterator[PlannedHook]:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    entry = name if name in devices else entry
+    device, offload = devices.get(entry), offloads.get(entry, False)
+    if isinstance(module, torch.jit.ScriptModule) and offload:
+        _refuse_scripted(module, name)
+    is_whole = type(module).__name__ in settings.preload or isinstance(module, _FUSED)
+    covers_inside = offload and is_whole and not _has_inner_entry(name, devices)
+    if covers_inside or (_own_tensors(module) and not _has_align_hook(module)):
+        yield PlannedHook(module, name, device, offload, covers_inside)
+    if covers_inside:
+        return
+    for child_name, child in module.named_children():
+        inner = f"{name}.{child_name}" if name else child_name
+        yield from _planned(child, inner, devices, offloads, settings, entry, seen)
+    if isinstance(module, nn.TransformerEncoder) and len(module.layers):
+        # It chooses how to treat padding by the weights of its first layer.
+        yield PlannedHook(module, name, device, offload, needs_weights_of=module.layers[0])
+
+
+def _hook(planned: PlannedHook, settings: HookSettings) -> ModelHook | None:
+    if planned.needs_weights_of is not None:
+        residency = Residency.of_placeholders_in(planned.needs_weights_of)
+        return BringWeightsHook(residency) if residency.slots else None
+    return AlignDevicesHook(
+        planned.device, planned.offload, weights_map=settings.weights_of(planned.name),
+        offload_buffers=settings.offload_buffers, place_submodules=planned.covers_inside,
+        skip_keys=settings.skip_keys, tied_params_map=settings.tied_params_map, module_name=planned.name,
+        context=settings.context,
+    )  # fmt: skip
+
+
+def _restore(planned: PlannedHook) -> None:
+    """Give a module that is not offloaded the values of weights that an earlier call offloaded."""
+    owner: Any = planned.module
+    device = torch.device("cpu" if planned.device is None else planned.device)
+    for name, tensor in [*owner._parameters.items(), *owner._buffers.items()]:
+        weight = weight_of(tensor)
+        if weight is not None:
+            setattr(owner, name, weight.resident(tensor, device))
+
+
+def _has_inner_entry(name: str, devices: Mapping[str, Device | None]) -> bool:
+    prefix = f"{name}." if name else ""
+    return any(key != name and key.startswith(prefix) for key in devices)
 
 
 def _own_tensors(module: nn.Module) -> bool:
@@ -218,9 +293,9 @@ def _has_align_hook(module: nn.Module) -> bool:
     return any(isinstance(hook, AlignDevicesHook) for hook in hooks_of(module))
 
 
-def _refuse_scripted(module: nn.Module, name: str, *, offload: bool) -> None:
+def _refuse_scripted(module: nn.Module, name: str) -> None:
     parameters = [inner for inner, _ in module.named_parameters()]
-    if offload and parameters:
+    if parameters:
         raise StateError(
             f"`{name}.{parameters[0]}` belongs to a scripted module, which reads its weights where no hook can help. "
             f"Leave `{name}` out of the offload in `device_map`, or use the module before `torch.jit.script`."

@@ -39,6 +39,7 @@ class SequentialHook(ModelHook):
 
     def __init__(self, *hooks: ModelHook) -> None:
         self.hooks = hooks
+        self.no_grad = any(hook.no_grad for hook in hooks)
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         for hook in self.hooks:

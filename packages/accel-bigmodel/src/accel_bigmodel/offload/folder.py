@@ -117,6 +117,43 @@ def load_offloaded_weights(
         set_module_tensor_to_device(model, name, "cpu", value=weight.clone())
 
 
+class FolderState:
+    """Which files an offload folder held when a model began to use it.
+
+    Every save replaces files by new ones of the same name, so that a file of another identity has other values.
+    """
+
+    def __init__(self, files: Mapping[str, tuple[int, int]]) -> None:
+        self._files = files
+
+    @classmethod
+    def of(cls, folder: Path) -> FolderState:
+        """Return the state of a folder now."""
+        if not folder.is_dir():
+            return cls({})
+        with os.scandir(folder) as entries:
+            return cls(
+                {entry.name: _identity(entry.stat()) for entry in entries if entry.name.endswith(".dat")}
+            )
+
+    def check(self, path: Path) -> None:
+        """Refuse a file that was replaced since.
+
+        Raises:
+            CheckpointError: If it was.
+        """
+        known = self._files.get(path.name)
+        if known is not None and path.is_file() and _identity(path.stat()) != known:
+            raise CheckpointError(
+                f"`{path}` was replaced since this model was offloaded: another model uses the same offload folder. "
+                "Give each model a folder of its own, and offload this one again."
+            )
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_mtime_ns
+
+
 def weight_file(folder: Path, name: str) -> Path:
     """Return the file of a weight; a name that reaches out of the folder is refused."""
     if not is_plain(f"{name}.dat"):

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from accel_bigmodel.offload.placeholders import Origin
+from accel_bigmodel.offload.weight import OffloadedWeight
 from accel_state.errors import AccelError
 
 _IDLE_S = 2.0
@@ -19,21 +19,21 @@ class Block(Protocol):
     """A module whose weights are fetched together."""
 
     @property
-    def origins(self) -> Sequence[Origin]:
-        """Where its weights come from."""
+    def weights(self) -> Sequence[OffloadedWeight]:
+        """Its weights."""
         ...
 
 
 class Prefetcher:
-    """Guesses which block comes next, from what came next last time, and fetches it.
+    """Guesses which block comes next, from what followed the current one last time, and fetches it.
 
     At most one block is fetched ahead, so that with the one in use two are in memory. A wrong guess is dropped: it
     costs time and changes no result.
     """
 
     def __init__(self) -> None:
-        self._after: dict[tuple[int, int], Block] = {}
-        self._before = self._current = 0
+        self._following: dict[int, Block] = {}
+        self._current = 0
         self._guess: Block | None = None
         self._lock = threading.Lock()
 
@@ -43,9 +43,9 @@ class Prefetcher:
             guess, self._guess = self._guess, None
             if guess is not None and guess is not block:
                 _drop(guess)
-            self._after[self._before, self._current] = block
-            self._before, self._current = self._current, id(block)
-            following = self._after.get((self._before, self._current))
+            self._following[self._current] = block
+            self._current = id(block)
+            following = self._following.get(self._current)
             if following is None or following is block:
                 return
             self._guess = following
@@ -93,20 +93,20 @@ class _Worker:
 
 
 def _fetch(prefetcher: Prefetcher, block: Block) -> None:
-    for origin in block.origins:
+    for weight in block.weights:
         if not prefetcher.wants(block):
             _drop(block)
             return
         try:
             with torch.no_grad():
-                origin.prefetch()
+                weight.prefetch()
         except (AccelError, OSError, RuntimeError, KeyError):
             return  # the forward fetches it itself, and raises what there is to raise
 
 
 def _drop(block: Block) -> None:
-    for origin in block.origins:
-        origin.forget()
+    for weight in block.weights:
+        weight.forget()
 
 
 _worker = _Worker()

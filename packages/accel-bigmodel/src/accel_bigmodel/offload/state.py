@@ -11,7 +11,7 @@ from torch import nn
 
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.attaching import hooks_of
-from accel_bigmodel.offload.placeholders import origin_of, stored_values
+from accel_bigmodel.offload.placeholders import stored_values, weight_of
 from accel_bigmodel.placing import set_module_tensor_to_device
 
 
@@ -22,10 +22,7 @@ def has_offloaded_params(module: nn.Module) -> bool:
 
 def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, Any]:
     """Return the state dict of a model, its offloaded weights as they lie in memory or mapped from disk."""
-    return {
-        name: stored_values(value) if isinstance(value, torch.Tensor) else value
-        for name, value in model.state_dict(keep_vars=True).items()
-    }
+    return dict(model.state_dict())
 
 
 def get_state_dict_from_offload(
@@ -45,7 +42,7 @@ def get_state_dict_from_offload(
     root = module_name.rpartition(".")[0]
     for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
         full = f"{root}.{name}" if root else name
-        if full in state_dict and origin_of(tensor) is not None:
+        if full in state_dict and weight_of(tensor) is not None:
             state_dict[full] = stored_values(tensor).to(device_to_put_offload)
     return state_dict
 
@@ -82,13 +79,14 @@ def align_module_device(
 
 @contextlib.contextmanager
 def _brought(hook: AlignDevicesHook, device: torch.device | str | int | None) -> Iterator[None]:
-    devices = [origin.device for origin in hook.origins]
+    weights = hook.residency.weights
+    devices = [weight.device for weight in weights]
     try:
-        for origin in hook.origins:
-            origin.device = origin.device if device is None else torch.device(device)
-            origin.forget()
-        with hook.weights_here():
+        if device is not None:
+            for weight in weights:
+                weight.use_on(torch.device(device))
+        with hook.residency.values_in_place():
             yield
     finally:
-        for origin, usual in zip(hook.origins, devices, strict=True):
-            origin.device = usual
+        for weight, usual in zip(weights, devices, strict=True):
+            weight.use_on(usual)

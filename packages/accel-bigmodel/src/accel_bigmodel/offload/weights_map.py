@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,9 +11,14 @@ from typing import Any
 import torch
 
 from accel_bigmodel.dtypes import as_torch_dtype
-from accel_bigmodel.formats.safetensor_ranges import MappedFile, SafetensorsLayout, announce, read_layout
+from accel_bigmodel.formats.safetensor_ranges import MappedFile, SafetensorsLayout, read_layout
 from accel_bigmodel.formats.safetensor_writing import ALIGNMENT
-from accel_bigmodel.offload.folder import load_offloaded_weight, read_offload_index, weight_file
+from accel_bigmodel.offload.folder import (
+    FolderState,
+    load_offloaded_weight,
+    read_offload_index,
+    weight_file,
+)
 from accel_state.errors import CheckpointError, ConfigError
 
 
@@ -28,6 +34,10 @@ class PrefixedDataset(Mapping[str, Any]):
 
     def __contains__(self, key: object) -> bool:
         return f"{self.prefix}{key}" in self.dataset
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PrefixedDataset:
+        known = isinstance(self.dataset, dict | PrefixedDataset | OffloadedWeightsLoader)
+        return PrefixedDataset(copy.deepcopy(self.dataset, memo) if known else self.dataset, self.prefix)
 
     def __iter__(self) -> Iterator[str]:
         return iter([key for key in self.dataset if key.startswith(self.prefix)])
@@ -45,6 +55,9 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         index: Instead of the folder's own index. An entry has ``dtype`` and ``shape``, or points into
             a safetensors file: ``safetensors_file``, ``weight_name`` and, if it is to be cast, ``dtype``.
         device: Where weights from safetensors files are put; the CPU by default.
+        exact: Copy weights that do not begin at a multiple of 64 bytes in their file. Mapped as they are, they give
+            results that can differ from those of the resident model in the last bits: matrix kernels choose their
+            order of summation by the alignment of what they are given.
 
     Raises:
         ConfigError: If neither weights nor a place to look for them are given.
@@ -56,6 +69,8 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         save_folder: str | os.PathLike[str] | None = None,
         index: Mapping[str, Any] | None = None,
         device: str | int | torch.device | None = None,
+        *,
+        exact: bool = False,
     ) -> None:
         if state_dict is None and save_folder is None and index is None:
             raise ConfigError("Give weights: a `state_dict`, a `save_folder` or an `index`.")
@@ -65,8 +80,11 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         self.index: Mapping[str, Any] = {} if index is None else index
         self.save_folder = None if save_folder is None else Path(save_folder)
         self.device = device
+        self.exact = exact
         self.all_keys = [*self.state_dict, *(key for key in self.index if key not in self.state_dict)]
         self._files: dict[str, tuple[SafetensorsLayout, MappedFile]] = {}
+        self._mapped: dict[str, torch.Tensor] = {}
+        self._folder = None if self.save_folder is None else FolderState.of(self.save_folder)
 
     def __getitem__(self, key: str) -> torch.Tensor:
         if key in self.state_dict:
@@ -74,9 +92,17 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         entry = self.index[key]
         if entry.get("safetensors_file") is not None:
             return self._from_safetensors(entry["safetensors_file"], entry.get("weight_name", key), entry)
-        if self.save_folder is None:
+        if self.save_folder is None or self._folder is None:
             raise CheckpointError(f"`{key}` lies in an offload folder, but no `save_folder` was given.")
-        return load_offloaded_weight(weight_file(self.save_folder, key), entry)
+        name = entry.get("weight_name", key)
+        if name not in self._mapped:
+            path = weight_file(self.save_folder, name)
+            self._folder.check(path)
+            self._mapped[name] = load_offloaded_weight(path, entry)
+        return self._mapped[name]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.state_dict or key in self.index
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.all_keys)
@@ -85,21 +111,21 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         return len(self.all_keys)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OffloadedWeightsLoader:
-        return self  # nothing here changes: what a model writes to its weights, it keeps itself
+        return self.replaced(copy.deepcopy(self.state_dict, memo), self.index)
 
-    def announce(self, key: str) -> None:
-        """Tell the system that a weight on disk will be read soon."""
-        entry = self.index.get(key)
-        if key not in self.state_dict and entry is not None and entry.get("safetensors_file") is not None:
-            layout, file = self._open(entry["safetensors_file"])
-            place = layout[entry.get("weight_name", key)]
-            announce(file.path, place.start, place.num_bytes)
+    def replaced(
+        self, state_dict: Mapping[str, torch.Tensor], index: Mapping[str, Any]
+    ) -> OffloadedWeightsLoader:
+        """Return a loader of other weights from the same folder, which maps the files anew: no write is shared."""
+        made = OffloadedWeightsLoader(state_dict, None, index, self.device, exact=self.exact)
+        made.save_folder, made._folder = self.save_folder, self._folder
+        return made
 
     def _from_safetensors(self, path: str, name: str, entry: Mapping[str, Any]) -> torch.Tensor:
         layout, file = self._open(path)
         tensor = file.tensor(layout[name])
-        if tensor.data_ptr() % ALIGNMENT:
-            tensor = tensor.clone()  # kernels would sum in another order than for the resident model
+        if self.exact and tensor.data_ptr() % ALIGNMENT:
+            tensor = tensor.clone()
         if entry.get("dtype") is not None and tensor.is_floating_point():
             tensor = tensor.to(as_torch_dtype(entry["dtype"]))
         return tensor if self.device is None else tensor.to(self.device)
@@ -108,6 +134,15 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         if path not in self._files:
             self._files[path] = (read_layout(Path(path)), MappedFile(Path(path)))
         return self._files[path]
+
+
+def is_shared(weights: Mapping[str, Any], key: str) -> bool:
+    """Whether a mapping returns the same tensor to everyone who asks; what is read from disk is the reader's own."""
+    if isinstance(weights, PrefixedDataset):
+        return is_shared(weights.dataset, f"{weights.prefix}{key}")
+    if isinstance(weights, OffloadedWeightsLoader):
+        return key in weights.state_dict
+    return isinstance(weights, dict)
 
 
 def extract_submodules_state_dict(

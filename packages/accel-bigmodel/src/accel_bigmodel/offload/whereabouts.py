@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,103 +13,145 @@ import torch
 from torch import nn
 
 from accel_bigmodel.device_maps import DeviceLookup, DeviceMap
-from accel_bigmodel.module_tensors import find_tied_parameters
 from accel_bigmodel.offload.folder import INDEX_NAME, offload_state_dict
-from accel_bigmodel.offload.placeholders import stored_values
 from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader
+from accel_ops.named_tensors import named_tensors, tied_names
 from accel_state.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """Where the caller says that weights are; the fields are arguments of `dispatch_model`."""
+
+    state_dict: Mapping[str, torch.Tensor] | None
+    offload_dir: str | os.PathLike[str] | None
+    offload_index: Mapping[str, Any] | None
+    exact: bool = False
+
+    def has_index(self) -> bool:
+        """Whether the offload folder has an index."""
+        return self.offload_dir is not None and Path(self.offload_dir, INDEX_NAME).is_file()
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where weights go.
+
+    Args:
+        device_map: As for `dispatch_model`.
+        kept_away: What of the map is not where it runs: ``"disk"``, and ``"cpu"`` if that is not the main device.
+        ties: What `find_tied_parameters` says of the model.
+    """
+
+    device_map: DeviceMap
+    kept_away: Sequence[str]
+    ties: Sequence[Sequence[str]]
+
+    def device(self, name: str) -> str:
+        """Return where a weight lies: a device, ``"cpu"`` or ``"disk"``."""
+        return str(self._devices[name])
+
+    def is_away(self, name: str) -> bool:
+        """Whether a weight is offloaded, or shares a tie with one that is and stays in memory itself."""
+        return self.device(name) in self.kept_away or (self.device(name) == "cpu" and name in self._tied)
+
+    def on_disk(self) -> list[str]:
+        """Return the entries of the map that lie on disk."""
+        return [name for name, device in self.device_map.items() if str(device) == "disk"]
+
+    @cached_property
+    def _devices(self) -> DeviceLookup:
+        return DeviceLookup(self.device_map)
+
+    @cached_property
+    def _tied(self) -> frozenset[str]:
+        return frozenset(name for group in self.ties for name in group)
 
 
 def weights_on_cpu(
     model: nn.Module, is_wanted: Callable[[str], bool] = lambda _: True
 ) -> dict[str, torch.Tensor]:
-    """Return the weights by name that are wanted, second names and buffers outside the state dict included."""
-    moved: dict[int, torch.Tensor] = {}
-    found = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    found = [(name, tensor) for name, tensor in found if is_wanted(name)]
-    for _, tensor in found:
-        if id(tensor) not in moved and not tensor.is_meta:
-            moved[id(tensor)] = stored_values(tensor).detach().to("cpu")
-    return {name: moved[id(tensor)] for name, tensor in found if id(tensor) in moved}
+    """Return the weights by name that are wanted, second names and buffers outside the state dict included.
+
+    Weights without values, and those that are offloaded already, are not among them.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for named in named_tensors(model):
+        names = [name for name in named.names if is_wanted(name)]
+        if names and not named.tensor.is_meta:
+            found.update(dict.fromkeys(names, in_memory(named.tensor)))
+    return found
 
 
-def weights_away(
-    model: nn.Module,
-    device_map: DeviceMap,
-    kept_away: Sequence[str],
-    state_dict: Mapping[str, torch.Tensor] | None,
-    offload_dir: str | os.PathLike[str] | None,
-    offload_index: Mapping[str, Any] | None,
-    ties: Sequence[Sequence[str]],
-) -> Mapping[str, Any] | None:
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a tensor on the CPU, without a copy where they are there already."""
+    values = tensor.detach().as_subclass(torch.Tensor).to("cpu")
+    if values.is_inference():
+        with torch.inference_mode(False):
+            values = values.clone()  # as it is, it could never be written to again
+    return values
+
+
+def weights_away(model: nn.Module, placement: Placement, source: WeightSource) -> Mapping[str, Any]:
     """Return where the weights of offloaded modules are, written to disk first where they have to be.
 
     Args:
         model: Looked at only.
-        device_map: As for `dispatch_model`, and so are the next of the same name.
-        kept_away: What of the map is not where it runs: ``"disk"``, and ``"cpu"`` if that is not the main device.
-        state_dict: See there.
-        offload_dir: See there.
-        offload_index: See there.
-        ties: What `find_tied_parameters` says of the model.
+        placement: Which weights are offloaded.
+        source: Where they may be already.
 
     Raises:
         ConfigError: If weights on disk have nowhere to be.
     """
-    if not any(str(device) in kept_away for device in device_map.values()):
-        return None
-    devices = DeviceLookup(device_map)
-    in_memory = dict(
-        weights_on_cpu(model, _wanted(devices, kept_away, ties)) if state_dict is None else state_dict
-    )
-    # A tied weight that stays in memory under one of its names needs no place on disk under the others.
-    stays = {
-        n for group in ties if any(str(devices[o]) == "cpu" and o in in_memory for o in group) for n in group
-    }
-    on_disk = [name for name, device in device_map.items() if str(device) == "disk"]
-    if on_disk and offload_index is None:
-        to_write = once(model, _of_modules(in_memory, devices, without=stays))
-        if offload_dir is None and to_write and state_dict is None:
-            raise ConfigError(
-                f"`device_map` puts {', '.join(f'`{name}`' for name in on_disk[:5])} on disk, but there is no folder "
-                "for it. Give `offload_dir`, or an `offload_index` that says where the weights are."
-            )
-        if offload_dir is not None and not Path(offload_dir, INDEX_NAME).is_file() and stays and not to_write:
-            offload_index = {}
-        elif offload_dir is not None and (to_write or not Path(offload_dir, INDEX_NAME).is_file()):
-            offload_state_dict(offload_dir, to_write)
-    if (on_disk and offload_dir is not None) or offload_index is not None:
-        loader = OffloadedWeightsLoader(None, offload_dir, offload_index)
-        leaving = _of_modules(in_memory, devices, without=stays)
-        for name in leaving.keys() - {name for name in once(model, leaving) if name not in loader}:
+    given = source.state_dict
+    in_memory = dict(weights_on_cpu(model, placement.is_away) if given is None else given)
+    leaving = _leaving(placement, in_memory)
+    to_write = once(model, leaving)
+    index = source.offload_index
+    if placement.on_disk() and index is None:
+        if source.offload_dir is None and to_write and given is None:
+            raise ConfigError(_homeless(placement))
+        if source.offload_dir is not None:
+            if to_write:
+                offload_state_dict(source.offload_dir, to_write)
+            index = None if source.has_index() else {}
+    folder = source.offload_dir if placement.on_disk() else None
+    if index is None and folder is None:
+        return with_ties(model, OffloadedWeightsLoader(in_memory))
+    loader = OffloadedWeightsLoader(None, folder, index, exact=source.exact)
+    for name in leaving:
+        if name in loader or name not in to_write:
             del in_memory[name]
-        return with_ties(model, OffloadedWeightsLoader(in_memory, offload_dir, loader.index))
-    return with_ties(model, OffloadedWeightsLoader(in_memory))
+    return with_ties(model, loader.replaced(in_memory, loader.index))
 
 
-def _wanted(
-    devices: DeviceLookup, kept_away: Sequence[str], ties: Sequence[Sequence[str]]
-) -> Callable[[str], bool]:
-    """Return whether a weight, by name, is kept in memory or on disk, or shared with what is."""
-    tied = {name for group in ties for name in group}
+def _leaving(placement: Placement, in_memory: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights in memory that belong on disk.
 
-    def is_wanted(name: str) -> bool:
-        device = str(devices[name])
-        return device in kept_away or (device == "cpu" and name in tied)
+    A tied weight that stays in memory under one of its names needs no place on disk under the others.
+    """
+    staying = {
+        name
+        for group in placement.ties
+        if any(placement.device(other) == "cpu" and other in in_memory for other in group)
+        for name in group
+    }
+    return {
+        n: tensor for n, tensor in in_memory.items() if placement.device(n) == "disk" and n not in staying
+    }
 
-    return is_wanted
 
-
-def _of_modules(
-    weights: Mapping[str, torch.Tensor], devices: DeviceLookup, *, without: set[str]
-) -> dict[str, torch.Tensor]:
-    """Return the weights that go to disk."""
-    return {n: tensor for n, tensor in weights.items() if str(devices[n]) == "disk" and n not in without}
+def _homeless(placement: Placement) -> str:
+    names = ", ".join(f"`{name}`" for name in placement.on_disk()[:5])
+    return (
+        f"`device_map` puts {names} on disk, but there is no folder for it. Give `offload_dir`, or an `offload_index` "
+        "that says where the weights are."
+    )
 
 
 def once(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return ``weights``, tied ones under the first of their names only."""
-    second = {n for group in find_tied_parameters(model) for n in [n for n in group if n in weights][1:]}
+    second = {n for group in tied_names(model) for n in [n for n in sorted(group) if n in weights][1:]}
     return {name: tensor for name, tensor in weights.items() if name not in second}
 
 
@@ -117,15 +161,14 @@ def with_ties(model: nn.Module, loader: OffloadedWeightsLoader) -> OffloadedWeig
     Where it is stored under several, which a folder may be of earlier models, one of them counts.
     """
     index, state = dict(loader.index), dict(loader.state_dict)
-    for group in find_tied_parameters(model):
+    for group in tied_names(model):
+        group = sorted(group)
         known = next((name for name in [*(n for n in group if n in state), *group] if name in loader), None)
         for name in group:
             if known is None or name == known:
                 continue
             if known in state:
                 state[name] = state[known]
-            elif "safetensors_file" in index[known]:
-                index[name] = {"weight_name": known, **index[known]}
             else:
-                state[name] = loader[known]
-    return OffloadedWeightsLoader(state, loader.save_folder, index)
+                index[name] = {"weight_name": known, **index[known]}
+    return loader.replaced(state, index)

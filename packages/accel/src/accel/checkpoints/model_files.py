@@ -18,7 +18,7 @@ from accel.checkpoints.torch_file import read_torch_file
 from accel_backends import Strategy
 from accel_bigmodel.checkpoint_files import CheckpointFile, checkpoint_files
 from accel_bigmodel.formats.safetensor_files import open_safetensors
-from accel_bigmodel.offload.placeholders import origin_of
+from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.shared_tensors import id_tensor_view
 from accel_state.errors import CheckpointError
 
@@ -84,7 +84,7 @@ def load_weights(
 def _refuse_nowhere(model: nn.Module, *, into: str) -> None:
     """Refuse parameters that values cannot be copied into; those of offloaded weights can take them."""
     for name, parameter in model.named_parameters():
-        if parameter.is_meta and origin_of(parameter) is None:
+        if parameter.is_meta and weight_of(parameter) is None:
             raise CheckpointError(
                 f"`{name}` of {into} is on the meta device, where there is no memory for values. "
                 "Give it some first, for example with `to_empty`."

@@ -1,0 +1,16 @@
+"""The work of hooks, kept out of the graphs of ``torch.compile``; imported only while a graph is being made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def _run(work: Callable[..., Any], *args: Any) -> Any:
+    return work(*args)
+
+
+run_outside_graph: Callable[..., Any] = torch.compiler.disable(_run)
+"""Calls its first argument with the others; the graph breaks there."""

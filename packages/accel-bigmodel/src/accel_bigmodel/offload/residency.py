@@ -1,0 +1,196 @@
+"""The offloaded weights of one module: in their places during its forward, placeholders otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from accel_bigmodel.offload.placeholders import forwards, set_values, state_dicts, weight_of
+from accel_bigmodel.offload.weight import OffloadedWeight
+from accel_bigmodel.tensor_kinds import kind_of, resident_class
+
+_PLAIN_SETATTR = nn.Module.__setattr__
+
+
+class Slot:
+    """One place in a module that holds a placeholder between forwards.
+
+    Args:
+        owner: The module.
+        name: What it calls the weight.
+        placeholder: What stands there while the weight is absent.
+        original_device: Where the weight was before it was offloaded.
+    """
+
+    def __init__(
+        self, owner: nn.Module, name: str, placeholder: torch.Tensor, original_device: torch.device
+    ) -> None:
+        self.owner, self.name, self.placeholder = owner, name, placeholder
+        self.original_device = original_device
+        self._num_inside = 0
+        self._kind = kind_of(resident_class(placeholder))
+        self._kind.after_forward(owner)
+
+    @property
+    def weight(self) -> OffloadedWeight:
+        """The weight that belongs here."""
+        weight = weight_of(self.placeholder)
+        assert weight is not None
+        return weight
+
+    def fill(self) -> bool:
+        """Put the live value in place, and return whether that was done: what someone else put here stays."""
+        weight = self.weight
+        with weight.lock:
+            now = self._table().get(self.name)
+            if now is not self.placeholder and not weight.is_value(now):
+                return False
+            self._put(weight.acquire(self.placeholder))
+            self._num_inside += 1
+            return True
+
+    def empty(self) -> None:
+        """End one use of the value; after the last one the placeholder is back in place."""
+        weight = self.weight
+        with weight.lock:
+            self._num_inside -= 1
+            now = self._table().get(self.name)
+            is_value = weight.is_value(now)
+            if is_value and self.owner.training and not isinstance(self.placeholder, nn.Parameter):
+                weight.keep_live_if_changed()  # kernels move running statistics without telling autograd
+            weight.release()
+            if is_value and self._num_inside == 0:
+                self._put(self.placeholder)
+                self._kind.after_forward(self.owner)
+            elif now is not None and not is_value and not isinstance(self.placeholder, nn.Parameter):
+                set_values(self.placeholder, now)  # the forward replaced a buffer
+                self._put(self.placeholder)
+
+    def restore(self) -> None:
+        """Leave the weight in the module for good, where it was before it was offloaded."""
+        if self._table().get(self.name) is self.placeholder and self.original_device.type != "meta":
+            setattr(self.owner, self.name, self.weight.resident(self.placeholder, self.original_device))
+
+    def _table(self) -> dict[str, Any]:
+        owner: Any = self.owner
+        table: dict[str, Any] = (
+            owner._parameters if isinstance(self.placeholder, nn.Parameter) else owner._buffers
+        )
+        return table
+
+    def _put(self, value: torch.Tensor) -> None:
+        if type(self.owner).__setattr__ is _PLAIN_SETATTR:
+            self._table()[self.name] = value
+        else:
+            setattr(self.owner, self.name, value)  # recurrent layers keep a list of their weights beside
+
+
+class Residency:
+    """Brings the weights of one module for its forward, per thread and however deeply it calls itself.
+
+    Args:
+        slots: The places of the weights, in this module or inside it.
+    """
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.slots = list(slots)
+
+    @classmethod
+    def of_placeholders_in(cls, module: nn.Module) -> Residency:
+        """Return the residency of all parameters inside ``module`` that are offloaded already."""
+        return cls(
+            [
+                Slot(owner, name, parameter, parameter.device)
+                for owner in module.modules()
+                for name, parameter in owner._parameters.items()
+                if parameter is not None and weight_of(parameter) is not None
+            ]
+        )
+
+    @property
+    def weights(self) -> list[OffloadedWeight]:
+        """The weights of all slots."""
+        return [slot.weight for slot in self.slots]
+
+    def bring(self) -> None:
+        """Put the values in place, to be paired with `put_back` in the same thread."""
+        filled: list[Slot] = []
+        _filled.of(self).append(filled)
+        forwards.enter()
+        try:
+            for slot in self.slots:
+                if slot.fill():
+                    filled.append(slot)
+        except BaseException:
+            self.put_back()
+            raise
+
+    def put_back(self) -> None:
+        """Undo this thread's last `bring`."""
+        for slot in _filled.last_of(self):
+            slot.empty()
+        forwards.leave()
+
+    @contextlib.contextmanager
+    def values_in_place(self) -> Iterator[None]:
+        """Within this context the values are in place, and whatever is written to them is kept."""
+        self.bring()
+        try:
+            yield
+        finally:
+            for weight in self.weights:
+                weight.keep_live_if_changed()
+            self.put_back()
+
+    def follow_state_dicts(self, module: nn.Module) -> list[RemovableHandle]:
+        """Bring the values while a state dict is loaded into ``module``; while one is made, let it borrow them.
+
+        To load, torch takes a placeholder for a weight that cannot be written to.
+        """
+        untyped: Any = module
+        return [
+            untyped.register_load_state_dict_pre_hook(self._before_loading),
+            untyped.register_load_state_dict_post_hook(self._after_loading),
+            untyped.register_state_dict_pre_hook(_begin_state_dict),
+            untyped.register_state_dict_post_hook(_end_state_dict),
+        ]
+
+    def _before_loading(self, *_: Any) -> None:
+        self.bring()
+
+    def _after_loading(self, *_: Any) -> None:
+        self.put_back()
+
+
+def _begin_state_dict(*_: Any) -> None:
+    state_dicts.num_open += 1
+
+
+def _end_state_dict(*_: Any) -> None:
+    state_dicts.num_open -= 1
+
+
+class _Filled(threading.local):
+    """The slots that this thread filled, by residency, call by call."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[int, list[list[Slot]]] = {}
+
+    def of(self, residency: Residency) -> list[list[Slot]]:
+        return self._stacks.setdefault(id(residency), [])
+
+    def last_of(self, residency: Residency) -> list[Slot]:
+        stack = self._stacks[id(residency)]
+        last = stack.pop()
+        if not stack:
+            del self._stacks[id(residency)]
+        return last
+
+
+_filled = _Filled()

@@ -1,0 +1,111 @@
+"""Every dtype of a model, of a file and asked for, on every way into a model: what plain PyTorch gives."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from accel_bigmodel import (
+    dispatch_model,
+    get_state_dict_offloaded_model,
+    load_checkpoint_and_dispatch,
+    load_checkpoint_in_model,
+)
+from accel_bigmodel.formats.direct_reads import DirectReads
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+DTYPES = (*FLOATS, torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
+PAIRS = {
+    f"{str(in_model)[6:]}_from_{str(in_file)[6:]}": (in_model, in_file)
+    for in_model, in_file in itertools.product(DTYPES, DTYPES)
+}
+
+
+class EveryPair(nn.Module):
+    """One parameter for each pair of a dtype in the model and one in the file; the last one is tied."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        for name, (in_model, _) in PAIRS.items():
+            parameter = torch.ones(3, 5, device=device).to(in_model)
+            self.register_parameter(name, nn.Parameter(parameter, requires_grad=False))
+        self.register_parameter("tied", self.float32_from_bfloat16)
+
+
+def stored() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.rand(3, 5, generator=generator) * 100
+    return {name: values.to(in_file, copy=True) for name, (_, in_file) in PAIRS.items()}
+
+
+def write(state, folder, kind: str, num_shards: int):
+    """Write a checkpoint with the tools of others: `safetensors.torch.save_file` and `torch.save`."""
+    whole, suffix, save = {
+        "safetensors": ("model", ".safetensors", lambda part, path: safetensors.torch.save_file(part, path)),
+        "torch": ("pytorch_model", ".bin", lambda part, path: torch.save(part, path)),
+    }[kind]
+    if num_shards == 1:
+        save(state, folder / f"{whole}{suffix}")
+        return
+    files = [f"{whole}-{number + 1:05}-of-{num_shards:05}{suffix}" for number in range(num_shards)]
+    names = {name: files[number % num_shards] for number, name in enumerate(state)}
+    for file in files:
+        save({name: tensor for name, tensor in state.items() if names[name] == file}, folder / file)
+    (folder / f"{whole}{suffix}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+def wanted_dtype(in_model: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
+    """What `model.to(asked).load_state_dict(...)` leaves: only floating-point weights are converted."""
+    return asked if asked is not None and in_model.is_floating_point else in_model
+
+
+@pytest.mark.parametrize("asked", [None, *FLOATS], ids=str)
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("kind", ["safetensors", "torch"])
+@pytest.mark.parametrize("way", ["resident", "meta", "map to cpu", "disk", "disk without folder"])
+@pytest.mark.parametrize("mmap", [False, True], ids=["read", "mapped"])
+def test_values_and_dtypes_are_those_of_plain_pytorch(tmp_path, asked, num_shards, kind, way, mmap):
+    if way == "disk without folder" and kind == "torch":
+        pytest.skip("such files cannot be read piece by piece")
+    state = stored()
+    write(state, tmp_path, kind, num_shards)
+    model = EveryPair("cpu" if way == "resident" else "meta")
+    if way == "disk without folder":
+        load_checkpoint_and_dispatch(model, tmp_path, {"": "disk"}, dtype=asked, mmap=mmap)
+    elif way == "disk":
+        load_checkpoint_in_model(model, tmp_path, {"": "disk"}, tmp_path / "offload", dtype=asked, mmap=mmap)
+        dispatch_model(model, {"": "disk"}, offload_dir=tmp_path / "offload")
+    else:
+        device_map = {"": "cpu"} if way == "map to cpu" else None
+        load_checkpoint_in_model(model, tmp_path, device_map, dtype=asked, mmap=mmap)
+    found = get_state_dict_offloaded_model(model)
+    for name, (in_model, _) in PAIRS.items():
+        expected = state[name].to(wanted_dtype(in_model, asked))
+        assert found[name].dtype == getattr(model, name).dtype == expected.dtype, name
+        assert torch.equal(found[name], expected), name
+    assert model.tied is model.float32_from_bfloat16
+    assert all(torch.equal(state[name], tensor) for name, tensor in stored().items())
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("asked", [None, torch.bfloat16])
+def test_parameters_that_have_values_stay_the_same_objects(tmp_path, mmap, asked):
+    model = nn.Linear(3, 5)
+    before = list(model.parameters())
+    write(nn.Linear(3, 5).state_dict(), tmp_path, "safetensors", 1)
+    load_checkpoint_in_model(model, tmp_path, dtype=asked, mmap=mmap)
+    assert all(now is then for now, then in zip(model.parameters(), before, strict=True))
+
+
+def test_bytes_are_never_read_into_a_tensor_of_another_size(tmp_path):
+    path = tmp_path / "bytes"
+    path.write_bytes(bytes(64))
+    reads = DirectReads(path)
+    for tensor in (torch.zeros(15), torch.zeros(17), torch.zeros(8, 4)[:, ::2]):
+        with pytest.raises(ValueError, match="64 bytes of .* cannot be read into a tensor"):
+            reads.add(tensor, 0, 64)
