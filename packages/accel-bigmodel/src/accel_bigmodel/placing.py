@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.dtypes import as_torch_dtype
-from accel_ops.memory import clear_device_cache
+from accel_ops.memory.release import clear_device_cache
 from accel_state.errors import ConfigError, UnknownNameError
 
 TiedParams = MutableMapping[int, MutableMapping[torch.device, torch.Tensor]]

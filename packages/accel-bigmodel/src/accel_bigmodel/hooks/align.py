@@ -15,8 +15,8 @@ from accel_bigmodel.hooks.protocol import ModelHook
 from accel_bigmodel.offload.placeholders import Origin, origin_of, placeholder_for
 from accel_bigmodel.offload.prefetch import Prefetcher
 from accel_bigmodel.placing import TiedParams, set_module_tensor_to_device
-from accel_ops.description import find_device
-from accel_ops.placement import send_to_device
+from accel_ops.nested.description import find_device
+from accel_ops.nested.placement import send_to_device
 from accel_state.errors import StateError
 
 
