@@ -78,7 +78,11 @@ class ThreadTransport:
         return [torch.stack(self._swap("all_gather", flat)) for flat in tensors]
 
     def all_reduce(self, tensors: Sequence[torch.Tensor], reduction: Reduction) -> list[torch.Tensor]:
-        combine = {"sum": lambda rows: rows.sum(0), "max": lambda rows: rows.amax(0), "min": lambda rows: rows.amin(0)}
+        combine = {
+            "sum": lambda rows: rows.sum(0),
+            "max": lambda rows: rows.amax(0),
+            "min": lambda rows: rows.amin(0),
+        }
         return [
             flat.copy_(combine[reduction](torch.stack(self._swap(f"all_reduce {reduction}", flat))))
             for flat in tensors

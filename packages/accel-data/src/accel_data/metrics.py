@@ -11,9 +11,9 @@ from accel_data.mesh import DataRanks
 from accel_data.step_shape import StepShape
 from accel_data.subgroup import gather_among
 from accel_data.trimming import check_items, check_rows, select_blocks, select_rows
-from accel_ops.nested.description import find_device
 from accel_ops.collectives.gathering import gather
 from accel_ops.collectives.objects import gather_object
+from accel_ops.nested.description import find_device
 from accel_ops.nested.placement import send_to_device
 from accel_ops.nested.rows import concatenate
 from accel_ops.transport import current_transport

@@ -5,14 +5,25 @@ from typing import TYPE_CHECKING
 from accel_state.lazy import attach
 
 if TYPE_CHECKING:
-    from accel_ops.memory.batch_size import find_executable_batch_size as find_executable_batch_size
+    from accel_ops.agreement.arrival import debug_deadline as debug_deadline
+    from accel_ops.agreement.debug_mode import chained_operation as chained_operation
+    from accel_ops.agreement.debug_mode import verify_operation as verify_operation
     from accel_ops.collectives.broadcasting import broadcast as broadcast
+    from accel_ops.collectives.gathering import gather as gather
+    from accel_ops.collectives.objects import broadcast_object_list as broadcast_object_list
+    from accel_ops.collectives.objects import gather_object as gather_object
+    from accel_ops.collectives.padding import CannotPadNestedTensorWarning as CannotPadNestedTensorWarning
+    from accel_ops.collectives.padding import pad_across_processes as pad_across_processes
+    from accel_ops.collectives.reduction import reduce as reduce
+    from accel_ops.collectives.unknown_shapes import copy_tensor_to_devices as copy_tensor_to_devices
+    from accel_ops.collectives.unknown_shapes import gather_tensor_shape as gather_tensor_shape
+    from accel_ops.memory.batch_size import find_executable_batch_size as find_executable_batch_size
+    from accel_ops.memory.release import clear_device_cache as clear_device_cache
+    from accel_ops.memory.release import release_memory as release_memory
+    from accel_ops.memory.release import should_reduce_batch_size as should_reduce_batch_size
     from accel_ops.nested.conversion import ConvertOutputsToFp32 as ConvertOutputsToFp32
     from accel_ops.nested.conversion import convert_outputs_to_fp32 as convert_outputs_to_fp32
     from accel_ops.nested.conversion import convert_to_fp32 as convert_to_fp32
-    from accel_ops.agreement.debug_mode import chained_operation as chained_operation
-    from accel_ops.agreement.arrival import debug_deadline as debug_deadline
-    from accel_ops.agreement.debug_mode import verify_operation as verify_operation
     from accel_ops.nested.description import TensorInformation as TensorInformation
     from accel_ops.nested.description import find_batch_size as find_batch_size
     from accel_ops.nested.description import find_device as find_device
@@ -25,30 +36,19 @@ if TYPE_CHECKING:
     from accel_ops.nested.description import listify as listify
     from accel_ops.nested.dtypes import TENSOR_INT_TO_DTYPE as TENSOR_INT_TO_DTYPE
     from accel_ops.nested.dtypes import TENSOR_TYPE_TO_INT as TENSOR_TYPE_TO_INT
-    from accel_ops.collectives.gathering import gather as gather
-    from accel_ops.collectives.unknown_shapes import copy_tensor_to_devices as copy_tensor_to_devices
-    from accel_ops.collectives.unknown_shapes import gather_tensor_shape as gather_tensor_shape
-    from accel_ops.memory.release import clear_device_cache as clear_device_cache
-    from accel_ops.memory.release import release_memory as release_memory
-    from accel_ops.memory.release import should_reduce_batch_size as should_reduce_batch_size
-    from accel_ops.collectives.objects import broadcast_object_list as broadcast_object_list
-    from accel_ops.collectives.objects import gather_object as gather_object
-    from accel_ops.collectives.padding import CannotPadNestedTensorWarning as CannotPadNestedTensorWarning
-    from accel_ops.collectives.padding import pad_across_processes as pad_across_processes
     from accel_ops.nested.placement import send_to_device as send_to_device
-    from accel_ops.collectives.reduction import reduce as reduce
-    from accel_ops.random.state import capture_rng_states as capture_rng_states
-    from accel_ops.random.state import restore_rng_states as restore_rng_states
-    from accel_ops.random.sync import synchronize_rng_state as synchronize_rng_state
-    from accel_ops.random.sync import synchronize_rng_states as synchronize_rng_states
     from accel_ops.nested.rows import concatenate as concatenate
     from accel_ops.nested.rows import pad_input_tensors as pad_input_tensors
     from accel_ops.nested.rows import slice_tensors as slice_tensors
-    from accel_ops.random.seed import set_seed as set_seed
     from accel_ops.nested.structures import honor_type as honor_type
     from accel_ops.nested.structures import is_namedtuple as is_namedtuple
     from accel_ops.nested.structures import is_torch_tensor as is_torch_tensor
     from accel_ops.nested.structures import recursively_apply as recursively_apply
+    from accel_ops.random.seed import set_seed as set_seed
+    from accel_ops.random.state import capture_rng_states as capture_rng_states
+    from accel_ops.random.state import restore_rng_states as restore_rng_states
+    from accel_ops.random.sync import synchronize_rng_state as synchronize_rng_state
+    from accel_ops.random.sync import synchronize_rng_states as synchronize_rng_states
     from accel_state.availability import is_torch_distributed_available as is_torch_distributed_available
     from accel_state.errors import DistributedOperationException as DistributedOperationException
 

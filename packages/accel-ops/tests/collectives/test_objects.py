@@ -62,7 +62,8 @@ class Stubborn:
 
 
 @pytest.mark.parametrize(
-    ("operation", "name"), [(gather_object, "gather_object"), (broadcast_object_list, "broadcast_object_list")]
+    ("operation", "name"),
+    [(gather_object, "gather_object"), (broadcast_object_list, "broadcast_object_list")],
 )
 def test_an_object_that_cannot_be_pickled_is_an_error_on_every_rank(make_ranks, operation, name):
     ranks = make_ranks(3)

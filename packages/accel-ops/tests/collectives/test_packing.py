@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accel_ops.collectives.packing import flatten, group_leaves, pack, rebuild, unpack
+from accel_ops.collectives.packing import flatten, make_buckets, rebuild
 
 
 def structure_of(data: object) -> str:
@@ -39,22 +39,30 @@ def test_keys_are_written_by_value_and_objects_by_class():
 
 def test_leaves_are_grouped_by_dtype_and_large_ones_are_alone():
     large = torch.ones(1 << 18)
-    leaves = [torch.ones(3), torch.ones(2).int(), large, torch.ones(1)]
-    assert group_leaves(leaves, lambda leaf: leaf.dtype) == [[0, 3], [1], [2]]
+    leaves = [torch.ones(3), torch.ones(2).int(), large, torch.ones(1), torch.zeros(3)]
+    buckets = make_buckets(leaves, lambda leaf: leaf.dtype)
+    assert [[run.positions for run in bucket.runs] for bucket in buckets] == [[[0, 4], [3]], [[1]], [[2]]]
 
 
 def test_packed_leaves_come_back_in_memory_of_their_own():
-    leaves = [torch.arange(6).view(2, 3), torch.tensor(7), torch.empty(0, 2, dtype=torch.int64)]
-    packed = pack(leaves)
-    pieces = unpack(packed, [leaf.numel() for leaf in leaves], [leaf.shape for leaf in leaves])
-    for piece, leaf in zip(pieces, leaves, strict=True):
-        assert torch.equal(piece, leaf)
-        assert piece.untyped_storage().nbytes() == leaf.nbytes
+    shapes = [(2, 3), (), (0, 2), (2, 3), ()]
+    leaves = [torch.randint(9, shape) for shape in shapes]
+    leaves.append(torch.randint(9, (2, 3, 4, 5)).to(memory_format=torch.channels_last))
+    (bucket,) = make_buckets(leaves, lambda leaf: leaf.dtype)
+    packed = bucket.pack(leaves, torch.int64)
+    assert len(packed) == bucket.num_elements() == sum(leaf.numel() for leaf in leaves)
+    results = list(leaves)
+    bucket.unpack(packed, lambda values, run: values.view(len(run.positions), *run.shape), results)
+    for result, leaf in zip(results, leaves, strict=True):
+        assert result is not leaf
+        assert torch.equal(result, leaf)
+        assert result.untyped_storage().nbytes() == leaf.nbytes
 
 
 def test_a_single_leaf_is_not_copied():
     leaf = torch.ones(4, 2)
-    assert pack([leaf]).data_ptr() == leaf.data_ptr()
+    (bucket,) = make_buckets([leaf], lambda leaf: leaf.dtype)
+    assert bucket.pack([leaf], torch.float32).data_ptr() == leaf.data_ptr()
 
 
 def test_leaves_are_put_back_where_they_were():

@@ -72,8 +72,12 @@ def test_all_sizes_cross_in_one_call_after_the_digest(make_ranks):
     [(torch.int64, 0.5), (torch.bool, -100), (torch.uint8, -1), (torch.int8, 128), (torch.int64, math.inf)],
 )
 def test_a_value_that_the_dtype_cannot_hold_is_refused(make_ranks, num, dtype, pad_index):
-    with pytest.raises(ConfigError, match=f"`pad_index` is {pad_index}, which a tensor of {dtype} cannot hold"):
-        make_ranks(num).run(lambda rank: pad_across_processes(torch.ones(2, dtype=dtype), pad_index=pad_index))
+    with pytest.raises(
+        ConfigError, match=f"`pad_index` is {pad_index}, which a tensor of {dtype} cannot hold"
+    ):
+        make_ranks(num).run(
+            lambda rank: pad_across_processes(torch.ones(2, dtype=dtype), pad_index=pad_index)
+        )
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -129,13 +129,18 @@ def test_large_tensors_are_sent_in_as_few_bytes_as_the_result_allows(make_ranks,
     size = 1 << 19
     results = ranks.run(lambda rank: reduce(torch.ones(size).to(dtype), reduction))
     assert set(results[0].tolist()) == {2 if reduction == "sum" else 1}
-    assert ranks.transports[0].calls[1] == (f"all_reduce {'max' if reduction == 'max' else 'sum'}", sent * size)
+    assert ranks.transports[0].calls[1] == (
+        f"all_reduce {'max' if reduction == 'max' else 'sum'}",
+        sent * size,
+    )
 
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.uint32, torch.int64]
-    + [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2],
+    [
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.uint32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2),
+    ],
     ids=str,
 )
 def test_maxima_and_minima_of_every_dtype(ranks, dtype):
@@ -166,7 +171,9 @@ def test_means_of_large_integers_are_exact(ranks, num):
 
 def test_small_means_in_half_precision_are_rounded_once(make_ranks):
     # Added in bfloat16, the seventh addition of 1/8 to 256 and more would change nothing.
-    results = make_ranks(9).run(lambda rank: reduce(torch.tensor([256.0 if rank == 0 else 1.0]).bfloat16(), "sum"))
+    results = make_ranks(9).run(
+        lambda rank: reduce(torch.tensor([256.0 if rank == 0 else 1.0]).bfloat16(), "sum")
+    )
     assert results[0].tolist() == [264]
 
 
@@ -178,7 +185,9 @@ def test_quantized_tensors_are_refused(dtype):
 
 
 def test_unknown_reductions_are_refused():
-    with pytest.raises(ConfigError, match="`reduction` must be one of mean, sum, max, min, none, got `median`"):
+    with pytest.raises(
+        ConfigError, match="`reduction` must be one of mean, sum, max, min, none, got `median`"
+    ):
         reduce(torch.ones(1), "median")
 
 

@@ -20,8 +20,8 @@ from accel_ops import (
     pad_across_processes,
     reduce,
 )
-from accel_ops.transport import current_transport
 from accel_ops.nested.description import iterate_tensors
+from accel_ops.transport import current_transport
 from accel_state import PartialState
 from accel_state.testing.scripts import run_script
 
@@ -77,7 +77,10 @@ def in_inference_mode_and_outside() -> list[Any]:
         made_inside = torch.tensor([float(rank)])
         large_inside = torch.full((100_000,), float(rank))
         inside = [every_operation(torch.tensor([float(rank)])), every_operation(large_inside)]
-    outside = [every_operation(torch.tensor([float(rank)])), every_operation(torch.full((100_000,), float(rank)))]
+    outside = [
+        every_operation(torch.tensor([float(rank)])),
+        every_operation(torch.full((100_000,), float(rank))),
+    ]
     of_inference_tensors = [every_operation(made_inside), every_operation(large_inside)]
     return [inside, outside, of_inference_tensors]
 
@@ -122,7 +125,9 @@ def test_the_package_can_be_imported_under_another_default_device():
         "for name in accel_ops.__all__: getattr(accel_ops, name)\n"
         "print(accel_ops.gather_object([1]))"
     )
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    finished = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout == "[1]\n"
 
@@ -183,7 +188,9 @@ def random_structure(generator: random.Random, rank: int, depth: int = 0) -> Any
         if kind == "dict":
             return {f"key {number}": value for number, value in enumerate(values)}
         return values if kind == "list" else tuple(values)
-    dtype = generator.choice([torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16])
+    dtype = generator.choice(
+        [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16]
+    )
     shape = [generator.choice([0, 1, 2, 3, 5]) for _ in range(generator.randint(0, 3))]
     if generator.random() < 0.1:
         shape = [generator.choice([70_000, 300_000])]
@@ -195,10 +202,9 @@ def per_leaf(operation: str, leaf: torch.Tensor, num: int) -> torch.Tensor:
     """Do with one leaf what plain torch.distributed does."""
     sent = leaf.contiguous()
     if operation == "gather":
-        rows = [torch.empty_like(sent) for _ in range(num)]
-        dist.all_gather_object(objects := [None] * num, sent)
-        rows = [row for row in objects if row is not None]
-        return torch.cat([row.reshape(1) if row.ndim == 0 else row for row in rows])
+        rows: list[Any] = [None] * num
+        dist.all_gather_object(rows, sent)
+        return torch.cat([torch.atleast_1d(row) for row in rows])
     if operation == "sum":
         wide = sent.to(torch.float64, copy=True)
         dist.all_reduce(wide)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -124,6 +125,7 @@ def test_every_operation_gives_what_it_gives_over_a_process_group(model, make_ra
     def over_xla(rank: int) -> Any:
         transport = XlaTransport(SharedModel(current_transport()))
         transport.rank, transport.world_size = rank, num
+        transport.lock = threading.RLock()  # type: ignore[misc]  # here the ranks are threads of one process
         with use_transport(transport):
             return [body(rank) for _ in range(2)]
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store
 
-from accel_ops.agreement.calls import Call, by_process, qualified
+from accel_ops.agreement.calls import Call, CallDescription, by_process
 from accel_ops.transport import Transport
 from accel_state.errors import DistributedOperationException
 
@@ -28,7 +28,10 @@ class AbsentRankError(DistributedOperationException):
 
 @contextmanager
 def debug_deadline(seconds: float) -> Iterator[None]:
-    """Let this rank wait ``seconds`` instead of 30 for the others in each check of debug mode."""
+    """Let this rank wait ``seconds`` instead of 30 for the others in each check of debug mode.
+
+    Some stores round up to whole seconds.
+    """
     token = _deadline_s.set(seconds)
     try:
         yield
@@ -46,28 +49,31 @@ def await_arrival(transport: Transport, call: Call) -> None:
     store = _store_of(transport)
     rank, world_size = transport.rank, transport.world_size
     description = call.describe()
-    place = f"`{description.operation}` at {description.call_site}"
     era = store.add(f"era/{rank}", 0)
     number = store.add(f"{era}/calls/{rank}", 1)
-    prefix = f"{era}/{number}"
-    _, before, _ = _last_call(store, rank)
-    store.set(f"last/{rank}", f"{prefix}\n{place}\n{before}")
-    if store.add(f"{prefix}/arrived", 1) == world_size:
-        store.compare_set(f"{prefix}/outcome", "", _COMPLETE.decode())
-        if number > 1:  # all ranks have come here, so all have left the call before
-            store.delete_key(f"{era}/{number - 1}/arrived")
-            store.delete_key(f"{era}/{number - 1}/outcome")
-    elif not _appears(store, f"{prefix}/outcome"):
-        store.compare_set(f"{prefix}/outcome", "", f"given up by {rank}")
-    if store.get(f"{prefix}/outcome") == _COMPLETE:
+    _, _, before = _last_call(store, rank)
+    place = f"`{description.operation}` at {description.call_site}"
+    store.set(f"last/{rank}", f"{era}\n{number}\n{before}\n{place}")
+    outcome = f"{era}/{number}/outcome"
+    num_arrived = store.add(f"{era}/{number}/arrived", 1)
+    is_late = store.check([outcome])
+    if num_arrived == world_size:
+        store.compare_set(outcome, "", _COMPLETE.decode())
+        # All ranks have come here, so all have left the call before.
+        for key in ("arrived", "outcome"):
+            store.delete_key(f"{era}/{number - 1}/{key}")
+    elif not is_late and not _appears(store, outcome):
+        store.compare_set(outcome, "", "given up")
+    if store.get(outcome) == _COMPLETE:
         return
     last = [_last_call(store, other) for other in range(world_size)]
-    if all(where == prefix for where, _, _ in last):
+    absent = [other for other, (where, _, _) in enumerate(last) if where < (era, number)]
+    if is_late or not absent:
         raise AbsentRankError(
-            f"Process {rank} came to `{qualified(call.operation)}` after the other processes had given it up. "
+            f"Process {rank} came to `{description.operation}` after the other processes had given it up. "
             "See their errors."
         )
-    raise AbsentRankError(_name_absent(call, prefix, last))
+    raise AbsentRankError(_name_absent(description, absent, last))
 
 
 def begin_new_era(transport: Transport) -> None:
@@ -91,7 +97,7 @@ def _appears(store: Store, key: str) -> bool:
 def earlier_divergence(transport: Transport) -> str:
     """Return a hint if the ranks made the call before the present one from different places."""
     store = _store_of(transport)
-    return _divergence([_last_call(store, rank)[2] for rank in range(transport.world_size)])
+    return _divergence([_last_call(store, rank)[1] for rank in range(transport.world_size)])
 
 
 def _divergence(places: Sequence[str]) -> str:
@@ -103,21 +109,21 @@ def _divergence(places: Sequence[str]) -> str:
     )
 
 
-def _last_call(store: Store, rank: int) -> tuple[str, str, str]:
-    """Return the last call of a rank: its number, its place, and the place of the call before it."""
+def _last_call(store: Store, rank: int) -> tuple[tuple[int, int], str, str]:
+    """Return the era and number of a rank's last call, the place of the call before it, and its own place."""
     if not store.check([f"last/{rank}"]):
-        return "", "", ""
-    where, place, before = store.get(f"last/{rank}").decode().split("\n")
-    return where, place, before
+        return (-1, -1), "", ""
+    era, number, before, place = store.get(f"last/{rank}").decode().split("\n")
+    return (int(era), int(number)), before, place
 
 
-def _name_absent(call: Call, prefix: str, last: list[tuple[str, str, str]]) -> str:
-    description = call.describe()
-    absent = {rank: place for rank, (where, place, _) in enumerate(last) if where != prefix}
+def _name_absent(
+    description: CallDescription, absent: Sequence[int], last: Sequence[tuple[tuple[int, int], str, str]]
+) -> str:
     names = ", ".join(str(rank) for rank in absent)
-    lines = [place if where == prefix else "has not come" for where, place, _ in last]
-    earlier = [before if where == prefix else place for where, place, before in last]
-    seen = "".join(f"\nProcess {rank} was last seen in {place}." for rank, place in absent.items() if place)
+    lines = ["has not come" if rank in absent else place for rank, (_, _, place) in enumerate(last)]
+    earlier = [place if rank in absent else before for rank, (_, before, place) in enumerate(last)]
+    seen = "".join(f"\nProcess {rank} was last seen in {last[rank][2]}." for rank in absent if last[rank][2])
     return (
         f"Cannot apply desired operation: process {names} did not come to `{description.operation}` within "
         f"{_deadline_s.get():g} seconds. It has raised, has ended, is busy with something else, or the call is "

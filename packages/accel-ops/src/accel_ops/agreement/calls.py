@@ -24,16 +24,6 @@ _SKIPPED_PACKAGES = _OWN_PACKAGES | {"contextlib", "functools"}
 #: Ranks with another version of the exchange never agree.
 _VERSION = 2
 
-ASPECTS: dict[str, Callable[[Any], Any]] = {
-    "structures": lambda data: outline(data, lambda tensor: "*"),
-    "dtypes": lambda data: [str(tensor.dtype) for tensor in iterate_tensors(data)],
-    "devices": lambda data: [tensor.device.type for tensor in iterate_tensors(data)],
-    "dimensions": lambda data: [tensor.ndim for tensor in iterate_tensors(data)],
-    "shapes": lambda data: shapes_of(data),
-}
-SAME_SHAPES = ("structures", "dtypes", "shapes")
-SAME_DIMENSIONS = ("structures", "dtypes", "dimensions")
-
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -123,6 +113,17 @@ def outline(data: Any, of_tensor: Callable[[torch.Tensor], Any]) -> Any:
 def shapes_of(data: Any) -> Any:
     """Return nested lists and dicts of shapes."""
     return outline(data, lambda tensor: "nested" if tensor.is_nested else list(tensor.shape))
+
+
+ASPECTS: dict[str, Callable[[Any], Any]] = {
+    "structures": lambda data: outline(data, lambda tensor: "*"),
+    "dtypes": lambda data: [str(tensor.dtype) for tensor in iterate_tensors(data)],
+    "devices": lambda data: [tensor.device.type for tensor in iterate_tensors(data)],
+    "dimensions": lambda data: [tensor.ndim for tensor in iterate_tensors(data)],
+    "shapes": shapes_of,
+}
+SAME_SHAPES = ("structures", "dtypes", "shapes")
+SAME_DIMENSIONS = ("structures", "dtypes", "dimensions")
 
 
 def explain_difference(calls: Sequence[CallDescription]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -21,13 +21,12 @@ def is_debugging() -> bool:
     return has_runtime() and current_runtime().debug
 
 
-def must_check(transport: Transport, tensors: Iterable[torch.Tensor]) -> bool:
-    """Tell whether the ranks compare their calls before these tensors are sent.
+def must_check(transport: Transport, devices: Collection[torch.device]) -> bool:
+    """Tell whether the ranks compare their calls before tensors on these devices are sent.
 
     On the CPU always, on accelerators in debug mode. Without tensors there is nothing to wait for, so they do.
     """
-    devices = {tensor.device for tensor in tensors} or {_CPU}
-    return is_debugging() or any(transport.is_checked(device) for device in devices)
+    return is_debugging() or any(transport.is_checked(device) for device in devices or (_CPU,))
 
 
 def agree(transport: Transport, call: Call, *, number: int = 0) -> list[int]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from accel_ops.agreement.calls import Call
 from accel_ops.agreement.exchange import agree, must_check
-from accel_ops.collectives.packing import flatten, pack, rebuild
-from accel_ops.collectives.running import Collective, Groups, run_collective
+from accel_ops.collectives.packing import Bucket, Run, flatten, rebuild
+from accel_ops.collectives.running import Collective, run_collective
 from accel_ops.transport import current_transport
 from accel_state.errors import ConfigError
 
@@ -36,19 +36,26 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         return tensor
     is_source = transport.rank == from_process
 
-    def send(groups: Groups) -> list[torch.Tensor]:
-        buffers = [pack(group) if is_source else _room_for(group) for group in groups]
+    def send(buckets: list[Bucket], sent: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        buffers = [_packed(bucket, sent) if is_source else _room_for(bucket, sent) for bucket in buckets]
         return transport.broadcast(buffers, source=from_process)
 
-    collective = Collective(broadcast, (from_process,), send, lambda leaf: leaf.shape)
+    collective = Collective(broadcast, (from_process,), send, _in_shape)
     results = run_collective(transport, collective, tensor, leaves, structure)
     return tensor if is_source else rebuild(tensor, iter(results))
 
 
-def _room_for(leaves: list[torch.Tensor]) -> torch.Tensor:
-    return torch.empty(
-        sum(leaf.numel() for leaf in leaves), dtype=leaves[0].dtype, device=leaves[0].device
-    )
+def _in_shape(values: torch.Tensor, run: Run) -> torch.Tensor:
+    return values.view(len(run.positions), *run.shape)
+
+
+def _packed(bucket: Bucket, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+    return bucket.pack(leaves, bucket.runs[0].dtype)
+
+
+def _room_for(bucket: Bucket, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+    run = bucket.runs[0]
+    return torch.empty(bucket.num_elements(), dtype=run.dtype, device=leaves[run.positions[0]].device)
 
 
 def broadcast_buffer(buffer: torch.Tensor, *, source: int, operation: Callable[..., Any]) -> torch.Tensor:
@@ -69,7 +76,7 @@ def broadcast_buffer(buffer: torch.Tensor, *, source: int, operation: Callable[.
         return buffer
     with transport.lock:
         sent = buffer.to(transport.device_for(buffer.device))
-        if must_check(transport, [sent]):
+        if must_check(transport, [sent.device]):
             agree(transport, Call(operation, (source, len(buffer))))
         (received,) = transport.broadcast([sent], source=source)
         return received.to(buffer.device)

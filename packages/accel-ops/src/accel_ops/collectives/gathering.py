@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from accel_ops.collectives.packing import flatten, pack, rebuild
-from accel_ops.collectives.running import Collective, Groups, run_collective
+from accel_ops.collectives.packing import Bucket, Run, flatten, rebuild
+from accel_ops.collectives.running import Collective, run_collective
 from accel_ops.transport import current_transport
 
 
@@ -31,12 +31,12 @@ def gather(tensor: Any) -> Any:
     if transport.world_size == 1:
         return rebuild(tensor, (leaf if leaf.ndim else leaf.unsqueeze(0) for leaf in leaves))
 
-    def shape_of(leaf: torch.Tensor) -> Sequence[int]:
-        num_rows, *features = leaf.shape or (1,)
-        return (transport.world_size * num_rows, *features)
+    def send(buckets: list[Bucket], sent: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return transport.all_gather([bucket.pack(sent, bucket.runs[0].dtype) for bucket in buckets])
 
-    def send(groups: Groups) -> list[torch.Tensor]:
-        return transport.all_gather([pack(group) for group in groups])
+    def finish(rows: torch.Tensor, run: Run) -> torch.Tensor:
+        num_rows, *features = run.shape or (1,)
+        return rows.transpose(0, 1).reshape(rows.shape[1], transport.world_size * num_rows, *features)
 
-    collective = Collective(gather, (), send, shape_of)
+    collective = Collective(gather, (), send, finish)
     return rebuild(tensor, iter(run_collective(transport, collective, tensor, leaves, structure)))

@@ -92,9 +92,7 @@ def _largest(sizes: Sequence[int], transport: Transport) -> list[int]:
     return result
 
 
-def _padded(
-    leaf: torch.Tensor, dim: int, missing: int, value: int | float, is_first: bool
-) -> torch.Tensor:
+def _padded(leaf: torch.Tensor, dim: int, missing: int, value: int | float, is_first: bool) -> torch.Tensor:
     # `constant_pad_nd` counts from the last dimension, (before, after) for each.
     later = [0] * (2 * (leaf.ndim - 1 - dim))
     extent = [missing, 0] if is_first else [0, missing]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from accel_ops.collectives.packing import flatten, is_large, pack, rebuild
-from accel_ops.collectives.running import Collective, Groups, run_collective
+from accel_ops.collectives.packing import Bucket, Run, flatten, is_large, rebuild
+from accel_ops.collectives.running import Collective, run_collective
 from accel_ops.transport import Reduction, Transport, current_transport
 from accel_state.errors import ConfigError
 
@@ -64,13 +65,14 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     if transport.world_size == 1:
         return rebuild(tensor, (rule.finish(leaf, leaf.dtype) for leaf in leaves))
 
-    def send(groups: Groups) -> list[torch.Tensor]:
-        return _send(transport, rule, groups)
+    def send(buckets: list[Bucket], sent: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return _send(transport, rule, buckets, sent)
 
-    collective = Collective(reduce, (reduction, scale), send, lambda leaf: leaf.shape, rule.sent_dtype)
-    results = run_collective(transport, collective, tensor, leaves, structure)
-    finished = [rule.finish(result, leaf.dtype) for result, leaf in zip(results, leaves, strict=True)]
-    return rebuild(tensor, iter(finished))
+    def finish(totals: torch.Tensor, run: Run) -> torch.Tensor:
+        return rule.finish(totals, run.dtype).view(len(run.positions), *run.shape)
+
+    collective = Collective(reduce, (reduction, scale), send, finish, rule.sent_dtype)
+    return rebuild(tensor, iter(run_collective(transport, collective, tensor, leaves, structure)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +127,22 @@ class _Rule:
         return total.to(torch.int64 if dtype == torch.bool and self.reduction == "sum" else dtype)
 
 
-def _send(transport: Transport, rule: _Rule, groups: Groups) -> list[torch.Tensor]:
-    """Reduce each group and return the totals."""
-    sent = []
-    for group in groups:
-        dtype = rule.sent_dtype(group[0])
-        packed = pack([leaf.to(dtype) for leaf in group])
-        if packed.data_ptr() == group[0].data_ptr():
-            packed = packed.clone()  # the collective overwrites what it is given, which must not be the input
-        if rule.divides_first(dtype):
-            packed.div_(rule.world_size)
-        sent.append(packed)
-    flat = [torch.view_as_real(packed).view(-1) if packed.is_complex() else packed for packed in sent]
+def _send(
+    transport: Transport, rule: _Rule, buckets: list[Bucket], leaves: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Reduce each bucket and return the totals."""
+    packed = []
+    for bucket in buckets:
+        leaf = leaves[bucket.runs[0].positions[0]]
+        values = bucket.pack(leaves, rule.sent_dtype(leaf))
+        if values.data_ptr() == leaf.data_ptr():
+            values = values.clone()  # the collective overwrites what it is given, which must not be the input
+        if rule.divides_first(values.dtype):
+            values.div_(rule.world_size)
+        packed.append(values)
+    flat = [torch.view_as_real(values).view(-1) if values.is_complex() else values for values in packed]
     reduced = transport.all_reduce(flat, rule.reduction)
     return [
-        torch.view_as_complex(total.view(-1, 2)) if packed.is_complex() else total
-        for total, packed in zip(reduced, sent, strict=True)
+        torch.view_as_complex(total.view(-1, 2)) if values.is_complex() else total
+        for total, values in zip(reduced, packed, strict=True)
     ]

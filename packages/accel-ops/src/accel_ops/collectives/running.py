@@ -10,10 +10,8 @@ import torch
 
 from accel_ops.agreement.calls import SAME_SHAPES, Call
 from accel_ops.agreement.exchange import agree, must_check
-from accel_ops.collectives.packing import group_leaves, plain, unpack
+from accel_ops.collectives.packing import Bucket, Run, make_buckets
 from accel_ops.transport import Transport
-
-Groups = list[list[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +21,17 @@ class Collective:
     Attributes:
         operation: The public function.
         arguments: Plain values that must be equal on all ranks.
-        send: Sends groups of leaves and returns for each group the results end to end, ``(..., n)``. The
-            leaves of a group are of one kind and on one device; a large leaf is a group of its own.
-        shape_of: Returns the shape of the result for a leaf.
-        kind_of: Returns what leaves must have in common to be sent as one.
+        send: Sends buckets of the given leaves and returns what arrived for each, ``(..., n)``.
+        finish: Turns what arrived for the leaves of a run, ``(..., num_leaves, n)``, into their results,
+            ``(num_leaves, *shape)``.
+        kind: Returns what leaves must have in common to be sent as one.
     """
 
     operation: Callable[..., Any]
     arguments: tuple[Hashable, ...]
-    send: Callable[[Groups], Sequence[torch.Tensor]]
-    shape_of: Callable[[torch.Tensor], Sequence[int]]
-    kind_of: Callable[[torch.Tensor], Hashable] = lambda leaf: leaf.dtype
+    send: Callable[[list[Bucket], Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+    finish: Callable[[torch.Tensor, Run], torch.Tensor]
+    kind: Callable[[torch.Tensor], Hashable] = lambda leaf: leaf.dtype
 
 
 def run_collective(
@@ -44,25 +42,18 @@ def run_collective(
     Raises:
         DistributedOperationException: On every rank, if the ranks differ.
     """
-    # With gradients enabled: a view made without them could not be written to by a caller who wants them.
-    with transport.lock, torch.enable_grad():
-        sent = [_to_transport(transport, plain(leaf)) for leaf in leaves]
-        if must_check(transport, sent):
-            signature = f"{structure} {[(leaf.dtype, tuple(leaf.shape)) for leaf in sent]}"
-            agree(transport, Call(collective.operation, collective.arguments, signature, data, SAME_SHAPES))
-        groups = group_leaves(sent, collective.kind_of)
-        packed = collective.send([[sent[position] for position in group] for group in groups])
+    with transport.lock:
+        devices = {device: transport.device_for(device) for device in {leaf.device for leaf in leaves}}
+        is_moved = any(device != served for device, served in devices.items())
+        sent = [leaf.to(devices[leaf.device]) for leaf in leaves] if is_moved else leaves
+        buckets = make_buckets(sent, collective.kind)
+        if must_check(transport, devices.values()):
+            runs = [(run.dtype, tuple(run.shape), run.positions) for bucket in buckets for run in bucket.runs]
+            call = Call(collective.operation, collective.arguments, f"{structure} {runs}", data, SAME_SHAPES)
+            agree(transport, call)
         results = list(sent)
-        for group, values in zip(groups, packed, strict=True):
-            sizes = [sent[position].numel() for position in group]
-            shapes = [collective.shape_of(sent[position]) for position in group]
-            for position, result in zip(group, unpack(values, sizes, shapes), strict=True):
-                results[position] = result
-        return [
-            result if result.device == leaf.device else result.to(leaf.device)
-            for result, leaf in zip(results, leaves, strict=True)
-        ]
-
-
-def _to_transport(transport: Transport, leaf: torch.Tensor) -> torch.Tensor:
-    return leaf.to(transport.device_for(leaf.device))
+        for bucket, values in zip(buckets, collective.send(buckets, sent), strict=True):
+            bucket.unpack(values, collective.finish, results)
+        if is_moved:
+            return [result.to(leaf.device) for result, leaf in zip(results, leaves, strict=True)]
+        return results

@@ -92,6 +92,8 @@ class Try:
                 self._store.wait(["verdict"], _SLICE)
             except dist.DistNetworkError:
                 raise  # the store is gone, and with it the process that holds it
-            except RuntimeError:  # time is up: the kinds of store raise different errors, all of them this one
+            except (
+                RuntimeError
+            ):  # time is up: the kinds of store raise different errors, all of them this one
                 waited += _SLICE
         return self._store.get("verdict").decode()

@@ -97,7 +97,11 @@ def _device() -> torch.device | None:
 
 def _capture_python() -> dict[str, Any]:
     version, state, gauss_next = random.getstate()
-    return {"version": version, "state": torch.tensor(state, dtype=torch.int64, device="cpu"), "gauss_next": gauss_next}
+    return {
+        "version": version,
+        "state": torch.tensor(state, dtype=torch.int64, device="cpu"),
+        "gauss_next": gauss_next,
+    }
 
 
 def _capture_numpy() -> dict[str, Any]:
