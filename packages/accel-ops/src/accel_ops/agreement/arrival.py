@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from accel_ops.agreement.calls import Call, CallDescription, by_process
 from accel_ops.transport import Transport

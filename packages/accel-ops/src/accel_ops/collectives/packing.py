@@ -140,13 +140,15 @@ class Bucket:
             with torch.enable_grad():
                 results[run.positions[0]] = finish(values.unsqueeze(-2), run)[0]
             return
+        # torch's annotations describe the variant with `out` only.
+        unbind_copy: Any = torch.unbind_copy
         with torch.no_grad():
             start = 0
             for run in self.runs:
                 num_leaves, size = len(run.positions), run.shape.numel()
                 part = values.narrow(-1, start, num_leaves * size)
                 part = part.view(*values.shape[:-1], num_leaves, size)
-                for position, result in zip(run.positions, torch.unbind_copy(finish(part, run)), strict=True):
+                for position, result in zip(run.positions, unbind_copy(finish(part, run)), strict=True):
                     results[position] = result
                 start += num_leaves * size
 

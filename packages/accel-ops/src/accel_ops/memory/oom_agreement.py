@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Literal
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from accel_ops.agreement.arrival import begin_new_era
 from accel_ops.agreement.exchange import is_debugging

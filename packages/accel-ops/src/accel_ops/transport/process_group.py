@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import ClassVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import Store
 
 from accel_ops.transport.protocol import Reduction
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 _CPU = torch.device("cpu")
 _MOVED_AS_THEY_ARE = frozenset({torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8})
+
+_LOCK = threading.RLock()
 
 
 class ProcessGroupTransport:
@@ -25,9 +26,8 @@ class ProcessGroupTransport:
     device at every call; there shapes are trusted, as torch does, and debug mode checks them.
     """
 
-    lock: ClassVar[threading.RLock] = threading.RLock()
-
     def __init__(self, group: dist.ProcessGroup) -> None:
+        self.lock = _LOCK
         self._group = group
         self.rank = group.rank()
         self.world_size = group.size()

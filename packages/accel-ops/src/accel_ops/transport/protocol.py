@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import torch
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import Store
 
 Reduction = Literal["sum", "max", "min"]
 

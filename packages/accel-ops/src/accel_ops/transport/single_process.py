@@ -16,7 +16,9 @@ class SingleProcess:
 
     rank = 0
     world_size = 1
-    lock = threading.RLock()
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
 
     def device_for(self, device: torch.device) -> torch.device:
         return device

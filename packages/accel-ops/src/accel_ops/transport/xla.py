@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import Store
 
 from accel_ops.transport.protocol import Reduction
 from accel_state.errors import StateError
 from accel_state.runtime import current_runtime
+
+_LOCK = threading.RLock()
 
 
 class XlaTransport:
@@ -23,10 +25,9 @@ class XlaTransport:
     objects) execute what has been traced so far.
     """
 
-    lock: ClassVar[threading.RLock] = threading.RLock()
-
     def __init__(self, model: Any = None) -> None:
         runtime = current_runtime()
+        self.lock = _LOCK
         self._model = model or importlib.import_module("torch_xla.core.xla_model")
         self._device = runtime.device
         self.rank = runtime.topology.rank
