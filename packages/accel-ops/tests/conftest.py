@@ -1,9 +1,9 @@
-"""A transport of our own: ranks that are threads of one process and meet at a barrier."""
+"""A transport of our own: ranks that are threads of one process and swap values."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,75 +12,87 @@ import torch
 from torch.distributed import HashStore
 
 from accel_ops import DistributedOperationException
-from accel_ops.frames import FrameTable
-from accel_ops.transport import use_transport
-from accel_ops.transport.bulletin import StoreBulletin
+from accel_ops.transport import Reduction, use_transport
 
 
 class WireMismatch(AssertionError):
     """Two ranks made different calls of the transport, which on a real one would hang or mix up data."""
 
 
+class LeftAlone(RuntimeError):
+    """Another rank raised an error instead of making the call that this one waits in."""
+
+
 class Meeting:
-    """Where the threads swap values."""
+    """Where the threads swap values, round after round."""
 
     def __init__(self, num: int) -> None:
         self.num = num
         self.store = HashStore()
-        self._barrier = threading.Barrier(num)
-        self._slots: list[Any] = [None] * num
+        self._changed = threading.Condition()
+        self._rounds: list[dict[int, Any]] = []
+        self._num_rounds_of = [0] * num
+        self._is_over = False
 
     def swap(self, rank: int, value: Any) -> list[Any]:
-        self._slots[rank] = value
-        self._barrier.wait(10)
-        values = list(self._slots)
-        self._barrier.wait(10)
-        return values
+        """Return the values that the threads gave in this round, once all have."""
+        with self._changed:
+            number = self._num_rounds_of[rank]
+            self._num_rounds_of[rank] += 1
+            if number == len(self._rounds):
+                self._rounds.append({})
+            values = self._rounds[number]
+            values[rank] = value
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(values) == self.num or self._is_over, timeout=10)
+            if len(values) < self.num:
+                raise LeftAlone(f"rank {rank} waited for others that did not come")
+            return [values[other] for other in range(self.num)]
 
     def leave(self) -> None:
-        self._barrier.abort()
+        """Let those that wait for this thread wait no longer."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
 
 
 class ThreadTransport:
     """Moves flat tensors between threads, and checks that all of them make the same call."""
 
-    def __init__(self, rank: int, meeting: Meeting, *, framed: bool, packs_bytes: bool) -> None:
+    def __init__(self, rank: int, meeting: Meeting, *, checked: bool) -> None:
         self.rank = rank
         self.world_size = meeting.num
-        self.frames = FrameTable(rank=rank, world_size=meeting.num)
-        self.packs_bytes = packs_bytes
-        self.control_device = torch.device("cpu")
+        self.lock = threading.RLock()
         self.calls: list[tuple[str, int]] = []
-        self._framed = framed
+        self.store = meeting.store
+        self._checked = checked
         self._meeting = meeting
-        self._bulletin = StoreBulletin(meeting.store, rank=rank, world_size=meeting.num)
 
-    def home(self, device: torch.device) -> torch.device:
+    def device_for(self, device: torch.device) -> torch.device:
         return torch.device("cpu")
 
-    def is_framed(self, device: torch.device) -> bool:
-        return self._framed
+    def is_checked(self, device: torch.device) -> bool:
+        return self._checked
 
-    def share(self, frames: FrameTable) -> None:
-        frames.table.copy_(self.all_gather(frames.own))
+    def all_gather(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.stack(self._swap("all_gather", flat)) for flat in tensors]
 
-    def all_gather(self, flat: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._swap("all_gather", flat))
+    def all_reduce(self, tensors: Sequence[torch.Tensor], reduction: Reduction) -> list[torch.Tensor]:
+        combine = {
+            "sum": lambda rows: rows.sum(0),
+            "max": lambda rows: rows.amax(0),
+            "min": lambda rows: rows.amin(0),
+        }
+        return [
+            flat.copy_(combine[reduction](torch.stack(self._swap(f"all_reduce {reduction}", flat))))
+            for flat in tensors
+        ]
 
-    def all_reduce(self, flat: torch.Tensor) -> torch.Tensor:
-        total = torch.stack(self._swap("all_reduce", flat)).sum(0)
-        return flat.copy_(total)
-
-    def broadcast(self, flat: torch.Tensor, *, source: int) -> torch.Tensor:
-        received = self._swap(f"broadcast from {source}", flat)[source]
-        return flat if self.rank == source else flat.copy_(received)
-
-    @property
-    def store(self) -> HashStore:
-        return self._meeting.store
-
-    def bulletin(self) -> StoreBulletin:
-        return self._bulletin
+    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> list[torch.Tensor]:
+        received = [self._swap(f"broadcast from {source}", flat)[source] for flat in tensors]
+        if self.rank == source:
+            return list(tensors)
+        return [flat.copy_(sent) for flat, sent in zip(tensors, received, strict=True)]
 
     def _swap(self, kind: str, flat: torch.Tensor) -> list[torch.Tensor]:
         assert flat.ndim == 1
@@ -95,18 +107,15 @@ class ThreadTransport:
 class Ranks:
     """Runs a function on each of several ranks."""
 
-    def __init__(self, num: int, *, framed: bool = True, packs_bytes: bool = True) -> None:
+    def __init__(self, num: int, *, checked: bool = True) -> None:
         self._meeting = Meeting(num)
-        self.transports = [
-            ThreadTransport(rank, self._meeting, framed=framed, packs_bytes=packs_bytes)
-            for rank in range(num)
-        ]
+        self.transports = [ThreadTransport(rank, self._meeting, checked=checked) for rank in range(num)]
 
     def run(self, body: Callable[[int], Any]) -> list[Any]:
         """Return the results of ``body(rank)``, or raise the first error that no other one caused."""
         outcomes = self.outcomes(body)
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        for error in sorted(errors, key=lambda error: isinstance(error, LeftAlone)):
             raise error
         return outcomes
 
@@ -132,11 +141,7 @@ def make_ranks() -> type[Ranks]:
     return Ranks
 
 
-@pytest.fixture(
-    params=[(True, True), (False, True), (False, False)],
-    ids=["framed", "bytes", "one buffer per dtype"],
-)
+@pytest.fixture(params=[True, False], ids=["checked", "unchecked"])
 def ranks(request: pytest.FixtureRequest) -> Callable[[int], Ranks]:
     """Return a function that gives that many ranks, once for each kind of transport."""
-    framed, packs_bytes = request.param
-    return lambda num: Ranks(num, framed=framed, packs_bytes=packs_bytes)
+    return lambda num: Ranks(num, checked=request.param)

@@ -18,7 +18,7 @@ from accel_bigmodel.formats.safetensor_ranges import read_layout
 from accel_bigmodel.loading_over_processes import holds_dtensors, load_over_processes
 from accel_bigmodel.matching import match
 from accel_bigmodel.state_targets import extra_states, targets
-from accel_ops.placement import send_to_device
+from accel_ops.nested.placement import send_to_device
 from accel_state.errors import CheckpointError, ConfigError
 
 

@@ -11,11 +11,11 @@ from accel_data.mesh import DataRanks, ranks_of_run
 from accel_data.step_shape import StepShape
 from accel_data.subgroup import gather_among
 from accel_data.trimming import check_items, check_rows, select_blocks, select_rows, whole_blocks
-from accel_ops.description import find_device
-from accel_ops.gathering import gather
-from accel_ops.objects import gather_object
-from accel_ops.placement import send_to_device
-from accel_ops.rows import concatenate
+from accel_ops.collectives.gathering import gather
+from accel_ops.collectives.objects import gather_object
+from accel_ops.nested.description import find_device
+from accel_ops.nested.placement import send_to_device
+from accel_ops.nested.rows import concatenate
 from accel_ops.transport import current_transport
 from accel_state.errors import StateError
 from accel_state.gradient_state import current_gradient

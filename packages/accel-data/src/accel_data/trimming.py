@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accel_data.step_shape import StepShape
-from accel_ops.structures import recursively_apply
+from accel_ops.nested.structures import recursively_apply
 from accel_state.errors import StateError
 
 

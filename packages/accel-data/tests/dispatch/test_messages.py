@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,25 +10,27 @@ from accel_data.dispatch.dealing import Deal
 from accel_data.dispatch.messages import Kind, Messages
 from accel_data.step_shape import full_step
 from accel_ops.transport import use_transport
-from accel_ops.transport.local import LocalTransport
+from accel_ops.transport.single_process import SingleProcess
 from accel_state.errors import StateError
 
 
-class Tape(LocalTransport):
+class Tape(SingleProcess):
     """Records what the reading rank broadcasts, and plays it back to another."""
 
+    world_size = 2
+
     def __init__(self) -> None:
-        super().__init__()
         self.recorded: list[torch.Tensor] = []
         self.is_playing = False
 
-    def broadcast(self, flat: torch.Tensor, *, source: int) -> torch.Tensor:
+    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> list[torch.Tensor]:
+        (flat,) = tensors
         if not self.is_playing:
             self.recorded.append(flat.clone())
-            return flat
+            return [flat]
         sent = self.recorded.pop(0)
         assert len(sent) == len(flat), "both ends must agree on the size before"
-        return sent
+        return [sent]
 
 
 def deal(*pieces: Any) -> Deal:

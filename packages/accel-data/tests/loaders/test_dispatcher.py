@@ -236,21 +236,26 @@ def test_a_batch_that_is_none_is_one(world: Callable[[int], Any]) -> None:
     assert world(2).run(dispatch_none) == [[[0, 1], None], [[2, 3], [6, 7]]]
 
 
-def leave_alone_in_debug_mode() -> str:
-    current_runtime().debug = True
+def gather_while_the_other_reads(size: int, debug: bool) -> tuple[str, list[int]]:
+    current_runtime().debug = debug
+    rank = PartialState().process_index
     loader = prepare_data_loader(DataLoader(range(8), batch_size=1), dispatch_batches=True)
+    told = "not noticed"
     try:
         for _ in loader:
-            if PartialState().process_index == 1:
-                gather(torch.ones(1))
+            if rank == 1:
+                gather(torch.ones(size))
     except DistributedOperationException as error:
-        return str(error)
-    finally:
-        current_runtime().debug = False
-    return "not noticed"
+        told = str(error)
+    return told, gather(torch.tensor(rank)).tolist()
 
 
-def test_debug_mode_compares_dispatching_with_what_the_others_do(world: Callable[[int], Any]) -> None:
-    for told in world(2).run(leave_alone_in_debug_mode, timeout_s=30):
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("size", [1, 4_096, 1_000_000])
+def test_another_operation_instead_of_the_next_batch_is_an_error_on_every_rank(
+    world: Callable[[int], Any], size: int, debug: bool
+) -> None:
+    for told, after in world(2).run(gather_while_the_other_reads, size, debug):
         assert "Process 0: `accel_data.dispatch_batch`" in told
-        assert "Process 1: `accel_ops.gather`" in told
+        assert f"Process 1: `accel_ops.gather` on [{size}]" in told
+        assert after == [0, 1]

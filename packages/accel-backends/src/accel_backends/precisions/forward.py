@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_ops.conversion import convert_to_fp32
+from accel_ops.nested.conversion import convert_to_fp32
 
 _HALF = (torch.float16, torch.bfloat16)
 

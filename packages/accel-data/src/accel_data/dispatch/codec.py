@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from accel_ops.structures import recursively_apply
+from accel_ops.nested.structures import recursively_apply
 
 _ALIGNMENT = 16
 

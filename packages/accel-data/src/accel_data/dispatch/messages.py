@@ -13,19 +13,19 @@ from accel_data.dispatch.codec import Outline, outline_pieces, read_piece, write
 from accel_data.dispatch.dealing import Deal
 from accel_data.dispatch.deferred import DeferredError
 from accel_data.step_shape import StepShape
-from accel_ops.debug import verify_call
+from accel_ops.collectives.broadcasting import broadcast_buffer
 from accel_ops.transport import current_transport
 from accel_state.errors import StateError
 
 #: Buffers are multiples of this, so that outlines that vary a little do not need a second broadcast.
 _GRAIN = 1 << 12
 _FIELDS = 5
+_CPU = torch.device("cpu")
 
 
-@verify_call(aspects=())
 def dispatch_batch(buffer: torch.Tensor, source: int) -> torch.Tensor:
-    """Send a message to all ranks, or receive it; compared with what the others do in debug mode."""
-    return current_transport().broadcast(buffer, source=source)
+    """Send a message to all ranks, or receive it; checked against what the others do."""
+    return broadcast_buffer(buffer, source=source, operation=dispatch_batch)
 
 
 class Kind(IntEnum):
@@ -151,7 +151,7 @@ class Messages:
             self._make_room(size, len(news))
 
     def _buffer(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, device=current_transport().control_device)
+        return torch.empty(size, dtype=torch.uint8, device=current_transport().device_for(_CPU))
 
     def _broadcast(self, buffer: torch.Tensor) -> torch.Tensor:
         return dispatch_batch(buffer, self._source)

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from accel_ops.rows import concatenate
-from accel_ops.structures import is_container, is_namedtuple, map_children
+from accel_ops.nested.rows import concatenate
+from accel_ops.nested.structures import is_container, is_namedtuple, map_children
 
 
 def num_rows(batch: Any) -> int | None:

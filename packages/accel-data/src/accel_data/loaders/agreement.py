@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from accel_data.samplers.seedable import SeedableRandomSampler
-from accel_ops.objects import broadcast_object_list
-from accel_ops.rng_sync import synchronize_rng_states
+from accel_ops.collectives.objects import broadcast_object_list
+from accel_ops.random.sync import synchronize_rng_states
 from accel_state.enums import RNGType
 
 

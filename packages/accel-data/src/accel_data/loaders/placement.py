@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
-from accel_ops.placement import moves_itself, send_to_device
-from accel_ops.structures import is_container, recursively_apply
+from accel_ops.nested.placement import moves_itself, send_to_device
+from accel_ops.nested.structures import is_container, recursively_apply
 
 
 class Placement(Protocol):

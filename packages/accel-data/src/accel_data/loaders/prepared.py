@@ -25,7 +25,7 @@ from accel_data.mesh import DataRanks, all_different
 from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_data.samplers.run import Position, SamplerRun
 from accel_data.stateful import knows_place
-from accel_ops.objects import broadcast_object_list
+from accel_ops.collectives.objects import broadcast_object_list
 from accel_state.enums import RNGType
 
 #: Attributes that a loader of torch changes by itself.

@@ -1,63 +1,51 @@
-"""What a way to the other ranks must offer: three collectives on flat tensors, and the sharing of frames."""
+"""What a transport offers: three collectives on flat tensors, and the ranks' common store."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import threading
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 import torch
+from torch.distributed.distributed_c10d import Store
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
-    from accel_ops.frames import FrameTable
-    from accel_ops.transport.bulletin import Bulletin
+Reduction = Literal["sum", "max", "min"]
 
 
 class Transport(Protocol):
-    """A way to the other ranks. All of them must make the same calls in the same order; each call blocks.
+    """The collectives of one set of ranks.
 
-    The tensors given are one-dimensional and contiguous, have the same length and dtype on every rank, and
-    live on a device that ``home`` returned.
+    All ranks must make the same calls in the same order; each call blocks until all have. Tensors are
+    one-dimensional and contiguous, have the same length and dtype on every rank, and are on a device that
+    ``device_for`` returned. The tensors of one call are independent of each other and may be sent at once.
     """
 
     rank: int
     world_size: int
-    #: Of the same shape on every rank.
-    frames: FrameTable
-    #: Tensors of several dtypes may travel as bytes in one buffer; otherwise there is one buffer per dtype.
-    packs_bytes: bool
-    #: Where frames (headers, pickled objects, shapes) travel.
-    control_device: torch.device
+    #: Held for the whole of an operation, so that those of two threads do not interleave.
+    lock: threading.RLock
 
-    def home(self, device: torch.device) -> torch.device:
-        """Return the device on which tensors of ``device`` travel: itself, or the nearest that is served."""
+    def device_for(self, device: torch.device) -> torch.device:
+        """Return the device on which tensors of ``device`` are sent: itself if it is served."""
         ...
 
-    def is_framed(self, device: torch.device) -> bool:
-        """Tell whether tensors on this device are preceded by a frame whose header every rank checks."""
+    def is_checked(self, device: torch.device) -> bool:
+        """Tell whether the ranks compare their calls before tensors on this device are sent."""
         ...
 
-    def share(self, frames: FrameTable) -> None:
-        """Send this rank's row of the table to all and receive theirs in the other rows."""
+    def all_gather(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return for each tensor those of all ranks as rows, ``(world_size, n)``, in new memory."""
         ...
 
-    def all_gather(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the tensors of all ranks as rows of ``(world_size, len(flat))``, in memory of their own."""
+    def all_reduce(self, tensors: Sequence[torch.Tensor], reduction: Reduction) -> list[torch.Tensor]:
+        """Return the sum, maximum or minimum over the ranks; the tensors given may be overwritten."""
         ...
 
-    def all_reduce(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the sum over the ranks; ``flat`` may be overwritten."""
-        ...
-
-    def broadcast(self, flat: torch.Tensor, *, source: int) -> torch.Tensor:
-        """Return the tensor of rank ``source``; elsewhere ``flat`` may be overwritten."""
+    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> list[torch.Tensor]:
+        """Return the tensors of rank ``source``; elsewhere the tensors given may be overwritten."""
         ...
 
     @property
     def store(self) -> Store:
-        """The ranks' common store of keys and values, beside the collectives; always the same object."""
-        ...
-
-    def bulletin(self) -> Bulletin:
-        """Return the board that reaches the other ranks beside the collectives, for the debug mode."""
+        """The key-value store that all ranks share."""
         ...

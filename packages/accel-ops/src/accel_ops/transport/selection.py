@@ -1,4 +1,4 @@
-"""Find the way to the other ranks."""
+"""Find the transport of this process."""
 
 from __future__ import annotations
 
@@ -6,65 +6,69 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 
 import torch.distributed as dist
 
-from accel_ops.transport.local import LocalTransport
+from accel_ops.transport.process_group import ProcessGroupTransport
 from accel_ops.transport.protocol import Transport
-from accel_ops.transport.torch_distributed import TorchDistributedTransport
-from accel_state.runtime import Runtime, current_runtime, has_runtime
+from accel_ops.transport.single_process import SingleProcess
+from accel_state.environment import snapshot
+from accel_state.errors import StateError
+from accel_state.process_environments import detect_topology
+from accel_state.runtime import current_runtime, has_runtime
+from accel_state.topology import Topology
 
-#: Kinds of device that have collectives of their own.
-_BY_DEVICE = {"xla": "accel_ops.transport.xla:XlaTransport"}
+#: Device types whose collectives do not go through a process group, with the module and class that serve them.
+_BY_DEVICE = {"xla": ("accel_ops.transport.xla", "XlaTransport")}
 
 _chosen: ContextVar[Transport | None] = ContextVar("accel_ops_transport", default=None)
-_local = LocalTransport()
-
-
-class _Remembered:
-    """The way found last, and what it belongs to; a new group or runtime gets a new one."""
-
-    distributed: TorchDistributedTransport | None = None
-    device: Transport | None = None
-    runtime_id: int | None = None
 
 
 def current_transport() -> Transport:
-    """Return the way to the other ranks: that in use here, the device's own, the process group, or none."""
+    """Return the transport of this process: one chosen with ``use_transport``, the device's own, or the group's.
+
+    Raises:
+        StateError: If the run has several processes but no process group is up.
+    """
     chosen = _chosen.get()
     if chosen is not None:
         return chosen
-    if has_runtime() and current_runtime().device.type in _BY_DEVICE:
-        return _of_device(current_runtime())
-    if not dist.is_available() or not dist.is_initialized():
-        return _local
-    group = dist.group.WORLD
-    assert group is not None
-    if _Remembered.distributed is None or not _Remembered.distributed.serves(group):
-        _Remembered.distributed = TorchDistributedTransport(group)
-    return _Remembered.distributed
+    device_type = current_runtime().device.type if has_runtime() else "cpu"
+    if device_type in _BY_DEVICE and current_runtime().topology.world_size > 1:
+        module, name = _BY_DEVICE[device_type]
+        transport: Transport = getattr(importlib.import_module(module), name)()
+        return transport
+    group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    if group is not None:
+        return ProcessGroupTransport(group)
+    topology = _topology()
+    if topology.world_size > 1:
+        raise StateError(
+            f"This is process {topology.rank} of {topology.world_size}, but no process group is up, so it "
+            "cannot reach the others. Construct `Accelerator()` or `PartialState()` before the first "
+            "collective, and call none after `end_training()` or `destroy_process_group()`."
+        )
+    return SingleProcess()
 
 
-def _of_device(runtime: Runtime) -> Transport:
-    if runtime.topology.world_size == 1:
-        return _local
-    if _Remembered.device is None or _Remembered.runtime_id != id(runtime):
-        _Remembered.device = _transport_class(_BY_DEVICE[runtime.device.type])()
-        _Remembered.runtime_id = id(runtime)
-    return _Remembered.device
+def current_rank() -> int:
+    """Return the rank of this process, whether or not the process group is up yet."""
+    chosen = _chosen.get()
+    if chosen is not None:
+        return chosen.rank
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return _topology().rank
 
 
-@cache
-def _transport_class(target: str) -> type[Transport]:
-    module, _, name = target.partition(":")
-    found: type[Transport] = getattr(importlib.import_module(module), name)
-    return found
+def _topology() -> Topology:
+    """Return this process's place in the run, from the state or, before it is built, from the environment."""
+    return current_runtime().topology if has_runtime() else detect_topology(snapshot())
 
 
 @contextmanager
 def use_transport(transport: Transport) -> Iterator[Transport]:
-    """Send what this thread sends by ``transport`` while the context is open."""
+    """Let operations of this thread use ``transport`` while the context is open."""
     token = _chosen.set(transport)
     try:
         yield transport

@@ -22,7 +22,7 @@ from accel.checkpoints.pieces import Piece, SafetensorsPiece, TorchPiece, weight
 from accel.checkpoints.prepared import Prepared, is_being_read
 from accel.checkpoints.random_states import to_file
 from accel.file_names import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME
-from accel_ops.rng_state import capture_rng_states
+from accel_ops.random.state import capture_rng_states
 
 SaveHook = Callable[[list[nn.Module], list[Mapping[str, Any]], str], None]
 

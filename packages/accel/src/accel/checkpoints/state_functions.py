@@ -21,7 +21,7 @@ from accel.checkpoints.pieces import Piece, TorchPiece, weight_pieces, write_pie
 from accel.checkpoints.random_states import from_file, to_file
 from accel.checkpoints.torch_file import read_torch_file
 from accel.file_names import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME
-from accel_ops.rng_state import capture_rng_states, restore_rng_states
+from accel_ops.random.state import capture_rng_states, restore_rng_states
 from accel_state import PartialState
 
 

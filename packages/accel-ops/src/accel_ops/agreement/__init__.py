@@ -1,0 +1,1 @@
+"""Before a collective: the ranks compare what they are about to call."""

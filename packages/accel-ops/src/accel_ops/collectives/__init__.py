@@ -1,0 +1,1 @@
+"""Operations that all ranks call together."""

@@ -1,0 +1,1 @@
+"""Release memory, and find a batch size that fits into it."""

@@ -1,0 +1,60 @@
+"""Half precision to float32: nested values, and the outputs of a forward."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+
+from accel_ops.nested.structures import recursively_apply
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _is_half(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in _HALF
+
+
+def convert_to_fp32(tensor: Any) -> Any:
+    """Return nested data with every float16 and bfloat16 tensor in float32 (differentiable)."""
+    return recursively_apply(torch.Tensor.float, tensor, test_type=_is_half)
+
+
+class ConvertOutputsToFp32:
+    """A callable that runs ``model_forward`` and returns its outputs in float32.
+
+    It carries the name, doc and attributes of what it wraps (``__wrapped__`` leads back to it), and pickles
+    whenever that does.
+    """
+
+    def __init__(self, model_forward: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, model_forward)
+        self.model_forward = model_forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return convert_to_fp32(self.model_forward(*args, **kwargs))
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """Bind like a function, so that a decorated method receives its ``self``."""
+        if instance is None:
+            return self
+        return MethodType(self, instance)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle by name where a module or a class holds this object by that name, as with a decorated function."""
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(getattr(self, "__module__", ""))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return name
+        return super().__reduce_ex__(protocol)
+
+
+def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> ConvertOutputsToFp32:
+    """Wrap a forward so that its half-precision outputs are float32. See :class:`ConvertOutputsToFp32`."""
+    return ConvertOutputsToFp32(model_forward)

@@ -1,0 +1,63 @@
+"""Send nested data to a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from accel_ops.nested.structures import is_container, map_children, rebuild_mapping
+
+
+def send_to_device(
+    tensor: Any,
+    device: torch.device | str | int,
+    non_blocking: bool = False,
+    skip_keys: str | Sequence[str] | None = None,
+) -> Any:
+    """Return nested data with everything that can move on ``device``; the rest is handed on unchanged.
+
+    Args:
+        tensor: Tensors or objects with their own ``.to`` (which decides how they move), nested in lists,
+            tuples, named tuples, mappings and dataclasses.
+        device: Where to.
+        non_blocking: Do not wait for the copies. Only copies from pinned memory overlap with other work;
+            after a copy to the CPU, synchronise the device before reading.
+        skip_keys: Keys of mappings, on any level, whose values stay where they are.
+    """
+    skipped = frozenset((skip_keys,) if isinstance(skip_keys, str) else (skip_keys or ()))
+
+    def move(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(device, non_blocking=non_blocking)
+        if moves_itself(value):
+            return _move_object(value, device, non_blocking=non_blocking)
+        if not is_container(value):
+            return value
+        if skipped and isinstance(value, Mapping):
+            return _move_mapping(value)
+        return map_children(value, move)
+
+    def _move_mapping(value: Mapping[Any, Any]) -> Any:
+        moved = {key: item if key in skipped else move(item) for key, item in value.items()}
+        return rebuild_mapping(value, moved)
+
+    return move(tensor)
+
+
+def moves_itself(value: object) -> bool:
+    """Tell whether the value has a method ``to``; a class has none for itself, nor a named tuple a field called so."""
+    return callable(getattr(value, "to", None)) and not isinstance(value, type)
+
+
+def _move_object(value: Any, device: torch.device | str | int, *, non_blocking: bool) -> Any:
+    """Call the object's own ``to``, without ``non_blocking`` where it does not know that word."""
+    if not non_blocking:
+        return value.to(device)
+    try:
+        return value.to(device, non_blocking=True)
+    except (
+        TypeError
+    ):  # e.g. BatchEncoding before transformers 4.48; an error of its own comes again from the next call
+        return value.to(device)

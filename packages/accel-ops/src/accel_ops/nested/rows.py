@@ -1,0 +1,96 @@
+"""Cut, join and fill up the rows of nested tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from accel_ops.nested.structures import (
+    dataclass_items,
+    honor_type,
+    is_dataclass_instance,
+    rebuild_dataclass,
+    rebuild_mapping,
+    recursively_apply,
+)
+from accel_state.errors import ConfigError
+
+
+def slice_tensors(
+    data: Any,
+    tensor_slice: slice | torch.Tensor | Sequence[int],
+    process_index: int | None = None,
+    num_processes: int | None = None,
+) -> Any:
+    """Return nested data with ``tensor[tensor_slice]`` (views where indexing gives them) for each tensor.
+
+    Tensors without dimensions have no rows to choose from and are handed on, as is everything that is no
+    tensor. ``process_index`` and ``num_processes`` are there for slice functions that need them; this one
+    does not.
+    """
+    return recursively_apply(lambda tensor: tensor[tensor_slice] if tensor.ndim else tensor, data)
+
+
+def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
+    """Join equal structures into one, tensor by tensor along ``dim``; a 0-dim tensor counts as one row.
+
+    Raises:
+        TypeError: If a leaf is no tensor.
+        ConfigError: If there is nothing to join, or the structures differ.
+    """
+    if not data:
+        raise ConfigError("`data` must hold at least one structure to concatenate, got none.")
+    first = data[0]
+    if isinstance(first, (tuple, list, Mapping)):
+        _check_alike(data)
+    if isinstance(first, (tuple, list)):
+        return honor_type(
+            first, [concatenate([item[i] for item in data], dim=dim) for i in range(len(first))]
+        )
+    if isinstance(first, Mapping):
+        return rebuild_mapping(
+            first, {key: concatenate([item[key] for item in data], dim=dim) for key in first}
+        )
+    if is_dataclass_instance(first):
+        names = [name for name, _ in dataclass_items(first)]
+        joined = {name: concatenate([getattr(item, name) for item in data], dim=dim) for name in names}
+        return rebuild_dataclass(first, joined)
+    if not isinstance(first, torch.Tensor):
+        raise TypeError(f"Can only concatenate tensors but got {type(first)}.")
+    return torch.cat([torch.atleast_1d(tensor) for tensor in data], dim=dim)  # type: ignore[no-untyped-call]
+
+
+def _check_alike(containers: Sequence[Any]) -> None:
+    """Refuse containers that do not have the same places: what is only in some of them would be lost."""
+    wanted = _places(containers[0])
+    for other in containers[1:]:
+        if _places(other) != wanted:
+            raise ConfigError(
+                "`data` must hold equal structures to concatenate, but one has the places "
+                f"{list(wanted)} and another {list(_places(other))}. Give all of them the same."
+            )
+
+
+def _places(container: Any) -> range | set[Any]:
+    """Return the keys or the indices of a container, none of anything else."""
+    if isinstance(container, Mapping):
+        return set(container)
+    return range(len(container)) if isinstance(container, (tuple, list)) else range(0)
+
+
+def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
+    """Repeat the last row of tensors of ``batch_size`` rows until ``num_processes`` divides them evenly.
+
+    Tensors that do not have ``batch_size`` entries along ``dim`` carry no batch and are handed on.
+    """
+    missing = -batch_size % num_processes
+
+    def fill(rows: torch.Tensor) -> torch.Tensor:
+        if rows.ndim <= dim or rows.shape[dim] != batch_size or not missing or not batch_size:
+            return rows
+        last = rows.narrow(dim, batch_size - 1, 1)
+        return torch.cat([rows, *[last] * missing], dim=dim)
+
+    return recursively_apply(fill, tensor, error_on_other_type=True)

@@ -1,0 +1,1 @@
+"""Random number generators: seed them, save and restore them, make them equal on all ranks."""

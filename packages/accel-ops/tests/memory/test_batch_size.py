@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from accel_ops import debug_deadline, find_executable_batch_size, gather_object
+from accel_state.errors import ConfigError, StateError
+from accel_state.partial_state import PartialState
+from accel_state.runtime import current_runtime
+from accel_state.testing.scripts import run_script
+
+
+def out_of_memory() -> torch.OutOfMemoryError:
+    return torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_the_size_is_halved_until_it_fits_and_the_result_is_returned():
+    tried: list[int] = []
+
+    @find_executable_batch_size(starting_batch_size=128)
+    def train(batch_size: int, factor: int, *, plus: int = 0) -> int:
+        tried.append(batch_size)
+        if batch_size > 16:
+            raise out_of_memory()
+        return batch_size * factor + plus
+
+    assert train(10, plus=1) == 161
+    assert tried == [128, 64, 32, 16]
+    assert train(1) == 16
+    assert tried[4:] == [16]
+
+
+def test_the_decorator_needs_no_parentheses_and_starts_at_128():
+    @find_executable_batch_size
+    def train(batch_size: int) -> int:
+        return batch_size
+
+    assert train() == 128
+    assert train.__name__ == "train"
+
+
+@pytest.mark.parametrize("reduce_batch_size_fn", [lambda size: size - 10, lambda: 90])
+def test_the_next_size_can_be_chosen(reduce_batch_size_fn):
+    @find_executable_batch_size(starting_batch_size=100, reduce_batch_size_fn=reduce_batch_size_fn)
+    def train(batch_size: int) -> int:
+        if batch_size > 90:
+            raise out_of_memory()
+        return batch_size
+
+    assert train() == 90
+
+
+def test_zero_is_the_end():
+    @find_executable_batch_size(starting_batch_size=4)
+    def train(batch_size: int) -> None:
+        raise out_of_memory()
+
+    with pytest.raises(RuntimeError, match="No executable batch size found, reached zero."):
+        train()
+
+
+def test_other_errors_are_raised():
+    @find_executable_batch_size
+    def train(batch_size: int) -> None:
+        raise ValueError("out of luck")
+
+    with pytest.raises(ValueError, match="out of luck"):
+        train()
+
+
+def test_a_batch_size_from_the_caller_is_refused_with_the_right_call():
+    @find_executable_batch_size
+    def train(batch_size: int, model: str, optimizer: str) -> None: ...
+
+    wanted = (
+        "Batch size was passed into `train` as the first argument when called. "
+        "Remove this as the decorator already does so: `train(model=my_model, optimizer=my_optimizer)`"
+    )
+    with pytest.raises(TypeError, match=re.escape(wanted)):
+        train(128, "my_model", "my_optimizer")
+
+
+def test_what_a_failed_try_held_is_gone_before_the_next():
+    import weakref
+
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    @find_executable_batch_size(starting_batch_size=2)
+    def train(batch_size: int) -> bool:
+        rows = torch.ones(batch_size)
+        held.append(weakref.ref(rows))
+        if batch_size == 2:
+            raise out_of_memory()
+        return held[0]() is None
+
+    assert train()
+
+
+def one_rank_runs_out() -> tuple[int, list[int]]:
+    tried: list[int] = []
+
+    @find_executable_batch_size(starting_batch_size=8)
+    def train(batch_size: int) -> int:
+        tried.append(batch_size)
+        if batch_size > 2 and PartialState().process_index == 1:
+            raise out_of_memory()
+        return batch_size
+
+    return train(), tried
+
+
+def test_ranks_that_finished_try_the_smaller_size_too(world):
+    assert world(2).run(one_rank_runs_out) == [(2, [8, 4, 2])] * 2
+
+
+def one_rank_runs_out_in_debug_mode() -> tuple[int, list[int], list[int]]:
+    """Let a rank run out of memory before an operation that the others wait in."""
+    current_runtime().debug = True
+    tried: list[int] = []
+    rank = PartialState().process_index
+
+    @find_executable_batch_size(starting_batch_size=8)
+    def train(batch_size: int) -> int:
+        tried.append(batch_size)
+        gather_object([rank])
+        if batch_size > 2 and rank == 1:
+            raise out_of_memory()
+        return len(gather_object([rank]))
+
+    with debug_deadline(1):
+        return train(), tried, gather_object([rank])
+
+
+@pytest.mark.parametrize("num", [2, 3])
+def test_debug_mode_recovers_also_where_others_wait_for_the_rank(world, num):
+    assert world(num).run(one_rank_runs_out_in_debug_mode) == [(num, [8, 4, 2], list(range(num)))] * num
+
+
+def one_rank_runs_out_in_debug_mode_after_the_last_operation() -> tuple[int, list[int]]:
+    current_runtime().debug = True
+    rank = PartialState().process_index
+
+    @find_executable_batch_size(starting_batch_size=4)
+    def train(batch_size: int) -> int:
+        gather_object([rank])
+        if batch_size > 2 and rank == 1:
+            raise out_of_memory()
+        return batch_size
+
+    return train(), gather_object([rank])
+
+
+def test_debug_mode_stays_in_step_when_the_others_had_finished(world):
+    assert world(2).run(one_rank_runs_out_in_debug_mode_after_the_last_operation) == [(2, [0, 1])] * 2
+
+
+def one_runs_out_and_another_fails() -> str:
+    @find_executable_batch_size(starting_batch_size=4)
+    def train(batch_size: int) -> None:
+        if PartialState().process_index == 0:
+            raise out_of_memory()
+        raise KeyError("not there")
+
+    try:
+        train()
+    except (KeyError, StateError) as error:
+        return str(error)
+    return ""
+
+
+def test_a_failure_ends_the_search_although_memory_ran_out_elsewhere(world):
+    assert world(2).run(one_runs_out_and_another_fails) == [
+        "Process 1 failed, so this process cannot go on. See its error. Memory had run out on this process.",
+        "'not there'",
+    ]
+
+
+def two_searches_one_after_the_other() -> list[int]:
+    results = []
+    for limit in (4, 2):
+
+        @find_executable_batch_size(starting_batch_size=8)
+        def train(batch_size: int, limit: int = limit) -> int:
+            if batch_size > limit and PartialState().process_index == 1:
+                raise out_of_memory()
+            return batch_size
+
+        results.append(train())
+    return results
+
+
+def test_each_search_has_tries_of_its_own(world):
+    assert world(3).run(two_searches_one_after_the_other) == [[4, 2]] * 3
+
+
+ABANDONED = """
+import sys, datetime
+import torch, torch.distributed as dist
+from accel_ops import find_executable_batch_size
+from accel_state import PartialState
+state = PartialState(cpu=True, timeout=datetime.timedelta(seconds=5))
+
+@find_executable_batch_size(starting_batch_size=8)
+def train(batch_size):
+    if state.process_index == 1:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+    dist.all_reduce(torch.ones(1))
+
+try:
+    train()
+except RuntimeError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_rank_that_waits_in_a_collective_ends_the_search_with_an_error_on_every_rank(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(ABANDONED)
+    finished = run_script(script, num_processes=2, launcher="torchrun")
+    assert (
+        "StateError Memory ran out on process 1 while this process waited for it in a collective, which cannot "
+        "be repeated. Start with a smaller batch size."
+    ) in finished.stdout, finished.stderr
+    assert (
+        "StateError Process 0 failed, so this process cannot go on. See its error. "
+        "Memory had run out on this process."
+    ) in finished.stdout
+
+
+GROUP_INSIDE = """
+from accel_ops import find_executable_batch_size
+from accel_state import PartialState
+
+@find_executable_batch_size(starting_batch_size=8)
+def train(batch_size):
+    PartialState(cpu=True)
+    return batch_size
+
+print(train())
+"""
+
+
+def test_the_function_may_set_the_group_up_itself(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(GROUP_INSIDE)
+    finished = run_script(script, num_processes=2, launcher="torchrun")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.split() == ["8", "8"]
+
+
+def one_rank_fails() -> Any:
+    @find_executable_batch_size(starting_batch_size=4)
+    def train(batch_size: int) -> None:
+        if PartialState().process_index == 0:
+            raise KeyError("not there")
+
+    try:
+        train()
+    except (KeyError, StateError) as error:
+        return str(error)
+
+
+def test_a_failure_of_one_rank_is_told_to_the_others(world):
+    assert world(2).run(one_rank_fails) == [
+        "'not there'",
+        "Process 0 failed, so this process cannot go on. See its error.",
+    ]
+
+
+def test_a_size_that_is_not_smaller_is_refused():
+    @find_executable_batch_size(starting_batch_size=8, reduce_batch_size_fn=lambda: 4)
+    def train(batch_size: int) -> None:
+        raise out_of_memory()
+
+    with pytest.raises(ConfigError, match="must return a smaller batch size than 4, .* got 4"):
+        train()
