@@ -12,5 +12,5 @@ def _run(work: Callable[..., Any], *args: Any) -> Any:
     return work(*args)
 
 
-run_outside_graph: Callable[..., Any] = torch.compiler.disable(_run)
+run_outside_graph: Callable[..., Any] = torch.compiler.disable(_run)  # type: ignore[no-untyped-call]
 """Calls its first argument with the others; the graph breaks there."""

@@ -55,12 +55,15 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy in memory of its own. Of a tensor that wraps others, such as a quantised one, these are copied."""
-    if not is_traceable_wrapper_subclass(tensor):
+    wrapper: Any = tensor
+    if not is_traceable_wrapper_subclass(wrapper):
         return tensor.clone()
     # Part by part, since not all of them know `clone` (torchao 0.18: the states of its 8-bit optimizers).
-    names, context = tensor.__tensor_flatten__()
-    parts = {name: copy_of(getattr(tensor, name)) for name in names}
-    rebuilt: torch.Tensor = type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
+    names, context = wrapper.__tensor_flatten__()
+    parts = {name: copy_of(getattr(wrapper, name)) for name in names}
+    rebuilt: torch.Tensor = type(wrapper).__tensor_unflatten__(
+        parts, context, wrapper.size(), wrapper.stride()
+    )
     return rebuilt
 
 
