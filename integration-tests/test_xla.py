@@ -13,10 +13,10 @@ from accel_state.testing.scripts import run_command
 pytestmark = pytest.mark.engine("xla")
 DEVICE = """
 import torch
-from accel_state.devices.xla import XlaBackend
+from accel_state.devices import device_backend
 from accel_state.topology import Topology
 
-backend = XlaBackend()
+backend = device_backend("xla")
 place = backend.place(Topology())
 told = {"available": backend.is_available(), "count": backend.count(), "device": place.type}
 told["alone"] = backend.refine_topology(Topology()) == Topology()
