@@ -1,4 +1,4 @@
-"""Who am I and what do I run on: process topology, devices, settings and process groups."""
+"""The state of a process: its rank, device, settings and process group."""
 
 from __future__ import annotations
 

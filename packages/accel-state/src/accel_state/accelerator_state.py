@@ -46,7 +46,7 @@ class AcceleratorState(ProcessView):
         kwargs: Arguments of `torch.distributed.init_process_group`.
 
     Raises:
-        ConfigError: If what is asked for cannot be had.
+        ConfigError: If the request cannot be met.
         StateError: If the state exists already and contradicts the arguments.
     """
 
@@ -201,7 +201,7 @@ class AcceleratorState(ProcessView):
         self._select(name)
 
     def _select(self, name: str) -> None:
-        """Mark one DeepSpeed plugin as selected, and tell those plugins that have `select` and `_unselect`."""
+        """Select one DeepSpeed plugin; those with `select` and `_unselect` are notified."""
         plugin = self.get_deepspeed_plugin(name)
         for other in (self.deepspeed_plugins or {}).values():
             if hasattr(other, "_unselect"):

@@ -26,7 +26,7 @@ class CPUInformation:
 
 
 def get_cpu_distributed_information() -> CPUInformation:
-    """Return this process's ranks and sizes as its environment tells them, whoever started it."""
+    """Return this process's ranks and sizes, from the variables of any launcher."""
     topology = detect_topology(snapshot())
     return CPUInformation(topology.rank, topology.world_size, topology.local_rank, topology.local_world_size)
 

@@ -1,4 +1,4 @@
-"""The closed lists of words that users and config files know, as enums that are also strings."""
+"""Names that users and config files know, as enums whose members are strings."""
 
 from __future__ import annotations
 

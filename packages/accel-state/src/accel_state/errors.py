@@ -14,7 +14,7 @@ class ConfigError(AccelError, ValueError):
 
 
 class NotAvailableError(AccelError, ImportError):
-    """A package or a device that was asked for is not here; the message says how to get it."""
+    """A package or a device is missing; the message says how to get it."""
 
 
 class StateError(AccelError, RuntimeError):
@@ -38,7 +38,7 @@ class LaunchError(AccelError, RuntimeError):
 
 
 class UnknownNameError(ConfigError, KeyError):
-    """A name that nobody knows; the message lists the known ones and the nearest."""
+    """An unknown name; the message lists the known ones and the nearest."""
 
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str]) -> UnknownNameError:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class GradientState:
-    """The state that crosses batches. There is one in each process, which every call returns.
+    """The state that crosses batches. There is one per process, and every call returns it.
 
     Args:
         gradient_accumulation_plugin: How gradients accumulate; replaces what was set before. None leaves it.

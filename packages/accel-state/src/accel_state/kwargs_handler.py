@@ -32,7 +32,7 @@ class InitProcessGroupKwargs(KwargsHandler):
     """How the process group is set up: see `torch.distributed.init_process_group`.
 
     Args:
-        backend: Only a value other than ``nccl`` is a wish; otherwise the device's own backend is used.
+        backend: The group's backend; ``nccl``, the default, stands for the backend of the device.
         init_method: Where the ranks meet (``env://``, ``tcp://host:port``, ``file:///path``).
         timeout: How long a collective may take; None leaves it to the backend (10 minutes for NCCL, 30 for
             others).

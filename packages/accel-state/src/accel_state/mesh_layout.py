@@ -179,7 +179,7 @@ class MeshLayout:
 
         Returns:
             A new mesh with ``axes`` in the order of `AXES`. The unions ``dp``, ``dp_shard_cp``, ``dp_cp`` and
-            ``loss`` can be asked for by name too, as far as they have any of ``axes``.
+            ``loss`` can be looked up by name too, if any of their axes are in ``axes``.
         """
         wanted = set(axes)
         mesh = _build(device_type, {axis: size for axis, size in self.sizes.items() if axis in wanted})

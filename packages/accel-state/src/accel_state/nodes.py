@@ -1,4 +1,4 @@
-"""Which ranks share a machine, where their launcher does not tell the number of the machine."""
+"""Which ranks share a machine, where the launcher does not number the machines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from accel_state.topology import Topology
 def agree_on_nodes(topology: Topology, *, host: str | None = None) -> Topology:
     """Return the topology with the number of this rank's machine, counted in the order of their first ranks.
 
-    MPI tells each rank its number on its machine, but not which machine it is: that depends on how ranks were
+    MPI gives each rank its number on its machine, but not the number of the machine: that depends on how ranks are
     mapped (``--map-by node``, a rank file). Every rank must call this while the process group is up; it blocks
     until all have.
 
     Args:
-        topology: As the environment tells it.
-        host: What tells this machine from the others; found out where not given.
+        topology: As the environment describes it.
+        host: A name of this machine that no other has; by default the host name with the boot id.
     """
     hosts: list[str] = [""] * topology.world_size
     dist.all_gather_object(hosts, host or _this_host())
@@ -32,8 +32,8 @@ def agree_on_nodes(topology: Topology, *, host: str | None = None) -> Topology:
 def on_hosts(topology: Topology, hosts: Sequence[str]) -> Topology:
     """Return the topology of a rank that runs on ``hosts[rank]``.
 
-    If as many ranks as it should have are not on this host, names do not tell machines apart, and the topology is
-    returned as it is.
+    If the number of ranks on this host is not the one that the launcher gave, several machines have the same name,
+    and the topology is returned unchanged.
     """
     own = hosts[topology.rank]
     if Counter(hosts)[own] != topology.local_world_size:
@@ -45,6 +45,6 @@ def on_hosts(topology: Topology, hosts: Sequence[str]) -> Topology:
 
 
 def _this_host() -> str:
-    """Return the machine's name, with what tells apart machines of the same name."""
+    """Return the machine's name and boot id, since containers may share a name."""
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()} {boot_id.read_text().strip() if boot_id.exists() else ''}"

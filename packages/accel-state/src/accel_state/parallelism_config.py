@@ -183,10 +183,10 @@ class ParallelismConfig:
         return axes, tuple(map(self._size, axes))
 
     def build_device_mesh(self, device_type: str) -> DeviceMesh | None:
-        """Build the mesh over all processes; every process must call this, and blocks until all have.
+        """Build the mesh over all processes. Every process must call this; it blocks until all have.
 
         The axes that are on come in the order of `active_mesh_dims`; their unions ``dp``, ``dp_shard_cp``,
-        ``dp_cp`` and ``loss`` can be asked for by name too. A mesh of one process is None.
+        ``dp_cp`` and ``loss`` can be looked up by name too. A mesh of one process is None.
 
         Raises:
             ConfigError: If the sizes do not multiply to the number of processes.

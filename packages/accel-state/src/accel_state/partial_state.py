@@ -1,4 +1,4 @@
-"""`PartialState`: who this process is, without anything about training."""
+"""`PartialState`: the rank and the device of this process, without anything about training."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 
-from accel_state.building import obtain_runtime
 from accel_state.devices.selection import current_device_backend
 from accel_state.process_control import check_process_index, only_if
 from accel_state.process_view import ProcessView
 from accel_state.runtime import current_runtime, has_runtime, reset_runtime
+from accel_state.runtime_factory import get_or_create_runtime
 from accel_state.shared_state import SharedState
 from accel_state.topology import Topology
 
@@ -37,26 +37,26 @@ def _collect() -> dict[str, Any]:
 
 
 class PartialState(ProcessView):
-    """Who this process is: its device, its number, and how many there are.
+    """The device and the rank of this process, and how many processes there are.
 
     All instances show the same state; the first one builds it and, where there are several processes, sets up
     the process group, which blocks until all have come.
 
     Args:
         cpu: Use the CPU even where there is an accelerator.
-        kwargs: Wishes for `torch.distributed.init_process_group` (``backend``, ``timeout``, ``init_method``,
+        kwargs: Arguments of `torch.distributed.init_process_group` (``backend``, ``timeout``, ``init_method``,
             …).
 
     Raises:
-        ConfigError: If what is asked for cannot be had: more processes than devices, a backend that is not
-            built.
+        ConfigError: If the request cannot be met: there are more processes than devices, or the backend is
+            not built.
         StateError: If the state exists already and contradicts the arguments.
     """
 
     _shared_state: ClassVar[SharedState] = SharedState(_collect)
 
     def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
-        obtain_runtime(cpu=cpu, options=kwargs)
+        get_or_create_runtime(cpu=cpu, options=kwargs)
 
     @staticmethod
     def is_initialized() -> bool:
@@ -75,7 +75,7 @@ class PartialState(ProcessView):
 
     @property
     def default_device(self) -> torch.device:
-        """The device that a single process would get where nothing is asked for."""
+        """The device that a single process gets by default."""
         backend = current_device_backend()
         return backend.place(Topology())
 

@@ -93,7 +93,7 @@ class ProcessView:
         return topology.rank == topology.world_size - 1
 
     def wait_for_everyone(self) -> None:
-        """Block until every process has come here; every process must call this. A single process goes on."""
+        """Block until every process has called this; a single process does not wait."""
         self._runtime.wait_for_everyone()
 
     def main_process_first(self) -> AbstractContextManager[None]:

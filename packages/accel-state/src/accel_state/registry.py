@@ -42,7 +42,7 @@ class Registry(Generic[T]):
         """Return the member called ``name``.
 
         Raises:
-            UnknownNameError: If nobody owns the name.
+            UnknownNameError: If no package owns the name.
             ConfigError: If two installed packages own it, or it points at something that does not exist.
             NotAvailableError: If importing it fails because something it needs is not installed.
         """

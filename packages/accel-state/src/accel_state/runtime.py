@@ -37,11 +37,11 @@ class Runtime:
 
     @property
     def layout(self) -> MeshLayout:
-        """How the ranks are arranged: as the `AcceleratorState` was told, else each with all of the model."""
+        """How the ranks are arranged: as the `ParallelismConfig` says, else every rank has the whole model."""
         return _Current.training.get("layout") or MeshLayout.of_replicas(self.topology.world_size)
 
     def wait_for_everyone(self) -> None:
-        """Block until every rank has come here; return at once in a single process."""
+        """Block until every rank has called this; return at once in a single process."""
         if self.topology.world_size > 1:
             self.device_backend.barrier(self.device)
 

@@ -9,9 +9,9 @@ from accel_state.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A process's place in the run, as its environment tells it.
+    """The rank of a process and the size of the run, on its machine and in all.
 
-    ``source`` names the process environment that told; ``master_addr`` and ``master_port`` are where the
+    ``source`` names the process environment that they come from; ``master_addr`` and ``master_port`` are where the
     ranks meet, None where the environment does not say. ``is_node_rank_assumed`` is set where the environment
     does not tell which machine this is, and machines are taken to hold consecutive ranks.
     """

@@ -32,7 +32,7 @@ def get_driver_version() -> str:
     """
     versions = _query("driver_version")
     if not versions:
-        raise NotAvailableError("`nvidia-smi` lists no GPU, so there is no driver version to tell.")
+        raise NotAvailableError("`nvidia-smi` lists no GPU, so the version of the driver is not known.")
     return versions[0]
 
 

@@ -75,7 +75,7 @@ class DeviceBackend(Protocol):
         ...
 
     def refine_topology(self, topology: Topology) -> Topology:
-        """Return the topology as the device's own runtime tells it; most have nothing to add."""
+        """Return the topology with what the device's own runtime knows; most have nothing to add."""
         ...
 
     def process_group_options(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class DeviceBackend(Protocol):
         ...
 
     def barrier(self, device: torch.device) -> None:
-        """Block until every rank of the default process group has come here."""
+        """Block until every rank of the default process group has called this."""
         ...
 
     def empty_cache(self) -> None:

@@ -59,7 +59,7 @@ class XlaBackend(VendorBackend):
         return self.device(topology.local_rank)
 
     def refine_topology(self, topology: Topology) -> Topology:
-        """Return what the runtime tells: it may have started the processes itself (`torch_xla.launch`)."""
+        """Return the ranks of the runtime, which may have started the processes itself (`torch_xla.launch`)."""
         runtime = _runtime()
         world_size, local_world_size = int(runtime.world_size()), int(runtime.local_process_count())
         if world_size <= 1:

@@ -1,4 +1,4 @@
-"""The one door to the environment: settings by name, and changes that undo themselves."""
+"""The environment: settings by name, other variables, and temporary changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one door to the environment: the only module that touches `os.environ`."""
+"""Reading and writing the environment: the only module that uses `os.environ`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of the environment that undo themselves."""
+"""Temporary changes of the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who started this process, and as which of how many: one pure reader of variables per launcher."""
+"""Which launcher started this process, and with which rank: one pure reader of variables per launcher."""
 
 from __future__ import annotations
 

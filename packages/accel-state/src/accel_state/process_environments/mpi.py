@@ -14,7 +14,7 @@ _DEFAULT_PORT = 29500
 
 
 class Variables(NamedTuple):
-    """Where an MPI tells a rank its number and how many there are, in all and on its machine."""
+    """The variables in which an MPI passes rank and number of ranks, in all and on the machine."""
 
     rank: str
     world_size: str

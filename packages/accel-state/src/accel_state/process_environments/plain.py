@@ -1,4 +1,4 @@
-"""A process that nobody started as one of several."""
+"""A process that was started on its own."""
 
 from __future__ import annotations
 

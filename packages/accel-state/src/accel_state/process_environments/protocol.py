@@ -1,4 +1,4 @@
-"""What a process environment is: one way in which processes are started and told who they are."""
+"""The protocol of a process environment: how one launcher passes ranks to the processes it starts."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from accel_state.topology import Topology, check_within
 _STEP_IDS = ("SLURM_STEP_ID", "SLURM_STEPID")
 # Ids from here on stand for steps that are no `srun`: the batch script, the interactive shell and the like.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-# Ports below are often taken, ports above are given out by Linux to whoever connects. The jobs of a cluster get
+# Ports below are often taken; Linux assigns ports above to outgoing connections. The jobs of a cluster get
 # different ones, so that two jobs on one machine do not meet.
 _FIRST_PORT, _NUM_PORTS = 15000, 17000
 # `srun --pty bash` names its job after the shell.
@@ -29,8 +29,8 @@ class SLURMEnvironment:
     """``SLURM_PROCID``, ``SLURM_NTASKS``, ``SLURM_LOCALID``, ``SLURM_NODEID`` of a step's task.
 
     The shell of ``sbatch`` or ``salloc`` has most of these variables too, but is one process whatever they
-    say; only ``srun`` sets a step id. The shell of ``srun --pty bash`` has one as well: it is told by its
-    terminal, being the first step of a job that is named after a shell. The variables of the step win over
+    say; only ``srun`` sets a step id. The shell of ``srun --pty bash`` has one as well: it is recognised by
+    its terminal, and as the first step of a job that is named after a shell. The variables of the step win over
     those of the job, which may be larger.
 
     https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES

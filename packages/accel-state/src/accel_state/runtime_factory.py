@@ -1,4 +1,4 @@
-"""Builds the runtime from arguments and environment; the only time that the environment is asked."""
+"""Builds the runtime of a process from arguments and the environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from accel_state.runtime import (
 from accel_state.topology import Topology
 
 
-def obtain_runtime(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
+def get_or_create_runtime(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
     """Return the runtime of this process, building it on the first call.
 
     Raises:
@@ -75,7 +75,7 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
 
 
 def _topology(options: Mapping[str, Any]) -> Topology:
-    """Return the environment's topology, or the one that the user's ``rank`` and ``world_size`` tell."""
+    """Return the environment's topology, or the one that the user's ``rank`` and ``world_size`` give."""
     if not {"rank", "world_size"} & set(options):
         return detect_topology(snapshot())
     rank, world_size = options.get("rank"), options.get("world_size")
