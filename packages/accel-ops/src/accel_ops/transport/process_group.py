@@ -14,11 +14,11 @@ from accel_ops.transport.protocol import Reduction
 from accel_state.group_store import store_of
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+#: Renamed in torch 2.13. Delete the old name when we require that release.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _CPU = torch.device("cpu")
 _MOVED_AS_THEY_ARE = frozenset({torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8})
 
-# The older name, for releases of torch before 2.13.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _LOCK = threading.RLock()
 
 
@@ -66,7 +66,8 @@ class ProcessGroupTransport:
 
     @property
     def store(self) -> Store:
-        return store_of(self._group)
+        store: Store = store_of(self._group)
+        return store
 
 
 @lru_cache(maxsize=8)

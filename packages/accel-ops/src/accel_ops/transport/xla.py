@@ -59,4 +59,5 @@ class XlaTransport:
                 "This needs the store of a process group, and there is none. "
                 "Call `torch.distributed.init_process_group('xla', init_method='xla://')` first."
             )
-        return store_of(group)
+        store: Store = store_of(group)
+        return store
