@@ -14,19 +14,30 @@ from tools.setup.running import run
 from tools.workspace import ROOT
 
 
+NUM_SLOWEST = 20
+
+
 def test(arguments: argparse.Namespace) -> int:
     if arguments.engines is not None:
         if arguments.paths:
             raise SetupError("`--engines` chooses the tests itself: name engines, and no paths.")
         return run_engines(arguments.engines or NAMES, arguments.handed_on)
     environment = development().ensure()
-    command = [environment.python, "-m", "pytest", *options_in_ci(), *arguments.paths, *arguments.handed_on]
+    command = [environment.python, "-m", "pytest", *options_in_ci(), *arguments.paths]
+    if arguments.durations:
+        command.append(f"--durations={NUM_SLOWEST}")
+    command += arguments.handed_on
     return run(command, cwd=ROOT, environ=environment.child_environ())
 
 
 def options_in_ci() -> list[str]:
     """Return what pytest is told in CI, where a test that is skipped for no known reason is a failure."""
-    return ["--no-unexpected-skips"] if os.environ.get("CI", "").lower() in ("1", "true") else []
+    return ["--no-unexpected-skips"] if is_ci() else []
+
+
+def is_ci() -> bool:
+    """Return True if a CI service runs this, which says so in ``CI``."""
+    return os.environ.get("CI", "").lower() in ("1", "true")
 
 
 def known_engine(name: str) -> str:
@@ -39,6 +50,12 @@ def known_engine(name: str) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "paths", nargs="*", help="what to test, e.g. packages/accel-ops; everything if left out"
+    )
+    parser.add_argument(
+        "--durations",
+        action="store_true",
+        default=is_ci(),
+        help=f"list the slowest {NUM_SLOWEST} tests at the end; always so in CI",
     )
     parser.add_argument(
         "--engines",
