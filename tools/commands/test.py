@@ -13,7 +13,6 @@ from tools.setup.presets import development
 from tools.setup.running import run
 from tools.workspace import ROOT
 
-
 NUM_SLOWEST = 20
 
 
