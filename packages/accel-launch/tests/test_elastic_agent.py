@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from accel_launch.elastic_agent import TailedLogs, address_towards, report_on
+from accel_launch.elastic_agent import TailedLogs, address_towards, known_to_this_torch, report_on
 
 NOW = int(time.time())
 TERMINATED, CRASHED = -signal.SIGTERM, -signal.SIGSEGV
@@ -81,3 +81,21 @@ def test_a_new_attempt_forgets_the_lines_of_the_old_one_and_leaks_nothing():
 )
 def test_the_own_address_is_the_one_that_leads_to_the_others(endpoint, address):
     assert address_towards(endpoint) == address
+
+
+@dataclass
+class OldLaunchConfig:
+    """torch 2.8's: its agent waits 30 s for the ranks to end, whatever one asks for."""
+
+
+def test_an_old_agent_is_not_given_the_time_that_it_waits_anyway(monkeypatch):
+    monkeypatch.setattr("torch.distributed.launcher.api.LaunchConfig", OldLaunchConfig)
+    assert known_to_this_torch(["--nnodes=1", "--shutdown-timeout=30"]) == ["--nnodes=1"]
+
+
+def test_a_grace_period_that_an_old_agent_cannot_keep_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr("torch.distributed.launcher.api.LaunchConfig", OldLaunchConfig)
+    assert known_to_this_torch(["--nnodes=1", "--shutdown-timeout=5"]) is None
+    told = capsys.readouterr().err
+    assert "`--grace_period_s` is 5, but the elastic agent of torch" in told
+    assert "always waits 30 s. Leave the flag out, or use a newer torch." in told

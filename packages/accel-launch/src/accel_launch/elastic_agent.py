@@ -65,8 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(sys.argv[1:] if argv is None else argv)
     if not arguments.is_verbose:
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    torch_flags = known_to_this_torch(arguments.torch_flags)
+    if torch_flags is None:
+        return 1
     # torch leaves these functions unannotated
-    agent_arguments = torch_run.parse_args([*arguments.torch_flags, "--no-python", "COMMAND"])  # type: ignore[no-untyped-call]
+    agent_arguments = torch_run.parse_args([*torch_flags, "--no-python", "COMMAND"])  # type: ignore[no-untyped-call]
     if agent_arguments.standalone:
         agent_arguments.rdzv_backend, agent_arguments.rdzv_endpoint = "c10d", "localhost:0"
     elif agent_arguments.rdzv_backend != "static" and agent_arguments.local_addr is None:
@@ -129,6 +132,27 @@ def _parse(argv: Sequence[str]) -> _Arguments:
         "--quiet" in flags,
         reports[0] if reports else None,
     )
+
+
+def known_to_this_torch(flags: list[str]) -> list[str] | None:
+    """Return ``flags`` less the one that torch 2.8 lacks; where that changes the run, complain and return None.
+
+    Delete this when we require a torch whose ``torch.distributed.run`` has ``--shutdown-timeout``.
+    """
+    from torch import __version__
+    from torch.distributed.launcher.api import LaunchConfig
+
+    if "shutdown_timeout" in LaunchConfig.__dataclass_fields__:
+        return flags
+    prefix, fixed_s = "--shutdown-timeout=", "30"
+    for flag in flags:
+        if flag.startswith(prefix) and (given_s := flag.removeprefix(prefix)) != fixed_s:
+            complain(
+                f"`--grace_period_s` is {given_s}, but the elastic agent of torch {__version__} always waits"
+                f" {fixed_s} s. Leave the flag out, or use a newer torch."
+            )
+            return None
+    return [flag for flag in flags if not flag.startswith(prefix)]
 
 
 def address_towards(endpoint: str) -> str | None:
