@@ -48,7 +48,7 @@ def test_line_of_the_caller_is_reported(logger, records):
 
 
 def log_for_another(logger):
-    logger.info("for my caller", stacklevel=2)
+    logger.info("for my caller", stacklevel=3)
 
 
 def test_error_of_the_caller_is_reported(logger, records):
@@ -114,6 +114,37 @@ def test_main_process_alone_logs_unless_told_otherwise(world):
     assert world(2).run(logged, main_process_only=False) == [1, 1]
     assert world(2).run(logged, main_process_only=False, in_order=True) == [1, 1]
     assert world(2).run(logged, in_order=True) == [1, 0]
+
+
+def logged_where_levels_differ():
+    handler = Records()
+    logging.getLogger("levels").addHandler(handler)
+    logger = get_logger("levels", log_level="INFO" if dist.get_rank() == 0 else "ERROR")
+    logger.info("message", main_process_only=False, in_order=True)
+    return len(handler.records)
+
+
+def test_ordered_messages_do_not_wait_for_ranks_whose_level_discards_them(world):
+    assert world(3).run(logged_where_levels_differ) == [1, 0, 0]
+
+
+def around(logger, **kwargs):
+    logger.info("message", **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "function"),
+    [
+        ({}, "around"),
+        ({"stacklevel": 1}, "around"),
+        ({"stacklevel": 2}, "around"),
+        ({"stacklevel": 3}, "test_"),
+    ],
+)
+def test_the_stack_level_says_whose_line_is_shown(logger, records, kwargs, function):
+    around(logger, **kwargs)
+    assert records[0].funcName.startswith(function)
+    assert records[0].pathname == __file__
 
 
 class AppendRank(logging.Handler):

@@ -49,12 +49,30 @@ dist.all_reduce(torch.ones(1), async_op=True).get_future().then(look)
     ),
     "leaves garbage that holds the group": (
         """
-from accel_state import process_group
-process_group._CALLBACK_WAIT_S = 600.0
 class Knot: pass
 knot = Knot()
 knot.itself, knot.group = knot, dist.group.WORLD
 del knot
+""",
+        [0, 0],
+        ["", ""],
+    ),
+    "leaves a variable that holds the group": (
+        """
+from accel_state import process_group
+process_group._CALLBACK_WAIT_S = 600.0
+kept = dist.group.WORLD
+""",
+        [0, 0],
+        ["", ""],
+    ),
+    "leaves a model that holds the group": (
+        """
+from accel_state import process_group
+process_group._CALLBACK_WAIT_S = 600.0
+from torch.nn.parallel import DistributedDataParallel
+model = DistributedDataParallel(torch.nn.Linear(1, 1))
+model(torch.ones(1, 1)).sum().backward()
 """,
         [0, 0],
         ["", ""],
@@ -244,10 +262,10 @@ def test_backend_that_is_not_built_is_refused_with_those_that_are():
     process_group.check_backend("GLOO")
 
 
-def test_missing_meeting_point_is_named(monkeypatch):
+def test_missing_init_method_is_named(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(
-        ConfigError, match="2 processes were asked for, but nobody says where they meet. Set `MASTER_ADDR`"
+        ConfigError, match="2 processes were asked for, but it is unknown where they meet. Set `MASTER_ADDR`"
     ):
         process_group.set_up_group(Topology(world_size=2), backend="gloo", options={})
 
@@ -255,7 +273,7 @@ def test_missing_meeting_point_is_named(monkeypatch):
 def test_file_of_the_debug_launcher_is_where_ranks_meet(monkeypatch, tmp_path):
     monkeypatch.setenv("MASTER_ADDR", "host")
     monkeypatch.setenv("ACCELERATE_DEBUG_RDV_FILE", str(tmp_path / "meet"))
-    assert process_group._meeting_point(Topology(world_size=2)) == f"file://{tmp_path / 'meet'}"
+    assert process_group._init_method(Topology(world_size=2)) == f"file://{tmp_path / 'meet'}"
 
 
 @pytest.mark.parametrize(
@@ -271,7 +289,7 @@ def test_variables_say_where_ranks_meet_only_if_they_say_it_all(monkeypatch, add
     monkeypatch.setenv("MASTER_ADDR", address)
     monkeypatch.setenv("MASTER_PORT", port)
     topology = Topology(world_size=2, master_addr="host", master_port=123)
-    assert process_group._meeting_point(topology) == meeting_point
+    assert process_group._init_method(topology) == meeting_point
 
 
 def test_unknown_argument_of_the_group_is_named():

@@ -153,3 +153,33 @@ def test_error_in_the_body_passes_through():
     with pytest.raises(KeyError, match="inside"):
         with split_between_processes([1], rank=0, world_size=2):
             raise KeyError("inside")
+
+
+class Labelled:
+    """Rows with labels, as those of pandas: brackets look labels up, `take` goes by position."""
+
+    def __init__(self, rows, labels):
+        self.rows, self.labels = rows, labels
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, labels):
+        return [self.rows[self.labels.index(label)] for label in labels]
+
+    def take(self, indices, axis=0):
+        return [self.rows[index] for index in indices]
+
+
+def test_rows_with_labels_are_split_by_position():
+    labelled = Labelled(["a", "b", "c"], [2, 1, 0])
+    assert shares(labelled, 2) == [["a", "b"], ["c"]]
+    assert shares(labelled, 2, apply_padding=True) == [["a", "b"], ["c", "c"]]
+
+
+def test_pandas_objects_are_split_by_position():
+    pandas = pytest.importorskip("pandas", reason="pandas is not among the requirements of the tests")
+    series = pandas.Series(list("abcd"), index=[3, 2, 1, 0])
+    assert [part.tolist() for part in shares(series, 2)] == [["a", "b"], ["c", "d"]]
+    frame = pandas.DataFrame({"x": [1, 2, 3]})
+    assert [part["x"].tolist() for part in shares(frame, 2, apply_padding=True)] == [[1, 2], [3, 3]]

@@ -11,16 +11,21 @@ from accel_state.environment import read
 from accel_state.errors import ConfigError, StateError
 from accel_state.runtime import current_runtime, has_runtime
 
+#: The ``stacklevel`` of the caller: one more than in the standard library, for this module's own frame.
+_CALLER = 2
+
 
 class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
     """A logger whose calls take ``main_process_only`` and ``in_order`` beside the usual arguments.
 
     By default only process 0 logs. With ``main_process_only=False`` all do, in any order; with
-    ``in_order=True`` too, one after the other by number, for which every process must make the call.
+    ``in_order=True`` too, one after the other by number, for which every process must make the call, also where
+    its logger's level discards the message. ``stacklevel`` counts as in Accelerate: 2, the default, shows the line
+    that calls the logger, 3 the line that calls the function around it.
 
     Raises:
-        StateError: If it is called before `Accelerator()` or `PartialState()`, since nobody knows the main
-            process yet.
+        StateError: If it is called before `Accelerator()` or `PartialState()`, since the main process is not known
+            yet.
     """
 
     def __init__(self, logger: logging.Logger, extra: Mapping[str, object] | None = None) -> None:
@@ -35,10 +40,7 @@ class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
             )
         main_process_only = kwargs.pop("main_process_only", True)
         in_order = kwargs.pop("in_order", False)
-        # One more frame between the caller, whose line is to be shown, and the standard library.
-        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
-        if not self.isEnabledFor(level):
-            return
+        kwargs["stacklevel"] = max(_CALLER, kwargs.get("stacklevel", _CALLER))
         runtime = current_runtime()
         rank = runtime.topology.rank
         if main_process_only:
@@ -46,7 +48,7 @@ class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
         else:
             turns = range(runtime.topology.world_size) if in_order else range(rank, rank + 1)
         for turn in turns:
-            if turn == rank:
+            if turn == rank and self.isEnabledFor(level):
                 msg, kwargs = self.process(msg, kwargs)
                 self.logger.log(level, msg, *args, **kwargs)
             if in_order and not main_process_only:
@@ -61,7 +63,7 @@ class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
     @functools.lru_cache(None)  # noqa: B019 -- loggers live as long as the process
     def warning_once(self, *args: Any, **kwargs: Any) -> None:
         """Log a warning the first time that it is called with these arguments, which must be hashable."""
-        self.warning(*args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
+        self.warning(*args, **{**kwargs, "stacklevel": max(_CALLER, kwargs.get("stacklevel", _CALLER)) + 1})
 
 
 def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:

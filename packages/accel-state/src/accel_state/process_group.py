@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import logging
 import os
 import signal
@@ -13,11 +12,10 @@ import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.distributed as dist
 
-from accel_state.connections import Connections, opened_connections
 from accel_state.environment import read, variable
 from accel_state.errors import ConfigError, StateError
 from accel_state.topology import Topology
@@ -35,27 +33,18 @@ OPTIONS = frozenset(
         "world_size",
     }
 )
-"""What a user may say about the group: the arguments of `torch.distributed.init_process_group`."""
-
+"""What a user may ask of the group: the arguments of `torch.distributed.init_process_group`."""
 
 _FAILURE_WAIT_S = 5.0
 _CALLBACK_WAIT_S = 5.0
-_REFERENCES_OF_A_SOLE_HOLDER = 2  # the entry's, and the argument's of `sys.getrefcount`
+_RELEASE_S = 0.02
 
 
 class _Owned:
-    """The default group that accel set up, and in which process; a forked child does not own its parent's.
-
-    `ended` holds groups that were destroyed while something else, a wrapped model or a callback of a
-    collective, still held them: whoever lets go last joins the group's threads, and that must not be one of
-    these threads, which would end the process with ``Resource deadlock avoided`` (gloo, torch 2.13), nor a
-    forked child, which has no such threads.
-    """
+    """The default group that accel set up, and in which process; a forked child does not own its parent's."""
 
     pid: int | None = None
     group: dist.ProcessGroup | None = None
-    connections: Connections | None = None
-    ended: ClassVar[list[tuple[int | None, dist.ProcessGroup]]] = []
     is_exit_hooked: bool = False
 
 
@@ -86,22 +75,27 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
     Args:
         topology: Who this process is, and where the ranks meet.
         backend: ``gloo``, ``nccl``, or a vendor's, whose plugin has been imported.
-        options: The user's wishes; they win over ``topology``.
+        options: The user's own arguments; they win over ``topology``.
 
     Raises:
-        ConfigError: If the backend is not part of this torch, or nobody says where the ranks meet.
+        ConfigError: If the backend is not part of this torch, or it is unknown where the ranks meet.
     """
     check_backend(backend)
     arguments: dict[str, Any] = {"rank": topology.rank, "world_size": topology.world_size, **options}
     arguments["backend"] = backend
     if "init_method" not in arguments and "store" not in arguments:
-        arguments["init_method"] = _meeting_point(topology)
-    # Before the group exists: these functions have it as a default argument, so that imported later (which DDP
-    # does, by way of torch._dynamo) they keep it, and its threads, beyond the end of the script (torch 2.13).
+        arguments["init_method"] = _init_method(topology)
+    # The functions of this module have the default group as a default argument. Imported while the group exists
+    # (DDP does so, by way of torch._dynamo) they would keep it beyond the end of the script (torch 2.13).
     import torch.distributed.nn.functional  # noqa: F401
 
-    _let_go(wait_s=0.0)
-    create_owned_group(**arguments)
+    dist.init_process_group(**arguments)
+    _Owned.pid, _Owned.group = os.getpid(), dist.group.WORLD
+    if not _Owned.is_exit_hooked:
+        # Once: atexit keeps the order of registration, and every registration after torch's import runs before
+        # torch's own hooks.
+        _Owned.is_exit_hooked = True
+        atexit.register(_end_at_exit)
     if backend == "gloo":
         # A rank may be connected to all while another is not yet. If it left now, as a short script does, the other
         # would fail with "Connection closed by peer" (torch 2.13).
@@ -165,86 +159,22 @@ def end_owned_group() -> None:
     """
     if is_group_owned():
         leave_group()
-    else:
-        _let_go(wait_s=0.0)
 
 
-def create_owned_group(**arguments: Any) -> None:
-    """Create the default group with these arguments of `torch.distributed.init_process_group`, and own it."""
-    with opened_connections() as connections:
-        dist.init_process_group(**arguments)
-    _Owned.pid, _Owned.group, _Owned.connections = os.getpid(), dist.group.WORLD, connections
-    if not _Owned.is_exit_hooked:
-        # Once: atexit keeps the order of registration, and every registration after torch's import runs before
-        # torch's own hooks.
-        _Owned.is_exit_hooked = True
-        atexit.register(_end_at_exit)
+def leave_group() -> None:
+    """Destroy the default group, whoever set it up."""
+    _Owned.pid = _Owned.group = None
+    dist.destroy_process_group()
 
 
-def leave_group(*, release_others: bool = False) -> bool:
-    """Destroy the default group at once and return whether accel had set it up.
-
-    Args:
-        release_others: See to it that ranks that wait for this one in a collective get an error. gloo keeps the
-            connections to them open while anything holds the group, as a wrapped model does, perhaps in the
-            traceback of the error that makes this rank leave: they are cut, if accel has set the group up. The
-            communicators of other backends are aborted.
-    """
-    was_owned, connections, port = is_group_owned(), _Owned.connections, _store_port()
-    if release_others and backend_of_group() != "gloo":
-        dist.distributed_c10d._abort_process_group()
-    else:
-        dist.destroy_process_group()
-    if was_owned:
-        if release_others and connections is not None:
-            connections.cut(spare_port=port)
-        _let_go(wait_s=0.0)
-    return was_owned
-
-
-def _store_port() -> int | None:
-    """Return the port of the store that the default group was set up with, None if it is not on a network."""
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
-
-    store = dist.distributed_c10d._get_default_store()
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    return store.port if isinstance(store, TCPStore) else None
-
-
-def _let_go(*, wait_s: float) -> None:
-    """Drop this process's groups that have ended, and join their threads; keep those that others still hold.
-
-    Args:
-        wait_s: How long to wait, in seconds, for others to let go.
-    """
-    if _Owned.group is not None:
-        _Owned.ended.append((_Owned.pid, _Owned.group))
-    _Owned.pid = _Owned.group = _Owned.connections = None
-    deadline, has_tidied_up = time.monotonic() + wait_s, False
-    for index in reversed(range(len(_Owned.ended))):
-        if _Owned.ended[index][0] != os.getpid():
-            continue
-        while sys.getrefcount(_Owned.ended[index][1]) > _REFERENCES_OF_A_SOLE_HOLDER:
-            if time.monotonic() >= deadline:
-                break
-            if not has_tidied_up:  # the holder may be garbage
-                gc.collect()
-                has_tidied_up = True
-            time.sleep(0.001)
-        else:
-            del _Owned.ended[index]
-
-
-def _meeting_point(topology: Topology) -> str:
+def _init_method(topology: Topology) -> str:
     file = read("debug_rdv_file")
     if file is not None:
         return f"file://{file}"
     if topology.master_addr is None or topology.master_port is None:
         raise ConfigError(
-            f"{topology.world_size} processes were asked for, but nobody says where they meet. Set "
-            "`MASTER_ADDR` and "
-            "`MASTER_PORT`, pass `init_method`, or start the script with `accel launch` or `torchrun`."
+            f"{topology.world_size} processes were asked for, but it is unknown where they meet. Set "
+            "`MASTER_ADDR` and `MASTER_PORT`, pass `init_method`, or start the script with `accel launch` or `torchrun`."
         )
     if variable("MASTER_ADDR") and variable("MASTER_PORT"):
         # Not the address itself: under torchrun the agent holds the store already, which only `env://` knows.
@@ -261,7 +191,7 @@ def _topology_of_group(topology: Topology) -> Topology:
 
 
 def single_node(topology: Topology, *, rank: int, world_size: int) -> Topology:
-    """Return the place of a rank of whose machine nothing is known: all are taken to share this one."""
+    """Return the place of a rank whose machine is unknown: all ranks are assumed to share this one."""
     return replace(
         topology,
         rank=rank,
@@ -275,31 +205,51 @@ def single_node(topology: Topology, *, rank: int, world_size: int) -> Topology:
 
 
 def _end_at_exit() -> None:
-    """Join the group's threads before the interpreter goes.
+    """End the group's threads before the interpreter ends.
 
-    gloo's threads otherwise ask for the interpreter when it is no more, which ends the process with
+    A thread of gloo that then still has to release a tensor, or runs a callback, would end the process with
     ``terminate called without an active exception`` (seen with torch 2.13).
     """
-    failure = getattr(sys, "last_value", None)
+    _wait_for_callbacks()
+    failure = _uncaught_error()
     if failure is None or not is_group_owned():
         end_owned_group()
-        _let_go(wait_s=_CALLBACK_WAIT_S)
     else:
         _end_after_failure(failure)
+
+
+def _wait_for_callbacks() -> None:
+    """Wait until no thread outside Python's own, such as one of gloo, runs Python code; five seconds at most."""
+    deadline = time.monotonic() + _CALLBACK_WAIT_S
+    time.sleep(_RELEASE_S)  # lets these threads have the interpreter, to release what they hold
+    while time.monotonic() < deadline:
+        own = {
+            thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)
+        }
+        if own.issuperset(sys._current_frames()):
+            return
+        time.sleep(0.001)
+
+
+def _uncaught_error() -> BaseException | None:
+    """Return the error that ends the script; None at a regular end, also that of an interactive session."""
+    ipython = sys.modules.get("IPython")
+    is_interactive = hasattr(sys, "ps1") or (ipython is not None and ipython.get_ipython() is not None)
+    return None if is_interactive else getattr(sys, "last_value", None)
 
 
 def _end_after_failure(failure: BaseException) -> None:
     """End the group after an uncaught exception, without waiting long for ranks that wait for this one.
 
-    A collective of ours may be under way that no other rank will ever join, while the others wait for us in
-    one that we shall never join; the group's timeout, half an hour by default, would have to pass.
+    A collective may be under way here that no other rank will ever join, while the others wait for this rank
+    in another one; the group's timeout, half an hour by default, would have to pass.
     """
-    is_nccl = "nccl" in dist.get_backend()
-    destroy = dist.distributed_c10d._abort_process_group if is_nccl else dist.destroy_process_group
+    group = dist.group.WORLD if "nccl" in dist.get_backend() else None
 
     def end() -> None:
-        destroy()
-        _let_go(wait_s=0.0)
+        if group is not None:
+            group.abort()
+        leave_group()
 
     ending = threading.Thread(target=end, name="end-process-group", daemon=True)
     ending.start()

@@ -23,8 +23,8 @@ def split_between_processes(
     items than processes, the last processes get none (unless padded). Empty inputs stay empty.
 
     Args:
-        inputs: A list, tuple, other sequence, tensor (split along its first dimension), data set, or a
-            mapping of such, all of one length. A single process gets the very object.
+        inputs: A list, tuple, other sequence, tensor (split along its first dimension), array,
+            pandas object, data set, or a mapping of such, all of one length. A single process gets the very object.
 
     Raises:
         ConfigError: If a mapping's values differ in length, or ``inputs`` has no order to split along.
@@ -95,6 +95,7 @@ def _share_of_data_set(inputs: Any, indices: list[int]) -> Any:
     if isinstance(inputs, torch.utils.data.Dataset):
         return torch.utils.data.Subset(inputs, indices)
     if not isinstance(inputs, Sequence) and hasattr(inputs, "take"):
-        # numpy arrays and what follows their protocol.
-        return inputs[indices]
+        # By position: the brackets of a pandas Series or DataFrame look labels up. NumPy's `take` without an
+        # axis flattens; that of pandas has axis 0 by default, which it also accepts by name.
+        return inputs.take(indices, axis=0)
     return [inputs[index] for index in indices]
