@@ -119,6 +119,7 @@ def test_groups_of_large_runs_cover_every_rank_once(sizes, axes):
     groups = layout.groups(*axes)
     assert sorted(rank for group in groups for rank in group) == list(range(layout.world_size))
     assert {len(group) for group in groups} == {layout.size(*axes)}
+    assert layout.indices(*axes) == tuple(layout.index(rank, *axes) for rank in range(layout.world_size))
     for group in (groups[0], groups[len(groups) // 2], groups[-1]):
         assert [layout.index(rank, *axes) for rank in group] == list(range(len(group)))
         assert {layout.group_of(rank, *axes) for rank in group} == {group}

@@ -29,7 +29,10 @@ class DataRanks:
     @property
     def readers(self) -> tuple[int, ...]:
         """For each number the first rank of the world that has it; gathered rows are taken from these."""
-        return tuple(self.of_world.index(rank) for rank in range(self.num_ranks))
+        first: dict[int, int] = {}
+        for one, number in enumerate(self.of_world):
+            first.setdefault(number, one)
+        return tuple(first[number] for number in range(self.num_ranks))
 
     @property
     def is_shared(self) -> bool:
@@ -44,7 +47,7 @@ def all_different(num_ranks: int, rank: int) -> DataRanks:
 
 def ranks_of_layout(layout: MeshLayout, rank: int) -> DataRanks:
     """Return the place of ``rank`` in a run of that layout."""
-    of_world = tuple(layout.data_rank(one) for one in range(layout.world_size))
+    of_world = layout.indices(*DATA_AXES)
     return DataRanks(layout.num_data_ranks, of_world[rank], of_world)
 
 

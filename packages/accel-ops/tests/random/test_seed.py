@@ -42,6 +42,15 @@ def test_the_rank_is_that_of_the_environment_before_the_state_is_built(monkeypat
     assert torch.initial_seed() == 4
 
 
+def test_the_layout_is_that_of_the_environment_before_the_state_is_built(monkeypatch, fresh_state):
+    variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
+    sizes = {"ACCELERATE_USE_PARALLELISM_CONFIG": "1", "PARALLELISM_CONFIG_TP_SIZE": "2"}
+    for name, value in {**variables, **sizes, "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    set_seed(3, device_specific=True)
+    assert torch.initial_seed() == 4
+
+
 def test_deterministic_algorithms_are_switched_on_only_when_asked():
     assert not torch.are_deterministic_algorithms_enabled()
     set_seed(1)

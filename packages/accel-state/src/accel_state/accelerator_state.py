@@ -107,7 +107,11 @@ class AcceleratorState(ProcessView):
     def _build(self, runtime: Runtime, given: Mapping[str, Any]) -> None:
         precision = given["mixed_precision"] or check_precision(read("mixed_precision"))
         distributed_type = _distributed_type(given) or runtime.distributed_type
-        config = _parallelism(given["parallelism_config"])
+        config = given["parallelism_config"]
+        if config is None and read("use_parallelism_config"):
+            from accel_state.parallelism_config import ParallelismConfig
+
+            config = ParallelismConfig()
         mesh = None
         if config is not None:
             config.fit_to(runtime.topology.world_size)
@@ -247,15 +251,6 @@ def _distributed_type(given: Mapping[str, Any]) -> DistributedType | None:
             f"Only one engine can train a model, but {' and '.join(f'`{name}`' for name in names)} are given."
         )
     return next(iter(names.values()), None)
-
-
-def _parallelism(given: ParallelismConfig | None) -> ParallelismConfig | None:
-    """Return what was given, else what the environment asks for, if it does."""
-    if given is not None or not read("use_parallelism_config"):
-        return given
-    from accel_state.parallelism_config import ParallelismConfig
-
-    return ParallelismConfig()
 
 
 def _by_name(plugins: Any) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class MeshLayout:
 
     def rank_of_seed(self, index: int) -> int:
         """Return the first rank with that `seed_index`."""
-        return next(rank for rank in range(self.world_size) if self.seed_index(rank) == index)
+        return self.indices(*SEED_AXES).index(index)
 
     def size(self, *axes: str) -> int:
         """Return the product of the sizes of ``axes``, which may be those of the expert view."""
@@ -147,12 +147,13 @@ class MeshLayout:
 
     def index(self, rank: int, *axes: str) -> int:
         """Return the number of ``rank`` among those that differ on ``axes``, counted from the outermost axis."""
-        view = self._view(axes)
-        place = self._coordinate(rank, view)
-        index = 0
-        for axis in (axis for axis in view if axis in axes):
-            index = index * view[axis] + place[axis]
-        return index
+        self._check_rank(rank)
+        return _index(rank, self._digits(axes))
+
+    def indices(self, *axes: str) -> tuple[int, ...]:
+        """Return the `index` of every rank."""
+        digits = self._digits(axes)
+        return tuple(_index(rank, digits) for rank in range(self.world_size))
 
     def group_of(self, rank: int, *axes: str) -> tuple[int, ...]:
         """Return the ranks that differ from ``rank`` on ``axes`` at most, itself included, in order."""
@@ -212,9 +213,21 @@ class MeshLayout:
             f"`{dense}` and `{expert}` belong to different views of the ranks: ask for one view."
         )
 
-    def _coordinate(self, rank: int, view: Mapping[str, int]) -> dict[str, int]:
+    def _digits(self, axes: tuple[str, ...]) -> list[tuple[int, int, int]]:
+        """Return for each of ``axes`` its stride and size, and what one place on it adds to an index."""
+        view, digits, factor = self._view(axes), [], 1
+        for axis, stride in reversed(_strides(view).items()):
+            if axis in axes:
+                digits.append((stride, view[axis], factor))
+                factor *= view[axis]
+        return digits
+
+    def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:
             raise ConfigError(f"`rank` must lie between 0 and {self.world_size - 1}, got {rank}.")
+
+    def _coordinate(self, rank: int, view: Mapping[str, int]) -> dict[str, int]:
+        self._check_rank(rank)
         return {axis: rank // step % view[axis] for axis, step in _strides(view).items()}
 
 
@@ -236,6 +249,10 @@ def _strides(view: Mapping[str, int]) -> dict[str, int]:
         stride //= size
         strides[axis] = stride
     return strides
+
+
+def _index(rank: int, digits: Iterable[tuple[int, int, int]]) -> int:
+    return sum(rank // stride % size * factor for stride, size, factor in digits)
 
 
 def _build(device_type: str, sizes: Mapping[str, int]) -> DeviceMesh:

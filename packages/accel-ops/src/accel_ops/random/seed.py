@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from accel_ops.transport import current_rank
+from accel_state.environment import read
 from accel_state.errors import ConfigError
 from accel_state.runtime import current_runtime, has_runtime
 
@@ -19,7 +20,8 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         seed: Between 0 and 2**32 - 1 (NumPy's range).
         device_specific: Add the rank, so that the ranks draw different numbers. Ranks that work on the same
             samples add the same: with tensor, context or sequence parallelism their place among the data. Before
-            the state is built, the rank is that of the process group or, without one, of the environment.
+            the state is built, the rank is that of the process group or, without one, of the environment, and
+            the sizes of the mesh are those of the environment.
         deterministic: Also let torch use deterministic algorithms only; an operation that has none then
             raises.
 
@@ -30,8 +32,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         raise ConfigError(f"`seed` must be an int, got {seed!r} of type `{type(seed).__name__}`.")
     seed = int(seed)
     if device_specific:
-        rank = current_rank()
-        seed += current_runtime().layout.seed_index(rank) if has_runtime() else rank
+        seed += _seed_index(current_rank())
     if not 0 <= seed < 2**32:
         raise ConfigError(f"`seed` must lie between 0 and {2**32 - 1}, got {seed}.")
     random.seed(seed)
@@ -42,3 +43,14 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         current_runtime().device_backend.rng.seed(seed)
     if deterministic:
         torch.use_deterministic_algorithms(True)
+
+
+def _seed_index(rank: int) -> int:
+    if has_runtime():
+        return current_runtime().layout.seed_index(rank)
+    if not read("use_parallelism_config"):
+        return rank
+    from accel_state.parallelism_config import ParallelismConfig
+
+    layout = ParallelismConfig().layout
+    return rank if layout.world_size == 1 else layout.seed_index(rank)

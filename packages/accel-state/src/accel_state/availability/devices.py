@@ -6,6 +6,7 @@ has not answered no already.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 
 from accel_state.devices.vendors import find_vendor
@@ -68,34 +69,21 @@ def is_mps_available(min_version: str = "1.12") -> bool:
     return why_not_mps(min_version) is None
 
 
-def is_xpu_available(check_device: bool = False) -> bool:
-    """Whether an Intel GPU can be used."""
-    return why_no_device("xpu", check_device=check_device) is None
+def _check(name: str) -> Callable[..., bool]:
+    def is_available(check_device: bool = False) -> bool:
+        return why_no_device(name, check_device=check_device) is None
+
+    is_available.__name__ = is_available.__qualname__ = f"is_{name}_available"
+    is_available.__doc__ = f"Whether a device of the kind {find_vendor(name).title} can be used."
+    return is_available
 
 
-def is_npu_available(check_device: bool = False) -> bool:
-    """Whether an Ascend NPU can be used."""
-    return why_no_device("npu", check_device=check_device) is None
-
-
-def is_mlu_available(check_device: bool = False) -> bool:
-    """Whether a Cambricon MLU can be used."""
-    return why_no_device("mlu", check_device=check_device) is None
-
-
-def is_musa_available(check_device: bool = False) -> bool:
-    """Whether a Moore Threads GPU can be used."""
-    return why_no_device("musa", check_device=check_device) is None
-
-
-def is_sdaa_available(check_device: bool = False) -> bool:
-    """Whether a Tecorigin SDAA can be used."""
-    return why_no_device("sdaa", check_device=check_device) is None
-
-
-def is_neuron_available(check_device: bool = False) -> bool:
-    """Whether an AWS Neuron core can be used."""
-    return why_no_device("neuron", check_device=check_device) is None
+is_xpu_available = _check("xpu")
+is_npu_available = _check("npu")
+is_mlu_available = _check("mlu")
+is_musa_available = _check("musa")
+is_sdaa_available = _check("sdaa")
+is_neuron_available = _check("neuron")
 
 
 def is_hpu_available(init_hccl: bool = False) -> bool:
