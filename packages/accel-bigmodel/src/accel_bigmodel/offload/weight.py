@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.offload.transfer import Arrival, bring
-from accel_bigmodel.tensor_kinds import as_parameter_like
+from accel_bigmodel.tensors.kinds import as_parameter_like
 from accel_state.errors import StateError
 
 _CPU = torch.device("cpu")

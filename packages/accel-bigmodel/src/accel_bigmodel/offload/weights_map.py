@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from accel_bigmodel.dtypes import as_torch_dtype
 from accel_bigmodel.formats.safetensor_ranges import MappedFile, SafetensorsLayout, read_layout
 from accel_bigmodel.formats.safetensor_writing import ALIGNMENT
 from accel_bigmodel.offload.folder import (
@@ -19,6 +18,7 @@ from accel_bigmodel.offload.folder import (
     read_offload_index,
     weight_file,
 )
+from accel_bigmodel.tensors.dtypes import as_torch_dtype
 from accel_state.errors import CheckpointError, ConfigError
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.device_maps import DeviceLookup, DeviceMap
 from accel_bigmodel.offload.folder import INDEX_NAME, offload_state_dict
 from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader
+from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap
 from accel_ops.named_tensors import named_tensors, tied_names
 from accel_state.errors import ConfigError
 

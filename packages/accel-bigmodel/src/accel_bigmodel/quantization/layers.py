@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.module_tensors import find_tied_parameters
 from accel_bigmodel.quantization.configuration import BnbQuantizationConfig
+from accel_bigmodel.tensors.module_tensors import find_tied_parameters
 from accel_state.availability import is_bnb_available
 from accel_state.errors import ConfigError, NotAvailableError
 

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.allocation import infer_auto_device_map
-from accel_bigmodel.auto_dispatch import MODES
-from accel_bigmodel.checkpoint_files import checkpoint_files, opener
-from accel_bigmodel.device_maps import DeviceMap, check_device_map, device_of
-from accel_bigmodel.dispatch import dispatch_model
-from accel_bigmodel.loading import load_checkpoint_in_model
-from accel_bigmodel.max_memory import MaxMemory, get_balanced_memory
+from accel_bigmodel.dispatching.auto_dispatch import MODES
+from accel_bigmodel.dispatching.dispatch import dispatch_model
+from accel_bigmodel.loading.checkpoint_files import checkpoint_files, opener
+from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model
 from accel_bigmodel.offload.folder import offload_weight
-from accel_bigmodel.placing import set_module_tensor_to_device
+from accel_bigmodel.planning.allocation import infer_auto_device_map
+from accel_bigmodel.planning.device_maps import DeviceMap, check_device_map, device_of
+from accel_bigmodel.planning.max_memory import MaxMemory, get_balanced_memory
 from accel_bigmodel.quantization.configuration import BnbQuantizationConfig
 from accel_bigmodel.quantization.layers import (
     get_keys_to_not_convert,
@@ -29,6 +28,7 @@ from accel_bigmodel.quantization.layers import (
     restored_8bit_layer,
     swap,
 )
+from accel_bigmodel.tensors.placing import set_module_tensor_to_device
 from accel_state.devices import current_device_backend
 from accel_state.enums import CustomDtype
 from accel_state.errors import ConfigError, UnknownNameError

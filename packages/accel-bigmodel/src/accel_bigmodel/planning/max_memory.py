@@ -8,13 +8,13 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from accel_bigmodel.sizes import compute_module_sizes
+from accel_bigmodel.planning.sizes import compute_module_sizes
 from accel_bigmodel.units import convert_file_size_to_int
 from accel_state.devices import current_device_backend, device_backend
 from accel_state.enums import CustomDtype
 from accel_state.errors import UnknownNameError
 
-MaxMemory: TypeAlias = Mapping[int | str, int | str]
+MaxMemory: TypeAlias = Mapping[int | str, float | str]
 Dtype: TypeAlias = str | torch.dtype | CustomDtype
 
 _NAMES = ("mps", "cpu", "disk")
@@ -24,7 +24,7 @@ def get_max_memory(max_memory: MaxMemory | None = None) -> dict[int | str, int]:
     """Return the bytes that each device may take: accelerators by number, then ``"cpu"``, then ``"disk"``.
 
     Args:
-        max_memory: Bytes or strings such as ``"10GiB"`` by device, handed on as numbers in that order; devices
+        max_memory: Numbers of bytes or strings such as ``"10GiB"`` by device, handed on as numbers in that order; devices
             that are not named get nothing. ``None`` asks the machine what is free now.
 
     Raises:

@@ -10,9 +10,9 @@ from torch import nn
 
 from accel_bigmodel.hooks.attaching import add_hook_to_module
 from accel_bigmodel.hooks.protocol import ModelHook
-from accel_bigmodel.module_tensors import find_tied_parameters
 from accel_bigmodel.offload.placeholders import stored_values
-from accel_bigmodel.tensor_kinds import as_parameter_like
+from accel_bigmodel.tensors.kinds import as_parameter_like
+from accel_bigmodel.tensors.module_tensors import find_tied_parameters
 
 
 def check_tied_parameters_in_config(model: nn.Module) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.dtypes import as_torch_dtype
-from accel_bigmodel.tensor_kinds import as_parameter_like, kind_of
+from accel_bigmodel.tensors.dtypes import as_torch_dtype
+from accel_bigmodel.tensors.kinds import as_parameter_like, kind_of
 from accel_ops.memory.release import clear_device_cache
 from accel_state.errors import ConfigError, UnknownNameError
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from accel_bigmodel import save_model
-from accel_bigmodel.staging import staging_folder
+from accel_bigmodel.saving.staging import staging_folder
 
 
 def test_the_staging_folder_is_gone_afterwards_whatever_happens(tmp_path):

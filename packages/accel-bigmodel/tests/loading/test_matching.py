@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from accel_bigmodel.matching import match
+from accel_bigmodel.loading.matching import match
 from accel_state.errors import CheckpointError
 
 ONE, TWO = torch.Size([1]), torch.Size([2])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from accel_bigmodel import save_model
-from accel_bigmodel.checkpoint_files import CheckpointFile, checkpoint_files
+from accel_bigmodel.loading.checkpoint_files import CheckpointFile, checkpoint_files
 from accel_state.errors import CheckpointError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.tensor_kinds import as_parameter_like
+from accel_bigmodel.tensors.kinds import as_parameter_like
 from accel_ops.named_tensors import named_tensors, walk_modules
 
 EXTRA_STATE = "_extra_state"

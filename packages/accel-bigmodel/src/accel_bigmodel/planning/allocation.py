@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
-from accel_bigmodel.device_maps import clean_device_map, device_of
-from accel_bigmodel.max_memory import Dtype, MaxMemory, get_max_memory
-from accel_bigmodel.model_pieces import Piece, PieceReader
+from accel_bigmodel.planning.device_maps import clean_device_map, device_of
+from accel_bigmodel.planning.max_memory import Dtype, MaxMemory, get_max_memory
+from accel_bigmodel.planning.model_pieces import Piece, PieceReader
 from accel_bigmodel.units import convert_bytes
 from accel_state.errors import ConfigError
 

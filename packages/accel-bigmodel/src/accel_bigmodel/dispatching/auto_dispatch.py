@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.allocation import infer_auto_device_map
-from accel_bigmodel.device_maps import DeviceMap
-from accel_bigmodel.dispatch import dispatch_model
-from accel_bigmodel.dtypes import as_torch_dtype
-from accel_bigmodel.filling import Destination
-from accel_bigmodel.loading import load_checkpoint_in_model, load_weights
-from accel_bigmodel.loading_over_processes import holds_dtensors
-from accel_bigmodel.max_memory import MaxMemory, get_balanced_memory
+from accel_bigmodel.dispatching.dispatch import dispatch_model
+from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model, load_weights
+from accel_bigmodel.loading.filling import Destination
+from accel_bigmodel.loading.over_processes import holds_dtensors
+from accel_bigmodel.planning.allocation import infer_auto_device_map
+from accel_bigmodel.planning.device_maps import DeviceMap
+from accel_bigmodel.planning.max_memory import MaxMemory, get_balanced_memory
+from accel_bigmodel.tensors.dtypes import as_torch_dtype
 from accel_state.errors import UnknownNameError
 
 MODES = ("auto", "balanced", "balanced_low_0", "sequential")

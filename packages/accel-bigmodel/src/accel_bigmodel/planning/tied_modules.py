@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from accel_bigmodel.module_tensors import named_module_tensors
+from accel_bigmodel.tensors.module_tensors import named_module_tensors
 from accel_bigmodel.units import convert_file_size_to_int
 from accel_state.errors import ConfigError
 

@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from accel_bigmodel import load_checkpoint_in_model, load_state_dict, save_model, saving, staging
+from accel_bigmodel import load_checkpoint_in_model, load_state_dict, save_model
+from accel_bigmodel.saving import models as saving
+from accel_bigmodel.saving import staging
 from accel_state.errors import CheckpointError, ConfigError
 
 

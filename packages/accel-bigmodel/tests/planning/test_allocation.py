@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from accel_bigmodel import check_device_map, compute_module_sizes, infer_auto_device_map
-from accel_bigmodel.device_maps import device_of
+from accel_bigmodel.planning.device_maps import device_of
 from accel_state.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import torch
 from safetensors.torch import save
 
 from accel_bigmodel import clean_state_dict_for_safetensors, id_tensor_storage
-from accel_bigmodel.shared_tensors import aliases, independent_tensors
+from accel_bigmodel.tensors.shared_tensors import aliases, independent_tensors
 
 
 def test_tensors_on_one_storage_have_one_id():

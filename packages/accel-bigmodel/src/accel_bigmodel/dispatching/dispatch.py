@@ -9,17 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.device_maps import (
-    DeviceMap,
-    check_device_map,
-    check_tied_parameters_on_same_device,
-)
+from accel_bigmodel.dispatching.moving import guard_moves
 from accel_bigmodel.hooks.align import AlignDevicesHook, ModelContext
 from accel_bigmodel.hooks.attaching import add_hook_to_module, hooks_of, remove_hook_from_submodules
 from accel_bigmodel.hooks.blocks import HookSettings, attach_blocks
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
-from accel_bigmodel.module_tensors import find_tied_parameters
-from accel_bigmodel.moving import guard_moves
 from accel_bigmodel.offload.folder import offload_state_dict
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.offload.prefetch import Prefetcher
@@ -32,8 +26,14 @@ from accel_bigmodel.offload.whereabouts import (
     weights_on_cpu,
     with_ties,
 )
-from accel_bigmodel.placing import TiedParams
-from accel_bigmodel.ties import remember_ties
+from accel_bigmodel.planning.device_maps import (
+    DeviceMap,
+    check_device_map,
+    check_tied_parameters_on_same_device,
+)
+from accel_bigmodel.tensors.module_tensors import find_tied_parameters
+from accel_bigmodel.tensors.placing import TiedParams
+from accel_bigmodel.tensors.ties import remember_ties
 
 
 def cpu_offload(

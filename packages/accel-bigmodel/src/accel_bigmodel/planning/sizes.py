@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import nn
 
-from accel_bigmodel.dtypes import as_dtype, dtype_byte_size
-from accel_bigmodel.module_tensors import named_module_tensors
+from accel_bigmodel.tensors.dtypes import as_dtype, dtype_byte_size
+from accel_bigmodel.tensors.module_tensors import named_module_tensors
 from accel_state.enums import CustomDtype
 
 

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from accel_bigmodel import check_device_map, check_tied_parameters_on_same_device, clean_device_map
-from accel_bigmodel.device_maps import device_of
+from accel_bigmodel.planning.device_maps import device_of
 from accel_state.errors import ConfigError, UnknownNameError
 
 MODEL = nn.ModuleDict(

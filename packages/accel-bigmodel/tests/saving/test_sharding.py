@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from accel_bigmodel.sharding import plan_shards
+from accel_bigmodel.saving.sharding import plan_shards
 from accel_state.errors import ConfigError
 
 

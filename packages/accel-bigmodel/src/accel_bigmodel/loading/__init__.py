@@ -1,0 +1,1 @@
+"""Checkpoints into models: which files, which names, which tensor by which way."""
