@@ -41,7 +41,8 @@ def test_what_a_dead_process_left_is_removed_and_what_a_live_one_writes_is_not(t
 
 KILLED = """
 import os, signal, sys, torch
-from accel_bigmodel import saving, save_model
+from accel_bigmodel import save_model
+from accel_bigmodel.saving import models as saving
 real = saving.SafetensorsWriter.write
 def write(self, path, members):
     if "00002" in path.name:

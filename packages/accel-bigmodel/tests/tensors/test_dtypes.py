@@ -12,7 +12,7 @@ from accel_state.errors import ConfigError, UnknownNameError
 @pytest.mark.parametrize(
     ("dtype", "size"),
     [
-        (torch.float32, 4), (torch.bfloat16, 2), (torch.int64, 8), (torch.bool, 1), (torch.float8_e4m3fn, 1),
+        (torch.float32, 4), (torch.bfloat16, 2), (torch.int64, 8), (torch.bool, 0.125), (torch.float8_e4m3fn, 1),
         (torch.complex64, 8), (CustomDtype.FP8, 1), (CustomDtype.INT4, 0.5),
         (CustomDtype.INT2, 0.25), ("half", 2),
     ],

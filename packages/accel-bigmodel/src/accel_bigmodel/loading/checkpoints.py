@@ -129,16 +129,29 @@ def load_checkpoint_in_model(
 
 
 def load_weights(
-    model: nn.Module, checkpoint: str | os.PathLike[str], destination: Destination, *, strict: bool
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    destination: Destination,
+    *,
+    strict: bool,
+    ignored: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Do what `load_checkpoint_in_model` says in this process, and return the index of what stays on disk."""
+    """Do what `load_checkpoint_in_model` says in this process, and return the index of what stays on disk.
+
+    Names in the checkpoint that end with one of ``ignored`` are no weights.
+    """
     if destination.device_map is not None:
         check_device_map(model, destination.device_map)
     files = checkpoint_files(checkpoint)
     with collection_paused():
         places, extras = targets(model), extra_states(model)
         layouts = {file.path: read_layout(file.path) for file in files if file.path.suffix == ".safetensors"}
-        shapes = {n: shape for file in files for n, shape in shapes_in(file, layouts.get(file.path)).items()}
+        shapes = {
+            name: shape
+            for file in files
+            for name, shape in shapes_in(file, layouts.get(file.path)).items()
+            if not name.endswith(ignored)
+        }
         match(
             {**{name: place.tensor.shape for name, place in places.items()}, **dict.fromkeys(extras)},
             shapes,

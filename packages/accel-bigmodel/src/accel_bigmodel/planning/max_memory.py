@@ -24,7 +24,7 @@ def get_max_memory(max_memory: MaxMemory | None = None) -> dict[int | str, int]:
     """Return the bytes that each device may take: accelerators by number, then ``"cpu"``, then ``"disk"``.
 
     Args:
-        max_memory: Numbers of bytes or strings such as ``"10GiB"`` by device, handed on as numbers in that order; devices
+        max_memory: Bytes, or strings such as ``"10GiB"``, by device, returned as integers in that order; devices
             that are not named get nothing. ``None`` asks the machine what is free now.
 
     Raises:

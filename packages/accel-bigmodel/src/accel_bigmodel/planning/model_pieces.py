@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from accel_bigmodel.tensors.dtypes import as_dtype, dtype_byte_size
+from accel_bigmodel.tensors.dtypes import as_dtype, memory_byte_size
 from accel_state.enums import CustomDtype
 
 
@@ -117,9 +117,9 @@ class PieceReader:
 
     def _bytes_of(self, name: str, tensor: torch.Tensor) -> int:
         if name in self._special:
-            return math.ceil(tensor.numel() * dtype_byte_size(self._special[name]))
+            return math.ceil(tensor.numel() * memory_byte_size(as_dtype(self._special[name])))
         stored = tensor.dtype
         if stored not in self._item_bytes:
             is_cast = self._dtype is not None and stored.is_floating_point
-            self._item_bytes[stored] = dtype_byte_size(self._dtype if is_cast and self._dtype else stored)
+            self._item_bytes[stored] = memory_byte_size(self._dtype if is_cast and self._dtype else stored)
         return math.ceil(tensor.numel() * self._item_bytes[stored])

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import nn
 
-from accel_bigmodel.tensors.dtypes import as_dtype, dtype_byte_size
+from accel_bigmodel.tensors.dtypes import as_dtype, memory_byte_size
 from accel_bigmodel.tensors.module_tensors import named_module_tensors
 from accel_state.enums import CustomDtype
 
@@ -35,7 +35,7 @@ def compute_module_sizes(
     special = special_dtypes or {}
     sizes: dict[str, int] = {"": 0}
     for name, tensor in tensors:
-        size = _bytes_of(tensor, special[name] if name in special else _loaded_as(tensor, dtype))
+        size = _bytes_of(tensor, as_dtype(special[name]) if name in special else _loaded_as(tensor, dtype))
         for prefix in _prefixes(name):
             sizes[prefix] = sizes.get(prefix, 0) + size
     return sizes
@@ -114,7 +114,7 @@ def _loaded_as(
 
 
 def _bytes_of(tensor: torch.Tensor, dtype: str | torch.dtype | CustomDtype) -> int:
-    return math.ceil(tensor.numel() * dtype_byte_size(dtype))
+    return math.ceil(tensor.numel() * memory_byte_size(dtype))
 
 
 def _prefixes(name: str) -> list[str]:

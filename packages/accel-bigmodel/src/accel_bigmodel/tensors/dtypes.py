@@ -33,6 +33,14 @@ def as_torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def dtype_byte_size(dtype: torch.dtype | CustomDtype | str) -> int | float:
-    """Return the bytes that one number takes in memory: 4 for float32, 0.5 for ``CustomDtype.INT4``."""
+    """Return the bytes that one number needs: 4 for float32, 0.5 for ``CustomDtype.INT4``, 1/8 for booleans.
+
+    In a tensor a boolean takes a whole byte: `memory_byte_size`.
+    """
     found = as_dtype(dtype)
-    return found.itemsize if isinstance(found, torch.dtype) else _CUSTOM_BYTES[found]
+    return 1 / 8 if found is torch.bool else memory_byte_size(found)
+
+
+def memory_byte_size(dtype: torch.dtype | CustomDtype) -> int | float:
+    """Return the bytes that one number takes in the memory of a tensor, or in that of a format with packed numbers."""
+    return dtype.itemsize if isinstance(dtype, torch.dtype) else _CUSTOM_BYTES[dtype]
