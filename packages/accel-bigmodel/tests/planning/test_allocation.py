@@ -153,3 +153,9 @@ def test_every_map_covers_the_model_and_exceeds_no_limit(widths, limits, fallbac
         assert sum(sizes[name] for name in names) <= limit
     if tie and widths[0] == widths[-1]:
         assert device_of("0.0.weight", device_map) == device_of(f"{len(widths) - 1}.0.weight", device_map)
+
+
+def test_a_device_that_nothing_fits_on_is_logged(caplog):
+    with caplog.at_level("INFO"), pytest.warns(UserWarning, match="cannot be brought back"):
+        infer_auto_device_map(nn.Sequential(nn.Linear(10, 10)), {0: 100, "cpu": 10**6})
+    assert "No part of the model fits on device `0` (100 bytes)." in caplog.text

@@ -59,6 +59,7 @@ def infer_auto_device_map(
     reader = PieceReader(dtype=dtype, special_dtypes=special_dtypes, not_split=not_split)
     planner = _Planner(reader.read(model), limits, verbose=verbose, uses_fallback=fallback_allocation)
     planner.run()
+    planner.log_unused_devices()
     planner.warn_of_oversized_layers()
     if not offload_buffers:
         planner.warn_of_buffers()
@@ -96,6 +97,15 @@ class _Planner:
         self._fill("disk", keeps_room=False)
         if any(piece not in self._placed for piece in self._waiting):
             raise ConfigError(self._what_is_missing())
+
+    def log_unused_devices(self) -> None:
+        """Log the devices that were too small for any part, if a later one took the model."""
+        used = [device for device, size in self._used.items() if size]
+        for device, limit in self._limits.items():
+            if device in used:
+                break
+            if limit:
+                logger.info("No part of the model fits on device `%s` (%s).", device, convert_bytes(limit))
 
     def warn_of_buffers(self) -> None:
         """Warn if the buffers of offloaded modules do not fit on the device that runs them."""

@@ -113,7 +113,7 @@ def _loaded_as(
     return as_dtype(dtype) if dtype is not None and tensor.is_floating_point() else tensor.dtype
 
 
-def _bytes_of(tensor: torch.Tensor, dtype: str | torch.dtype | CustomDtype) -> int:
+def _bytes_of(tensor: torch.Tensor, dtype: torch.dtype | CustomDtype) -> int:
     return math.ceil(tensor.numel() * memory_byte_size(dtype))
 
 
