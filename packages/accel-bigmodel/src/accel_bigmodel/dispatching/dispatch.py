@@ -21,10 +21,10 @@ from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader
 from accel_bigmodel.offload.whereabouts import (
     Placement,
     WeightSource,
-    once,
-    weights_away,
+    offloaded_weights,
     weights_on_cpu,
     with_ties,
+    without_duplicates,
 )
 from accel_bigmodel.planning.device_maps import (
     DeviceMap,
@@ -109,7 +109,7 @@ def disk_offload(
     remove_hook_from_submodules(model)
     device = _execution_device(model, execution_device)
     if not any(parameter.is_meta and weight_of(parameter) is None for parameter in model.parameters()):
-        offload_state_dict(offload_dir, once(model, weights_on_cpu(model)))
+        offload_state_dict(offload_dir, without_duplicates(model, weights_on_cpu(model)))
     weights = with_ties(model, OffloadedWeightsLoader(save_folder=offload_dir))
     context = ModelContext(owns_weights=True, prefetcher=Prefetcher() if prefetch else None)
     settings = HookSettings(
@@ -155,28 +155,28 @@ def dispatch_model(
         exact: As for `OffloadedWeightsLoader`: give the results of the resident model to the last bit.
 
     Raises:
-        ConfigError: If the map does not fit the model, or weights on disk have nowhere to be.
+        ConfigError: If the map does not fit the model, or there is no folder for weights on disk.
     """
     remove_hook_from_submodules(model)
     check_device_map(model, device_map)
     main = _main_device(device_map) if main_device is None else torch.device(main_device)
-    kept_away = ("disk",) if main.type in ("cpu", "mps") else ("cpu", "disk")
-    away = {name for name, device in device_map.items() if str(device) in kept_away}
+    offloaded_devices = ("disk",) if main.type in ("cpu", "mps") else ("cpu", "disk")
+    offloaded = {name for name, device in device_map.items() if str(device) in offloaded_devices}
     devices = {name: main if str(d) in ("cpu", "disk") else torch.device(d) for name, d in device_map.items()}
-    if not away and len(set(devices.values())) == 1 and not force_hooks and not _has_placeholders(model):
+    if not offloaded and len(set(devices.values())) == 1 and not force_hooks and not _has_placeholders(model):
         model.to(main)
     else:
         ties = find_tied_parameters(model)
         check_tied_parameters_on_same_device(ties, device_map)
-        placement = Placement(device_map, kept_away, ties)
+        placement = Placement(device_map, offloaded_devices, ties)
         source = WeightSource(state_dict, offload_dir, offload_index, exact=exact)
-        weights = weights_away(model, placement, source) if away else None
+        weights = offloaded_weights(model, placement, source) if offloaded else None
         context = ModelContext(owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None)
         settings = HookSettings(
             weights, offload_buffers, skip_keys, frozenset(preload_module_classes or ()), _tied_addresses(model),
             context,
         )  # fmt: skip
-        offloads = {name: name in away for name in ["", *devices]}
+        offloads = {name: name in offloaded for name in ["", *devices]}
         attach_blocks(model, "", {"": main, **devices}, offloads, settings)
         guard_moves(model)
         remember_ties(model, ties)

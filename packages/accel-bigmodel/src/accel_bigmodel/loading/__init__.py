@@ -1,1 +1,1 @@
-"""Checkpoints into models: which files, which names, which tensor by which way."""
+"""Checkpoints into models: which files, which names, and how each tensor is read."""

@@ -95,7 +95,7 @@ def load_checkpoint_in_model(
 
     Raises:
         CheckpointError: If the checkpoint is missing, damaged, or does not fit; the model is then untouched.
-        ConfigError: If ``device_map`` does not fit the model, or weights have nowhere to go.
+        ConfigError: If ``device_map`` does not fit the model, or there is no folder for weights on disk.
     """
     destination = Destination(
         device_map, None if dtype is None else as_torch_dtype(dtype), tuple(keep_in_fp32_modules or ()),

@@ -1,4 +1,4 @@
-"""Tensors out of files into the places of a model: for each, one decision where it goes, then one way to get there."""
+"""Fill a model from files: for each tensor, decide where it goes and how, then do that."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Decision:
 
     Args:
         way: How.
-        device: Where it goes; what stays on disk goes nowhere.
+        device: Where it goes; ``None`` for the disk.
         dtype: What it is in the model.
     """
 
@@ -156,7 +156,7 @@ class Filling:
         mapped = MappedFile(file.path) if layout.ranges else None
         reads = DirectReads(file.path)
         fresh: list[tuple[Target, torch.Tensor]] = []
-        twins: list[tuple[str, Target, ByteRange]] = []
+        duplicates: list[tuple[str, Target, ByteRange]] = []
         for name in names_in(file, [*layout.ranges, *layout.second_names], set(layout.second_names)):
             target = self._places.get(name)
             if target is None:
@@ -164,7 +164,7 @@ class Filling:
             place = layout[name]
             if self._is_second(name, target):
                 if name not in layout.second_names:
-                    twins.append((name, target, place))
+                    duplicates.append((name, target, place))
                 continue
             decision = decide(target.tensor, place.dtype, self._device(target), self._to, name, is_raw=True)
             if decision.way is Way.LEAVE_IN_FILE:
@@ -182,14 +182,14 @@ class Filling:
         reads.run()
         for target, tensor in fresh:
             target.replace(tensor)
-        for name, target, place in twins:
+        for name, target, place in duplicates:
             assert mapped is not None
-            self._check_twin(name, target, mapped.tensor(place))
+            self._check_duplicate(name, target, mapped.tensor(place))
 
     def _from_value(self, name: str, value: Any, file: CheckpointFile) -> None:
         target = self._places[name]
         if self._is_second(name, target):
-            self._check_twin(name, target, value)
+            self._check_duplicate(name, target, value)
             return
         decision = decide(target.tensor, value.dtype, self._device(target), self._to, name, is_raw=False)
         self._put(name, target, value, decision, file.path)
@@ -228,7 +228,7 @@ class Filling:
         offload_weight(value, name, self._to.folder, self.offload_index)
         target.empty(value.dtype)
 
-    def _check_twin(self, name: str, target: Target, value: torch.Tensor) -> None:
+    def _check_duplicate(self, name: str, target: Target, value: torch.Tensor) -> None:
         """Check that a second name of tied weights comes with the same values."""
         now = target.current()
         if not now.is_meta and not torch.equal(now, value.to(now)):

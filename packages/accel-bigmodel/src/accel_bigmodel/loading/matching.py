@@ -1,4 +1,4 @@
-"""How the names and shapes of a checkpoint differ from those of a model, told in one message."""
+"""Compare the names and shapes of a checkpoint with those of a model."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Match:
             )
 
     def _differences(self) -> list[str]:
-        told = list(self.misshapen)
+        differences = list(self.misshapen)
         if self.missing:
-            told.append(f"not in the checkpoint: {_listed(f'`{name}`' for name in self.missing)}")
+            differences.append(f"not in the checkpoint: {_listed(f'`{name}`' for name in self.missing)}")
         if self.unexpected:
             # The nearest name is looked for among those that lack a value: the others are taken.
             hints = [f"`{name}`{did_you_mean(name, self.missing)}" for name in self.unexpected[:_NUM_LISTED]]
-            told.append(f"not in the model: {_listed([*hints, *self.unexpected[_NUM_LISTED:]])}")
-        return told
+            differences.append(f"not in the model: {_listed([*hints, *self.unexpected[_NUM_LISTED:]])}")
+        return differences
 
 
 def match(

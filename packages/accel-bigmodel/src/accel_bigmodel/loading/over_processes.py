@@ -86,12 +86,12 @@ def _read_by_the_first(
             state = _read(model, checkpoint, strict=strict)
         except AccelError as error:
             failure = error
-    told = [None if failure is None else str(failure)]
-    dist.broadcast_object_list(told, src=0)
+    message = [None if failure is None else str(failure)]
+    dist.broadcast_object_list(message, src=0)
     if failure is not None:
         raise failure
-    if told[0] is not None:
-        raise CheckpointError(f"The first process could not read the checkpoint for all: {told[0]}")
+    if message[0] is not None:
+        raise CheckpointError(f"The first process could not read the checkpoint for all: {message[0]}")
     return state
 
 

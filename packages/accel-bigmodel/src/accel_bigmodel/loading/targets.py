@@ -43,7 +43,7 @@ class Target:
 
     def memory(self) -> torch.Tensor:
         """Return the tensor itself, to be overwritten."""
-        # Whoever saved this tensor for a backward must hear that it changes.
+        # A backward that saved this tensor must notice that it changed.
         torch.autograd.graph.increment_version(self.tensor)
         return self.tensor
 

@@ -1,4 +1,4 @@
-"""The values of offloaded models, for those who want them outside a forward."""
+"""The values of offloaded models, outside of their forward."""
 
 from __future__ import annotations
 

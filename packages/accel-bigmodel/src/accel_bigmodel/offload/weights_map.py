@@ -49,6 +49,9 @@ class PrefixedDataset(Mapping[str, Any]):
 class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
     """Weights in memory and on disk under one face; what is on disk is mapped, not read, until it is used.
 
+    An index may point to any safetensors file that this process can read: who can write to the folder chooses what the
+    model reads. Mapped files are private to this object: what is written to its tensors is seen nowhere else.
+
     Args:
         state_dict: Weights in memory.
         save_folder: A folder that `offload_state_dict` wrote.

@@ -1,4 +1,4 @@
-"""Automatic device maps: the model handed out to the devices in order, in one walk."""
+"""Automatic device maps: assign the parts of a model to the devices, in order, in one walk."""
 
 from __future__ import annotations
 

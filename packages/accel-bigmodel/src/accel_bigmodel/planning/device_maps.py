@@ -118,8 +118,8 @@ def check_tied_parameters_on_same_device(tied_params: Sequence[Sequence[str]], d
     for group in tied_params:
         devices = {name: device_of(name, device_map) for name in group}
         if len(set(devices.values())) > 1:
-            told = ", ".join(f"`{name}` on `{device}`" for name, device in devices.items())
+            places = ", ".join(f"`{name}` on `{device}`" for name, device in devices.items())
             warnings.warn(
-                f"Tied parameters are on different devices: {told}. Each device holds a copy of them.",
+                f"Tied parameters are on different devices: {places}. Each device holds a copy of them.",
                 stacklevel=2,
             )

@@ -59,7 +59,7 @@ def set_module_tensor_to_device(
 
     Raises:
         UnknownNameError: If the module has no such tensor.
-        ConfigError: If the shape differs, or a tensor without values shall get them from nowhere.
+        ConfigError: If the shape differs, or a tensor on the meta device is moved without a ``value``.
     """
     owner, name = _owner(module, tensor_name)
     members: MutableMapping[str, Any] = owner._parameters if name in owner._parameters else owner._buffers

@@ -33,7 +33,7 @@ def aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 def independent_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return CPU tensors with the same values, each contiguous, no two of them on the same memory.
 
-    What is already so is handed on without a copy.
+    Tensors that already are so are returned without a copy.
     """
     taken: set[tuple[torch.device, int, int]] = set()
     alone: dict[str, torch.Tensor] = {}
