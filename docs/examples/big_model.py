@@ -24,7 +24,7 @@ from accel_bigmodel import (
     load_checkpoint_and_dispatch,
     save_model,
 )
-from accel_bigmodel.device_maps import device_of
+from accel_bigmodel.planning.device_maps import device_of
 
 WIDTH, NUM_BLOCKS, VOCABULARY = 256, 12, 1000
 LAYERS = ("embed", *(f"blocks.{number}" for number in range(NUM_BLOCKS)), "norm", "head")

@@ -7,6 +7,7 @@ import functools
 import warnings
 
 import pytest
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -292,19 +293,21 @@ def test_an_offloaded_model_gives_what_the_resident_one_gives(tmp_path, kind, wa
 
 
 @pytest.mark.parametrize(
-    "kind", [Tied, SharedModule, Recurrent, Encoder, Parametrized], ids=lambda k: k.__name__
+    "kind", [Tied, SharedModule, Recurrent, Encoder, Parametrized, Convolution], ids=lambda k: k.__name__
 )
-def test_so_does_a_skeleton_that_runs_from_the_original_files(tmp_path, kind):
+@pytest.mark.parametrize("exact", [False, True])
+def test_so_does_a_skeleton_that_runs_from_files_of_safetensors(tmp_path, kind, exact):
     model = resident(kind)
-    save_model(model, tmp_path)
-    before = sorted(tmp_path.iterdir())
+    safetensors.torch.save_model(model, tmp_path / "model.safetensors")
     with init_empty_weights():
         skeleton = kind().eval()
-    load_checkpoint_and_dispatch(skeleton, tmp_path, device_map={"": "disk"})
+    load_checkpoint_and_dispatch(skeleton, tmp_path, device_map={"": "disk"}, exact=exact)
     x = torch.randn(4, WIDTH)
     with torch.no_grad():
-        assert torch.equal(skeleton(x), model(x))
-    assert sorted(tmp_path.iterdir()) == before
+        found, wanted = skeleton(x), model(x)
+    # Kernels may sum in another order where weights are not aligned: a few roundings of numbers of this size.
+    assert torch.equal(found, wanted) if exact else torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
 def test_a_generation_loop_gives_the_same_tokens(tmp_path):

@@ -9,7 +9,8 @@ from accel_state.errors import ConfigError
 @pytest.mark.parametrize(
     ("size", "num_bytes"),
     [
-        (0, 0), (7, 7), ("0GB", 0), ("12", 12), ("12B", 12), ("5MB", 5 * 10**6), ("10GB", 10**10),
+        (0, 0), (7, 7), (19071535104.0, 19071535104), (1.9, 1),
+        ("0GB", 0), ("12", 12), ("12B", 12), ("5MB", 5 * 10**6), ("10GB", 10**10),
         ("2TB", 2 * 10**12),
         ("1KB", 1000), ("1KiB", 1024), ("10GiB", 10 * 2**30), ("30GIB", 30 * 2**30), ("3 MiB", 3 * 2**20),
         ("1.5GiB", 3 * 2**29), ("2TiB", 2 * 2**40), ("10gb", 10**10), ("10 GB ", 10**10),
@@ -33,7 +34,7 @@ def test_units_that_may_be_bits_are_refused_with_the_two_ways_to_write_bytes(siz
         convert_file_size_to_int(size)
 
 
-@pytest.mark.parametrize("size", [-1, True, 1.5, None, b"1GB"])
+@pytest.mark.parametrize("size", [-1, True, -0.5, float("nan"), float("inf"), None, b"1GB"])
 def test_what_is_no_size_at_all_is_refused(size):
     with pytest.raises(ConfigError, match="is not a size"):
         convert_file_size_to_int(size)

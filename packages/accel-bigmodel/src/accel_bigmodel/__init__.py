@@ -5,18 +5,13 @@ from typing import TYPE_CHECKING
 from accel_state.lazy import attach
 
 if TYPE_CHECKING:
-    from accel_bigmodel.allocation import infer_auto_device_map as infer_auto_device_map
-    from accel_bigmodel.auto_dispatch import load_checkpoint_and_dispatch as load_checkpoint_and_dispatch
-    from accel_bigmodel.device_maps import check_device_map as check_device_map
-    from accel_bigmodel.device_maps import (
-        check_tied_parameters_on_same_device as check_tied_parameters_on_same_device,
+    from accel_bigmodel.dispatching.auto_dispatch import (
+        load_checkpoint_and_dispatch as load_checkpoint_and_dispatch,
     )
-    from accel_bigmodel.device_maps import clean_device_map as clean_device_map
-    from accel_bigmodel.dispatch import cpu_offload as cpu_offload
-    from accel_bigmodel.dispatch import cpu_offload_with_hook as cpu_offload_with_hook
-    from accel_bigmodel.dispatch import disk_offload as disk_offload
-    from accel_bigmodel.dispatch import dispatch_model as dispatch_model
-    from accel_bigmodel.dtypes import dtype_byte_size as dtype_byte_size
+    from accel_bigmodel.dispatching.dispatch import cpu_offload as cpu_offload
+    from accel_bigmodel.dispatching.dispatch import cpu_offload_with_hook as cpu_offload_with_hook
+    from accel_bigmodel.dispatching.dispatch import disk_offload as disk_offload
+    from accel_bigmodel.dispatching.dispatch import dispatch_model as dispatch_model
     from accel_bigmodel.estimate.command import estimate_command as estimate_command
     from accel_bigmodel.estimate.command import estimate_command_parser as estimate_command_parser
     from accel_bigmodel.estimate.hub import check_has_model as check_has_model
@@ -52,13 +47,8 @@ if TYPE_CHECKING:
     from accel_bigmodel.hooks.cpu_offload import UserCpuOffloadHook as UserCpuOffloadHook
     from accel_bigmodel.hooks.protocol import ModelHook as ModelHook
     from accel_bigmodel.hooks.protocol import SequentialHook as SequentialHook
-    from accel_bigmodel.loading import load_checkpoint_in_model as load_checkpoint_in_model
-    from accel_bigmodel.loading import load_state_dict as load_state_dict
-    from accel_bigmodel.max_memory import get_balanced_memory as get_balanced_memory
-    from accel_bigmodel.max_memory import get_max_memory as get_max_memory
-    from accel_bigmodel.module_tensors import find_tied_parameters as find_tied_parameters
-    from accel_bigmodel.module_tensors import get_non_persistent_buffers as get_non_persistent_buffers
-    from accel_bigmodel.module_tensors import named_module_tensors as named_module_tensors
+    from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model as load_checkpoint_in_model
+    from accel_bigmodel.loading.checkpoints import load_state_dict as load_state_dict
     from accel_bigmodel.offload.folder import load_offloaded_weight as load_offloaded_weight
     from accel_bigmodel.offload.folder import load_offloaded_weights as load_offloaded_weights
     from accel_bigmodel.offload.folder import offload_state_dict as offload_state_dict
@@ -73,10 +63,23 @@ if TYPE_CHECKING:
     from accel_bigmodel.offload.weights_map import (
         extract_submodules_state_dict as extract_submodules_state_dict,
     )
-    from accel_bigmodel.placing import check_device_same as check_device_same
-    from accel_bigmodel.placing import recursive_getattr as recursive_getattr
-    from accel_bigmodel.placing import retie_parameters as retie_parameters
-    from accel_bigmodel.placing import set_module_tensor_to_device as set_module_tensor_to_device
+    from accel_bigmodel.planning.allocation import infer_auto_device_map as infer_auto_device_map
+    from accel_bigmodel.planning.device_maps import check_device_map as check_device_map
+    from accel_bigmodel.planning.device_maps import (
+        check_tied_parameters_on_same_device as check_tied_parameters_on_same_device,
+    )
+    from accel_bigmodel.planning.device_maps import clean_device_map as clean_device_map
+    from accel_bigmodel.planning.max_memory import get_balanced_memory as get_balanced_memory
+    from accel_bigmodel.planning.max_memory import get_max_memory as get_max_memory
+    from accel_bigmodel.planning.sizes import calculate_maximum_sizes as calculate_maximum_sizes
+    from accel_bigmodel.planning.sizes import compute_module_sizes as compute_module_sizes
+    from accel_bigmodel.planning.sizes import (
+        compute_module_total_buffer_size as compute_module_total_buffer_size,
+    )
+    from accel_bigmodel.planning.sizes import get_max_layer_size as get_max_layer_size
+    from accel_bigmodel.planning.tied_modules import fallback_allocate as fallback_allocate
+    from accel_bigmodel.planning.tied_modules import get_module_leaves as get_module_leaves
+    from accel_bigmodel.planning.tied_modules import get_module_size_with_ties as get_module_size_with_ties
     from accel_bigmodel.quantization.configuration import BnbQuantizationConfig as BnbQuantizationConfig
     from accel_bigmodel.quantization.layers import get_keys_to_not_convert as get_keys_to_not_convert
     from accel_bigmodel.quantization.layers import get_parameter_device as get_parameter_device
@@ -87,22 +90,23 @@ if TYPE_CHECKING:
     )
     from accel_bigmodel.quantization.loading import load_and_quantize_model as load_and_quantize_model
     from accel_bigmodel.quantization.loading import quantize_and_offload_8bit as quantize_and_offload_8bit
-    from accel_bigmodel.saving import save_model as save_model
-    from accel_bigmodel.shared_tensors import (
-        clean_state_dict_for_safetensors as clean_state_dict_for_safetensors,
-    )
-    from accel_bigmodel.shared_tensors import id_tensor_storage as id_tensor_storage
-    from accel_bigmodel.sizes import calculate_maximum_sizes as calculate_maximum_sizes
-    from accel_bigmodel.sizes import compute_module_sizes as compute_module_sizes
-    from accel_bigmodel.sizes import compute_module_total_buffer_size as compute_module_total_buffer_size
-    from accel_bigmodel.sizes import get_max_layer_size as get_max_layer_size
+    from accel_bigmodel.saving.models import save_model as save_model
     from accel_bigmodel.skeleton import init_empty_weights as init_empty_weights
     from accel_bigmodel.skeleton import init_on_device as init_on_device
-    from accel_bigmodel.tied_modules import fallback_allocate as fallback_allocate
-    from accel_bigmodel.tied_modules import get_module_leaves as get_module_leaves
-    from accel_bigmodel.tied_modules import get_module_size_with_ties as get_module_size_with_ties
-    from accel_bigmodel.ties import check_tied_parameters_in_config as check_tied_parameters_in_config
-    from accel_bigmodel.ties import ensure_weights_retied as ensure_weights_retied
+    from accel_bigmodel.tensors.dtypes import dtype_byte_size as dtype_byte_size
+    from accel_bigmodel.tensors.module_tensors import find_tied_parameters as find_tied_parameters
+    from accel_bigmodel.tensors.module_tensors import get_non_persistent_buffers as get_non_persistent_buffers
+    from accel_bigmodel.tensors.module_tensors import named_module_tensors as named_module_tensors
+    from accel_bigmodel.tensors.placing import check_device_same as check_device_same
+    from accel_bigmodel.tensors.placing import recursive_getattr as recursive_getattr
+    from accel_bigmodel.tensors.placing import retie_parameters as retie_parameters
+    from accel_bigmodel.tensors.placing import set_module_tensor_to_device as set_module_tensor_to_device
+    from accel_bigmodel.tensors.shared_tensors import (
+        clean_state_dict_for_safetensors as clean_state_dict_for_safetensors,
+    )
+    from accel_bigmodel.tensors.shared_tensors import id_tensor_storage as id_tensor_storage
+    from accel_bigmodel.tensors.ties import check_tied_parameters_in_config as check_tied_parameters_in_config
+    from accel_bigmodel.tensors.ties import ensure_weights_retied as ensure_weights_retied
     from accel_bigmodel.units import convert_bytes as convert_bytes
     from accel_bigmodel.units import convert_file_size_to_int as convert_file_size_to_int
 
@@ -136,68 +140,68 @@ __getattr__, __dir__, __all__ = attach(
         "attach_align_device_hook_on_blocks": "accel_bigmodel.hooks.blocks",
         "attach_execution_device_hook": "accel_bigmodel.hooks.blocks",
         "attach_layerwise_casting_hooks": "accel_bigmodel.hooks.casting",
-        "calculate_maximum_sizes": "accel_bigmodel.sizes",
-        "check_device_map": "accel_bigmodel.device_maps",
-        "check_device_same": "accel_bigmodel.placing",
+        "calculate_maximum_sizes": "accel_bigmodel.planning.sizes",
+        "check_device_map": "accel_bigmodel.planning.device_maps",
+        "check_device_same": "accel_bigmodel.tensors.placing",
         "check_has_model": "accel_bigmodel.estimate.hub",
-        "check_tied_parameters_in_config": "accel_bigmodel.ties",
-        "check_tied_parameters_on_same_device": "accel_bigmodel.device_maps",
-        "clean_device_map": "accel_bigmodel.device_maps",
-        "clean_state_dict_for_safetensors": "accel_bigmodel.shared_tensors",
-        "compute_module_sizes": "accel_bigmodel.sizes",
-        "compute_module_total_buffer_size": "accel_bigmodel.sizes",
+        "check_tied_parameters_in_config": "accel_bigmodel.tensors.ties",
+        "check_tied_parameters_on_same_device": "accel_bigmodel.planning.device_maps",
+        "clean_device_map": "accel_bigmodel.planning.device_maps",
+        "clean_state_dict_for_safetensors": "accel_bigmodel.tensors.shared_tensors",
+        "compute_module_sizes": "accel_bigmodel.planning.sizes",
+        "compute_module_total_buffer_size": "accel_bigmodel.planning.sizes",
         "convert_bytes": "accel_bigmodel.units",
         "convert_file_size_to_int": "accel_bigmodel.units",
-        "cpu_offload": "accel_bigmodel.dispatch",
-        "cpu_offload_with_hook": "accel_bigmodel.dispatch",
+        "cpu_offload": "accel_bigmodel.dispatching.dispatch",
+        "cpu_offload_with_hook": "accel_bigmodel.dispatching.dispatch",
         "create_ascii_table": "accel_bigmodel.estimate.report",
         "create_empty_model": "accel_bigmodel.estimate.models",
-        "disk_offload": "accel_bigmodel.dispatch",
-        "dispatch_model": "accel_bigmodel.dispatch",
-        "dtype_byte_size": "accel_bigmodel.dtypes",
-        "ensure_weights_retied": "accel_bigmodel.ties",
+        "disk_offload": "accel_bigmodel.dispatching.dispatch",
+        "dispatch_model": "accel_bigmodel.dispatching.dispatch",
+        "dtype_byte_size": "accel_bigmodel.tensors.dtypes",
+        "ensure_weights_retied": "accel_bigmodel.tensors.ties",
         "estimate_command": "accel_bigmodel.estimate.command",
         "estimate_command_parser": "accel_bigmodel.estimate.command",
         "estimate_training_usage": "accel_bigmodel.estimate.training",
         "extract_submodules_state_dict": "accel_bigmodel.offload.weights_map",
-        "fallback_allocate": "accel_bigmodel.tied_modules",
-        "find_tied_parameters": "accel_bigmodel.module_tensors",
+        "fallback_allocate": "accel_bigmodel.planning.tied_modules",
+        "find_tied_parameters": "accel_bigmodel.tensors.module_tensors",
         "gather_data": "accel_bigmodel.estimate.report",
-        "get_balanced_memory": "accel_bigmodel.max_memory",
+        "get_balanced_memory": "accel_bigmodel.planning.max_memory",
         "get_keys_to_not_convert": "accel_bigmodel.quantization.layers",
-        "get_max_layer_size": "accel_bigmodel.sizes",
-        "get_max_memory": "accel_bigmodel.max_memory",
-        "get_module_leaves": "accel_bigmodel.tied_modules",
-        "get_module_size_with_ties": "accel_bigmodel.tied_modules",
-        "get_non_persistent_buffers": "accel_bigmodel.module_tensors",
+        "get_max_layer_size": "accel_bigmodel.planning.sizes",
+        "get_max_memory": "accel_bigmodel.planning.max_memory",
+        "get_module_leaves": "accel_bigmodel.planning.tied_modules",
+        "get_module_size_with_ties": "accel_bigmodel.planning.tied_modules",
+        "get_non_persistent_buffers": "accel_bigmodel.tensors.module_tensors",
         "get_parameter_device": "accel_bigmodel.quantization.layers",
         "get_quantized_model_device_map": "accel_bigmodel.quantization.loading",
         "get_state_dict_from_offload": "accel_bigmodel.offload.state",
         "get_state_dict_offloaded_model": "accel_bigmodel.offload.state",
         "has_4bit_bnb_layers": "accel_bigmodel.quantization.layers",
         "has_offloaded_params": "accel_bigmodel.offload.state",
-        "id_tensor_storage": "accel_bigmodel.shared_tensors",
-        "infer_auto_device_map": "accel_bigmodel.allocation",
+        "id_tensor_storage": "accel_bigmodel.tensors.shared_tensors",
+        "infer_auto_device_map": "accel_bigmodel.planning.allocation",
         "init_empty_weights": "accel_bigmodel.skeleton",
         "init_on_device": "accel_bigmodel.skeleton",
         "load_and_quantize_model": "accel_bigmodel.quantization.loading",
-        "load_checkpoint_and_dispatch": "accel_bigmodel.auto_dispatch",
-        "load_checkpoint_in_model": "accel_bigmodel.loading",
+        "load_checkpoint_and_dispatch": "accel_bigmodel.dispatching.auto_dispatch",
+        "load_checkpoint_in_model": "accel_bigmodel.loading.checkpoints",
         "load_offloaded_weight": "accel_bigmodel.offload.folder",
         "load_offloaded_weights": "accel_bigmodel.offload.folder",
-        "load_state_dict": "accel_bigmodel.loading",
-        "named_module_tensors": "accel_bigmodel.module_tensors",
+        "load_state_dict": "accel_bigmodel.loading.checkpoints",
+        "named_module_tensors": "accel_bigmodel.tensors.module_tensors",
         "offload_state_dict": "accel_bigmodel.offload.folder",
         "offload_weight": "accel_bigmodel.offload.folder",
         "quantize_and_offload_8bit": "accel_bigmodel.quantization.loading",
-        "recursive_getattr": "accel_bigmodel.placing",
+        "recursive_getattr": "accel_bigmodel.tensors.placing",
         "remove_hook_from_module": "accel_bigmodel.hooks.attaching",
         "remove_hook_from_submodules": "accel_bigmodel.hooks.attaching",
         "replace_with_bnb_layers": "accel_bigmodel.quantization.layers",
-        "retie_parameters": "accel_bigmodel.placing",
-        "save_model": "accel_bigmodel.saving",
+        "retie_parameters": "accel_bigmodel.tensors.placing",
+        "save_model": "accel_bigmodel.saving.models",
         "save_offload_index": "accel_bigmodel.offload.folder",
-        "set_module_tensor_to_device": "accel_bigmodel.placing",
+        "set_module_tensor_to_device": "accel_bigmodel.tensors.placing",
         "verify_on_hub": "accel_bigmodel.estimate.hub",
     },
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from accel_state.errors import ConfigError
@@ -10,23 +11,23 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<prefix>[KMGT]?)(?P<binary>I?)(?P<byte>B?)\s*")
 
 
-def convert_file_size_to_int(size: int | str) -> int:
+def convert_file_size_to_int(size: float | str) -> int:
     """Return the number of bytes that ``size`` stands for.
 
     Args:
-        size: Bytes as an integer, or a number with its unit: ``"5MB"`` is 5 * 10**6, ``"10GiB"`` is
+        size: A number of bytes, rounded down, or a number with its unit: ``"5MB"`` is 5 * 10**6, ``"10GiB"`` is
             10 * 2**30. Case does not matter, except that ``"Gb"`` (gigabits to some) is refused.
 
     Raises:
         ConfigError: If ``size`` is negative, or is not a number with a known unit.
     """
-    if isinstance(size, bool) or not isinstance(size, int | str):
-        raise ConfigError(f"`{size!r}` is not a size. Give bytes as an integer, or a string such as `10GiB`.")
-    if isinstance(size, int):
-        if size < 0:
-            raise ConfigError(f"`{size}` is not a size: bytes cannot be negative.")
-        return size
-    return _parse(size)
+    if isinstance(size, bool) or not isinstance(size, int | float | str):
+        raise ConfigError(f"`{size!r}` is not a size. Give bytes as a number, or a string such as `10GiB`.")
+    if isinstance(size, str):
+        return _parse(size)
+    if not 0 <= size < math.inf:
+        raise ConfigError(f"`{size}` is not a size: a number of bytes is finite and not negative.")
+    return int(size)
 
 
 def _parse(size: str) -> int:

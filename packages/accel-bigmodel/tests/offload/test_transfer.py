@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from accel_bigmodel.formats.safetensor_ranges import ByteRange, MappedFile
-from accel_bigmodel.offload.transfer import bring, is_in_memory
+from accel_bigmodel.offload.transfer import is_in_memory, start_transfer
 
 NUM_BYTES = 1 << 20
 CPU = torch.device("cpu")
@@ -20,12 +20,12 @@ def mapped(tmp_path):
 
 def test_values_that_are_used_where_they_lie_are_not_copied(mapped):
     for ahead in (False, True):
-        arrival = bring(mapped, CPU, ahead=ahead)
-        assert arrival.take() is mapped
+        transfer = start_transfer(mapped, CPU, ahead=ahead)
+        assert transfer.take() is mapped
 
 
 def test_after_a_fetch_ahead_all_of_it_is_in_memory(mapped):
-    bring(mapped, CPU, ahead=True)
+    start_transfer(mapped, CPU, ahead=True)
     if sys.platform == "linux":
         assert is_in_memory(mapped)
     assert mapped[:256].tolist() == list(range(256))

@@ -1,17 +1,23 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from accel_bigmodel import (
     OffloadedWeightsLoader,
     PrefixedDataset,
     extract_submodules_state_dict,
+    init_empty_weights,
+    load_checkpoint_and_dispatch,
     offload_state_dict,
 )
+from accel_bigmodel.formats.safetensor_ranges import read_layout
 from accel_state.errors import CheckpointError, ConfigError
 
 
@@ -58,3 +64,54 @@ def test_prefixes_are_left_out_by_the_caller():
 def test_submodules_are_told_by_whole_names():
     state = {"a.x": 1, "ab.x": 2, "b": 3}
     assert extract_submodules_state_dict(state, ["a", "b"]) == {"a.x": 1, "b": 3}
+
+
+def anonymous_bytes() -> int:
+    text = Path("/proc/self/status").read_text()
+    return int(text.split("RssAnon:")[1].split()[0]) * 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_weights_in_files_of_safetensors_are_not_copied(tmp_path):
+    layer_bytes, num_layers = 512 * 512 * 4, 40
+    model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(num_layers)))
+    path = tmp_path / "model.safetensors"
+    for padding in range(0, 64, 8):  # the length of the header decides where the data begins
+        save_file(model.state_dict(), path, metadata={"padding": "x" * padding})
+        if all(place.start % 64 for place in read_layout(path).ranges.values()):
+            break
+    else:
+        pytest.fail("safetensors aligns its data to 64 bytes now")
+    with init_empty_weights():
+        skeleton = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(num_layers)))
+    x = torch.randn(1, 512)
+    with torch.no_grad():
+        wanted = model(x)
+        del model
+        before = anonymous_bytes()
+        load_checkpoint_and_dispatch(skeleton, path, {"": "disk"})
+        assert anonymous_bytes() - before < 4 * layer_bytes
+        for _ in range(3):
+            assert torch.allclose(skeleton(x), wanted, rtol=1e-4, atol=1e-6)  # 512 numbers in another order
+    assert anonymous_bytes() - before < 8 * layer_bytes  # of 40
+
+
+def test_weights_whose_elements_are_not_aligned_are_read_all_the_same(tmp_path):
+    state = {
+        "a": torch.ones(3, dtype=torch.uint8),
+        "b": torch.arange(4.0),
+        "c": torch.arange(5).to(torch.bfloat16),
+    }
+    header, start = {}, 0
+    for name, tensor in state.items():
+        code = {torch.uint8: "U8", torch.float32: "F32", torch.bfloat16: "BF16"}[tensor.dtype]
+        end = start + tensor.nbytes
+        header[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header).encode()
+    raw = b"".join(tensor.view(torch.uint8).numpy().tobytes() for tensor in state.values())
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw)
+    index = {name: {"safetensors_file": str(path)} for name in state}
+    weights = OffloadedWeightsLoader(index=index)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in state.items())

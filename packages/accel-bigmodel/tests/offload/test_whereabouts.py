@@ -20,7 +20,7 @@ from accel_bigmodel import (
     offload_state_dict,
     save_model,
 )
-from accel_bigmodel.offload.whereabouts import Placement, WeightSource, weights_away
+from accel_bigmodel.offload.whereabouts import Placement, WeightSource, offloaded_weights
 
 TOKENS = torch.tensor([[1, 2, 3]])
 
@@ -136,5 +136,5 @@ def test_what_is_written_to_an_offloaded_weight_is_in_the_next_state_dict(tmp_pa
 def test_weights_that_go_to_a_device_are_not_kept_in_memory_too():
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
     placement = Placement({"0": "meta", "1": "cpu"}, ("cpu", "disk"), ties=[])
-    kept = weights_away(model, placement, WeightSource(None, None, None))
+    kept = offloaded_weights(model, placement, WeightSource(None, None, None))
     assert sorted(kept) == ["1.bias", "1.weight"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.dtypes import dtype_byte_size
+from accel_bigmodel.tensors.dtypes import dtype_byte_size
 from accel_state.errors import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""Bytes of a file straight into the memory of tensors: in file order, by several threads, without a buffer between."""
+"""Read bytes of a file straight into the memory of tensors: in file order, by several threads, without a buffer."""
 
 from __future__ import annotations
 

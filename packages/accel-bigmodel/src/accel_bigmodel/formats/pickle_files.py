@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from accel_bigmodel.file_names import PICKLED
-from accel_bigmodel.shared_tensors import id_tensor_storage, id_tensor_view
+from accel_bigmodel.tensors.shared_tensors import id_tensor_storage, id_tensor_view
 from accel_state.errors import CheckpointError
 
 

@@ -13,7 +13,7 @@ from accel_bigmodel.file_names import WeightFormat
 
 
 class WeightWriter(Protocol):
-    """A state dict on its way into files of one format."""
+    """Writes a state dict to files of one format."""
 
     @property
     def names(self) -> WeightFormat:

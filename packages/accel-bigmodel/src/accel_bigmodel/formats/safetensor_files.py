@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accel_bigmodel.file_names import SAFETENSORS
 from accel_bigmodel.formats.safetensor_writing import write_safetensors
-from accel_bigmodel.shared_tensors import aliases
+from accel_bigmodel.tensors.shared_tensors import aliases
 from accel_state.errors import CheckpointError
 
 

@@ -17,7 +17,7 @@ from accel_bigmodel.offload.residency import Residency, Slot
 from accel_bigmodel.offload.weight import OffloadedWeight
 from accel_bigmodel.offload.weights_map import is_shared
 from accel_bigmodel.offload.whereabouts import in_memory
-from accel_bigmodel.placing import TiedParams, set_module_tensor_to_device
+from accel_bigmodel.tensors.placing import TiedParams, set_module_tensor_to_device
 from accel_ops.nested.description import find_device
 from accel_ops.nested.placement import send_to_device
 from accel_state.errors import StateError
@@ -206,7 +206,7 @@ class AlignDevicesHook(ModelHook):
         name = f"{self._module_name}.{place.full_name}".lstrip(".")
         if place.full_name not in weights:
             raise StateError(
-                f"`{name}` is to be offloaded, but its values are nowhere: not in the weights that were given. "
+                f"`{name}` cannot be offloaded: it has no values, and they are not in the weights that were given. "
                 "Load the checkpoint first, or give the state dict or folder that has it."
             )
         is_owned = self.weights_map is None or (self._context is not None and self._context.owns_weights)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.aliases import repair_aliases
 from accel_bigmodel.hooks.align import AlignDevicesHook, ModelContext
 from accel_bigmodel.hooks.attaching import add_hook_to_module, hooks_of
 from accel_bigmodel.hooks.bring import BringWeightsHook
@@ -17,7 +16,8 @@ from accel_bigmodel.hooks.protocol import ModelHook
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.offload.residency import Residency
 from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader, PrefixedDataset
-from accel_bigmodel.placing import TiedParams
+from accel_bigmodel.tensors.aliases import repair_aliases
+from accel_bigmodel.tensors.placing import TiedParams
 from accel_state.errors import StateError
 
 Device = int | str | torch.device

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.offload.weight import OffloadedWeight
-from accel_bigmodel.tensor_kinds import attributes_of
+from accel_bigmodel.tensors.kinds import attributes_of
 from accel_state.errors import StateError
 
 
@@ -85,7 +85,7 @@ class _StateDicts(threading.local):
 
 forwards = ForwardDepth()
 state_dicts = _StateDicts()
-"""``num_open``: the state dicts of modules that this thread is making, in which weights are lent, not held."""
+"""``num_open``: the state dicts of modules that this thread is making, in which weights are not kept in memory."""
 
 
 def placeholder_for(tensor: torch.Tensor, weight: OffloadedWeight, owner: nn.Module) -> torch.Tensor:
@@ -104,7 +104,7 @@ def weight_of(tensor: object) -> OffloadedWeight | None:
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
     """Return the values of a tensor, if it is a placeholder then from where they are kept; not to be written to."""
     weight = weight_of(tensor)
-    return tensor if weight is None else weight.lend()
+    return tensor if weight is None else weight.shared_values()
 
 
 def set_values(placeholder: Any, values: torch.Tensor) -> None:
@@ -131,7 +131,7 @@ def _call_with_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     if func == torch.Tensor.data_ptr:
         _refuse_address(args[0])
     if func == torch.Tensor.detach and state_dicts.num_open:
-        return args[0]._weight.lend()
+        return args[0]._weight.shared_values()
     call = _Call()
     try:
         replaced_args, replaced_kwargs = call.with_values((args, dict(kwargs)))

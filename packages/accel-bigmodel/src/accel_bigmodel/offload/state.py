@@ -1,4 +1,4 @@
-"""The values of offloaded models, for those who want them outside a forward."""
+"""The values of offloaded models, outside of their forward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.attaching import hooks_of
 from accel_bigmodel.offload.placeholders import stored_values, weight_of
-from accel_bigmodel.placing import set_module_tensor_to_device
+from accel_bigmodel.tensors.placing import set_module_tensor_to_device
 
 
 def has_offloaded_params(module: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Weights on their way to the device that uses them."""
+"""Copying weights to the device that uses them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PAGE_BYTES = 4096
 
 
 @dataclass(slots=True)
-class Arrival:
+class Transfer:
     """A tensor that is, or soon will be, on its device.
 
     Args:
@@ -39,25 +39,25 @@ class Arrival:
         return self.tensor
 
 
-def bring(stored: torch.Tensor, device: torch.device, *, ahead: bool = False) -> Arrival:
-    """Start bringing ``stored`` to ``device``; values that are used where they lie are not copied.
+def start_transfer(stored: torch.Tensor, device: torch.device, *, ahead: bool = False) -> Transfer:
+    """Start to copy ``stored`` to ``device``; values that are used where they are stored are not copied.
 
     Args:
         stored: Where the values are kept: in memory, or mapped from a file.
         device: Where they are used.
-        ahead: They are not needed at once: read a mapped file now, copy in a stream beside that of the forward.
+        ahead: They are needed later: read a mapped file now, copy in a side stream.
     """
     if device.type == "cpu" and stored.device.type == "cpu":
         if ahead:
             _touch(stored)
-        return Arrival(stored)
+        return Transfer(stored)
     if ahead and device.type == "cuda" and stored.device.type == "cpu":
         return _copy_beside(stored, device)
-    return Arrival(stored.to(device))
+    return Transfer(stored.to(device))
 
 
 def _touch(tensor: torch.Tensor) -> None:
-    """See to it that the forward finds all of a tensor in memory."""
+    """Read all pages of a mapped tensor into memory."""
     if tensor.is_contiguous() and tensor.nbytes >= _PAGE_BYTES and not is_in_memory(tensor):
         raw = tensor.detach().reshape(-1).view(torch.uint8)
         raw[::_PAGE_BYTES].max()
@@ -66,7 +66,7 @@ def _touch(tensor: torch.Tensor) -> None:
 def is_in_memory(tensor: torch.Tensor) -> bool:
     """Whether all of a tensor is in memory, and not only mapped from a file; false where the system cannot tell.
 
-    To touch what is there takes time from the processors and caches that the forward is using.
+    Touching pages that are in memory would cost the forward time and cache.
     """
     if tensor.device.type != "cpu":
         return True
@@ -89,7 +89,7 @@ def _residency() -> Callable[[int, int, Any], int] | None:
     return found
 
 
-def _copy_beside(stored: torch.Tensor, device: torch.device) -> Arrival:
+def _copy_beside(stored: torch.Tensor, device: torch.device) -> Transfer:
     """Copy through pinned memory in a side stream."""
     module = torch.get_device_module(device)
     pinned = stored if stored.is_pinned() else stored.contiguous().pin_memory()
@@ -97,7 +97,7 @@ def _copy_beside(stored: torch.Tensor, device: torch.device) -> Arrival:
     with module.stream(stream):
         copied = pinned.to(device, non_blocking=True)
         event = stream.record_event()
-    return Arrival(copied, event, pinned)
+    return Transfer(copied, event, pinned)
 
 
 _streams: dict[torch.device, Any] = {}

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.offload.transfer import Arrival, bring
-from accel_bigmodel.tensor_kinds import as_parameter_like
+from accel_bigmodel.offload.transfer import Transfer, start_transfer
+from accel_bigmodel.tensors.kinds import as_parameter_like
 from accel_state.errors import StateError
 
 _CPU = torch.device("cpu")
@@ -59,8 +59,8 @@ class OffloadedWeight:
         self._is_borrowed = is_borrowed
         self._own: torch.Tensor | None = None
         self._live: _Live | None = None
-        self._arrival: Arrival | None = None
-        self._lent: weakref.ref[torch.Tensor] | None = None
+        self._transfer: Transfer | None = None
+        self._shared: weakref.ref[torch.Tensor] | None = None
         self._resident: weakref.ref[torch.Tensor] | None = None
 
     @property
@@ -71,7 +71,7 @@ class OffloadedWeight:
     @property
     def is_fetched(self) -> bool:
         """Whether the values were fetched ahead."""
-        return self._arrival is not None
+        return self._transfer is not None
 
     def is_value(self, tensor: object) -> bool:
         """Whether ``tensor`` is the live value."""
@@ -81,18 +81,18 @@ class OffloadedWeight:
         """Return the values where they are kept, in the dtype of the model; only to be read."""
         return self._converted(self._kept())
 
-    def lend(self) -> torch.Tensor:
+    def shared_values(self) -> torch.Tensor:
         """Return the values where they are kept, for a state dict: for all names of tied weights the same memory."""
         with self.lock:
-            lent = None if self._lent is None else self._lent()
-            if lent is None:
+            shared = None if self._shared is None else self._shared()
+            if shared is None:
                 kept = self._kept()
                 stored = self._converted(kept)
                 if stored is kept and not self._is_borrowed:
                     self.keep(stored)
-                lent = stored.detach()
-                self._lent = weakref.ref(lent)
-            return lent
+                shared = stored.detach()
+                self._shared = weakref.ref(shared)
+            return shared
 
     def acquire(self, placeholder: torch.Tensor) -> torch.Tensor:
         """Return the values on their device, the same tensor until everyone has released it."""
@@ -137,24 +137,24 @@ class OffloadedWeight:
             own = values.detach()
             self._own = own if own.is_meta else own.to(_CPU)
             self.dtype = own.dtype
-            self._arrival = self._lent = None
+            self._transfer = self._shared = None
 
     def use_on(self, device: torch.device) -> None:
         """Use the values on another device from the next use on."""
         with self.lock:
             if device != self.device:
-                self.device, self._arrival = device, None
+                self.device, self._transfer = device, None
 
     def prefetch(self) -> None:
         """Bring the values close to where they are used; called in another thread, before they are needed."""
         with self.lock:
-            if self._live is None and self._arrival is None:
-                self._arrival = bring(self._source(), self.device, ahead=True)
+            if self._live is None and self._transfer is None:
+                self._transfer = start_transfer(self._source(), self.device, ahead=True)
 
     def forget(self) -> None:
         """Drop what was prefetched and not used."""
         with self.lock:
-            self._arrival = None
+            self._transfer = None
 
     def resident(self, placeholder: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Return a copy of the values to stay in the model, one for all places of tied weights."""
@@ -190,8 +190,8 @@ class OffloadedWeight:
     def _bring(self, placeholder: torch.Tensor) -> _Live:
         is_trained = self._is_trained(placeholder)
         with torch.inference_mode(False), torch.no_grad():
-            arrival, self._arrival = self._arrival, None
-            values = (arrival or bring(self._source(), self.device)).take()
+            transfer, self._transfer = self._transfer, None
+            values = (transfer or start_transfer(self._source(), self.device)).take()
             tensor = self._as_member(placeholder, values, is_trained=is_trained)
         return _Live(tensor, tensor._version, shares_memory=self.device.type == "cpu")
 

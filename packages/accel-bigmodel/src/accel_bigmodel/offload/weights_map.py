@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from accel_bigmodel.dtypes import as_torch_dtype
 from accel_bigmodel.formats.safetensor_ranges import MappedFile, SafetensorsLayout, read_layout
 from accel_bigmodel.formats.safetensor_writing import ALIGNMENT
 from accel_bigmodel.offload.folder import (
@@ -19,6 +18,7 @@ from accel_bigmodel.offload.folder import (
     read_offload_index,
     weight_file,
 )
+from accel_bigmodel.tensors.dtypes import as_torch_dtype
 from accel_state.errors import CheckpointError, ConfigError
 
 
@@ -48,6 +48,9 @@ class PrefixedDataset(Mapping[str, Any]):
 
 class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
     """Weights in memory and on disk under one face; what is on disk is mapped, not read, until it is used.
+
+    An index may point to any safetensors file that this process can read: who can write to the folder chooses what the
+    model reads. Mapped files are private to this object: what is written to its tensors is seen nowhere else.
 
     Args:
         state_dict: Weights in memory.

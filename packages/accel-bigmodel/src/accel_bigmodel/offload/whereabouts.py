@@ -1,4 +1,4 @@
-"""Where the weights of a model are while it does not use them: in memory, in a folder, in the files of a checkpoint."""
+"""Where offloaded weights are stored: in memory, in an offload folder, or in the files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.device_maps import DeviceLookup, DeviceMap
 from accel_bigmodel.offload.folder import INDEX_NAME, offload_state_dict
 from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader
+from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap
 from accel_ops.named_tensors import named_tensors, tied_names
 from accel_state.errors import ConfigError
 
@@ -39,21 +39,24 @@ class Placement:
 
     Args:
         device_map: As for `dispatch_model`.
-        kept_away: What of the map is not where it runs: ``"disk"``, and ``"cpu"`` if that is not the main device.
+        offloaded_devices: Entries of the map that mean offloading: ``"disk"``, and ``"cpu"`` if the main device is
+            another one.
         ties: What `find_tied_parameters` says of the model.
     """
 
     device_map: DeviceMap
-    kept_away: Sequence[str]
+    offloaded_devices: Sequence[str]
     ties: Sequence[Sequence[str]]
 
     def device(self, name: str) -> str:
         """Return where a weight lies: a device, ``"cpu"`` or ``"disk"``."""
         return str(self._devices[name])
 
-    def is_away(self, name: str) -> bool:
-        """Whether a weight is offloaded, or shares a tie with one that is and stays in memory itself."""
-        return self.device(name) in self.kept_away or (self.device(name) == "cpu" and name in self._tied)
+    def is_offloaded(self, name: str) -> bool:
+        """Whether a weight is offloaded, or is tied and stays on the CPU."""
+        return self.device(name) in self.offloaded_devices or (
+            self.device(name) == "cpu" and name in self._tied
+        )
 
     def on_disk(self) -> list[str]:
         """Return the entries of the map that lie on disk."""
@@ -92,7 +95,7 @@ def in_memory(tensor: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def weights_away(model: nn.Module, placement: Placement, source: WeightSource) -> Mapping[str, Any]:
+def offloaded_weights(model: nn.Module, placement: Placement, source: WeightSource) -> Mapping[str, Any]:
     """Return where the weights of offloaded modules are, written to disk first where they have to be.
 
     Args:
@@ -101,16 +104,16 @@ def weights_away(model: nn.Module, placement: Placement, source: WeightSource) -
         source: Where they may be already.
 
     Raises:
-        ConfigError: If weights on disk have nowhere to be.
+        ConfigError: If weights go to disk and there is no folder for them.
     """
     given = source.state_dict
-    in_memory = dict(weights_on_cpu(model, placement.is_away) if given is None else given)
+    in_memory = dict(weights_on_cpu(model, placement.is_offloaded) if given is None else given)
     leaving = _leaving(placement, in_memory)
-    to_write = once(model, leaving)
+    to_write = without_duplicates(model, leaving)
     index = source.offload_index
     if placement.on_disk() and index is None:
         if source.offload_dir is None and to_write and given is None:
-            raise ConfigError(_homeless(placement))
+            raise ConfigError(_no_folder(placement))
         if source.offload_dir is not None:
             if to_write:
                 offload_state_dict(source.offload_dir, to_write)
@@ -141,7 +144,7 @@ def _leaving(placement: Placement, in_memory: Mapping[str, torch.Tensor]) -> dic
     }
 
 
-def _homeless(placement: Placement) -> str:
+def _no_folder(placement: Placement) -> str:
     names = ", ".join(f"`{name}`" for name in placement.on_disk()[:5])
     return (
         f"`device_map` puts {names} on disk, but there is no folder for it. Give `offload_dir`, or an `offload_index` "
@@ -149,7 +152,7 @@ def _homeless(placement: Placement) -> str:
     )
 
 
-def once(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def without_duplicates(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return ``weights``, tied ones under the first of their names only."""
     second = {n for group in tied_names(model) for n in [n for n in sorted(group) if n in weights][1:]}
     return {name: tensor for name, tensor in weights.items() if name not in second}

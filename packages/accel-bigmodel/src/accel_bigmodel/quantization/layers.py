@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.module_tensors import find_tied_parameters
 from accel_bigmodel.quantization.configuration import BnbQuantizationConfig
+from accel_bigmodel.tensors.module_tensors import find_tied_parameters
 from accel_state.availability import is_bnb_available
 from accel_state.errors import ConfigError, NotAvailableError
 
@@ -130,20 +130,11 @@ def quantized_layer(layer: nn.Linear, config: BnbQuantizationConfig, device: tor
     return made
 
 
-def restored_8bit_layer(
-    layer: nn.Linear,
-    config: BnbQuantizationConfig,
-    weight: torch.Tensor,
-    scales: torch.Tensor,
-    device: torch.device,
-) -> Any:
-    """Return a layer from 8-bit values and their scales, as `save_model` wrote them; the bias stays as it is."""
-    bnb = require_bitsandbytes()
+def empty_8bit_layer(layer: nn.Linear, config: BnbQuantizationConfig, scales: torch.Tensor) -> Any:
+    """Return a layer for 8-bit values that are still to be loaded, with their scales; the bias stays as it is."""
     made = empty_layer(layer, config)
-    values, scales = weight.to(device, copy=True), scales.to(device, copy=True)
-    made.weight = bnb.nn.Int8Params(
-        values, requires_grad=False, has_fp16_weights=False, CB=values, SCB=scales
-    )
+    empty = torch.empty(layer.weight.shape, dtype=torch.int8, device="meta")
+    made.weight = require_bitsandbytes().nn.Int8Params(empty, requires_grad=False, SCB=scales)
     if layer.bias is not None:
         made.bias = layer.bias
     return made

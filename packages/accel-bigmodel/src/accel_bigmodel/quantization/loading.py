@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from accel_bigmodel.allocation import infer_auto_device_map
-from accel_bigmodel.auto_dispatch import MODES
-from accel_bigmodel.checkpoint_files import checkpoint_files, opener
-from accel_bigmodel.device_maps import DeviceMap, check_device_map, device_of
-from accel_bigmodel.dispatch import dispatch_model
-from accel_bigmodel.loading import load_checkpoint_in_model
-from accel_bigmodel.max_memory import MaxMemory, get_balanced_memory
+from accel_bigmodel.dispatching.auto_dispatch import MODES
+from accel_bigmodel.dispatching.dispatch import dispatch_model
+from accel_bigmodel.loading.checkpoint_files import checkpoint_files, opener
+from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model, load_weights
+from accel_bigmodel.loading.filling import Destination
 from accel_bigmodel.offload.folder import offload_weight
-from accel_bigmodel.placing import set_module_tensor_to_device
+from accel_bigmodel.planning.allocation import infer_auto_device_map
+from accel_bigmodel.planning.device_maps import DeviceMap, check_device_map, device_of
+from accel_bigmodel.planning.max_memory import MaxMemory, get_balanced_memory
 from accel_bigmodel.quantization.configuration import BnbQuantizationConfig
 from accel_bigmodel.quantization.layers import (
+    empty_8bit_layer,
     get_keys_to_not_convert,
     linear_names,
     quantized_layer,
     require_bitsandbytes,
-    restored_8bit_layer,
     swap,
 )
+from accel_bigmodel.tensors.placing import set_module_tensor_to_device
 from accel_state.devices import current_device_backend
 from accel_state.enums import CustomDtype
 from accel_state.errors import ConfigError, UnknownNameError
@@ -163,28 +162,13 @@ def _load(
         raise ConfigError(
             f"`{checkpoint}` was saved in 8 bits and cannot be loaded in 4. Use the original weights."
         )
-    weights = _read(checkpoint, [f"{name}.weight" for name in scales])
     for name in linear_names(model, skipped):
         if name in scales:
             layer: Any = model.get_submodule(name)
-            swap(
-                model,
-                name,
-                restored_8bit_layer(
-                    layer, config, weights[f"{name}.weight"], scales[name], torch.device("cpu")
-                ),
-            )
-    with warnings.catch_warnings():
-        # The scales are in the layers already; the names of what else is missing were checked when it was saved.
-        warnings.filterwarnings("ignore", message="(?s).*(SCB|weight_format)")
-        _load_rest(model, checkpoint)
-
-
-def _load_rest(model: nn.Module, checkpoint: str | os.PathLike[str]) -> None:
-    by_name = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    empty = [name for name, tensor in by_name.items() if tensor.is_meta]
-    for name, value in _read(checkpoint, empty).items():
-        set_module_tensor_to_device(model, name, "cpu", value=value.clone())
+            swap(model, name, empty_8bit_layer(layer, config, scales[name]))
+    load_weights(
+        model, checkpoint, Destination(may_map=True), strict=False, ignored=(".SCB", ".weight_format")
+    )
 
 
 def _scales_in(checkpoint: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
@@ -194,17 +178,6 @@ def _scales_in(checkpoint: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
             for name in [*reader.keys()]:
                 if name.endswith(".SCB"):
                     found[name.removesuffix(".SCB")] = reader.read(name).clone()
-    return found
-
-
-def _read(checkpoint: str | os.PathLike[str], names: Sequence[str]) -> dict[str, torch.Tensor]:
-    wanted, found = set(names), dict[str, torch.Tensor]()
-    for file in checkpoint_files(checkpoint):
-        with opener(file.path)(file.path) as reader:
-            found.update({name: reader.read(name) for name in [*reader.keys()] if name in wanted})
-    missing = sorted(wanted.difference(found))
-    if missing:
-        raise ConfigError(f"`{Path(checkpoint)}` lacks {', '.join(missing[:5])}.")
     return found
 
 

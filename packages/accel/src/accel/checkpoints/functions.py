@@ -14,7 +14,7 @@ from accel.checkpoints.pieces import SafetensorsPiece, TorchPiece, write_piece
 from accel.checkpoints.plain_data import harmless_globals
 from accel.checkpoints.sink import FileSink
 from accel.checkpoints.torch_file import read_torch_file
-from accel_bigmodel.shared_tensors import aliases
+from accel_bigmodel.tensors.shared_tensors import aliases
 from accel_state import PartialState
 from accel_state.errors import ConfigError
 

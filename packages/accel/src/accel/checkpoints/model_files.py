@@ -16,10 +16,10 @@ from accel.checkpoints.layout import weight_format
 from accel.checkpoints.strictness import Strictness
 from accel.checkpoints.torch_file import read_torch_file
 from accel_backends import Strategy
-from accel_bigmodel.checkpoint_files import CheckpointFile, checkpoint_files
 from accel_bigmodel.formats.safetensor_files import open_safetensors
+from accel_bigmodel.loading.checkpoint_files import CheckpointFile, checkpoint_files
 from accel_bigmodel.offload.placeholders import weight_of
-from accel_bigmodel.shared_tensors import id_tensor_view
+from accel_bigmodel.tensors.shared_tensors import id_tensor_view
 from accel_state.errors import CheckpointError
 
 

@@ -20,8 +20,8 @@ from accel.checkpoints.snapshot import HostBuffers, map_tensors, without_waste
 from accel_bigmodel.formats.pickle_files import PickleWriter
 from accel_bigmodel.formats.safetensor_files import SafetensorsWriter
 from accel_bigmodel.formats.safetensor_writing import write_safetensors
-from accel_bigmodel.sharding import plan_shards
-from accel_bigmodel.shared_tensors import aliases
+from accel_bigmodel.saving.sharding import plan_shards
+from accel_bigmodel.tensors.shared_tensors import aliases
 from accel_state.errors import CheckpointError
 
 MAX_WRITERS = 4

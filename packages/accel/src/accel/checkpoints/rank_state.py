@@ -15,7 +15,7 @@ from accel.checkpoints.prepared import Prepared
 from accel.checkpoints.random_states import States, from_file, reseed_for
 from accel.checkpoints.strictness import Strictness
 from accel.checkpoints.torch_file import read_torch_file
-from accel_bigmodel.checkpoint_files import CheckpointFile
+from accel_bigmodel.loading.checkpoint_files import CheckpointFile
 from accel_ops.random.state import restore_rng_states
 from accel_state.errors import CheckpointError
 from accel_state.logging import get_logger

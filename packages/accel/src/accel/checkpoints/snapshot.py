@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accel_bigmodel.shared_tensors import id_tensor_view
+from accel_bigmodel.tensors.shared_tensors import id_tensor_view
 
 Path = tuple[Any, ...]
 Copy = Callable[[Path, torch.Tensor], torch.Tensor]

@@ -1,0 +1,1 @@
+"""Models spread over devices, memory and disk."""

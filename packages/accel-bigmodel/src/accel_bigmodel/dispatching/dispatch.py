@@ -1,0 +1,220 @@
+"""Models spread over devices, memory and disk, ready to run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.dispatching.moving import guard_moves
+from accel_bigmodel.hooks.align import AlignDevicesHook, ModelContext
+from accel_bigmodel.hooks.attaching import add_hook_to_module, hooks_of, remove_hook_from_submodules
+from accel_bigmodel.hooks.blocks import HookSettings, attach_blocks
+from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
+from accel_bigmodel.offload.folder import offload_state_dict
+from accel_bigmodel.offload.placeholders import weight_of
+from accel_bigmodel.offload.prefetch import Prefetcher
+from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader
+from accel_bigmodel.offload.whereabouts import (
+    Placement,
+    WeightSource,
+    offloaded_weights,
+    weights_on_cpu,
+    with_ties,
+    without_duplicates,
+)
+from accel_bigmodel.planning.device_maps import (
+    DeviceMap,
+    check_device_map,
+    check_tied_parameters_on_same_device,
+)
+from accel_bigmodel.tensors.module_tensors import find_tied_parameters
+from accel_bigmodel.tensors.placing import TiedParams
+from accel_bigmodel.tensors.ties import remember_ties
+
+
+def cpu_offload(
+    model: nn.Module,
+    execution_device: torch.device | str | int | None = None,
+    offload_buffers: bool = False,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+    preload_module_classes: Sequence[str] | None = None,
+    *,
+    prefetch: bool = True,
+) -> nn.Module:
+    """Keep all parameters of ``model`` in memory, and bring each module's to a device for its forward.
+
+    Args:
+        model: Changed in place and returned.
+        execution_device: Where it runs; by default where its first parameter is.
+        offload_buffers: Offload buffers too.
+        state_dict: The weights; by default those of the model, moved to the CPU.
+        preload_module_classes: Names of classes whose whole inside is brought at once.
+        prefetch: Bring the next module's weights while one computes.
+    """
+    remove_hook_from_submodules(model)
+    device = _execution_device(model, execution_device)
+    weights = weights_on_cpu(model) if state_dict is None else state_dict
+    context = ModelContext(owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None)
+    settings = HookSettings(
+        weights, offload_buffers, None, frozenset(preload_module_classes or ()), None, context
+    )
+    attach_blocks(model, "", {"": device}, {"": True}, settings)
+    return model
+
+
+def cpu_offload_with_hook(
+    model: nn.Module,
+    execution_device: int | str | torch.device | None = None,
+    prev_module_hook: UserCpuOffloadHook | None = None,
+) -> tuple[nn.Module, UserCpuOffloadHook]:
+    """Keep a whole model on the CPU until it is called; it stays on its device until the hook sends it back.
+
+    Args:
+        model: Changed in place.
+        execution_device: Where it runs; by default the first accelerator, else the CPU.
+        prev_module_hook: Of the model before it in a pipeline, which is sent back when this one is called.
+
+    Returns:
+        The model, and the hook with ``offload()`` and ``remove()``.
+    """
+    hook = CpuOffload(execution_device=execution_device, prev_module_hook=prev_module_hook)
+    add_hook_to_module(model, hook, append=True)
+    return model, UserCpuOffloadHook(model, hook)
+
+
+def disk_offload(
+    model: nn.Module,
+    offload_dir: str | os.PathLike[str],
+    execution_device: torch.device | str | int | None = None,
+    offload_buffers: bool = False,
+    preload_module_classes: Sequence[str] | None = None,
+    *,
+    prefetch: bool = True,
+) -> nn.Module:
+    """Keep all parameters of ``model`` in a folder, and bring each module's to a device for its forward.
+
+    Args:
+        model: Changed in place and returned. Its weights are written to the folder; if it has none (it is on the
+            meta device), the folder must hold them already.
+        offload_dir: Made if missing.
+        execution_device: Where it runs; by default where its first parameter is, the CPU for a skeleton.
+        offload_buffers: Offload buffers too.
+        preload_module_classes: Names of classes whose whole inside is brought at once.
+        prefetch: Bring the next module's weights while one computes.
+    """
+    remove_hook_from_submodules(model)
+    device = _execution_device(model, execution_device)
+    if not any(parameter.is_meta and weight_of(parameter) is None for parameter in model.parameters()):
+        offload_state_dict(offload_dir, without_duplicates(model, weights_on_cpu(model)))
+    weights = with_ties(model, OffloadedWeightsLoader(save_folder=offload_dir))
+    context = ModelContext(owns_weights=True, prefetcher=Prefetcher() if prefetch else None)
+    settings = HookSettings(
+        weights, offload_buffers, None, frozenset(preload_module_classes or ()), None, context
+    )
+    attach_blocks(model, "", {"": device}, {"": True}, settings)
+    return model
+
+
+def dispatch_model(
+    model: nn.Module,
+    device_map: DeviceMap,
+    main_device: torch.device | str | int | None = None,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+    offload_dir: str | os.PathLike[str] | None = None,
+    offload_index: Mapping[str, Any] | None = None,
+    offload_buffers: bool = False,
+    skip_keys: str | Sequence[str] | None = None,
+    preload_module_classes: Sequence[str] | None = None,
+    force_hooks: bool = False,
+    *,
+    prefetch: bool = True,
+    exact: bool = False,
+) -> nn.Module:
+    """Put every part of ``model`` where ``device_map`` says, and make it run from there.
+
+    The map is kept as ``model.hf_device_map``. Offloaded weights are shown by tensors on the meta device;
+    gradients for them are refused, as they would be lost.
+
+    Args:
+        model: Changed in place and returned.
+        device_map: A device, ``"cpu"`` or ``"disk"`` for every part.
+        main_device: Runs what is offloaded; by default the first device of the map that is neither ``"cpu"`` nor
+            ``"disk"``, else the CPU, and then what is on ``"cpu"`` simply stays there.
+        state_dict: The weights of the parts on the CPU; by default those of the model.
+        offload_dir: For parts on disk: written to, unless ``offload_index`` says where the weights are.
+        offload_index: As for `OffloadedWeightsLoader`.
+        offload_buffers: Offload buffers too.
+        skip_keys: Keyword arguments (such as caches) that are never moved.
+        preload_module_classes: Names of classes whose whole inside is brought at once.
+        force_hooks: Add hooks even if all is on one device.
+        prefetch: Bring the next module's weights while one computes.
+        exact: As for `OffloadedWeightsLoader`: give the results of the resident model to the last bit.
+
+    Raises:
+        ConfigError: If the map does not fit the model, or there is no folder for weights on disk.
+    """
+    remove_hook_from_submodules(model)
+    check_device_map(model, device_map)
+    main = _main_device(device_map) if main_device is None else torch.device(main_device)
+    offloaded_devices = ("disk",) if main.type in ("cpu", "mps") else ("cpu", "disk")
+    offloaded = {name for name, device in device_map.items() if str(device) in offloaded_devices}
+    devices = {name: main if str(d) in ("cpu", "disk") else torch.device(d) for name, d in device_map.items()}
+    if not offloaded and len(set(devices.values())) == 1 and not force_hooks and not _has_placeholders(model):
+        model.to(main)
+    else:
+        ties = find_tied_parameters(model)
+        check_tied_parameters_on_same_device(ties, device_map)
+        placement = Placement(device_map, offloaded_devices, ties)
+        source = WeightSource(state_dict, offload_dir, offload_index, exact=exact)
+        weights = offloaded_weights(model, placement, source) if offloaded else None
+        context = ModelContext(owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None)
+        settings = HookSettings(
+            weights, offload_buffers, skip_keys, frozenset(preload_module_classes or ()), _tied_addresses(model),
+            context,
+        )  # fmt: skip
+        offloads = {name: name in offloaded for name in ["", *devices]}
+        attach_blocks(model, "", {"": main, **devices}, offloads, settings)
+        guard_moves(model)
+        remember_ties(model, ties)
+    model.hf_device_map = dict(device_map)  # type: ignore[assignment]
+    _hook_encoder(model)
+    return model
+
+
+def _hook_encoder(model: nn.Module) -> None:
+    """Give the encoder of an encoder-decoder of transformers a hook.
+
+    Its ``generate`` adds one to the encoder of a model that has a ``hf_device_map``, unless there is one, and takes it
+    from a package that need not be installed (transformers 5.23, ``generation/utils.py``).
+    """
+    find: Any = getattr(model, "get_encoder", None)
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and callable(find):
+        encoder = find()
+        if isinstance(encoder, nn.Module) and not hooks_of(encoder):
+            add_hook_to_module(encoder, AlignDevicesHook(io_same_device=True))
+
+
+def _has_placeholders(model: nn.Module) -> bool:
+    return any(weight_of(parameter) is not None for parameter in model.parameters())
+
+
+def _execution_device(model: nn.Module, given: torch.device | str | int | None) -> torch.device:
+    if given is not None:
+        return torch.device(given)
+    first = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    return torch.device("cpu") if first.type == "meta" else first
+
+
+def _main_device(device_map: DeviceMap) -> torch.device:
+    named = [device for device in device_map.values() if str(device) not in ("cpu", "disk")]
+    return torch.device(named[0] if named else "cpu")
+
+
+def _tied_addresses(model: nn.Module) -> TiedParams:
+    by_name = dict(model.named_parameters(remove_duplicate=False))
+    tied = [by_name[name] for group in find_tied_parameters(model) for name in group]
+    return {tensor.data_ptr(): {} for tensor in tied if not tensor.is_meta}

@@ -1,0 +1,118 @@
+"""Loading into models whose tensors are spread over processes, or on behalf of all of them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from accel_bigmodel.loading.checkpoint_files import checkpoint_files, opener
+from accel_bigmodel.loading.filling import Destination
+from accel_bigmodel.loading.matching import match
+from accel_bigmodel.loading.targets import targets
+from accel_ops.named_tensors import tied_names
+from accel_state.errors import AccelError, CheckpointError, StateError
+
+
+def holds_dtensors(model: nn.Module) -> bool:
+    """Whether parameters of ``model`` are spread over processes."""
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def load_over_processes(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    to: Destination,
+    *,
+    is_full: bool,
+    broadcast: bool,
+    strict: bool,
+) -> None:
+    """Give every process its part of a checkpoint; all of them must call this.
+
+    Args:
+        model: Tensors of it may be DTensors.
+        checkpoint: As for `load_checkpoint_in_model`. Without ``broadcast`` each process may name a file of its own.
+        to: Of this, the dtypes count.
+        is_full: Whether the checkpoint holds whole tensors, and not those of this process as DTensors.
+        broadcast: Only the first process reads, whole tensors, and sends them to the others.
+        strict: As for `load_checkpoint_in_model`.
+
+    Raises:
+        StateError: If it is to be sent and there is no process group.
+        CheckpointError: On every process, if the first one cannot read what it is to send.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    if broadcast:
+        state = _read_by_the_first(model, checkpoint, strict=strict)
+    else:
+        state = _read(model, checkpoint, strict=strict)
+    _give_memory(model, to)
+    options = StateDictOptions(
+        full_state_dict=is_full or broadcast, broadcast_from_rank0=broadcast, strict=False
+    )
+    set_model_state_dict(model, state, options=options)
+
+
+def _read(model: nn.Module, checkpoint: str | os.PathLike[str], *, strict: bool) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    for file in checkpoint_files(checkpoint):
+        with opener(file.path)(file.path) as reader:
+            state.update({name: reader.read(name) for name in [*reader.keys()]})
+    shapes = {n: value.shape for n, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    found = {name: value.shape for name, value in state.items() if isinstance(value, torch.Tensor)}
+    match(shapes, found, ties=tied_names(model)).settle(checkpoint, strict=strict)
+    return state
+
+
+def _read_by_the_first(
+    model: nn.Module, checkpoint: str | os.PathLike[str], *, strict: bool
+) -> dict[str, Any]:
+    """Return the state dict on the first process, nothing on the others, or raise on all of them."""
+    if not dist.is_initialized():
+        raise StateError("`broadcast_from_rank0` needs a process group. Create the `PartialState` first.")
+    state: dict[str, Any] = {}
+    failure: AccelError | None = None
+    if dist.get_rank() == 0:
+        try:
+            state = _read(model, checkpoint, strict=strict)
+        except AccelError as error:
+            failure = error
+    message = [None if failure is None else str(failure)]
+    dist.broadcast_object_list(message, src=0)
+    if failure is not None:
+        raise failure
+    if message[0] is not None:
+        raise CheckpointError(f"The first process could not read the checkpoint for all: {message[0]}")
+    return state
+
+
+def _give_memory(model: nn.Module, to: Destination) -> None:
+    """Replace tensors on the meta device, and those of another dtype than asked for; others stay as they are."""
+    seen: set[int] = set()
+    for name, target in targets(model).items():
+        old, wanted = target.tensor, to.dtype_of(name, target.tensor)
+        if id(target) in seen or not (old.is_meta or old.dtype != wanted):
+            continue
+        seen.add(id(target))
+        with torch.no_grad():
+            fresh = torch.empty_like(old, dtype=wanted, device=_device(old))
+        made = nn.Parameter(fresh, old.requires_grad) if isinstance(old, nn.Parameter) else fresh
+        for module, key in target.places:
+            setattr(module, key, made)
+
+
+def _device(tensor: torch.Tensor) -> torch.device | str:
+    """Return where a tensor is, or where one without values belongs."""
+    if not tensor.is_meta:
+        return tensor.device
+    mesh = getattr(tensor, "device_mesh", None)
+    return "cpu" if mesh is None else str(mesh.device_type)

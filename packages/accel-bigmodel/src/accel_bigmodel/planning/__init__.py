@@ -1,0 +1,1 @@
+"""Which part of a model goes to which device: sizes, limits, maps."""

@@ -1,0 +1,240 @@
+"""Automatic device maps: assign the parts of a model to the devices, in order, in one walk."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import nn
+
+from accel_bigmodel.planning.device_maps import clean_device_map, device_of
+from accel_bigmodel.planning.max_memory import Dtype, MaxMemory, get_max_memory
+from accel_bigmodel.planning.model_pieces import Piece, PieceReader
+from accel_bigmodel.units import convert_bytes
+from accel_state.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+def infer_auto_device_map(
+    model: nn.Module,
+    max_memory: MaxMemory | None = None,
+    no_split_module_classes: Sequence[str] | None = None,
+    dtype: Dtype | None = None,
+    special_dtypes: Mapping[str, Dtype] | None = None,
+    verbose: bool = False,
+    clean_result: bool = True,
+    offload_buffers: bool = False,
+    fallback_allocation: bool = False,
+) -> dict[str, int | str]:
+    """Return a device for every part of ``model``: accelerators first, then the CPU, then the disk.
+
+    Parts go to the devices in the order of the model, so that data moves on and never back. While something may
+    be offloaded, the first accelerator keeps room for the largest layer still to come, and so does the CPU
+    for what goes to disk. A layer that is too large for a device on which nothing lies yet is passed
+    on alone. Tied weights stay together.
+
+    Args:
+        model: On any device, meta included.
+        max_memory: As for `get_max_memory`; what is left over goes to the disk, which is unlimited unless
+            ``"disk"`` is given.
+        no_split_module_classes: Names of classes that stay on one device.
+        dtype: What floating-point weights will be converted to.
+        special_dtypes: Exceptions, by name of the tensor.
+        verbose: Log each decision at level INFO.
+        clean_result: Name a module instead of all its parts where they share a device.
+        offload_buffers: Buffers of offloaded modules are offloaded too; else they need room on the first device.
+        fallback_allocation: When the next part does not fit, look through all that is left, the largest parts
+            first, for one that does.
+
+    Raises:
+        ConfigError: If the devices have no room for the model; it says how much is missing where.
+    """
+    not_split = _class_names(no_split_module_classes)
+    limits = get_max_memory(max_memory)
+    if not limits:
+        raise ConfigError("`max_memory` names no device. Give bytes for one, such as `{'cpu': '10GiB'}`.")
+    reader = PieceReader(dtype=dtype, special_dtypes=special_dtypes, not_split=not_split)
+    planner = _Planner(reader.read(model), limits, verbose=verbose, uses_fallback=fallback_allocation)
+    planner.run()
+    planner.log_unused_devices()
+    planner.warn_of_oversized_layers()
+    if not offload_buffers:
+        planner.warn_of_buffers()
+    return clean_device_map(planner.device_map) if clean_result else planner.device_map
+
+
+class _Planner:
+    """Hands out the pieces of one model."""
+
+    def __init__(
+        self, root: Piece, limits: Mapping[int | str, int], *, verbose: bool, uses_fallback: bool
+    ) -> None:
+        self.device_map: dict[str, int | str] = {}
+        self._limits = {**limits, "disk": limits.get("disk", 1 << 62)}
+        self._log_level = logging.INFO if verbose else logging.DEBUG
+        self._uses_fallback = uses_fallback
+        self._layers = list(root.layers())
+        self._remaining = root.num_bytes
+        self._used = dict.fromkeys(self._limits, 0)
+        self._buffers = dict.fromkeys(self._limits, 0)
+        self._placed: set[Piece] = set()
+        self._must_split: set[Piece] = set()
+        self._waiting: deque[Piece] = deque(root.children or [root])
+        self._owners: dict[int, list[Piece]] = {}
+        for layer in self._layers:
+            for key in layer.tied:
+                self._owners.setdefault(key, []).append(layer)
+        accelerators = [device for device in limits if device not in ("cpu", "disk")]
+        self._main: int | str = accelerators[0] if accelerators else "cpu"
+
+    def run(self) -> None:
+        """Fill one device after the other."""
+        for device in [device for device in self._limits if device != "disk"]:
+            self._fill(device, keeps_room=device in (self._main, "cpu"))
+        self._fill("disk", keeps_room=False)
+        if any(piece not in self._placed for piece in self._waiting):
+            raise ConfigError(self._what_is_missing())
+
+    def log_unused_devices(self) -> None:
+        """Log the devices that were too small for any part, if a later one took the model."""
+        used = [device for device, size in self._used.items() if size]
+        for device, limit in self._limits.items():
+            if device in used:
+                break
+            if limit:
+                logger.info("No part of the model fits on device `%s` (%s).", device, convert_bytes(limit))
+
+    def warn_of_buffers(self) -> None:
+        """Warn if the buffers of offloaded modules do not fit on the device that runs them."""
+        offloaded = ("disk",) if self._main == "cpu" else ("cpu", "disk")
+        needed = sum(self._buffers.get(device, 0) for device in offloaded)
+        room = self._limits.get(self._main, 0) - self._used.get(self._main, 0)
+        if needed > room:
+            warnings.warn(
+                f"Buffers of offloaded modules ({convert_bytes(needed)}) stay on device `{self._main}`, where "
+                f"{convert_bytes(max(room, 0))} are left. Pass `offload_buffers=True` to offload them too.",
+                stacklevel=3,
+            )
+
+    def warn_of_oversized_layers(self) -> None:
+        """Warn of offloaded layers that are larger than the device on which they would be run."""
+        limit = self._limits.get(self._main, 0)
+        offloaded = ("disk",) if self._main == "cpu" else ("cpu", "disk")
+        for layer in self._layers:
+            if layer.num_bytes > limit and device_of(layer.name, self.device_map) in offloaded:
+                warnings.warn(
+                    f"The layer `{layer.name}` takes {convert_bytes(layer.num_bytes)} and device `{self._main}` may "
+                    f"hold {convert_bytes(limit)}: the map offloads it, but it cannot be brought back there to run.",
+                    stacklevel=3,
+                )
+                return
+
+    def _fill(self, device: int | str, *, keeps_room: bool) -> None:
+        limit = self._limits[device]
+        reserves = self._reserves(limit) if keeps_room else []
+        passed_on: list[Piece] = []
+        while self._waiting:
+            piece = self._waiting.popleft()
+            if piece in self._placed:
+                continue
+            if piece in self._must_split:
+                self._waiting.extendleft(reversed(piece.children))
+                continue
+            partners = self._partners(piece)
+            size = piece.num_bytes + sum(partner.num_bytes for partner in partners)
+            # With all that remains on this device, nothing comes later that would need room here.
+            fits_whole = self._used[device] + self._remaining <= limit
+            reserve = reserves[piece.rank] if reserves and not fits_whole else 0
+            if self._used[device] + size + reserve <= limit:
+                self._place([piece, *partners], device)
+            elif piece.children:
+                self._waiting.extendleft(reversed(piece.children))
+            elif size > limit > 0 and self._used[device] == 0:
+                self._log("`%s` (%s) is larger than device `%s`, passed on", piece, device)
+                passed_on.append(piece)
+            else:
+                self._waiting.appendleft(piece)
+                if not (self._uses_fallback and self._place_another(device, limit - reserve)):
+                    self._log("`%s` (%s) does not fit on `%s` any more", piece, device)
+                    break
+        self._waiting.extendleft(reversed(passed_on))
+
+    def _reserves(self, limit: int) -> list[int]:
+        """Return, for each layer, the largest one from there on that could be brought back to this device."""
+        reserves = [0] * len(self._layers)
+        largest = 0
+        for rank in range(len(self._layers) - 1, -1, -1):
+            size = self._layers[rank].num_bytes
+            if largest < size <= limit:
+                largest = size
+            reserves[rank] = largest
+        return reserves
+
+    def _partners(self, piece: Piece) -> list[Piece]:
+        """Return the layers elsewhere that share weights with ``piece``, and those that share with these."""
+        if not piece.tied:
+            return []
+        found: dict[Piece, None] = {}
+        keys = list(piece.tied)
+        for key in keys:
+            for layer in self._owners.get(key, ()):
+                if layer not in found and layer not in self._placed and not _is_inside(layer, piece):
+                    found[layer] = None
+                    keys.extend(layer.tied.difference(keys))
+        return list(found)
+
+    def _place(self, pieces: Iterable[Piece], device: int | str) -> None:
+        for piece in pieces:
+            self.device_map[piece.name] = device
+            self._used[device] += piece.num_bytes
+            self._buffers[device] += piece.buffer_bytes
+            self._remaining -= piece.num_bytes
+            self._placed.add(piece)
+            self._log("`%s` (%s) goes to `%s`", piece, device)
+            around = piece.parent
+            while around is not None and around not in self._must_split:
+                self._must_split.add(around)
+                around = around.parent
+
+    def _place_another(self, device: int | str, limit: int) -> bool:
+        """Place the first piece, level by level, that fits into what is left."""
+        room = limit - self._used[device]
+        level = deque(self._waiting)
+        while level:
+            piece = level.popleft()
+            if piece in self._placed:
+                continue
+            if piece not in self._must_split and not piece.tied and 0 < piece.num_bytes <= room:
+                self._place([piece], device)
+                return True
+            level.extend(piece.children)
+        return False
+
+    def _what_is_missing(self) -> str:
+        left = [piece for piece in self._waiting if piece not in self._placed]
+        rooms = [
+            f"`{device}` holds {convert_bytes(self._used[device])} of {convert_bytes(limit)}"
+            for device, limit in self._limits.items()
+        ]
+        return (
+            f"The model does not fit: {convert_bytes(self._remaining)} have no place, from `{left[0].name}` on "
+            f"({convert_bytes(left[0].num_bytes)}). {'; '.join(rooms)}. Raise `max_memory` there."
+        )
+
+    def _log(self, message: str, piece: Piece, device: int | str) -> None:
+        if logger.isEnabledFor(self._log_level):
+            logger.log(self._log_level, message, piece.name, convert_bytes(piece.num_bytes), device)
+
+
+def _is_inside(piece: Piece, other: Piece) -> bool:
+    around: Piece | None = piece
+    while around is not None and around is not other:
+        around = around.parent
+    return around is other
+
+
+def _class_names(given: Sequence[str] | str | None) -> Sequence[str]:
+    return (given,) if isinstance(given, str) else tuple(given or ())

@@ -1,0 +1,125 @@
+"""Device maps: which module's weights lie on which device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import TypeAlias, TypeVar
+
+import torch
+from torch import nn
+
+from accel_ops.named_tensors import walk_modules
+from accel_state.errors import ConfigError, UnknownNameError
+
+Device = TypeVar("Device")
+DeviceMap: TypeAlias = Mapping[str, int | str | torch.device]
+
+
+def device_of(name: str, device_map: DeviceMap) -> int | str | torch.device | None:
+    """Return where the nearest entry above ``name`` says that it lies, ``None`` if no entry covers it."""
+    prefix = name
+    while prefix:
+        if prefix in device_map:
+            return device_map[prefix]
+        prefix = prefix.rpartition(".")[0]
+    return device_map.get("")
+
+
+class DeviceLookup:
+    """`device_of` for many names: what a map says of a module is found once.
+
+    Args:
+        device_map: Must not change meanwhile.
+    """
+
+    def __init__(self, device_map: DeviceMap) -> None:
+        self._map = device_map
+        self._modules: dict[str, int | str | torch.device | None] = {}
+
+    def __getitem__(self, name: str) -> int | str | torch.device | None:
+        """Return where the tensor or module ``name`` lies, ``None`` if no entry covers it."""
+        if name in self._map:
+            return self._map[name]
+        module = name.rpartition(".")[0]
+        found = self._modules.get(module)
+        if found is None:
+            found = self._modules[module] = device_of(module, self._map)
+        return found
+
+
+def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
+    """Refuse a map that names what the model does not have, or leaves out some of its tensors.
+
+    Raises:
+        UnknownNameError: If a key is neither a module nor a tensor of the model.
+        ConfigError: If a parameter or buffer is covered by no entry.
+    """
+    if device_map.keys() == {""}:
+        return
+    modules, parameters, buffers = list[str](), list[str](), list[str]()
+    for name, module in walk_modules(model):
+        modules.append(name)
+        prefix = f"{name}." if name else ""
+        parameters += [prefix + key for key, tensor in module._parameters.items() if tensor is not None]
+        buffers += [prefix + key for key, tensor in module._buffers.items() if tensor is not None]
+    known = {*modules, *parameters, *buffers}
+    for name in device_map:
+        if name not in known:
+            raise UnknownNameError.of("module in `device_map`", name, modules[1:])
+    check_covered([*parameters, *buffers], device_map)
+
+
+def check_covered(names: Iterable[str], device_map: DeviceMap) -> None:
+    """Refuse a map that says nothing of some of ``names``."""
+    devices = DeviceLookup(device_map)
+    left_out = [name for name in names if devices[name] is None]
+    if left_out:
+        more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+        raise ConfigError(
+            f"`device_map` says nothing of {', '.join(left_out[:5])}{more}. "
+            "Add them, or a default under the key ''."
+        )
+
+
+def clean_device_map(device_map: dict[str, Device], module_name: str = "") -> dict[str, Device]:
+    """Name a module instead of its parts where all of them lie on one device; changes and returns the map.
+
+    Args:
+        device_map: As `infer_auto_device_map` makes it: no entry lies inside another.
+        module_name: Look only inside this module.
+    """
+    inside: dict[str, list[str]] = {}
+    for name in device_map:
+        around = name
+        while around:
+            around = around.rpartition(".")[0]
+            inside.setdefault(around, []).append(name)
+    _clean(device_map, inside, module_name)
+    return device_map
+
+
+def _clean(device_map: MutableMapping[str, Device], inside: Mapping[str, list[str]], name: str) -> None:
+    names = inside.get(name, [])
+    devices = [device_map[inner] for inner in names]
+    if len(devices) > 1 and all(device == devices[0] for device in devices):
+        for inner in names:
+            del device_map[inner]
+        device_map[name] = devices[0]
+        return
+    prefix = f"{name}." if name else ""
+    for child in dict.fromkeys(prefix + inner[len(prefix) :].partition(".")[0] for inner in names):
+        if child != name and child in inside:
+            _clean(device_map, inside, child)
+
+
+def check_tied_parameters_on_same_device(tied_params: Sequence[Sequence[str]], device_map: DeviceMap) -> None:
+    """Warn of tied parameters that a map puts on several devices, where each gets a copy of its own."""
+    for group in tied_params:
+        devices = {name: device_of(name, device_map) for name in group}
+        if len(set(devices.values())) > 1:
+            places = ", ".join(f"`{name}` on `{device}`" for name, device in devices.items())
+            warnings.warn(
+                f"Tied parameters are on different devices: {places}. Each device holds a copy of them.",
+                stacklevel=2,
+            )

@@ -1,0 +1,104 @@
+"""How much memory each device may give to a model: found, limited, and shared out evenly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from accel_bigmodel.planning.sizes import compute_module_sizes
+from accel_bigmodel.units import convert_file_size_to_int
+from accel_state.devices import current_device_backend, device_backend
+from accel_state.enums import CustomDtype
+from accel_state.errors import UnknownNameError
+
+MaxMemory: TypeAlias = Mapping[int | str, float | str]
+Dtype: TypeAlias = str | torch.dtype | CustomDtype
+
+_NAMES = ("mps", "cpu", "disk")
+
+
+def get_max_memory(max_memory: MaxMemory | None = None) -> dict[int | str, int]:
+    """Return the bytes that each device may take: accelerators by number, then ``"cpu"``, then ``"disk"``.
+
+    Args:
+        max_memory: Bytes, or strings such as ``"10GiB"``, by device, returned as integers in that order; devices
+            that are not named get nothing. ``None`` asks the machine what is free now.
+
+    Raises:
+        ConfigError: If a limit is no size.
+        UnknownNameError: If a key is neither a number nor ``mps``, ``cpu`` or ``disk``.
+    """
+    if max_memory is None:
+        return _free_memory()
+    for device in max_memory:
+        if not isinstance(device, int) and device not in _NAMES:
+            raise UnknownNameError.of("device in `max_memory`", str(device), [*_NAMES, "0", "1"])
+    limits = {device: convert_file_size_to_int(size) for device, size in max_memory.items()}
+    numbers = sorted(device for device in limits if isinstance(device, int))
+    return {device: limits[device] for device in [*numbers, *_NAMES] if device in limits}
+
+
+def get_balanced_memory(
+    model: nn.Module,
+    max_memory: MaxMemory | None = None,
+    no_split_module_classes: Sequence[str] | None = None,
+    dtype: Dtype | None = None,
+    special_dtypes: Mapping[str, Dtype] | None = None,
+    low_zero: bool = False,
+) -> dict[int | str, int]:
+    """Return ``max_memory`` lowered so that `infer_auto_device_map` spreads the model over all accelerators.
+
+    Each gets its share and room for a layer more, so that rounding up does not push the rest off; the last
+    keeps all it has. Where there is nothing to spread, the limits come back as they are.
+
+    Args:
+        model: On any device, meta included.
+        max_memory: As for `get_max_memory`.
+        no_split_module_classes: Names of classes that stay on one device.
+        dtype: What floating-point weights will be converted to.
+        special_dtypes: Exceptions, by name of the tensor.
+        low_zero: Leave on the first accelerator only what the others cannot hold, for work of your own.
+    """
+    limits = get_max_memory(max_memory)
+    shared = [device for device in limits if isinstance(device, int) and limits[device] > 0]
+    if len(shared) < 2:
+        return limits
+    sizes = compute_module_sizes(model, dtype=dtype, special_dtypes=special_dtypes)
+    share = sizes[""] // (len(shared) - 1 if low_zero else len(shared))
+    share += _headroom(model, sizes, no_split_module_classes)
+    for device in shared[:-1]:
+        limits[device] = min(limits[device], share)
+    if low_zero:
+        others = sum(limits[device] for device in shared[1:])
+        limits[shared[0]] = min(limits[shared[0]], max(0, sizes[""] - others))
+    return limits
+
+
+def _headroom(model: nn.Module, sizes: Mapping[str, int], not_split: Sequence[str] | None) -> int:
+    """Return a quarter more than the largest block that is not split, or than the average layer."""
+    largest = 0
+    if not_split:
+        blocks = [name for name, module in model.named_modules() if type(module).__name__ in not_split]
+        largest = max((sizes.get(name, 0) for name in blocks), default=0)
+    leaves = [sizes[name] for name, module in model.named_modules() if _is_layer(module) and sizes.get(name)]
+    average = sum(leaves) // max(len(leaves), 1)
+    return int(1.25 * max(largest, average))
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return not any(True for _ in module.children())
+
+
+def _free_memory() -> dict[int | str, int]:
+    backend = current_device_backend()
+    free: dict[int | str, int] = {}
+    if backend.name != "cpu":
+        for number in range(backend.count()):
+            key = backend.name if backend.name == "mps" else number
+            free[key] = backend.free_and_total_bytes(backend.device(number))[0]
+    if backend.name != "mps":  # there the processor and the accelerator share one memory
+        free["cpu"] = device_backend("cpu").free_and_total_bytes()[0]
+    return free

@@ -1,0 +1,101 @@
+"""Planning around tied weights, on the tables that `compute_module_sizes` gives."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from accel_bigmodel.tensors.module_tensors import named_module_tensors
+from accel_bigmodel.units import convert_file_size_to_int
+from accel_state.errors import ConfigError
+
+_Item: TypeAlias = tuple[str, nn.Module]
+
+
+def get_module_leaves(module_sizes: Mapping[str, int]) -> list[str]:
+    """Return the names that have no other name of the table inside."""
+    around = {name.rpartition(".")[0] for name in module_sizes}
+    return [name for name in module_sizes if name not in around and name != ""]
+
+
+def get_module_size_with_ties(
+    tied_params: Iterable[str],
+    module_size: int,
+    module_sizes: Mapping[str, int],
+    modules_to_treat: Iterable[tuple[str, nn.Module]],
+) -> tuple[int, list[str], list[nn.Module]]:
+    """Return the bytes of a module together with the modules that its weights are tied to, and these.
+
+    Args:
+        tied_params: Names, outside the module, of weights that it has too.
+        module_size: The bytes of the module.
+        module_sizes: What `compute_module_sizes` says of the model.
+        modules_to_treat: Where to look for those names.
+
+    Raises:
+        ConfigError: If a name lies in none of ``modules_to_treat``.
+    """
+    candidates = list(modules_to_treat)
+    names: dict[str, nn.Module] = {}
+    for parameter in tied_params:
+        found = [item for item in candidates if f"{parameter}.".startswith(f"{item[0]}.")]
+        if not found:
+            raise ConfigError(f"`{parameter}` lies in none of the modules to treat.")
+        names[found[0][0]] = found[0][1]
+        module_size -= module_sizes.get(parameter, 0)
+    module_size += sum(module_sizes[name] for name in names)
+    return module_size, list(names), list(names.values())
+
+
+def fallback_allocate(
+    modules: Sequence[tuple[str, nn.Module]],
+    module_sizes: Mapping[str, int],
+    size_limit: int | str,
+    no_split_module_classes: Sequence[str] | None = None,
+    tied_parameters: Sequence[Sequence[str]] | None = None,
+) -> tuple[str | None, nn.Module | None, list[tuple[str, nn.Module]]]:
+    """Return the first module that fits, level by level, with what is left when it is taken out.
+
+    Args:
+        modules: Names and modules to look into.
+        module_sizes: What `compute_module_sizes` says of the model.
+        size_limit: Bytes, or a string such as ``"1GB"``.
+        no_split_module_classes: Names of classes that are taken whole or not at all.
+        tied_parameters: Groups of names; modules with such weights are passed over.
+    """
+    limit = convert_file_size_to_int(size_limit)
+    tied = [name for group in tied_parameters or () for name in group]
+    level: deque[tuple[_Item, tuple[_Item, ...]]] = deque((item, (item,)) for item in modules)
+    while level:
+        (name, module), path = level.popleft()
+        is_tied = any(f"{other}.".startswith(f"{name}.") for other in tied)
+        if module_sizes.get(name, 0) <= limit and not is_tied:
+            return name, module, _without(modules, path)
+        for child in _inner(name, module, no_split_module_classes or ()):
+            level.append((child, (*path, child)))
+    return None, None, list(modules)
+
+
+def _without(modules: Iterable[_Item], path: Sequence[_Item]) -> list[_Item]:
+    """Return ``modules`` with the last of ``path`` taken out, those around it split into their parts."""
+    left: list[_Item] = []
+    for name, module in modules:
+        if name != path[0][0]:
+            left.append((name, module))
+        elif len(path) > 1:
+            left.extend(_without(_inner(name, module, ()), path[1:]))
+    return left
+
+
+def _inner(name: str, module: Any, not_split: Sequence[str]) -> list[_Item]:
+    if isinstance(module, torch.Tensor) or type(module).__name__ in not_split:
+        return []
+    children = list(module.named_children())
+    if not children:
+        return []
+    parts: list[tuple[str, Any]] = [*named_module_tensors(module), *children]
+    return [(f"{name}.{inner}" if name else inner, part) for inner, part in parts]

@@ -1,0 +1,1 @@
+"""Models into checkpoints that appear whole or not at all."""

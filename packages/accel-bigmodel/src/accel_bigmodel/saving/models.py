@@ -1,0 +1,111 @@
+"""Saving the weights of a model, whole or in shards, so that a reader never meets half a save."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel_bigmodel.file_names import PICKLED, SAFETENSORS, WeightFormat
+from accel_bigmodel.formats.pickle_files import PickleWriter
+from accel_bigmodel.formats.protocol import WeightWriter
+from accel_bigmodel.formats.safetensor_files import SafetensorsWriter
+from accel_bigmodel.saving.sharding import plan_shards
+from accel_bigmodel.saving.staging import publish, staging_folder
+from accel_state.errors import CheckpointError, ConfigError
+
+
+def save_model(
+    model: torch.nn.Module | Mapping[str, Any],
+    save_directory: str | os.PathLike[str],
+    max_shard_size: int | str = "10GB",
+    safe_serialization: bool = True,
+) -> list[Path]:
+    """Save the weights of ``model`` in files that plain safetensors or ``torch.load`` can read.
+
+    One file, ``model.safetensors`` (``pytorch_model.bin`` without ``safe_serialization``), or if that were
+    larger than ``max_shard_size``, ``model-00001-of-0000N.safetensors`` … and an index. Tied weights are
+    saved once, in safetensors under their first name.
+
+    The files are complete on disk before the first of them gets its name; only then are those of an earlier
+    save in the same format removed. Call it on one process per folder.
+
+    Args:
+        model: A module, or a state dict (tensors on any device; moved to the CPU shard by shard).
+        save_directory: Made if missing; other files in it are left alone.
+        max_shard_size: Bytes, or a string such as ``"5GB"``. A larger tensor gets a file of its own.
+        safe_serialization: safetensors if true, else ``torch.save``.
+
+    Returns:
+        The files written, the index (if any) last.
+
+    Raises:
+        CheckpointError: If a tensor has no values (it is on the meta device) or cannot be held by the format.
+        ConfigError: If ``save_directory`` is a file or ``max_shard_size`` is no size.
+    """
+    state = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    _refuse_tensors_without_values(state)
+    writer: WeightWriter = SafetensorsWriter(state) if safe_serialization else PickleWriter(state)
+    shards = plan_shards(writer.groups(), max_shard_size=max_shard_size)
+    folder = _make_folder(save_directory)
+    with staging_folder(folder) as staged:
+        names = _write_files(writer, shards, staged)
+        publish(staged, names, manifest=writer.names.index)
+    _remove_earlier(folder, writer.names, keep=names)
+    _warn_if_shadowed(folder, writer.names)
+    return [folder / name for name in names]
+
+
+def _write_files(writer: WeightWriter, shards: Sequence[Sequence[str]], staged: Path) -> list[str]:
+    if len(shards) == 1:
+        writer.write(staged / writer.names.whole, shards[0])
+        return [writer.names.whole]
+    names = [writer.names.shard(number, num_shards=len(shards)) for number in range(1, len(shards) + 1)]
+    for name, members in zip(names, shards, strict=True):
+        writer.write(staged / name, members)
+    index = {
+        "metadata": {"total_size": sum(size for _, size in writer.groups())},
+        "weight_map": {key: name for name, members in zip(names, shards, strict=True) for key in members},
+    }
+    (staged / writer.names.index).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return [*names, writer.names.index]
+
+
+def _refuse_tensors_without_values(state: Mapping[str, Any]) -> None:
+    empty = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]
+    if empty:
+        listed = ", ".join(f"`{name}`" for name in empty[:5])
+        more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
+        raise CheckpointError(
+            f"{listed}{more} cannot be saved: on the meta device a tensor has no values. "
+            "Load the weights first, for example with `load_checkpoint_in_model`."
+        )
+
+
+def _make_folder(save_directory: str | os.PathLike[str]) -> Path:
+    folder = Path(save_directory)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"`save_directory` must be a folder, but `{folder}` is a file.")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _remove_earlier(folder: Path, names: WeightFormat, *, keep: Sequence[str]) -> None:
+    earlier = [path for path in folder.iterdir() if names.owns(path.name) and path.name not in keep]
+    # The index first: without it, a remainder of shards can no longer be taken for a checkpoint.
+    for path in sorted(earlier, key=lambda path: path.name != names.index):
+        path.unlink(missing_ok=True)
+
+
+def _warn_if_shadowed(folder: Path, written: WeightFormat) -> None:
+    if written == PICKLED and any(SAFETENSORS.owns(path.name) for path in folder.iterdir()):
+        warnings.warn(
+            f"`{folder}` also holds safetensors weights of an earlier save, which readers prefer to the new "
+            f"`{PICKLED.whole}`. Remove them if they are out of date.",
+            stacklevel=3,
+        )

@@ -1,0 +1,1 @@
+"""The tensors of a model: names, dtypes, kinds, places, shared memory."""

@@ -1,0 +1,46 @@
+"""Number formats by name, and how many bytes they take."""
+
+from __future__ import annotations
+
+import torch
+
+from accel_state.enums import CustomDtype
+from accel_state.errors import ConfigError, UnknownNameError
+
+_CUSTOM_BYTES = {CustomDtype.FP8: 1.0, CustomDtype.INT4: 0.5, CustomDtype.INT2: 0.25}
+
+
+def as_dtype(dtype: str | torch.dtype | CustomDtype) -> torch.dtype | CustomDtype:
+    """Return the number format that ``dtype`` names: ``"bfloat16"``, ``"torch.bfloat16"``, ``"int4"`` …"""
+    if isinstance(dtype, torch.dtype | CustomDtype):
+        return dtype
+    name = str(dtype).removeprefix("torch.")
+    if name in CustomDtype.list():
+        return CustomDtype(name)
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        known = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+        raise UnknownNameError.of("dtype", str(dtype), known | set(CustomDtype.list()))
+    return found
+
+
+def as_torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """Return the torch dtype that ``dtype`` names; formats that only have a size are refused."""
+    found = as_dtype(dtype)
+    if not isinstance(found, torch.dtype):
+        raise ConfigError(f"`{dtype}` has a size but no torch dtype, so no tensor can be cast to it.")
+    return found
+
+
+def dtype_byte_size(dtype: torch.dtype | CustomDtype | str) -> int | float:
+    """Return the bytes that one number needs: 4 for float32, 0.5 for ``CustomDtype.INT4``, 1/8 for booleans.
+
+    In a tensor a boolean takes a whole byte: `memory_byte_size`.
+    """
+    found = as_dtype(dtype)
+    return 1 / 8 if found is torch.bool else memory_byte_size(found)
+
+
+def memory_byte_size(dtype: torch.dtype | CustomDtype) -> int | float:
+    """Return the bytes that one number takes in the memory of a tensor, or in that of a format with packed numbers."""
+    return dtype.itemsize if isinstance(dtype, torch.dtype) else _CUSTOM_BYTES[dtype]
