@@ -173,8 +173,8 @@ def _init_method(topology: Topology) -> str:
         return f"file://{file}"
     if topology.master_addr is None or topology.master_port is None:
         raise ConfigError(
-            f"{topology.world_size} processes were asked for, but it is unknown where they meet. Set "
-            "`MASTER_ADDR` and `MASTER_PORT`, pass `init_method`, or start the script with `accel launch` or `torchrun`."
+            f"{topology.world_size} processes were asked for, but it is unknown where they meet. Set `MASTER_ADDR` "
+            "and `MASTER_PORT`, pass `init_method`, or start the script with `accel launch` or `torchrun`."
         )
     if variable("MASTER_ADDR") and variable("MASTER_PORT"):
         # Not the address itself: under torchrun the agent holds the store already, which only `env://` knows.
