@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed import TCPStore
 
 from accel import Accelerator
 from accel_state.runtime import reset_runtime
@@ -31,6 +31,11 @@ class Runs:
         self.script = script
 
     def __enter__(self):
+        # Bound, so that no other process is given the port, but not listened to, so that rank 0 can take it.
+        self.holder = socket.socket()
+        self.holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.holder.bind(("127.0.0.1", 0))
+        self.port = self.holder.getsockname()[1]
         self.process = subprocess.Popen(
             [sys.executable, str(self.script)],
             stdin=subprocess.PIPE,
@@ -42,6 +47,7 @@ class Runs:
         return self
 
     def __exit__(self, *_):
+        self.holder.close()
         self.process.stdin.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -50,8 +56,7 @@ class Runs:
 
     def start(self, **options):
         """Start ``num_processes`` ranks with the further options, and return their process ids."""
-        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.process.stdin.write(json.dumps({**options, "port": self.store.port}) + "\n")
+        self.process.stdin.write(json.dumps({**options, "port": self.port}) + "\n")
         self.process.stdin.flush()
         return self._answer()
 
@@ -90,8 +95,7 @@ def fork_rank(body, rank, num_processes, port, options):
         }
         os.environ |= {name: str(value) for name, value in place.items()}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store is the test's
-    code = 1
+        code = 1
     try:
         body(**options)
         code = 0

@@ -3,10 +3,8 @@
 import datetime
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -17,7 +15,7 @@ from accel_state.errors import ConfigError, StateError
 from accel_state.partial_state import PartialState
 from accel_state.runtime import reset_runtime
 from accel_state.testing import run_script
-from accel_state.testing.scripts import kill_tree
+from accel_state.testing.scripts import start_ranks
 from accel_state.topology import Topology
 
 HEADER = """
@@ -99,45 +97,29 @@ state.wait_for_everyone()
 }
 
 
-def start_pair(code, *, timeout_s=60):
+@contextmanager
+def started_pair(code, *, timeout_s=60):
     """Start two ranks that meet over TCP, as mpirun would: without an agent that watches them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    script = HEADER.replace("TIMEOUT_S", str(timeout_s)) + code
-    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
+    with start_ranks(["-c", HEADER.replace("TIMEOUT_S", str(timeout_s)) + code], 2) as pair:
+        yield pair
 
 
 def finish(pair, *, timeout_s=60):
-    try:
-        return [(process.communicate(timeout=timeout_s)[1], process.returncode) for process in pair]
-    finally:
-        for process in pair:
-            kill_tree(process.pid)
-            process.communicate()
+    """Return what each rank wrote to standard error, and its exit code."""
+    exit_codes = [rank.process.wait(timeout_s) for rank in pair]
+    return [(rank.stderr, exit_code) for rank, exit_code in zip(pair, exit_codes, strict=True)]
 
 
-def start_ready_pair(code):
-    pair = start_pair(code)
-    for process in pair:
-        assert process.stdout.readline() == "ready\n"
-    return pair
+def wait_until_ready(pair):
+    for rank in pair:
+        rank.wait_for_output("ready")
 
 
 def end_of(folder, *, ending):
-    pair = start_ready_pair(ENDINGS[ending][0])
-    started = time.monotonic()
-    return ending, finish(pair), time.monotonic() - started
+    with started_pair(ENDINGS[ending][0]) as pair:
+        wait_until_ready(pair)
+        started = time.monotonic()
+        return ending, finish(pair), time.monotonic() - started
 
 
 @pytest.mark.parametrize(
@@ -154,11 +136,14 @@ def test_script_ends_with_its_own_exit_code_whatever_its_last_act(outcome):
 
 
 def interrupted(folder, *, waiting):
-    pair = start_ready_pair(waiting)
-    time.sleep(0.3)  # until the second rank is inside the barrier; earlier would be right too, but test less
-    for process in pair:
-        process.send_signal(signal.SIGINT)
-    return finish(pair, timeout_s=40)
+    with started_pair(waiting) as pair:
+        wait_until_ready(pair)
+        time.sleep(
+            0.3
+        )  # until the second rank is inside the barrier; earlier would be right too, but test less
+        for rank in pair:
+            rank.process.send_signal(signal.SIGINT)
+        return finish(pair, timeout_s=40)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +162,9 @@ def test_interrupt_ends_both_ranks_as_interrupted(outcome):
 
 
 def waits_alone(folder):
-    return finish(start_pair("if rank == 0: state.wait_for_everyone()\nelse: time.sleep(5)", timeout_s=2))
+    code = "if rank == 0: state.wait_for_everyone()\nelse: time.sleep(5)"
+    with started_pair(code, timeout_s=2) as pair:
+        return finish(pair)
 
 
 @pytest.mark.parametrize("outcome", [waits_alone], indirect=True)

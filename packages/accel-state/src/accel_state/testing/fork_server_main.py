@@ -6,6 +6,7 @@ of an ordinary interpreter and ends as Python ends, with exit handlers and final
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
@@ -143,8 +144,19 @@ def run(request: Request) -> None:
     exec(compile(source, file, "exec"), main.__dict__)
 
 
+def end_by_interrupt() -> None:
+    """End as Python ends a script after an uncaught `KeyboardInterrupt`: by SIGINT itself."""
+    if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 def main() -> None:
     """Import the libraries, serve on the socket that is named, and end with standard input."""
+    # The first to be registered, and so the last to run. Python's own way is lost in a process that has evaluated code
+    # in an exit handler, as those of the libraries do.
+    atexit.register(end_by_interrupt)
     for name in PRELOADED:
         importlib.import_module(name)
     gc.collect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -106,30 +107,28 @@ def start_ranks(
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
 ) -> Iterator[list[Script]]:
-    """Start a script on several ranks of this machine as torchrun does; end those that are left after the block.
+    """Start a script on several ranks of this machine; end those that are left after the block.
 
-    The ranks meet in a store of this process, so that no port is chosen before it is used. Nothing watches the
-    ranks: each ends as it does by itself.
+    They meet over TCP at rank 0. Nothing watches them: each ends as it does by itself.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    common = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "WORLD_SIZE": str(num_processes),
-        "LOCAL_WORLD_SIZE": str(num_processes),
-        **(env or {}),
-    }
     with ExitStack() as stack:
+        # Bound, so that no other process is given the port, but not listened to, so that rank 0 can take it.
+        holder = stack.enter_context(socket.socket())
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        common = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(holder.getsockname()[1]),
+            "WORLD_SIZE": str(num_processes),
+            "LOCAL_WORLD_SIZE": str(num_processes),
+            **(env or {}),
+        }
         ranks = []
         for rank in map(str, range(num_processes)):
             script = Script(argv, env={**common, "RANK": rank, "LOCAL_RANK": rank}, cwd=cwd)
             stack.callback(script.close)
             ranks.append(script)
         yield ranks
-    del store
 
 
 def run_script(
