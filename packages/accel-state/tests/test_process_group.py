@@ -64,17 +64,6 @@ kept = dist.group.WORLD
         [0, 0],
         ["", ""],
     ),
-    "leaves a model that holds the group": (
-        """
-from accel_state import process_group
-process_group._CALLBACK_WAIT_S = 600.0
-from torch.nn.parallel import DistributedDataParallel
-model = DistributedDataParallel(torch.nn.Linear(1, 1))
-model(torch.ones(1, 1)).sum().backward()
-""",
-        [0, 0],
-        ["", ""],
-    ),
     "destroys the group itself": ("state.destroy_process_group()", [0, 0], ["", ""]),
     "destroys the group through torch": ("dist.destroy_process_group()", [0, 0], ["", ""]),
     "calls sys.exit": ("sys.exit(3)", [3, 3], ["", ""]),

@@ -153,3 +153,14 @@ def test_digests_are_the_same_in_every_process():
         for _ in range(2)
     }
     assert len(lines) == 1
+
+
+def test_an_error_of_the_transport_names_the_operation_and_the_call_site(make_ranks):
+    def body(rank: int) -> object:
+        if rank == 1:
+            raise KeyError("another trouble")
+        return gather(ROWS)
+
+    error, _ = make_ranks(2).outcomes(body)
+    assert "This rank was in `accel_ops.gather`, called from" in error.__notes__[0]
+    assert "test_calls.py" in error.__notes__[0]

@@ -40,7 +40,15 @@ def agree(transport: Transport, call: Call, *, number: int = 0) -> list[int]:
     """
     if is_debugging():
         await_arrival(transport, call)
-    rows = _swap(transport, call, number)
+    try:
+        rows = _swap(transport, call, number)
+    except RuntimeError as error:  # the backend's, which does not know for what it was used
+        description = call.describe()
+        error.add_note(
+            f"This rank was in `{description.operation}`, called from {description.call_site}, and waited for the "
+            "other ranks to call it too."
+        )
+        raise
     if any(row[:2] != rows[0][:2] for row in rows):
         hint = earlier_divergence(transport) if is_debugging() else ""
         raise DistributedOperationException(explain_difference(_descriptions(transport, call)) + hint)
