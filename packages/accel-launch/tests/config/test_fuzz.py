@@ -74,7 +74,7 @@ HOSTILE = [
     "commands: &a [*a]\n",
     "!!python/object/apply:os.system ['touch hacked']\n",
     "commands: !!python/object/new:subprocess.Popen [['touch', 'hacked']]\n",
-    "num_processes: " + "9" * 500 + "\n",
+    "num_processes: " + "9" * 5000 + "\n",
     "base_job_name: 2024-99-99\n",
     "commands: " + "[" * 600 + "]" * 600 + "\n",
     "{" * 600,
@@ -125,7 +125,7 @@ def sensible(chance: random.Random) -> object:
 
 def random_text(chance: random.Random) -> tuple[str, str]:
     if chance.random() < 0.03:
-        return "c.yaml", chance.choice([text for text in HOSTILE if len(text) < 500])
+        return "c.yaml", chance.choice([text for text in HOSTILE if len(text) < 5000])
     document = random_document(chance)
     as_json = chance.random() < 0.3
     text = json.dumps(document) if as_json else yaml.safe_dump(document, allow_unicode=True)
@@ -188,7 +188,7 @@ def test_hostile_files_do_nothing(tmp_path, monkeypatch, request_for, text):
         ("num_processes: 1\nnum_processes: 2\n", "the key 'num_processes' stands twice"),
         ("fsdp_config: {fsdp_version: 1, fsdp_version: 2}\n", "the key 'fsdp_version' stands twice"),
         ("commands: " + "[" * 600 + "]" * 600 + "\n", "nested too deeply"),
-        ("num_processes: " + "9" * 500 + "\n", "is not valid YAML"),
+        ("num_processes: " + "9" * 5000 + "\n", "is not valid YAML"),
         ("num_processes: [1, 2]\n", "`num_processes` in the config file .* cannot be used: .* holds a list"),
     ],
 )
