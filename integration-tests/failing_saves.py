@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forking import free_port, warm_up
+from forking import hold_port, warm_up
 from torch import nn
 
 from accel import Accelerator, ProjectConfiguration
@@ -148,7 +148,8 @@ class Ranks:
     """Two processes as a launcher would start them, without one that watches them."""
 
     def __init__(self, folder, how):
-        self.folder, port = folder, free_port()
+        self.folder, self.holder = folder, hold_port()
+        port = self.holder.getsockname()[1]
         self.pids = [fork(lambda rank=rank: rank_main(rank, folder, how, port)) for rank in (0, 1)]
 
     def told(self):
@@ -158,6 +159,7 @@ class Ranks:
             while os.waitpid(pid, os.WNOHANG) == (0, 0):
                 assert time.monotonic() < end, "a rank waits on"
                 time.sleep(0.02)
+        self.holder.close()
         files = {rank: self.folder / f"told-{rank}" for rank in (0, 1)}
         return {rank: file.read_text() for rank, file in files.items() if file.exists()}
 

@@ -31,11 +31,7 @@ class Runs:
         self.script = script
 
     def __enter__(self):
-        # Bound, so that no other process is given the port, but not listened to, so that rank 0 can take it.
-        self.holder = socket.socket()
-        self.holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.holder.bind(("127.0.0.1", 0))
-        self.port = self.holder.getsockname()[1]
+        self.holder = hold_port()
         self.process = subprocess.Popen(
             [sys.executable, str(self.script)],
             stdin=subprocess.PIPE,
@@ -56,7 +52,7 @@ class Runs:
 
     def start(self, **options):
         """Start ``num_processes`` ranks with the further options, and return their process ids."""
-        self.process.stdin.write(json.dumps({**options, "port": self.port}) + "\n")
+        self.process.stdin.write(json.dumps({**options, "port": self.holder.getsockname()[1]}) + "\n")
         self.process.stdin.flush()
         return self._answer()
 
@@ -106,6 +102,14 @@ def fork_rank(body, rank, num_processes, port, options):
     finally:
         sys.stdout.flush()
         os._exit(code)
+
+
+def hold_port():
+    """Return a socket bound to a port that no other process is given, but that rank 0 can listen to."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder
 
 
 def warm_up():

@@ -20,6 +20,7 @@ class Tape(SingleProcess):
     world_size = 2
 
     def __init__(self) -> None:
+        super().__init__()
         self.recorded: list[torch.Tensor] = []
         self.is_playing = False
 

@@ -74,7 +74,10 @@ class ForkedProcess:
 
     def _take_exit_code(self) -> int:
         if self.returncode is None:
-            self.returncode = self._connection.recv()
+            try:
+                self.returncode = self._connection.recv()
+            except (EOFError, ConnectionResetError):
+                raise RuntimeError(f"The fork server has ended, and with it process {self.pid}.") from None
             self._connection.close()
         return self.returncode
 

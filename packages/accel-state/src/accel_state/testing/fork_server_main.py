@@ -103,7 +103,7 @@ class Server:
             client = self.clients.pop(pid)
             try:
                 client.send(os.waitstatus_to_exitcode(status))
-            except BrokenPipeError:
+            except ConnectionError:
                 pass  # nobody waits for it any more
             client.close()
 
