@@ -61,6 +61,8 @@ def test_the_first_cause_is_the_first_that_is_no_consequence(endings, first, out
     [
         ([ChildEnding(0), ChildEnding(0)], {}, "succeeded", 0),
         ([failed(-15)], {"interrupted_by": 15}, "interrupted", 143),
+        ([failed(1)], {"interrupted_by": 2}, "interrupted", 130),
+        ([failed(3)], {"interrupted_by": 2}, "interrupted", 3),
         ([failed(-2)], {}, "interrupted", 130),
         ([ChildEnding(0)], {"interrupted_by": 15}, "interrupted", 0),
         ([failed(-11), failed(1, at=2.0)], {}, "failed", 139),

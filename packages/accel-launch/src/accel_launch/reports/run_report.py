@@ -112,12 +112,16 @@ def make_report(
         _rank_report(rank, _outcome(rank, weights[rank.rank], first=cause), num_memory_kills=num_memory_kills)
         for rank in ranks
     ]
-    return RunReport(outcome, _exit_code(first, cause), tuple(reports))
+    return RunReport(outcome, _exit_code(first, cause, interrupted_by), tuple(reports))
 
 
-def _exit_code(first: RankEnding | None, cause: RankEnding | None) -> int:
+def _exit_code(first: RankEnding | None, cause: RankEnding | None, interrupted_by: int | None) -> int:
     if first is None:
         return 0
+    if interrupted_by == signal.SIGINT and first.ending.return_code == 1:
+        # After a `KeyboardInterrupt`, Python ends with 1 instead of by SIGINT if an exit handler has evaluated code,
+        # as one of torch's compiler does (Python 3.11, torch 2.13).
+        return 128 + signal.SIGINT
     if cause is not None and cause.ending.was_ended:
         return 1  # what Python would have ended with, had there been time
     return exit_code_for_shell(first.ending.return_code)
