@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from accel_state.errors import ConfigError
-from accel_state.testing.fork_server import ForkServer
+from accel_state.testing.fork_server import ForkServer, fork_server
 from accel_state.testing.scripts import (
     Script,
     is_alive,
@@ -123,3 +123,14 @@ def test_scripts_end_with_the_server():
     running = psutil.Process(process.pid)
     server.close()
     assert psutil.wait_procs([running], timeout=10)[1] == []
+
+
+def test_after_its_server_was_killed_a_script_counts_as_killed_and_the_next_has_a_new_server():
+    script = Script(["-c", "import time; time.sleep(60)"])
+    server = fork_server()
+    server.process.kill()
+    server.process.wait()
+    assert script.process.wait(timeout=10) == -signal.SIGKILL
+    script.close()
+    with pytest.warns(UserWarning, match="The fork server ended with -9"):
+        assert fork_server() is not server

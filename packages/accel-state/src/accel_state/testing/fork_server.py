@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
@@ -77,7 +79,10 @@ class ForkedProcess:
             try:
                 self.returncode = self._connection.recv()
             except (EOFError, ConnectionResetError):
-                raise RuntimeError(f"The fork server has ended, and with it process {self.pid}.") from None
+                # The server has ended, and nobody can tell how this process ends.
+                self.returncode = -signal.SIGKILL
+                with suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
             self._connection.close()
         return self.returncode
 
@@ -87,17 +92,19 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="accel-fork-")
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the server
         self._address = str(Path(self._folder.name) / "socket")
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"{__package__}.fork_server_main", self._address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._stderr,
             env={**snapshot(), "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
         assert self.process.stdout is not None
         if self.process.stdout.readline() != b"ready\n":
-            raise RuntimeError("The fork server did not start; its error stands above.")
+            raise RuntimeError(f"The fork server did not start:\n{self.errors()}")
 
     def start(
         self,
@@ -122,6 +129,10 @@ class ForkServer:
             send_handle(connection, stream.fileno(), self.process.pid)
         return ForkedProcess(connection.recv(), connection)
 
+    def errors(self) -> str:
+        """Return what the server has written to standard error."""
+        return os.pread(self._stderr.fileno(), 1 << 16, 0).decode(errors="replace")
+
     def close(self) -> None:
         """End the server, and with it what it has started."""
         assert self.process.stdin is not None
@@ -129,6 +140,7 @@ class ForkServer:
         self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
+        self._stderr.close()
         self._folder.cleanup()
 
 
@@ -137,12 +149,15 @@ _starting = threading.Lock()
 
 
 def fork_server() -> ForkServer:
-    """Return the server of this process, started at the first use."""
+    """Return the server of this process, started at the first use, and again should it have ended."""
     with _starting:
+        if _servers and (code := _servers[-1].process.poll()) is not None:
+            warnings.warn(f"The fork server ended with {code}:\n{_servers[-1].errors()}", stacklevel=2)
+            _servers.clear()
         if not _servers:
             _servers.append(ForkServer())
             atexit.register(_servers[0].close)
-    return _servers[0]
+        return _servers[0]
 
 
 def fork_server_pids() -> frozenset[int]:

@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -68,8 +69,11 @@ class Server:
     def fork(self) -> Request | None:
         """Accept a request; return it in the child, None in the server."""
         client: Connection[int, Request] = Connection(self.listener.accept()[0].detach())
-        request = client.recv()
-        streams = [recv_handle(client) for _ in range(request.num_streams)]
+        try:
+            request = client.recv()
+            streams = [recv_handle(client) for _ in range(request.num_streams)]
+        except (EOFError, ConnectionError):
+            return None  # the client has given up
         pid = os.fork()
         if pid == 0:
             self.become_child(client, streams[:3])
@@ -77,7 +81,8 @@ class Server:
         for stream in streams:
             os.close(stream)
         self.clients[pid] = client
-        client.send(pid)
+        with suppress(ConnectionError):
+            client.send(pid)
         return None
 
     def become_child(self, client: Connection[int, Request], streams: list[int]) -> None:
@@ -101,10 +106,8 @@ class Server:
             if pid == 0:
                 return
             client = self.clients.pop(pid)
-            try:
+            with suppress(ConnectionError):  # nobody may wait for it any more
                 client.send(os.waitstatus_to_exitcode(status))
-            except ConnectionError:
-                pass  # nobody waits for it any more
             client.close()
 
     def kill_all(self) -> None:
