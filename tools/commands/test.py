@@ -14,6 +14,8 @@ from tools.setup.running import run
 from tools.workspace import ROOT
 
 NUM_SLOWEST = 20
+MOST_WORKERS = 4
+"""Each has a gigabyte or two of libraries, ranks and scripts."""
 
 
 def test(arguments: argparse.Namespace) -> int:
@@ -23,6 +25,8 @@ def test(arguments: argparse.Namespace) -> int:
         return run_engines(arguments.engines or NAMES, arguments.handed_on)
     environment = development().ensure()
     command = [environment.python, "-m", "pytest", *options_in_ci(), *arguments.paths]
+    if not arguments.paths:
+        command += in_parallel(os.cpu_count() or 1)
     if arguments.durations:
         command.append(f"--durations={NUM_SLOWEST}")
     command += arguments.handed_on
@@ -32,6 +36,11 @@ def test(arguments: argparse.Namespace) -> int:
 def options_in_ci() -> list[str]:
     """Return what pytest is told in CI, where a test that is skipped for no known reason is a failure."""
     return ["--no-unexpected-skips"] if is_ci() else []
+
+
+def in_parallel(num_cores: int) -> list[str]:
+    """Return what lets pytest run the files of the whole suite in several processes, for much of it waits."""
+    return ["-n", str(min(num_cores, MOST_WORKERS)), "--dist", "loadfile"] if num_cores > 1 else []
 
 
 def is_ci() -> bool:

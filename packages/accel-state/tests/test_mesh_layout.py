@@ -122,7 +122,8 @@ def test_groups_of_large_runs_cover_every_rank_once(sizes, axes):
     assert layout.indices(*axes) == tuple(layout.index(rank, *axes) for rank in range(layout.world_size))
     for group in (groups[0], groups[len(groups) // 2], groups[-1]):
         assert [layout.index(rank, *axes) for rank in group] == list(range(len(group)))
-        assert {layout.group_of(rank, *axes) for rank in group} == {group}
+        some = (group[0], group[len(group) // 2], group[-1])
+        assert {layout.group_of(rank, *axes) for rank in some} == {group}
 
 
 def test_coordinates_of_large_runs_are_all_different():

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 import pytest
 
 from accel_launch import get_config_parser, launch_command, launch_command_parser
+from accel_launch.interpreter import interpreter_command
 from accel_state.errors import ConfigError
 
 
@@ -36,6 +36,6 @@ def test_both_are_subcommands_of_another_program_too(capsys):
     get_config_parser(subparsers)
     given = parser.parse_args(["launch", "--cpu", "--dry-run", "train.py", "-x"])
     given.func(given)
-    assert f"{sys.executable} train.py -x" in capsys.readouterr().out
+    assert f"{' '.join(interpreter_command())} train.py -x" in capsys.readouterr().out
     assert parser.parse_args(["config", "default"]).action == "default"
     assert get_config_parser().prog == "accel config"
