@@ -10,7 +10,6 @@ from importlib import import_module
 
 from tools.commands.protocol import Command
 from tools.setup.failures import SetupError
-from tools.setup.running import end_on_sigterm
 
 COMMANDS = ("demo", "test", "check", "isolated", "wheels", "bench", "clean")
 EPILOG = """\
@@ -56,7 +55,6 @@ def main(words: Sequence[str]) -> int:
     ours, handed_on = split_at_dashes(words)
     arguments = build_parser().parse_args(ours)
     arguments.handed_on = handed_on
-    end_on_sigterm()
     try:
         code: int = arguments.run(arguments)
     except SetupError as problem:

@@ -17,8 +17,6 @@ def raising(error):
 @pytest.fixture
 def command(monkeypatch):
     """Return a function that makes every command do the given thing."""
-    monkeypatch.setattr(front_door, "end_on_sigterm", lambda: None)
-
     def use(run):
         monkeypatch.setattr(front_door, "load_command", lambda name: Command(help=name, run=run))
 

@@ -232,12 +232,16 @@ def test_a_fork_cannot_log_and_its_exit_does_not_wait(logs, tmp_path):
     log.drain()
     child = os.fork()
     if child == 0:
+        status = 1
         try:
-            log.log({}, step=1)
-        except StateError as error:
-            (tmp_path / "said").write_text(str(error))
-        log.close()
-        os._exit(0)
+            try:
+                log.log({}, step=1)
+            except StateError as error:
+                (tmp_path / "said").write_text(str(error))
+            log.close()
+            status = 0
+        finally:
+            os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     assert "not from a fork of it" in (tmp_path / "said").read_text()
 

@@ -78,10 +78,12 @@ def start_worker(start):
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        start(0)
-        os.write(writer, b"x")
-        time.sleep(20)
-        os._exit(1)
+        try:
+            start(0)
+            os.write(writer, b"x")
+            time.sleep(20)
+        finally:  # whatever a signal raises, this copy of pytest must not go on
+            os._exit(1)
     os.read(reader, 1)
     os.close(reader)
     os.close(writer)

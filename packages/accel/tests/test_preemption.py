@@ -161,8 +161,10 @@ def test_a_forked_child_keeps_the_signals_former_effect(handling):
     handling()
     child = os.fork()
     if child == 0:
-        time.sleep(20)
-        os._exit(1)
+        try:
+            time.sleep(20)
+        finally:
+            os._exit(1)
     time.sleep(0.1)
     os.kill(child, signal.SIGTERM)
     _, status = os.waitpid(child, 0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from accel_backends import (
     is_compiled_module,
 )
 from accel_backends.precisions.forward import wrap_forward
-from accel_state.testing import run_script
+from accel_state.testing.scripts import run_command
 
 
 def blocks():
@@ -112,6 +113,8 @@ def test_inductor_trains_a_regional_model(tmp_path):
     """In a process of its own: the compiler starts workers that outlive the test."""
     script = tmp_path / "regional.py"
     script.write_text(INDUCTOR_SCRIPT)
-    result = run_script(script)
+    # Its own cache: what another installation of torch has left in the common one may not fit this one.
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    result = run_command([sys.executable, str(script)], env=env, timeout_s=240)
     assert result.returncode == 0, result.stderr
     assert "same gradients" in result.stdout

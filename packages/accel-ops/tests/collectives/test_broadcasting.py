@@ -39,14 +39,59 @@ def test_every_rank_receives_what_the_source_has(ranks, source):
             assert torch.equal(one.view(torch.uint8), two.view(torch.uint8))
 
 
-@pytest.mark.parametrize("size", [2, 100_000])
-def test_the_inputs_stay_and_the_source_gets_its_own_back(ranks, size):
-    def body(rank: int) -> tuple[bool, bool]:
-        data = torch.full((size,), float(rank))
-        received = broadcast([data])[0]
-        return received is data, bool((data == rank).all())
+def kinds_of_memory(size: int, rank: int) -> dict[str, torch.Tensor]:
+    with torch.inference_mode():
+        inference = torch.full((size,), float(rank))
+    return {
+        "plain": torch.full((size,), float(rank)),
+        "leaf with gradients": torch.full((size,), float(rank), requires_grad=True),
+        "strided": torch.full((size, 2), float(rank))[:, 1],
+        "inference": inference,
+        "conjugated": torch.full((size,), complex(rank, 1)).conj(),
+        "0-dim": torch.tensor(float(rank)),
+        "empty": torch.empty(0),
+    }
 
-    assert ranks(2).run(body) == [(True, True), (False, True)]
+
+@pytest.mark.parametrize("size", [2, 100_000])
+@pytest.mark.parametrize("kind", kinds_of_memory(2, 0))
+def test_every_rank_gets_its_own_back_with_the_values_of_the_source(ranks, size, kind):
+    """As with the peer: scripts that ignore what is returned get the values, too."""
+
+    def body(rank: int) -> tuple[bool, bool, bool]:
+        data = kinds_of_memory(size, rank)[kind]
+        needed = data.requires_grad
+        received = broadcast([data], 1)[0]
+        expected = kinds_of_memory(size, 1)[kind]
+        return received is data, torch.equal(data.resolve_conj(), expected.resolve_conj()), data.requires_grad == needed
+
+    assert ranks(2).run(body) == [(True, True, True)] * 2
+
+
+@pytest.mark.parametrize("size", [2, 100_000])
+def test_an_expanded_tensor_stays_and_a_new_one_is_returned(ranks, size):
+    def body(rank: int) -> tuple[bool, list[float]]:
+        data = torch.tensor([float(rank)]).expand(size)
+        received = broadcast(data)
+        return bool((data == rank).all()), received[-2:].tolist()
+
+    assert ranks(2).run(body) == [(True, [0.0, 0.0])] * 2
+
+
+def test_what_autograd_has_saved_is_not_overwritten_unnoticed(ranks):
+    def body(rank: int) -> str:
+        data = torch.ones(3, requires_grad=True)
+        total = (data * data).sum()
+        broadcast(data)
+        try:
+            total.backward()
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    source, other = ranks(2).run(body)
+    assert source == ""
+    assert "modified by an inplace operation" in other
 
 
 def test_results_are_independent_of_each_other(ranks):
@@ -87,3 +132,38 @@ def test_real_processes_receive_what_the_source_has(world, source):
         assert got["more"][1].item() == source
         assert set(got["large"].tolist()) == {source}
         assert got["half"].tolist() == [[source] * 4] * 2
+
+
+def overwrite_real() -> tuple[bool, str]:
+    from accel_state.partial_state import PartialState
+
+    rank = PartialState().process_index
+    data = torch.full((100_000,), float(rank), requires_grad=True)
+    strided = torch.full((100_000, 2), float(rank))[:, 1]
+    total = (data * data).sum()
+    broadcast([data, strided], from_process=1)
+    try:
+        total.backward()
+    except RuntimeError as error:
+        return bool((data == 1).all() and (strided == 1).all()), str(error)
+    return bool((data == 1).all() and (strided == 1).all()), ""
+
+
+def test_real_processes_overwrite_and_tell_autograd(world):
+    (first, error), (second, no_error) = world(2).run(overwrite_real)
+    assert first
+    assert second
+    assert "modified by an inplace operation" in error
+    assert no_error == ""
+
+
+def gather_real_columns() -> list[float]:
+    from accel_ops import gather, reduce
+    from accel_state.partial_state import PartialState
+
+    columns = torch.full((100_000, 2), float(PartialState().process_index))[:, 1]
+    return [gather(columns).sum().item(), reduce(columns, "sum").sum().item()]
+
+
+def test_real_processes_send_a_single_strided_tensor(world):
+    assert world(2).run(gather_real_columns) == [[100_000.0, 100_000.0]] * 2

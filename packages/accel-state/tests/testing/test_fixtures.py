@@ -7,6 +7,7 @@ from accel_state.testing.scripts import run_command
 
 LEAKING = """
 import os
+import signal
 import pytest
 
 from accel_state.partial_state import PartialState
@@ -17,6 +18,12 @@ def test_leaks():
 
 def test_is_clean_again():
     assert "LEFT_BEHIND" not in os.environ
+
+def test_handles_a_signal():
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+
+def test_handles_no_signal():
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 @pytest.mark.leaks_environment("MEANT")
 def test_means_it():
@@ -94,8 +101,9 @@ def test_jobs_of_the_selected_tests_are_run_and_fail_only_those_who_ask_for_them
 def test_leaks_fail_their_own_test_and_no_other(tmp_path):
     (tmp_path / "test_inner.py").write_text(LEAKING)
     ran = run_pytest(tmp_path, "-s")
-    assert re.search(r"8 passed, (\d+ warnings?, )?1 error", ran.stdout), ran.stdout
+    assert re.search(r"10 passed, (\d+ warnings?, )?2 errors", ran.stdout), ran.stdout
     assert "The test left behind environment variables: LEFT_BEHIND." in ran.stdout
+    assert "The test left behind signal handlers: SIGTERM." in ran.stdout
     assert "ERROR" in ran.stdout
     assert "test_inner.py::test_leaks" in ran.stdout
     pids = re.search(r"pids (\d+) (\d+)", ran.stdout).groups()

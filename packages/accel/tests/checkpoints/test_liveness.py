@@ -45,9 +45,11 @@ def test_a_process_of_this_machine_is_known_to_be_gone_at_once_even_before_it_is
     ready, done = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(done, this_process().encode())
-        signal.pause()
-        os._exit(0)
+        try:
+            os.write(done, this_process().encode())
+            signal.pause()
+        finally:
+            os._exit(0)
     try:
         process = os.read(ready, 1000).decode()
         assert not has_ended(process)

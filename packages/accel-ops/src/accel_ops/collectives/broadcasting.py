@@ -18,9 +18,9 @@ from accel_state.errors import ConfigError
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """Return the nested tensors of rank ``from_process`` on every rank.
 
-    Every rank must call it, with the same structure, dtypes and shapes; it blocks until all have. The source
-    gets its own tensors back; the others get new ones, on the device of their input, and keep theirs
-    unchanged. No autograd history.
+    Every rank must call it, with the same structure, dtypes and shapes; it blocks until all have. Each rank
+    gets its own tensors back; on all ranks but the source they have been overwritten, outside autograd. Only a
+    tensor that has several elements in one place, such as an expanded one, is left alone, and a new one returned.
 
     Raises:
         TypeError: If a leaf is no dense tensor.
@@ -41,8 +41,26 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         return transport.broadcast(buffers, source=from_process)
 
     collective = Collective(broadcast, (from_process,), send, _in_shape)
-    results = run_collective(transport, collective, tensor, leaves, structure)
-    return tensor if is_source else rebuild(tensor, iter(results))
+    received = run_collective(transport, collective, tensor, leaves, structure)
+    if is_source:
+        return tensor
+    return rebuild(tensor, map(_overwritten, leaves, received))
+
+
+def _overwritten(leaf: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return ``leaf`` with the elements of ``value``, which may lie in its memory already."""
+    if _shares_elements(leaf):
+        return value
+    with torch.inference_mode(leaf.is_inference()):  # elsewhere such a tensor cannot be written
+        if value.data_ptr() != leaf.data_ptr():
+            leaf.detach().copy_(value)
+        elif not leaf.is_inference():
+            torch.autograd.graph.increment_version(leaf)  # a backend writes unseen by autograd
+    return leaf
+
+
+def _shares_elements(leaf: torch.Tensor) -> bool:
+    return any(size > 1 and stride == 0 for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
 
 
 def _in_shape(values: torch.Tensor, run: Run) -> torch.Tensor:
@@ -54,8 +72,13 @@ def _packed(bucket: Bucket, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _room_for(bucket: Bucket, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return where to receive: in place if the leaf is sent by itself and lies in one piece."""
     run = bucket.runs[0]
-    return torch.empty(bucket.num_elements(), dtype=run.dtype, device=leaves[run.positions[0]].device)
+    leaf = leaves[run.positions[0]]
+    is_plain = leaf.is_contiguous() and not (leaf.is_conj() or leaf.is_neg() or leaf.is_inference())
+    if bucket.is_single and is_plain:
+        return leaf.detach().view(-1)
+    return torch.empty(bucket.num_elements(), dtype=run.dtype, device=leaf.device)
 
 
 def broadcast_buffer(buffer: torch.Tensor, *, source: int, operation: Callable[..., Any]) -> torch.Tensor:

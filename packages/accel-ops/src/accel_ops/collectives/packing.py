@@ -156,7 +156,7 @@ class Bucket:
 def _join(leaves: list[torch.Tensor]) -> torch.Tensor:
     """Return the values of leaves of one dtype and shape end to end."""
     if len(leaves) == 1:
-        joined = leaves[0].detach().reshape(-1)
+        joined = leaves[0].detach().contiguous().view(-1)
     else:
         joined = (torch.cat(leaves) if leaves[0].ndim else torch.stack(leaves)).reshape(-1)
     return joined.resolve_conj().resolve_neg()

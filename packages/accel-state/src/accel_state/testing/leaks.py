@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -17,6 +19,12 @@ from accel_state.testing.scripts import is_alive
 # Written by pytest itself, coverage, and libraries at their import, whoever happens to import them first.
 _IGNORED_PREFIXES = ("PYTEST_", "COV_", "KMP_", "TORCHINDUCTOR_", "TRITON_", "CUDA_MODULE_LOADING", "TF_")
 _END_S = 2.0
+# Not SIGCHLD: torch sets its own handler at the first loader with workers, and keeps it.
+_SIGNALS = tuple(
+    signal.Signals[name]
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM")
+    if name in signal.Signals.__members__
+)
 
 
 def changed_variables(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -30,11 +38,12 @@ def changed_variables(before: Mapping[str, str], after: Mapping[str, str]) -> li
 
 @dataclass(frozen=True, slots=True)
 class ProcessSnapshot:
-    """The state of this process that a test could change: variables, children, threads, the process group."""
+    """The state of this process that a test could change: variables, children, threads, signals, the process group."""
 
     environ: dict[str, str]
     children: frozenset[int]
     threads: frozenset[threading.Thread]
+    handlers: dict[signal.Signals, Any]
     has_group: bool
     idle_pids: frozenset[int]
 
@@ -51,6 +60,7 @@ class ProcessSnapshot:
             },
             children=_descendants(idle_pids),
             threads=frozenset(thread for thread in threading.enumerate() if not thread.daemon),
+            handlers={signum: signal.getsignal(signum) for signum in _SIGNALS},
             has_group=_has_group(),
             idle_pids=idle_pids,
         )
@@ -70,6 +80,9 @@ class ProcessSnapshot:
             leaks.append(f"child processes: {', '.join(_described(child) for child in alive)}")
         if threads:
             leaks.append(f"threads: {', '.join(thread.name for thread in threads)}")
+        handled = [signum.name for signum in _SIGNALS if now.handlers[signum] != self.handlers[signum]]
+        if handled:
+            leaks.append(f"signal handlers: {', '.join(handled)}")
         if now.has_group and not self.has_group:
             leaks.append("a process group")
         return leaks
@@ -78,6 +91,9 @@ class ProcessSnapshot:
         """Undo what can be undone, so that a test that leaks does not fail the next one."""
         ignored = {key: value for key, value in snapshot().items() if key.startswith(_IGNORED_PREFIXES)}
         restore({**self.environ, **ignored})
+        for signum, handler in self.handlers.items():
+            if handler is not None and signal.getsignal(signum) != handler:  # None: set by C code
+                signal.signal(signum, handler)
         for child in _processes(_descendants(self.idle_pids) - self.children - allowed_pids):
             if is_alive(child):
                 child.kill()
