@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from accel import Accelerator
-from accel.weighting import check_count
+from accel_backends.stepping.weighted_loss import check_count
 from accel_state.errors import ConfigError, StateError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")

@@ -78,6 +78,24 @@ def test_looking_shows_the_scale_after_all_steps(scaler, looks):
     assert looks(scaler) == 4.0
 
 
+@pytest.mark.parametrize(
+    "looks",
+    [LossScaler.get_scale, LossScaler.state_dict, copy.deepcopy, pickle.dumps],
+    ids=lambda look: look.__name__,
+)
+def test_looking_between_the_steps_of_two_optimizers_changes_nothing(scaler, looks):
+    """One rank may look, as when it saves, and the others not."""
+    (first, second), (one, other) = pair()
+    scaler.scale(first.sum() + second.sum()).backward()
+    scaler.unscale_(other)
+    first.grad.fill_(torch.inf)
+    assert step_scaled(scaler, one) is False
+    looks(scaler)
+    assert step_scaled(scaler, other) is True
+    assert second.item() == 0.5
+    assert scaler.get_scale() == 4.0
+
+
 def test_a_new_scale_takes_effect_at_once(scaler):
     (first, _), (one, _) = pair()
     scaler.scale(first.sum()).backward()

@@ -31,7 +31,6 @@ from accel.parts.saving import Saving
 from accel.parts.settings import Settings
 from accel.parts.stepping import Stepping
 from accel.project import ProjectConfiguration
-from accel.weighting import WeightedWindow
 from accel_backends import (
     CompileTransform,
     SchedulerSettings,
@@ -42,6 +41,8 @@ from accel_backends import (
     select_precision,
     select_strategy,
 )
+from accel_backends.stepping.stepper import Stepper
+from accel_backends.stepping.weighted_loss import WeightedLoss
 from accel_data import DataLoaderConfiguration
 from accel_state import (
     AcceleratorState,
@@ -172,17 +173,15 @@ class Accelerator(
         )
         self.processes = PartialState()
         self.gradient_state = GradientState(self.configuration.accumulation)
+        self._models, self._optimizers, self._schedulers, self._dataloaders = [], [], [], []
+        self._untrained = WeakSet()
         self._start_engine()
         self.log_with = filter_trackers(log_with, self.logging_dir)
         self.trackers = []
-        self.step = 0
-        self.block_models = ()
         self._background = None
         self._trigger = False
         self._preemption = None
         self._set_up_checkpointing()
-        self._models, self._optimizers, self._schedulers, self._dataloaders = [], [], [], []
-        self._untrained = WeakSet()
 
     @property
     def strategy(self) -> Strategy:
@@ -205,7 +204,6 @@ class Accelerator(
     def _start_engine(self) -> None:
         """Pick precision and strategy, and bind what the training step uses."""
         runtime = current_runtime()
-        self._gradient = self.gradient_state
         self._precision = select_precision(
             self.state.mixed_precision,
             device_backend=runtime.device_backend,
@@ -234,8 +232,15 @@ class Accelerator(
         layout, mesh = runtime.layout, self.state.device_mesh
         is_part = 1 < layout.num_loss_ranks < layout.world_size
         group = mesh["loss"].get_group() if mesh is not None and is_part else None
-        self._window = WeightedWindow(num_ranks=layout.num_loss_ranks, device=runtime.device, group=group)
-        self._owns_backward = self._strategy.capabilities.owns_backward
+        self._stepper = Stepper(
+            strategy=self._strategy,
+            precision=self._precision,
+            gradient=self.gradient_state,
+            weights=WeightedLoss(num_ranks=layout.num_loss_ranks, device=runtime.device, group=group),
+            models=self._models,
+            optimizers=self._optimizers,
+            on_window_end=self._advance_preemption,
+        )
 
 
 __getattr__, __dir__, __all__ = face(__name__)

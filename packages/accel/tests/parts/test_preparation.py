@@ -282,6 +282,6 @@ def test_freeing_memory_forgets_where_the_accumulation_stood():
     with accelerator.accumulate(model):
         accelerator.backward(model(torch.ones(1, 1)).sum())
     accelerator.clear()
-    assert (accelerator.step, accelerator.block_models, accelerator._models) == (0, (), [])
+    assert (accelerator.step, accelerator._models) == (0, [])
     fresh = accelerator.prepare(model)
     assert accelerator._models == [fresh]

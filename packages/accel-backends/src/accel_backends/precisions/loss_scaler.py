@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,9 +21,9 @@ class LossScaler(torch.amp.GradScaler):
 
     torch wants `update` once per iteration, after all optimizers have stepped; nobody can tell an optimizer
     wrapper that it is the last. So `update` is noted and takes place when the new scale is first needed: at
-    the next loss, at the next step of an optimizer that has stepped already, or when somebody looks. Until
-    then the gradients of the other optimizers are unscaled with the scale that their loss was multiplied
-    with.
+    the next loss, or at the next step of an optimizer that has stepped already. Until then the gradients of the
+    other optimizers are unscaled with the scale that their loss was multiplied with. Looking at the scaler, which
+    one rank may do and another not, shows the updated scale and changes nothing.
     """
 
     _update_is_due = False
@@ -51,13 +53,13 @@ class LossScaler(torch.amp.GradScaler):
 
     def get_scale(self) -> float:
         """Return the scale that the next loss will be multiplied with."""
-        self._update_if_due()
-        return super().get_scale()
+        with self._as_updated():
+            return super().get_scale()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the scaler, with all steps so far taken into account."""
-        self._update_if_due()
-        return super().state_dict()
+        with self._as_updated():
+            return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back the state of the scaler; steps before it no longer count."""
@@ -65,8 +67,28 @@ class LossScaler(torch.amp.GradScaler):
         super().load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
+        with self._as_updated():
+            return super().__getstate__()
+
+    @contextmanager
+    def _as_updated(self) -> Iterator[None]:
+        """Be, for the block, the scaler that the update which is due will make of this one."""
+        if not self._update_is_due:
+            yield
+            return
+        assert self._scale is not None
+        assert self._growth_tracker is not None
+        before = self._scale, self._growth_tracker, self._per_optimizer_states
+        self._scale, self._growth_tracker = self._scale.clone(), self._growth_tracker.clone()
+        self._per_optimizer_states = copy.deepcopy(
+            self._per_optimizer_states
+        )  # an update adds them up in place
         self._update_if_due()
-        return super().__getstate__()
+        try:
+            yield
+        finally:
+            self._scale, self._growth_tracker, self._per_optimizer_states = before
+            self._update_is_due = True
 
     def _update_if_due(self) -> None:
         if self._update_is_due:

@@ -44,7 +44,7 @@ class SaveOptions:
 
 
 def collect(
-    prepared: Prepared, folder: Path, *, rank: int, step: int, is_writer: bool, options: SaveOptions
+    prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, options: SaveOptions
 ) -> list[Piece]:
     """Return this rank's files. Every rank must call it; it may communicate.
 
@@ -52,7 +52,6 @@ def collect(
         prepared: What has a state.
         folder: Where the files will be written, for hooks that write their own.
         rank: This process.
-        step: Micro-batches into the accumulation at hand.
         is_writer: Whether this rank writes what all ranks share.
         options: How it is written.
     """
@@ -74,9 +73,11 @@ def collect(
             )
         pieces += [TorchPiece(numbered_file(OPTIMIZER_NAME, i), state) for i, state in enumerate(optimizers)]
         pieces += _shared_pieces(prepared)
-    if prepared.is_accumulating:
+    if prepared.stepper.is_accumulating:
         pieces.append(SafetensorsPiece(gradients_file(rank), open_gradients(prepared.bare_models()), {}))
-    states = to_file(capture_rng_states(), step=step, device_index=prepared.device_index)
+    states = to_file(
+        capture_rng_states(), accumulation=prepared.stepper.state_dict(), device_index=prepared.device_index
+    )
     return [*pieces, TorchPiece(random_states_file(rank), states)]
 
 

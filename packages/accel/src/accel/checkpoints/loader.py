@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +22,6 @@ from accel_state.mesh_layout import MeshLayout
 LoadHook = Callable[[list[nn.Module], str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What a run has to know of the checkpoint that it goes on from.
-
-    Attributes:
-        step: Micro-batches into the accumulation at hand; None where not known.
-        next_iteration: Number of the next checkpoint; None where they have no numbers.
-        num_steps: Training steps until it was saved; None where not known.
-    """
-
-    step: int | None
-    next_iteration: int | None
-    num_steps: int | None
-
-
 def load_checkpoint(
     prepared: Prepared,
     input_dir: Path | None,
@@ -48,8 +32,11 @@ def load_checkpoint(
     hooks: Sequence[LoadHook],
     verify: bool,
     is_strict: bool,
-) -> Loaded:
+) -> int | None:
     """Load a checkpoint. Every rank must call it; blocks until all have loaded.
+
+    Returns:
+        Number of the next checkpoint; None where they have no numbers.
 
     Raises:
         CheckpointError: On every rank, if it failed on any.
@@ -66,17 +53,13 @@ def load_checkpoint(
         found = check_loadable(folder, verify=verify and topology.local_rank == 0)
     together.check()
     assert found is not None
-    step: int | None = None
     with _Together(saver, "loaded", folder) as together:
         models = list(prepared.models)
         for hook in hooks:
             hook(models, str(found.path))
-        restoration = Restoration(found, prepared, topology.rank, layout, Strictness(is_strict))
-        step = restoration.run(models)
+        Restoration(found, prepared, topology.rank, layout, Strictness(is_strict)).run(models)
     together.check()
-    return Loaded(
-        step, _next_iteration(found, saver), None if found.manifest is None else found.manifest.step
-    )
+    return _next_iteration(found, saver)
 
 
 def check_load_arguments(load_kwargs: Mapping[str, Any] | None, others: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from accel.file_names import OPTIMIZER_NAME, SCHEDULER_NAME
 from accel_backends import Precision, Strategy
+from accel_backends.stepping.stepper import Stepper
 from accel_data.loaders.prepared import PreparedLoader
 
 
@@ -22,25 +23,25 @@ class Prepared:
         strategy: Gives and takes the states of models and optimizers.
         precision: Gives and takes the state of the gradient scaler.
         device: This rank's device.
+        stepper: Knows where the accumulation stands.
         models: Prepared models; likewise the others.
         optimizers: Prepared optimizers.
         schedulers: Prepared schedulers.
         loaders: Prepared loaders.
         custom: What was registered for checkpointing.
         active_loaders: The loaders that are being read right now.
-        is_accumulating: Whether gradients are being summed for a step of the optimizer that has not come.
     """
 
     strategy: Strategy
     precision: Precision
     device: torch.device
+    stepper: Stepper
     models: Sequence[nn.Module] = ()
     optimizers: Sequence[torch.optim.Optimizer] = ()
     schedulers: Sequence[Any] = ()
     loaders: Sequence[Any] = ()
     custom: Sequence[Any] = ()
     active_loaders: Sequence[Any] = ()
-    is_accumulating: bool = False
 
     @property
     def device_index(self) -> int:

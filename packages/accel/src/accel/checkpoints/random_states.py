@@ -15,21 +15,23 @@ from accel_state.errors import CheckpointError
 
 FORMAT = 1
 _DEVICE_KEY = re.compile(r"torch_(\w+)_manual_seed")
+_ACCUMULATION = "accumulation"
 States = Mapping[str, Mapping[str, Any]]
 
 
-def to_file(states: States, *, step: int, device_index: int) -> dict[str, Any]:
+def to_file(states: States, *, accumulation: Mapping[str, Any], device_index: int) -> dict[str, Any]:
     """Return the content of a file of random states: tensors, numbers, strings.
 
     Args:
         states: From `capture_rng_states`.
-        step: Micro-batches into the accumulation at hand.
+        accumulation: Where the accumulation stands, from `Stepper.state_dict`; its `step` is what the peer knows of it.
         device_index: Which of the machine's devices is this rank's.
     """
     python, numpy = states["python"], states["numpy"]
     content: dict[str, Any] = {
         OWN_MARK: FORMAT,
-        "step": step,
+        "step": accumulation["step"],
+        _ACCUMULATION: dict(accumulation),
         "random_state": (python["version"], tuple(python["state"].tolist()), python["gauss_next"]),
         "numpy_random_seed": (
             "MT19937",
@@ -47,8 +49,10 @@ def to_file(states: States, *, step: int, device_index: int) -> dict[str, Any]:
     return content
 
 
-def from_file(content: Any, *, device_index: int, file_name: str) -> tuple[dict[str, dict[str, Any]], int]:
-    """Return states for `restore_rng_states`, and the step.
+def from_file(
+    content: Any, *, device_index: int, file_name: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Return states for `restore_rng_states`, and where the accumulation stood: of the peer's, only its `step`.
 
     Raises:
         CheckpointError: If the content is not that of such a file.
@@ -74,7 +78,10 @@ def from_file(content: Any, *, device_index: int, file_name: str) -> tuple[dict[
             device = _DEVICE_KEY.fullmatch(name)
             if device is not None:
                 states[device[1]] = {"state": value[min(device_index, len(value) - 1)]}
-        return states, int(content.get("step", 0))
+        accumulation = {**dict(content.get(_ACCUMULATION, {})), "step": int(content.get("step", 0))}
+        if not all(value is None or isinstance(value, (int, float)) for value in accumulation.values()):
+            raise TypeError(f"not all numbers: {accumulation}")
+        return states, accumulation
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise CheckpointError(f"`{file_name}` does not hold random states as expected: {error!r}") from error
 

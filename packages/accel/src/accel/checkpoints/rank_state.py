@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
 
 logger = get_logger(__name__)
+_BEGINS_ANEW = "the accumulation that was open begins anew"
 
 
 @dataclass
@@ -31,8 +32,7 @@ class RankState:
     Attributes:
         found: The checkpoint.
         states: Random states of the rank that had this one's place among the data; of any rank, if nobody had.
-        step: Micro-batches into the accumulation at hand.
-        has_gradients: Whether the accumulation at hand had begun.
+        accumulation: Where the accumulation stood; None where that is not known.
         rank: This process.
         saved: How the ranks that saved were arranged.
         layout: How those that load are.
@@ -41,8 +41,7 @@ class RankState:
 
     found: Found
     states: States | None
-    step: int | None
-    has_gradients: bool
+    accumulation: Mapping[str, Any] | None
     rank: int
     saved: MeshLayout
     layout: MeshLayout
@@ -69,7 +68,7 @@ class RankState:
             source = saved.rank_of_seed(layout.seed_index(rank))
         name = names_of.random_states_file(source)
         states: States | None = None
-        step: int | None = None
+        accumulation: dict[str, Any] | None = None
         if name not in names:
             strict.complain(
                 f"`{name}`, the random states of rank {rank}, is missing in `{found.path}`, so that the numbers drawn "
@@ -78,18 +77,21 @@ class RankState:
         with strict.loading(name, "the generators of this rank"):
             if name in names:
                 content: Any = read_torch_file(regular_file(found.path, name))
-                states, step = from_file(content, device_index=prepared.device_index, file_name=name)
-        has_gradients = names_of.gradients_file(0) in names
-        return cls(found, states, step, has_gradients, rank, saved, layout, strict)
+                states, accumulation = from_file(content, device_index=prepared.device_index, file_name=name)
+        if accumulation is not None and "is_accumulating" not in accumulation:  # the peer's, or an older one
+            accumulation["is_accumulating"] = names_of.gradients_file(rank) in names
+        return cls(found, states, accumulation, rank, saved, layout, strict)
 
     def restore(self, prepared: Prepared) -> None:
-        """Restore gradients and random states.
+        """Restore the accumulation and the random states.
 
         Another number of ranks that read different data draws new random numbers, derived from the saved ones.
         On any other layout an accumulation begins anew.
         """
+        if self.found.manifest is not None:
+            prepared.stepper.num_windows = self.found.manifest.step
         if self.saved == self.layout:
-            self._restore_gradients(prepared)
+            self._restore_accumulation(prepared)
             self._restore_generators()
             return
         changes = []
@@ -101,9 +103,9 @@ class RankState:
                     self.states, rank=self.layout.seed_index(self.rank), world_size=self.layout.num_seeds
                 )
             changes.append("the random states of every rank are derived anew from it")
-        if self.has_gradients:
-            self.step = 0
-            changes.append("the accumulation that was open begins anew")
+        if self._was_accumulating:
+            changes.append(_BEGINS_ANEW)
+        self._begin_anew(prepared)
         if changes:
             logger.warning(
                 "The checkpoint was saved by %s and is loaded by %s: %s.",
@@ -112,9 +114,42 @@ class RankState:
                 " and ".join(changes),
             )
 
-    def _restore_gradients(self, prepared: Prepared) -> None:
-        if not self.has_gradients:
+    @property
+    def _was_accumulating(self) -> bool:
+        return self.accumulation is not None and bool(self.accumulation["is_accumulating"])
+
+    def _restore_accumulation(self, prepared: Prepared) -> None:
+        state = self.accumulation
+        if state is None:
+            self._begin_anew(prepared)
             return
+        num_steps = prepared.stepper.num_steps
+        if self._was_accumulating and state.get("num_steps", num_steps) != num_steps:
+            logger.warning(
+                "The checkpoint was saved within an accumulation of %s steps and is loaded into one of %s: %s.",
+                state["num_steps"],
+                num_steps,
+                _BEGINS_ANEW,
+            )
+            self._begin_anew(prepared)
+            return
+        restore_gradients(prepared.bare_models(), {})
+        prepared.stepper.load_state_dict(state)
+        if self._was_accumulating:
+            self._restore_gradients(prepared)
+        elif prepared.stepper.is_accumulating:
+            logger.warning(
+                "The checkpoint was saved within an accumulation, whose gradients are not in it: %s.",
+                _BEGINS_ANEW,
+            )
+            prepared.stepper.reset()
+
+    def _begin_anew(self, prepared: Prepared) -> None:
+        """Forget the gradients of what was trained before, too."""
+        restore_gradients(prepared.bare_models(), {})
+        prepared.stepper.reset()
+
+    def _restore_gradients(self, prepared: Prepared) -> None:
         name = names_of.gradients_file(self.rank)
         with self.strict.loading(name, "the gradients of this rank"):
             file = CheckpointFile(regular_file(self.found.path, name))

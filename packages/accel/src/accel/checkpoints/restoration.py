@@ -55,14 +55,11 @@ class Restoration:
             self.found.manifest.objects if self.found.manifest else {}
         )
 
-    def run(self, models: Sequence[nn.Module]) -> int | None:
+    def run(self, models: Sequence[nn.Module]) -> None:
         """Load all of it; random states last, so that nothing draws from them before the caller does.
 
         Args:
             models: Those that no hook has loaded.
-
-        Returns:
-            The step at which it was saved; None where that is not known.
 
         Raises:
             CheckpointError: Naming the file and the object; what can be told without loading is told before
@@ -86,7 +83,6 @@ class Restoration:
         while loads:
             loads.pop(0)()  # and with it goes what it has mapped
         own.restore(self.prepared)
-        return own.step
 
     def _load_model(self, index: int, model: nn.Module) -> None:
         files = files_of_model(self.folder, index)

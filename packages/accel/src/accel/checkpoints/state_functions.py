@@ -61,7 +61,7 @@ def save_accelerator_state(
             pieces += [TorchPiece(numbered_file(stem, i), one.state_dict()) for i, one in enumerate(objects)]
         if scaler is not None:
             pieces.append(TorchPiece(SCALER_NAME, scaler.state_dict()))
-    states = to_file(capture_rng_states(), step=step, device_index=state.device.index or 0)
+    states = to_file(capture_rng_states(), accumulation={"step": step}, device_index=state.device.index or 0)
     pieces.append(TorchPiece(random_states_file(process_index), states))
     for piece in pieces:
         write_piece(piece, folder, replace=True)
@@ -108,6 +108,6 @@ def load_accelerator_state(
         scaler.load_state_dict(read_torch_file(regular_file(folder, SCALER_NAME)))
     name = random_states_file(process_index)
     content = read_torch_file(regular_file(folder, name))
-    states, step = from_file(content, device_index=device_index, file_name=name)
+    states, accumulation = from_file(content, device_index=device_index, file_name=name)
     restore_rng_states(states)
-    return {"step": step}
+    return {"step": accumulation["step"]}

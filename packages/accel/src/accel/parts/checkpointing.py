@@ -16,7 +16,8 @@ import accel_ops
 from accel.configuration import RunConfiguration
 from accel.project import ProjectConfiguration
 from accel_backends import Precision, Strategy
-from accel_state import PartialState, current_runtime
+from accel_backends.stepping.stepper import Stepper
+from accel_state import GradientState, PartialState, current_runtime
 from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:  # what saves and loads is imported by the first method that needs it
@@ -34,18 +35,16 @@ class Checkpointing:
 
     configuration: RunConfiguration
     processes: PartialState
-    step: int
+    gradient_state: GradientState
     _strategy: Strategy
     _precision: Precision
-    _gradient: Any
-    _num_steps: int
+    _stepper: Stepper
     _models: list[nn.Module]
     _optimizers: list[Any]
     _schedulers: list[Any]
     _dataloaders: list[Any]
 
     def _set_up_checkpointing(self) -> None:
-        self._num_steps = 0
         self._custom_objects: list[Any] = []
         self._save_hooks: OrderedDict[int, SaveHook] = OrderedDict()
         self._load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
@@ -187,7 +186,6 @@ class Checkpointing:
                 prepared,
                 transaction.staging.path,
                 rank=self.processes.process_index,
-                step=self.step,
                 is_writer=is_main or (spreads and transaction.is_owner),
                 options=options,
             )
@@ -234,7 +232,7 @@ class Checkpointing:
         check_load_arguments(load_kwargs, load_model_func_kwargs)
         saver = self._saver()
         saver.settle()
-        loaded = load_checkpoint(
+        next_iteration = load_checkpoint(
             self._prepared_state(),
             None if input_dir is None else Path(input_dir),
             folder_of_checkpoints=self._folder_of_checkpoints(),
@@ -244,12 +242,8 @@ class Checkpointing:
             verify=verify,
             is_strict=strict,
         )
-        if loaded.step is not None:
-            self.step = loaded.step
-        if loaded.num_steps is not None:
-            self._num_steps = loaded.num_steps
-        if loaded.next_iteration is not None and self.configuration.project.automatic_checkpoint_naming:
-            self.configuration.project.iteration = loaded.next_iteration
+        if next_iteration is not None and self.configuration.project.automatic_checkpoint_naming:
+            self.configuration.project.iteration = next_iteration
 
     def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
         """Write `obj` to a file, on the main process only (on each machine's with `save_on_each_node`).
@@ -293,8 +287,8 @@ class Checkpointing:
             schedulers=self._schedulers,
             loaders=self._dataloaders,
             custom=self._custom_objects,
-            is_accumulating=not self._gradient.sync_gradients,
-            active_loaders=[one for one in self._gradient.dataloader_references if one is not None],
+            stepper=self._stepper,
+            active_loaders=self.gradient_state.dataloader_references,
         )
 
     def _folder_of_checkpoints(self) -> Path | None:
@@ -315,7 +309,7 @@ class Checkpointing:
                     "`save_state` does not know where to save: pass `output_dir`, or let the project name its "
                     "checkpoints with `ProjectConfiguration(project_dir=…, automatic_checkpoint_naming=True)`."
                 )
-            return Request(Path(output_dir).resolve(), token="", step=self._num_steps, mesh=mesh)
+            return Request(Path(output_dir).resolve(), token="", step=self._stepper.num_windows, mesh=mesh)
         if output_dir is not None:
             warnings.warn(
                 f"`output_dir={os.fspath(output_dir)!r}` has no effect: the project names its checkpoints by itself. "
@@ -338,7 +332,7 @@ class Checkpointing:
             target,
             token="",
             keep=project.total_limit,
-            step=self._num_steps,
+            step=self._stepper.num_windows,
             iteration=project.iteration,
             mesh=mesh,
         )

@@ -31,6 +31,10 @@ class Preempting(Tracking):
             self._preemption.close()
         super().end_training()
 
+    def _advance_preemption(self) -> None:
+        if self._preemption is not None:
+            self._preemption.advance()
+
     @property
     def should_stop(self) -> bool:
         """Whether the run has been asked to stop, as all ranks have agreed.

@@ -18,8 +18,8 @@ from accel.arrangement import Arrangement
 from accel.configuration import RunConfiguration
 from accel.evenness import dealing_evenly
 from accel.ownership import check_parameters, check_placement, has_device_map
-from accel.weighting import WeightedWindow
 from accel_backends import AcceleratedOptimizer, AcceleratedScheduler, Strategy
+from accel_backends.stepping.stepper import Stepper
 from accel_state import PartialState
 from accel_state.errors import ConfigError
 
@@ -44,10 +44,8 @@ class Preparation:
     _schedulers: list[AcceleratedScheduler]
     _dataloaders: list[DataLoader[Any]]
     _untrained: WeakSet[nn.Module]
-    _window: WeightedWindow
+    _stepper: Stepper
     _preemption: Preemption | None
-    step: int
-    block_models: tuple[nn.Module, ...]
 
     @property
     def device_placement(self) -> bool:
@@ -258,9 +256,7 @@ class Preparation:
         """
         for things in self._prepared():
             things.clear()
-        self.step = 0
-        self.block_models = ()
-        self._window.reset()
+        self._stepper.reset()
         return accel_ops.release_memory(*objects)
 
     def clear(self, *objects: Any) -> Any:

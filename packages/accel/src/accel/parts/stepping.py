@@ -1,51 +1,19 @@
-"""One training step: accumulate, backward, clip."""
+"""One training step: accumulate, backward, clip; `accel_backends.stepping` does the work."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
-from functools import partial
-from itertools import chain
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from accel.configuration import RunConfiguration
 from accel.profiling import traced
-from accel.weighting import WeightedWindow
 from accel_backends import AcceleratedOptimizer, AutocastKwargs, Precision, ProfileKwargs, Strategy
+from accel_backends.stepping.stepper import Stepper
 from accel_state import ConfigError, GradientState, PartialState
-
-if TYPE_CHECKING:
-    from accel.preemption import Preemption
-
-
-class Accumulate:
-    """The block of one micro-batch: decides on entry whether this one synchronises gradients."""
-
-    __slots__ = ("_models", "_stack", "_stepping")
-
-    def __init__(self, stepping: Stepping, models: tuple[nn.Module, ...]) -> None:
-        self._stepping = stepping
-        self._models = models
-        self._stack: ExitStack | None = None
-
-    def __enter__(self) -> None:
-        self._stepping.block_models = self._models
-        if self._stepping.advance() or not self._stepping.can_defer_sync:
-            return
-        self._stack = ExitStack()
-        for model in self._models:
-            self._stack.enter_context(self._stepping.no_sync(model))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._stack is not None:
-            self._stack.close()
 
 
 class Stepping:
@@ -54,33 +22,33 @@ class Stepping:
     configuration: RunConfiguration
     gradient_state: GradientState
     processes: PartialState
-    step: int
-    block_models: tuple[nn.Module, ...]
-    _owns_backward: bool
-    _models: list[nn.Module]
-    _window: WeightedWindow
-    _gradient: Any
-    _num_steps: int
+    _stepper: Stepper
     _strategy: Strategy
-    _preemption: Preemption | None
     _precision: Precision
     _optimizers: list[AcceleratedOptimizer]
 
     @property
+    def step(self) -> int:
+        """Micro-batches since the last end of a loader."""
+        return self._stepper.step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._stepper.step = value
+
+    @property
     def sync_gradients(self) -> bool:
         """Whether this micro-batch ends an accumulation: gradients are synchronised, the optimizer steps."""
-        synced: bool = self._gradient.sync_gradients
-        return synced
+        return self.gradient_state.sync_gradients
 
     @sync_gradients.setter
     def sync_gradients(self, value: bool) -> None:
-        self._gradient.sync_gradients = value
+        self.gradient_state.sync_gradients = value
 
     @property
     def gradient_accumulation_steps(self) -> int:
         """Micro-batches whose gradients are summed before the optimizer steps."""
-        steps: int = self._gradient.num_steps
-        return steps
+        return self.gradient_state.num_steps
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, value: int) -> None:
@@ -89,23 +57,12 @@ class Stepping:
     @property
     def can_defer_sync(self) -> bool:
         """Whether micro-batches that do not end an accumulation leave out the communication."""
-        return self._strategy.capabilities.can_defer_sync and not self._gradient.sync_each_batch
+        return self._stepper.can_defer_sync
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether any optimizer left out its last step, because gradients had overflown in fp16."""
         return any(optimizer.step_was_skipped for optimizer in self._optimizers)
-
-    def advance(self) -> bool:
-        """Count one micro-batch and return whether it ends an accumulation."""
-        gradient = self._gradient
-        if gradient.sync_with_dataloader and gradient.end_of_dataloader:
-            self.step = 0
-            gradient.sync_gradients = True
-        else:
-            self.step += 1
-            gradient.sync_gradients = self.step % gradient.num_steps == 0
-        return bool(gradient.sync_gradients)
 
     def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
         """Wrap one forward and backward; the optimizer steps in every `gradient_accumulation_steps`-th block.
@@ -115,7 +72,7 @@ class Stepping:
         Args:
             *models: The prepared models that are trained in the block.
         """
-        return Accumulate(self, models)
+        return self._stepper.accumulate(*models)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Leave this rank's gradients alone in the block; a later backward outside of it synchronises all."""
@@ -141,18 +98,7 @@ class Stepping:
             ConfigError: If `num_items` is negative, not finite, or the engine weighs losses by itself.
             StateError: If only some micro-batches of an accumulation have `num_items`, or one has it twice.
         """
-        if num_items is not None:
-            self._weighted_backward(loss, num_items, **kwargs)
-        else:
-            self._window.pass_by(is_last=self._gradient.sync_gradients)
-            num_steps = self._gradient.num_steps
-            if num_steps != 1 and not self._owns_backward:
-                loss = loss / num_steps
-            self._strategy.backward(loss, **kwargs)
-        if self._gradient.sync_gradients:
-            self._num_steps += 1
-            if self._preemption is not None:
-                self._preemption.advance()
+        self._stepper.backward(loss, num_items, **kwargs)
 
     def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
         """Compute gradients and update each parameter as soon as its gradient is there, which is then freed.
@@ -168,32 +114,7 @@ class Stepping:
                 "`lomo_backward` updates parameters before their gradients are averaged over processes, which "
                 "would then train models of their own. Start one process, or use another optimizer."
             )
-        inner = [getattr(optimizer, "optimizer", optimizer) for optimizer in self._optimizers]
-        fused = [optimizer for optimizer in inner if callable(getattr(optimizer, "fused_backward", None))]
-        if len(fused) != 1:
-            raise ConfigError(
-                f"`lomo_backward` needs one prepared optimizer that has `fused_backward`, found {len(fused)}. "
-                "Prepare a `Lomo` or `AdaLomo` of the package `lomo_optim`."
-            )
-        fused[0].fused_backward(loss, learning_rate)
-
-    def _weighted_backward(self, loss: Tensor, num_items: float | Tensor, **kwargs: Any) -> None:
-        if self._owns_backward:
-            raise ConfigError(
-                f"`num_items` has no effect with the strategy `{self._strategy.name}`, which divides losses "
-                "by itself. Leave it out."
-            )
-        self._window.backward(
-            loss,
-            num_items,
-            is_last=self._gradient.sync_gradients,
-            run=partial(self._strategy.backward, **kwargs),
-            parameters=self._block_parameters,
-            block=self.block_models,
-        )
-
-    def _block_parameters(self) -> Iterator[Tensor]:
-        return chain.from_iterable(model.parameters() for model in self.block_models or self._models)
+        self._stepper.fused_backward(loss, learning_rate)
 
     def unscale_gradients(
         self, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None
@@ -203,14 +124,7 @@ class Stepping:
         Args:
             optimizer: The prepared optimizers whose gradients are meant; all where not given.
         """
-        if not self._gradient.sync_gradients:
-            return
-        if optimizer is None:
-            chosen: Iterable[torch.optim.Optimizer] = self._optimizers
-        else:
-            chosen = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-        for one in chosen:
-            self._precision.unscale(one)
+        self._stepper.unscale_gradients(optimizer)
 
     def clip_grad_norm_(
         self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2
@@ -223,17 +137,11 @@ class Stepping:
         Returns:
             The norm before clipping, a 0-dim tensor; None where an engine keeps it to itself.
         """
-        if not self._gradient.sync_gradients:
-            norm = self._strategy.clip_grad_norm(parameters, math.inf, norm_type)
-            return None if norm is None else norm / self._precision.scale(torch.ones_like(norm))
-        self.unscale_gradients()
-        return self._strategy.clip_grad_norm(parameters, max_norm, norm_type)
+        return self._stepper.clip_grad_norm(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
         """Clamp every gradient into ``[-clip_value, clip_value]``, once they are complete."""
-        if self._gradient.sync_gradients:
-            self.unscale_gradients()
-            self._strategy.clip_grad_value(parameters, clip_value)
+        self._stepper.clip_grad_value(parameters, clip_value)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
         """Run the block in the run's precision, as the prepared models' forward does by itself."""

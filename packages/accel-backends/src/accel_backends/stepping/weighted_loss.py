@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,8 +14,8 @@ import accel_ops
 from accel_state import ConfigError, StateError
 
 
-class WeightedWindow:
-    """Weighs the mean losses of one accumulation by how many items each is a mean over.
+class WeightedLoss:
+    """Weighs the mean losses of one accumulation window by how many items each is a mean over.
 
     With ``n`` items in a micro-batch, ``N`` in the whole window on all ``num_ranks`` ranks, and gradients
     that the strategy averages over these, each micro-batch must count ``n * num_ranks / N``. ``N`` is known
@@ -58,7 +59,7 @@ class WeightedWindow:
             is_last: Whether this micro-batch ends the window.
             run: Computes gradients of a loss.
             parameters: Gives what the gradients belong to, in a window of several micro-batches.
-            block: What is another object for each micro-batch; nothing that is true where nobody knows.
+            block: The models of the `accumulate` block, as a tuple made for it; empty outside of such a block.
 
         Raises:
             ConfigError: If `num_items` is negative or not finite.
@@ -111,6 +112,24 @@ class WeightedWindow:
         """Forget where the window stood; the unit stays, since any number will do that all ranks share."""
         self._begin()
         self._block = None
+
+    def state_dict(self) -> dict[str, float | int | bool | None]:
+        """Return where the window stands, in plain numbers. The gradients so far belong to it."""
+        return {
+            "items": self._items,
+            "num_weighted": self._num_weighted,
+            "has_plain": self._has_plain,
+            "unit": self._unit,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the window stood; without entries in ``state`` it begins anew."""
+        self.reset()
+        self._items = float(state.get("items", 0.0))
+        self._num_weighted = int(state.get("num_weighted", 0))
+        self._has_plain = bool(state.get("has_plain", False))
+        unit = state.get("unit")
+        self._unit = None if unit is None else float(unit)
 
     def _begin(self) -> None:
         self._items = 0.0

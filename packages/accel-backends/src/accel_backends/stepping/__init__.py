@@ -1,0 +1,1 @@
+"""The training step: accumulation of gradients, backward, clipping."""

@@ -1,0 +1,225 @@
+"""One training step: which micro-batches accumulate, backward, clipping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from itertools import chain
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accel_backends.optimizer import AcceleratedOptimizer
+from accel_backends.precisions.protocol import Precision
+from accel_backends.stepping.weighted_loss import WeightedLoss
+from accel_backends.strategies.protocol import Strategy
+from accel_state import ConfigError, GradientState
+
+
+class Stepper:
+    """Counts micro-batches, and computes, scales and clips the gradients of an accumulation window.
+
+    Args:
+        strategy: Computes gradients and synchronises them.
+        precision: Scales losses and unscales gradients.
+        gradient: The state that optimizers and loaders share: whether this micro-batch ends a window.
+        weights: Weighs losses by their number of items.
+        models: The prepared models; the list may grow.
+        optimizers: The prepared optimizers; likewise.
+        on_window_end: Called after the backward that ends a window.
+
+    Attributes:
+        step: Micro-batches since the last end of a loader; a multiple of `num_steps` where a window ends.
+        num_windows: Windows that ended since the run began, over all its restarts.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy,
+        precision: Precision,
+        gradient: GradientState,
+        weights: WeightedLoss,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[AcceleratedOptimizer],
+        on_window_end: Callable[[], None],
+    ) -> None:
+        self.step = 0
+        self.num_windows = 0
+        self._strategy = strategy
+        self._precision = precision
+        self._gradient = gradient
+        self._weights = weights
+        self._models = models
+        self._optimizers = optimizers
+        self._on_window_end = on_window_end
+        self._owns_backward = strategy.capabilities.owns_backward
+        self._can_defer_sync = strategy.capabilities.can_defer_sync
+        self._block_models: tuple[nn.Module, ...] = ()
+
+    @property
+    def num_steps(self) -> int:
+        """Micro-batches in a window."""
+        return self._gradient.num_steps
+
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether a window has begun and not ended, so that there are gradients of a part of it."""
+        return self.step % self.num_steps != 0
+
+    @property
+    def can_defer_sync(self) -> bool:
+        """Whether micro-batches that end no window leave out the communication."""
+        return self._can_defer_sync and not self._gradient.sync_each_batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the window stands, in plain numbers. The gradients so far belong to it."""
+        return {
+            "step": self.step,
+            "num_steps": self.num_steps,
+            "is_accumulating": self.is_accumulating,
+            **self._weights.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the window stood; the caller puts the gradients back."""
+        self.step = int(state["step"])
+        self._block_models = ()
+        self._weights.load_state_dict(state)
+        self._gradient.sync_gradients = not self.is_accumulating
+
+    def reset(self) -> None:
+        """Begin anew, with the first micro-batch of a window."""
+        self.load_state_dict({"step": 0})
+
+    def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
+        """Return the block of one micro-batch, in which ``models`` are trained."""
+        return _Block(self, models)
+
+    def enter(self, models: tuple[nn.Module, ...]) -> ExitStack | None:
+        """Count a micro-batch that trains ``models``; return what lets them synchronise again, if they do not now."""
+        self._block_models = models
+        gradient = self._gradient
+        if gradient.sync_with_dataloader and gradient.end_of_dataloader:
+            self.step = 0
+            gradient.sync_gradients = True
+        else:
+            self.step += 1
+            gradient.sync_gradients = not self.is_accumulating
+        if gradient.sync_gradients or not self.can_defer_sync:
+            return None
+        with ExitStack() as unsynced:
+            for model in models:
+                unsynced.enter_context(self._strategy.gradient_sync(model, enabled=False))
+            return unsynced.pop_all()
+
+    def backward(self, loss: Tensor, num_items: float | Tensor | None, **kwargs: Any) -> None:
+        """Compute the gradients of a mean loss, so that those of the window are of its mean.
+
+        Args:
+            loss: A 0-dim tensor.
+            num_items: How many items it is a mean over; None: micro-batches count the same.
+            **kwargs: Passed to `Tensor.backward` or the engine's own.
+
+        Raises:
+            ConfigError: If ``num_items`` is negative, not finite, or the engine weighs losses by itself.
+            StateError: If only some micro-batches of a window have ``num_items``, or one has it twice.
+        """
+        is_last = self._gradient.sync_gradients
+        if num_items is not None:
+            self._refuse_weights_of_engine()
+            self._weights.backward(
+                loss,
+                num_items,
+                is_last=is_last,
+                run=partial(self._strategy.backward, **kwargs),
+                parameters=self._block_parameters,
+                block=self._block_models,
+            )
+        else:
+            self._weights.pass_by(is_last=is_last)
+            num_steps = self.num_steps
+            if num_steps != 1 and not self._owns_backward:
+                loss = loss / num_steps
+            self._strategy.backward(loss, **kwargs)
+        if is_last:
+            self.num_windows += 1
+            self._on_window_end()
+
+    def fused_backward(self, loss: Tensor, learning_rate: float) -> None:
+        """Compute gradients and update each parameter at once, by the one optimizer that can.
+
+        Raises:
+            ConfigError: If not exactly one prepared optimizer can.
+        """
+        inner = [getattr(optimizer, "optimizer", optimizer) for optimizer in self._optimizers]
+        fused = [optimizer for optimizer in inner if callable(getattr(optimizer, "fused_backward", None))]
+        if len(fused) != 1:
+            raise ConfigError(
+                f"`lomo_backward` needs one prepared optimizer that has `fused_backward`, found {len(fused)}. "
+                "Prepare a `Lomo` or `AdaLomo` of the package `lomo_optim`."
+            )
+        fused[0].fused_backward(loss, learning_rate)
+
+    def unscale_gradients(
+        self, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None
+    ) -> None:
+        """Divide the fp16 scale out of the gradients of the given optimizers, or of all, once per window."""
+        if not self._gradient.sync_gradients:
+            return
+        if optimizer is None:
+            chosen: Iterable[torch.optim.Optimizer] = self._optimizers
+        else:
+            chosen = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+        for one in chosen:
+            self._precision.unscale(one)
+
+    def clip_grad_norm(
+        self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float
+    ) -> Tensor | None:
+        """Clip complete gradients to a norm, and return the norm before; incomplete ones are only measured."""
+        if not self._gradient.sync_gradients:
+            norm = self._strategy.clip_grad_norm(parameters, math.inf, norm_type)
+            return None if norm is None else norm / self._precision.scale(torch.ones_like(norm))
+        self.unscale_gradients()
+        return self._strategy.clip_grad_norm(parameters, max_norm, norm_type)
+
+    def clip_grad_value(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
+        """Clamp complete gradients; incomplete ones stay."""
+        if self._gradient.sync_gradients:
+            self.unscale_gradients()
+            self._strategy.clip_grad_value(parameters, clip_value)
+
+    def _refuse_weights_of_engine(self) -> None:
+        if self._owns_backward:
+            raise ConfigError(
+                f"`num_items` has no effect with the strategy `{self._strategy.name}`, which divides losses "
+                "by itself. Leave it out."
+            )
+
+    def _block_parameters(self) -> Iterator[Tensor]:
+        return chain.from_iterable(model.parameters() for model in self._block_models or self._models)
+
+
+class _Block:
+    """The block of one micro-batch."""
+
+    __slots__ = ("_models", "_stepper", "_unsynced")
+
+    def __init__(self, stepper: Stepper, models: tuple[nn.Module, ...]) -> None:
+        self._stepper = stepper
+        self._models = models
+        self._unsynced: ExitStack | None = None
+
+    def __enter__(self) -> None:
+        self._unsynced = self._stepper.enter(self._models)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._unsynced is not None:
+            self._unsynced.close()

@@ -1,0 +1,155 @@
+"""Checkpoints inside an accumulation: it goes on as if it had never been saved, or begins anew and says so."""
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from accel import Accelerator
+from accel.checkpoints.catalogue import OWN_MARK, Found, State
+from accel.checkpoints.files import files_below
+from accel.checkpoints.layout import MANIFEST_NAME
+from accel.checkpoints.random_states import from_file
+from accel.checkpoints.rank_state import RankState
+from accel.checkpoints.strictness import Strictness
+from accel_state.errors import CheckpointError
+from accel_state.mesh_layout import MeshLayout
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+ITEMS = [3, 1, 4, 2]
+
+
+class Run:
+    """A model that accumulates over four micro-batches of unequal size, and checkpoints of it."""
+
+    def __init__(self, num_steps=4):
+        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=num_steps)
+        torch.manual_seed(0)
+        self.model = nn.Linear(2, 1, dtype=torch.float64)
+        self.model, self.optimizer = self.accelerator.prepare(
+            self.model, torch.optim.SGD(self.model.parameters(), lr=0.1)
+        )
+
+    def train(self, micro_batches, *, weighted=True):
+        for index in micro_batches:
+            rows = torch.arange(2.0 * ITEMS[index], dtype=torch.float64).view(-1, 2) + index
+            with self.accelerator.accumulate(self.model):
+                loss = self.model(rows).square().mean()
+                self.accelerator.backward(loss, num_items=ITEMS[index] if weighted else None)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+
+    def weights(self):
+        return self.accelerator.unwrap_model(self.model).weight.detach().clone()
+
+    def gradient(self):
+        return self.accelerator.unwrap_model(self.model).weight.grad
+
+
+def unbroken(weighted):
+    run = Run()
+    run.train(range(4), weighted=weighted)
+    return run.weights()
+
+
+@pytest.mark.parametrize("saved_after", [1, 2, 3])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_window_goes_on_where_it_was_saved(tmp_path, weighted, saved_after):
+    first = Run()
+    first.train(range(saved_after), weighted=weighted)
+    first.accelerator.save_state(tmp_path)
+    other = Run()
+    other.accelerator.load_state(tmp_path)
+    other.train(range(saved_after, 4), weighted=weighted)
+    assert torch.equal(other.weights(), unbroken(weighted))
+
+
+def test_what_is_saved_right_after_loading_is_what_was_loaded(tmp_path):
+    first = Run()
+    first.train(range(2))
+    first.accelerator.save_state(tmp_path / "one")
+    second = Run()
+    second.accelerator.load_state(tmp_path / "one")
+    second.accelerator.save_state(tmp_path / "two")
+    third = Run()
+    third.accelerator.load_state(tmp_path / "two")
+    third.train(range(2, 4))
+    assert torch.equal(third.weights(), unbroken(True))
+
+
+def test_going_back_to_a_checkpoint_leaves_no_gradient_of_what_came_after(tmp_path):
+    run = Run()
+    run.accelerator.save_state(tmp_path)
+    run.train(range(3))
+    assert run.gradient() is not None
+    run.accelerator.load_state(tmp_path)
+    assert run.gradient() is None
+    assert run.accelerator.sync_gradients
+    run.train(range(4))
+    assert torch.equal(run.weights(), unbroken(True))
+
+
+def test_into_another_number_of_steps_the_window_begins_anew(tmp_path, caplog):
+    first = Run()
+    first.train(range(3), weighted=False)
+    first.accelerator.save_state(tmp_path)
+    other = Run(num_steps=2)
+    other.accelerator.load_state(tmp_path)
+    assert "within an accumulation of 4 steps and is loaded into one of 2" in caplog.text
+    assert other.gradient() is None
+    assert other.accelerator.step == 0
+
+
+def test_a_window_of_the_peer_whose_gradients_were_not_saved_begins_anew(tmp_path, caplog):
+    """Its files know the number of the micro-batch and nothing else."""
+    first = Run()
+    first.train(range(1))
+    first.accelerator.save_state(tmp_path / "ours")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    name = "random_states_0.pkl"
+    states = torch.load(tmp_path / "ours" / name)
+    for key in ("accumulation", OWN_MARK):
+        states.pop(key, None)
+    torch.save(states, theirs / name)
+    for file in ("model.safetensors", "optimizer.bin"):
+        shutil.copy(tmp_path / "ours" / file, theirs)
+    other = Run()
+    other.accelerator.load_state(theirs)
+    assert "whose gradients are not in it" in caplog.text
+    assert other.accelerator.step == 0
+    other.train(range(4))
+    assert torch.equal(other.weights(), unbroken(True))
+
+
+@pytest.mark.parametrize("value", ["text", [1], {"a": 1}])
+def test_a_state_of_something_else_is_refused(tmp_path, value):
+    first = Run()
+    first.train(range(1))
+    first.accelerator.save_state(tmp_path)
+    states = torch.load(tmp_path / "random_states_0.pkl")
+    states["accumulation"]["items"] = value
+    with pytest.raises(CheckpointError, match="`it` does not hold random states as expected"):
+        from_file(states, device_index=0, file_name="it")
+
+
+def test_each_rank_knows_by_itself_whether_its_window_was_open(tmp_path):
+    """On a machine with a disk of its own there is no file of rank 0."""
+    first = Run()
+    first.train(range(2))
+    first.accelerator.save_state(tmp_path)
+    (tmp_path / "accumulated_gradients_0.safetensors").unlink()
+    (tmp_path / MANIFEST_NAME).unlink()
+    found = Found(tmp_path, State.FOREIGN)
+    own = RankState.read(
+        found,
+        files_below(tmp_path),
+        first.accelerator._prepared_state(),
+        0,
+        MeshLayout.of_replicas(1),
+        Strictness(True),
+    )
+    with pytest.raises(CheckpointError, match="accumulated_gradients_0.safetensors"):
+        own.restore(first.accelerator._prepared_state())
