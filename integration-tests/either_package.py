@@ -30,11 +30,12 @@ class Meter:
 
 def accelerator_of(package, options):
     module = importlib.import_module(package)
-    if package == "accel":
-        return module.Accelerator(cpu=True, mixed_precision="fp16" if "scaler" in options else "no")
-    loaders = importlib.import_module("accelerate.utils").DataLoaderConfiguration(
+    loaders = importlib.import_module(f"{package}.utils").DataLoaderConfiguration(
         use_stateful_dataloader="position" in options
     )
+    if package == "accel":
+        precision = "fp16" if "scaler" in options else "no"
+        return module.Accelerator(cpu=True, mixed_precision=precision, dataloader_config=loaders)
     accelerator = module.Accelerator(cpu=True, dataloader_config=loaders)
     if "scaler" in options:
         accelerator.scaler = torch.amp.GradScaler("cpu")  # it makes none without a GPU

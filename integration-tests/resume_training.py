@@ -73,7 +73,7 @@ def main():
     meter = Meter()
     accelerator.register_for_checkpointing(meter)
     if options.load is not None:
-        accelerator.load_state(options.load, verify=True)
+        accelerator.load_state(options.load, verify=True, restore_loaders=True)
     last = options.stop or options.steps
     while len(meter.losses) < last:
         for inputs, labels in loader:

@@ -41,7 +41,7 @@ def main() -> None:
     loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=4, shuffle=True)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     if (args.project_dir / "checkpoints").exists():
-        accelerator.load_state()  # the newest complete one
+        accelerator.load_state(restore_loaders=True)  # the newest complete one, in the middle of its epoch
         accelerator.print("going on in epoch", loader.iteration)
 
     steps = 0

@@ -17,6 +17,7 @@ def raising(error):
 @pytest.fixture
 def command(monkeypatch):
     """Return a function that makes every command do the given thing."""
+
     def use(run):
         monkeypatch.setattr(front_door, "load_command", lambda name: Command(help=name, run=run))
 

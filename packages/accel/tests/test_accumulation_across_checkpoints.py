@@ -145,7 +145,7 @@ def test_each_rank_knows_by_itself_whether_its_window_was_open(tmp_path):
     found = Found(tmp_path, State.FOREIGN)
     own = RankState.read(
         found,
-        files_below(tmp_path),
+        list(files_below(tmp_path)),
         first.accelerator._prepared_state(),
         0,
         MeshLayout.of_replicas(1),

@@ -63,7 +63,11 @@ def test_every_rank_gets_its_own_back_with_the_values_of_the_source(ranks, size,
         needed = data.requires_grad
         received = broadcast([data], 1)[0]
         expected = kinds_of_memory(size, 1)[kind]
-        return received is data, torch.equal(data.resolve_conj(), expected.resolve_conj()), data.requires_grad == needed
+        return (
+            received is data,
+            torch.equal(data.resolve_conj(), expected.resolve_conj()),
+            data.requires_grad == needed,
+        )
 
     assert ranks(2).run(body) == [(True, True, True)] * 2
 

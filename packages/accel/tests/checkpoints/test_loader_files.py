@@ -26,7 +26,7 @@ def test_a_pass_under_way_goes_on():
     next(begun)
     content = to_file(first, is_under_way=True)
     second = loader()
-    load_into(second, content, file_name="dl_state_dict.bin")
+    load_into(second, content, position=True, file_name="dl_state_dict.bin")
     assert rest(second) == rest(begun)
     assert rest(second) == rest(loader())
 
@@ -34,14 +34,16 @@ def test_a_pass_under_way_goes_on():
 @pytest.mark.parametrize("content", [WITHOUT_WORKERS, WITH_WORKERS])
 def test_the_position_that_torchdata_wrote_is_gone_to(content):
     one = loader()
-    load_into(one, content, file_name="dl_state_dict.bin")
+    load_into(one, content, position=True, file_name="dl_state_dict.bin")
     assert rest(one) == [[4, 5], [6, 7], [8, 9]]
     assert len(rest(one)) == 5
 
 
 def test_a_pass_that_torchdata_had_finished_is_not_gone_on_with():
     one = loader()
-    load_into(one, {**WITHOUT_WORKERS, "_iterator_finished": True}, file_name="dl_state_dict.bin")
+    load_into(
+        one, {**WITHOUT_WORKERS, "_iterator_finished": True}, position=True, file_name="dl_state_dict.bin"
+    )
     assert len(rest(one)) == 5
 
 
@@ -56,7 +58,7 @@ def test_torchdata_finds_its_numbers(is_under_way, num_batches):
 @pytest.mark.parametrize("content", [[], {}, {"_num_yielded": "2"}, {"_snapshot": {}}])
 def test_what_nobody_knows_is_refused_with_the_way_out(content):
     with pytest.raises(CheckpointError, match=r"dl_state_dict\.bin"):
-        load_into(loader(), content, file_name="dl_state_dict.bin")
+        load_into(loader(), content, position=True, file_name="dl_state_dict.bin")
 
 
 class Counter:
@@ -74,7 +76,7 @@ def test_a_loader_of_another_kind_keeps_its_own_state():
     content = to_file(Counter(), is_under_way=True)
     other = Counter()
     other.value = 9
-    load_into(other, content, file_name="dl_state_dict.bin")
+    load_into(other, content, position=True, file_name="dl_state_dict.bin")
     assert other.value == 3
     with pytest.raises(CheckpointError, match="neither by this package nor by torchdata"):
-        load_into(other, WITHOUT_WORKERS, file_name="dl_state_dict.bin")
+        load_into(other, WITHOUT_WORKERS, position=True, file_name="dl_state_dict.bin")

@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from accel import Accelerator
+from accel_data import DataLoaderConfiguration
 from accel_state.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -185,11 +186,48 @@ def test_a_loader_left_early_begins_anew_and_one_being_read_goes_on(tmp_path):
         if batch.item() == 1:
             accelerator.save_state(tmp_path / "reading")
             break
-    accelerator.load_state(tmp_path / "left")
+    accelerator.load_state(tmp_path / "left", restore_loaders=True)
     assert [batch.item() for batch in loader] == [0, 1, 2, 3]
-    accelerator.load_state(tmp_path / "reading")
+    accelerator.load_state(tmp_path / "reading", restore_loaders=True)
     assert [batch.item() for batch in loader] == [2, 3]
     assert [batch.item() for batch in loader] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "read"),
+    [
+        ({}, {}, [0, 1, 2, 3]),
+        ({}, {"restore_loaders": True}, [2, 3]),
+        ({"use_stateful_dataloader": True}, {}, [2, 3]),
+        ({"use_stateful_dataloader": True}, {"restore_loaders": False}, [0, 1, 2, 3]),
+    ],
+)
+def test_a_loader_goes_on_where_that_was_asked_for(tmp_path, caplog, config, arguments, read):
+    """A script that skips the first batches by itself must not skip twice."""
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**config))
+    loader = accelerator.prepare(torch.utils.data.DataLoader(range(4)))
+    for batch in loader:
+        if batch.item() == 1:
+            accelerator.save_state(tmp_path / "a")
+            break
+    accelerator.load_state(tmp_path / "a", **arguments)
+    assert [batch.item() for batch in loader] == read
+    assert ("in the middle of an epoch of loader 0" in caplog.text) == (len(read) == 4)
+
+
+def test_a_loader_goes_on_where_preemption_is_handled(tmp_path):
+    accelerator = build()
+    [loader] = accelerator._dataloaders
+    for batch in loader:
+        if batch.item() == 1:
+            accelerator.save_state(tmp_path / "a")
+            break
+    preemption = accelerator.handle_preemption()
+    try:
+        accelerator.load_state(tmp_path / "a")
+        assert [batch.item() for batch in loader] == [2, 3]
+    finally:
+        preemption.close()
 
 
 def test_skipping_by_hand_after_loading_skips_once(tmp_path):

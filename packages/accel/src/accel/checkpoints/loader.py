@@ -32,6 +32,7 @@ def load_checkpoint(
     hooks: Sequence[LoadHook],
     verify: bool,
     is_strict: bool,
+    restore_loaders: bool,
 ) -> int | None:
     """Load a checkpoint. Every rank must call it; blocks until all have loaded.
 
@@ -57,7 +58,9 @@ def load_checkpoint(
         models = list(prepared.models)
         for hook in hooks:
             hook(models, str(found.path))
-        Restoration(found, prepared, topology.rank, layout, Strictness(is_strict)).run(models)
+        Restoration(
+            found, prepared, topology.rank, layout, Strictness(is_strict), restore_loaders=restore_loaders
+        ).run(models)
     together.check()
     return _next_iteration(found, saver)
 
@@ -75,7 +78,7 @@ def check_load_arguments(load_kwargs: Mapping[str, Any] | None, others: Mapping[
     unknown = sorted({*given, *others} - {"map_location"})
     if unknown:
         raise ConfigError(
-            f"`load_state` knows no argument `{unknown[0]}`. Known: verify, strict, load_kwargs."
+            f"`load_state` knows no argument `{unknown[0]}`. Known: verify, strict, restore_loaders, load_kwargs."
         )
 
 

@@ -29,11 +29,17 @@ def to_file(loader: Any, *, is_under_way: bool) -> dict[str, Any]:
     return {**_for_torchdata(num_batches), **content}
 
 
-def load_into(loader: Any, content: Any, *, file_name: str) -> None:
-    """Let ``loader`` go on where the content of its file says.
+def load_into(loader: Any, content: Any, *, position: bool, file_name: str) -> bool:
+    """Let ``loader`` go on in the epoch that the content of its file names, and return whether that had begun.
 
     Of a file of torchdata's `StatefulDataLoader`, which is what the peer writes, that is the number of batches:
     it does not say in which order they were drawn.
+
+    Args:
+        loader: A prepared loader.
+        content: Of its file.
+        position: Go on in the middle of the epoch, if it was saved there; else at its beginning.
+        file_name: For messages.
 
     Raises:
         CheckpointError: If the content is of another kind.
@@ -41,15 +47,17 @@ def load_into(loader: Any, content: Any, *, file_name: str) -> None:
     if not isinstance(content, Mapping):
         raise CheckpointError(f"`{file_name}` holds a {type(content).__name__}, not the state of a loader.")
     if _OWN_MARK in content:
-        loader.load_state_dict(content["state"], position=content["is_under_way"])
-        return
+        loader.load_state_dict(content["state"], position=position and content["is_under_way"])
+        return bool(content["is_under_way"])
     num_batches = _batches_by_torchdata(content)
     if num_batches is None or not isinstance(loader, PreparedLoader):
         raise CheckpointError(
             f"`{file_name}` was written neither by this package nor by torchdata, so the position in the data is "
             "not known. Go to it with `skip_first_batches`."
         )
-    loader.load_state_dict(loader.state_after(num_batches), position=True)
+    if position:
+        loader.load_state_dict(loader.state_after(num_batches), position=True)
+    return num_batches > 0
 
 
 def _for_torchdata(num_batches: int) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class Restoration:
         rank: This process.
         layout: How the processes are arranged.
         strict: Whether a misfit is an error.
+        restore_loaders: Whether loaders go on in the middle of an epoch.
     """
 
     found: Found
@@ -47,8 +48,10 @@ class Restoration:
     rank: int
     layout: MeshLayout
     strict: Strictness
+    restore_loaders: bool
 
     def __post_init__(self) -> None:
+        self._begun_anew: list[str] = []
         self.folder: Path = self.found.path
         self.names = list(files_below(self.folder))
         self._objects: Mapping[str, Sequence[str]] = (
@@ -83,6 +86,12 @@ class Restoration:
         while loads:
             loads.pop(0)()  # and with it goes what it has mapped
         own.restore(self.prepared)
+        if self._begun_anew:
+            logger.warning(
+                "The checkpoint was saved in the middle of an epoch of %s. That epoch begins anew, in the same order. "
+                "Skip what was read with `skip_first_batches`, or pass `restore_loaders=True` to `load_state`.",
+                ", ".join(self._begun_anew),
+            )
 
     def _load_model(self, index: int, model: nn.Module) -> None:
         files = files_of_model(self.folder, index)
@@ -137,8 +146,12 @@ class Restoration:
             )
         for index, loader in self.prepared.loaders_with_state():
             name = layout.numbered_file(layout.LOADER_NAME, index)
-            load = partial(load_into, loader, file_name=name)
-            yield from self._plain(name, f"loader {index}", load)
+            yield from self._plain(name, f"loader {index}", partial(self._load_loader, index, loader, name))
+
+    def _load_loader(self, index: int, loader: Any, name: str, content: Any) -> None:
+        was_under_way = load_into(loader, content, position=self.restore_loaders, file_name=name)
+        if was_under_way and not self.restore_loaders:
+            self._begun_anew.append(f"loader {index}")
 
     def _scaler(self) -> Iterator[Load]:
         if self.prepared.precision.scaler is not None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # what saves and loads is imported by the first method that n
     from accel.checkpoints.prepared import Prepared
     from accel.checkpoints.saver import Saver
     from accel.checkpoints.transaction import Request, Transaction
+    from accel.preemption import Preemption
 
 
 class Checkpointing:
@@ -43,6 +44,7 @@ class Checkpointing:
     _optimizers: list[Any]
     _schedulers: list[Any]
     _dataloaders: list[Any]
+    _preemption: Preemption | None
 
     def _set_up_checkpointing(self) -> None:
         self._custom_objects: list[Any] = []
@@ -209,6 +211,7 @@ class Checkpointing:
         *,
         verify: bool = False,
         strict: bool = True,
+        restore_loaders: bool | None = None,
         **load_model_func_kwargs: Any,
     ) -> None:
         """Load a checkpoint into what was prepared and registered, the same objects in the same order.
@@ -222,6 +225,9 @@ class Checkpointing:
             verify: Read everything and compare digests first.
             strict: What is missing, left over or does not fit is an error. Otherwise it is a warning each, and
                 the rest is loaded.
+            restore_loaders: Let loaders that were in the middle of an epoch go on there. Otherwise that epoch begins
+                anew, in the same order, for scripts that skip what they have read. Where left out: with
+                `use_stateful_dataloader`, and after `handle_preemption`.
             **load_model_func_kwargs: None are known.
 
         Raises:
@@ -241,6 +247,7 @@ class Checkpointing:
             hooks=tuple(self._load_hooks.values()),
             verify=verify,
             is_strict=strict,
+            restore_loaders=self._restores_loaders if restore_loaders is None else restore_loaders,
         )
         if next_iteration is not None and self.configuration.project.automatic_checkpoint_naming:
             self.configuration.project.iteration = next_iteration
@@ -257,6 +264,10 @@ class Checkpointing:
 
         on_each_node = self.configuration.project.save_on_each_node
         save(obj, f, save_on_each_node=on_each_node, safe_serialization=safe_serialization)
+
+    @property
+    def _restores_loaders(self) -> bool:
+        return self.configuration.loader.use_stateful_dataloader or self._preemption is not None
 
     def _saver(self) -> Saver:
         if self._checkpoint_saver is None:
