@@ -1,40 +1,38 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
 from accel_data.step_shape import StepShape, full_step
-from accel_data.trimming import check_items, check_rows, select_blocks, select_rows
-from accel_state.errors import StateError
+from accel_data.trimming import items_without_rows, select_blocks, select_rows, tensor_without_rows
 
 
 def test_rows_that_repeat_others_are_removed() -> None:
     # Two ranks with three rows each; five of them are samples.
     gathered = {"x": torch.arange(6), "y": (torch.arange(12).view(6, 2),)}
-    kept = select_rows(gathered, StepShape((3, 3), (3, 2)), (0, 1))
+    kept = select_rows(gathered, StepShape((3, 3), (3, 2)), (0, 1), 2)
     assert kept["x"].tolist() == [0, 1, 2, 3, 4]
     assert kept["y"][0][:, 0].tolist() == [0, 2, 4, 6, 8]
 
 
 def test_what_lies_together_is_a_view() -> None:
     gathered = torch.arange(6)
-    kept = select_rows(gathered, StepShape((3, 3), (3, 1)), (0, 1))
+    kept = select_rows(gathered, StepShape((3, 3), (3, 1)), (0, 1), 2)
     assert kept.data_ptr() == gathered.data_ptr()
 
 
 def test_rows_in_the_middle_can_be_removed() -> None:
-    kept = select_rows(torch.arange(6), StepShape((2, 2, 2), (2, 1, 2)), (0, 1, 2))
+    kept = select_rows(torch.arange(6), StepShape((2, 2, 2), (2, 1, 2)), (0, 1, 2), 3)
     assert kept.tolist() == [0, 1, 2, 4, 5]
 
 
 def test_of_ranks_with_the_same_data_one_is_kept() -> None:
     # Four ranks, two of which read the same each.
-    kept = select_rows(torch.tensor([0, 1, 0, 1, 2, 3, 2, 3]), full_step(2, 2), (0, 2))
+    kept = select_rows(torch.tensor([0, 1, 0, 1, 2, 3, 2, 3]), full_step(2, 2), (0, 2), 4)
     assert kept.tolist() == [0, 1, 2, 3]
 
 
 def test_nothing_is_kept_of_a_step_without_samples() -> None:
-    assert select_rows(torch.arange(4), StepShape((2, 2), (0, 0)), (0, 1)).tolist() == []
+    assert select_rows(torch.arange(4), StepShape((2, 2), (0, 0)), (0, 1), 2).tolist() == []
 
 
 def test_whole_batches_are_removed_whatever_their_rows() -> None:
@@ -43,17 +41,23 @@ def test_whole_batches_are_removed_whatever_their_rows() -> None:
     assert kept["b"].tolist() == [0, 1]
 
 
-def test_tensors_with_a_row_for_each_sample_pass() -> None:
-    check_rows({"x": torch.zeros(3), "y": [torch.zeros(3, 2)]}, 3)
-    check_rows(torch.tensor(1.0), 1)
-    check_items(["a", "b"], 2)
+def test_tensors_with_other_rows_come_from_every_rank_that_reads() -> None:
+    gathered = {"rows": torch.arange(6), "means": torch.tensor([0.5, 1.5])}
+    kept = select_rows(gathered, StepShape((3, 3), (3, 1)), (0, 1), 2)
+    assert kept["rows"].tolist() == [0, 1, 2, 3]
+    assert kept["means"].tolist() == [0.5, 1.5]
 
 
-def test_tensors_with_other_rows_are_refused() -> None:
-    with pytest.raises(StateError, match=r"shape \(6, 2\) has 6 rows, but this rank's batch has 3"):
-        check_rows([torch.zeros(3), torch.zeros(6, 2)], 3)
+def test_a_row_for_each_sample_is_told_from_other_numbers_of_rows() -> None:
+    assert tensor_without_rows({"x": torch.zeros(3), "y": [torch.zeros(3, 2)]}, 3) is None
+    assert tensor_without_rows(torch.tensor(1.0), 1) is None
+    assert (
+        tensor_without_rows([torch.zeros(3), torch.zeros(6, 2)], 3) == "A tensor of shape (6, 2) has 6 rows"
+    )
+    assert tensor_without_rows(torch.tensor(1.0), 2) == "A tensor of shape () has no rows"
 
 
-def test_lists_with_other_items_are_refused() -> None:
-    with pytest.raises(StateError, match="list has 1 items, but this rank's batch has 3"):
-        check_items([torch.zeros(3)], 3)
+def test_an_item_for_each_sample_is_told_from_other_objects() -> None:
+    assert items_without_rows(["a", "b"], 2) is None
+    assert items_without_rows([torch.zeros(3)], 3) == "A list has 1 items"
+    assert items_without_rows({"a": 1}, 3) == "An object of type `dict` has no rows"

@@ -10,10 +10,16 @@ import torch
 from accel_data.mesh import DataRanks, ranks_of_run
 from accel_data.step_shape import StepShape
 from accel_data.subgroup import gather_among
-from accel_data.trimming import check_items, check_rows, select_blocks, select_rows, whole_blocks
+from accel_data.trimming import (
+    items_without_rows,
+    select_blocks,
+    select_rows,
+    tensor_without_rows,
+    whole_blocks,
+)
 from accel_ops.collectives.gathering import gather
 from accel_ops.collectives.objects import gather_object
-from accel_ops.nested.description import find_device
+from accel_ops.nested.description import find_device, iterate_leaves
 from accel_ops.nested.placement import send_to_device
 from accel_ops.nested.rows import concatenate
 from accel_ops.transport import current_transport
@@ -26,22 +32,23 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
     those of ranks that read the same, such as the ranks of a tensor-parallel group.
 
     Call it in the loop over a prepared loader, on every rank that has a batch. Over the whole loop it returns
-    exactly the samples of the data set, in the order of the epoch. Outside of loops it does not know what filled
-    up the last step.
+    exactly the samples of the data set, in the order of the epoch. What has no row for each sample, such as the mean
+    of a batch, comes back from all ranks, with a warning if the last step is filled up. So does everything outside of
+    loops, and the last step of a stream whose end is not known.
 
     Args:
         input_data: Nested tensors with one row for each row of this rank's batch, of equal shapes on all
-            ranks. With ``use_gather_object`` a list with one item for each row.
-        use_gather_object: Gather objects instead of tensors; returns one list.
+            ranks; or objects, best a list with one item for each row.
+        use_gather_object: Gather objects instead of tensors; returns one list. So it is where there is no tensor.
 
     Returns:
         The same structure on every rank that called it. In the last step of a loader with
         ``even_batches=False`` only the ranks with a batch take part, and their batches may differ in length.
 
     Raises:
-        StateError: If rows have to be removed and nobody can know which: the data has no row for each sample,
-            or the loader cannot know where the data set ended.
+        StateError: If the loader was prepared for another number of processes.
     """
+    use_gather_object = use_gather_object or _holds_objects(input_data)
     if current_transport().world_size == 1:
         return _gather(input_data, use_gather_object)
     loader = current_gradient().active_dataloader
@@ -51,7 +58,8 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
     shape: StepShape | None = loader.step_shape
     ranks = _data_ranks(loader)
     if shape is None:
-        _check_unknown(loader)
+        if loader.end_of_dataloader:
+            _warn_of_unknown_end()
         return _gather_blocks(input_data, ranks, use_gather_object)
     if not shape.is_even:
         return _gather_uneven(input_data, shape, ranks, use_gather_object)
@@ -61,7 +69,9 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
     if not loader.counts_batches:
         # From the first step on, if the last one is going to be filled up: better now than after a long
         # evaluation.
-        (check_items if use_gather_object else check_rows)(input_data, shape.rows[0])
+        found = (items_without_rows if use_gather_object else tensor_without_rows)(input_data, shape.rows[0])
+        if found:
+            _warn_of_missing_rows(found, shape.rows[0])
     if is_plain:
         return _gather(input_data, use_gather_object)
     if use_gather_object:
@@ -69,7 +79,7 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
     gathered = gather(input_data)
     if loader.counts_batches:
         return select_blocks(gathered, shape, ranks.readers, len(ranks.of_world))
-    return select_rows(gathered, shape, ranks.readers)
+    return select_rows(gathered, shape, ranks.readers, len(ranks.of_world))
 
 
 def _gather(data: Any, use_gather_object: bool) -> Any:
@@ -86,13 +96,25 @@ def _gather_blocks(data: Any, ranks: DataRanks, use_gather_object: bool) -> Any:
     return whole_blocks(gather(data), ranks.readers, len(ranks.of_world))
 
 
+def _holds_objects(data: Any) -> bool:
+    """Whether there are leaves and none is a tensor. A mixture is left to `gather`, which refuses it."""
+    leaves = list(iterate_leaves(data))
+    return bool(leaves) and not any(isinstance(leaf, torch.Tensor) for leaf in leaves)
+
+
 def _select_items(
     values: list[Any], shape: StepShape, readers: tuple[int, ...], counts_batches: bool
 ) -> list[Any]:
-    kept = zip(readers, shape.real, strict=True)
-    return [
-        item for one, real in kept if real for item in _items(values[one])[: None if counts_batches else real]
-    ]
+    selected: list[Any] = []
+    for reader, rows, real in zip(readers, shape.rows, shape.real, strict=True):
+        value = values[reader]
+        if counts_batches:
+            selected += _items(value) if real else []
+        elif items_without_rows(value, rows):
+            selected += _items(value)
+        else:
+            selected += value[:real]
+    return selected
 
 
 def _items(value: Any) -> list[Any]:
@@ -125,13 +147,22 @@ def _data_ranks(loader: Any) -> DataRanks:
     return ranks
 
 
-def _check_unknown(loader: Any) -> None:
-    if loader.end_of_dataloader:
-        raise StateError(
-            "The data set of the active data loader ended at a place that this rank cannot know, so which of "
-            "the gathered rows repeat others cannot be known either. Prepare the loader with "
-            "`dispatch_batches=True`, or use `gather`."
-        )
+def _warn_of_unknown_end() -> None:
+    warnings.warn(
+        "The data set of the active data loader ended at a place that this rank cannot know, so `gather_for_metrics` "
+        "removes nothing from the last step, of which rows may repeat others. Prepare the loader with "
+        "`dispatch_batches=True` to get each sample once.",
+        stacklevel=3,
+    )
+
+
+def _warn_of_missing_rows(found: str, rows: int) -> None:
+    warnings.warn(
+        f"{found}, but this rank's batch has {rows}, so `gather_for_metrics` returns it from all ranks in each step, "
+        "also where they have read samples again to fill the last one. Pass one row for each sample (for a loss: "
+        "`reduction='none'`) to count each once.",
+        stacklevel=3,
+    )
 
 
 def _warn_outside_of_loops() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from accel_data.step_shape import StepShape
+from accel_ops.nested.description import iterate_tensors
 from accel_ops.nested.structures import recursively_apply
-from accel_state.errors import StateError
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,24 @@ class Selection:
         ]
 
 
-def select_rows(data: Any, shape: StepShape, readers: tuple[int, ...]) -> Any:
+def select_rows(data: Any, shape: StepShape, readers: tuple[int, ...], world_size: int) -> Any:
     """Return nested tensors, gathered from an even step, with the rows that are samples read for the first
-    time.
+    time. Of tensors that have another number of rows, those of all ``readers`` are kept.
 
     Args:
         data: Tensors with the rows of all ranks of the world.
         shape: The step over the ranks that read different data.
         readers: For each of these, the rank of the world whose rows are taken.
+        world_size: The ranks of the world.
     """
-    return recursively_apply(Selection(shape.rows[0], shape.real, readers).of_tensor, data)
+    rows = shape.rows[0]
+
+    def select(tensor: torch.Tensor) -> torch.Tensor:
+        own = tensor.shape[0] // world_size
+        real = shape.real if own == rows else (own,) * len(readers)
+        return Selection(own, real, readers).of_tensor(tensor)
+
+    return recursively_apply(select, data)
 
 
 def select_blocks(data: Any, shape: StepShape, readers: tuple[int, ...], world_size: int) -> Any:
@@ -76,39 +84,17 @@ def whole_blocks(data: Any, readers: tuple[int, ...], world_size: int) -> Any:
     return recursively_apply(select, data)
 
 
-def check_rows(data: Any, rows: int) -> None:
-    """Refuse tensors that do not have one row for each row of the batch: nobody could tell which of them
-    repeat.
-
-    Raises:
-        StateError: If a tensor has another length.
-    """
-
-    def check(tensor: torch.Tensor) -> torch.Tensor:
+def tensor_without_rows(data: Any, rows: int) -> str | None:
+    """Describe the first tensor that does not have one row for each row of the batch; None if all have."""
+    for tensor in iterate_tensors(data):
         found = tensor.shape[0] if tensor.ndim else None
         if found != rows and not (found is None and rows == 1):
-            what = "has no rows" if found is None else f"has {found} rows"
-            raise StateError(_refusal(f"A tensor of shape {tuple(tensor.shape)} {what}", rows))
-        return tensor
-
-    recursively_apply(check, data)
+            return f"A tensor of shape {tuple(tensor.shape)} has {found or 'no'} rows"
+    return None
 
 
-def check_items(items: Any, rows: int) -> None:
-    """Refuse objects that are not one list with an item for each row of the batch.
-
-    Raises:
-        StateError: If they are not.
-    """
+def items_without_rows(items: Any, rows: int) -> str | None:
+    """Describe objects that are not one list with an item for each row of the batch; None if they are."""
     if not isinstance(items, (list, tuple)):
-        raise StateError(_refusal(f"An object of type `{type(items).__name__}` has no rows", rows))
-    if len(items) != rows:
-        raise StateError(_refusal(f"A list has {len(items)} items", rows))
-
-
-def _refusal(found: str, rows: int) -> str:
-    return (
-        f"`gather_for_metrics` removes rows that were read twice to fill the last step. {found}, but this "
-        f"rank's batch has {rows}, so which ones to remove cannot be known. Pass one row for each sample "
-        "(for a loss: `reduction='none'`), or use `gather` and accept the repeated ones."
-    )
+        return f"An object of type `{type(items).__name__}` has no rows"
+    return None if len(items) == rows else f"A list has {len(items)} items"
