@@ -69,22 +69,28 @@ def test_the_configuration_is_that_of_the_run(train, tmp_path):
     }  # fmt: skip
 
 
-def test_images_and_tables_are_in_the_run(train, tmp_path):
+def test_images_tables_and_losses_beside_them_are_all_in_the_run(train, tmp_path):
     train(
         "wandb",
         {"mode": "offline"},
         """
-        log.drain()
-        tracker.log_images({"digits": torch.linspace(0, 1, 2 * 3 * 4 * 5).reshape(2, 3, 4, 5)}, step=3)
-        tracker.log_table("words", columns=["word", "count"], data=[["a", 1], ["b", 2]], step=4)
-        tracker.log({"note": "fine"}, step=5, commit=True)
+        log.call_directly([tracker])
+        for step in range(3, 203):
+            log.log({"loss": torch.tensor(step / 2)}, step=step)
+            if step % 10 == 0:
+                tracker.log_images({"digit": torch.zeros(1, 4, 5)}, step=step)
+        tracker.log_images({"digits": torch.linspace(0, 1, 2 * 3 * 4 * 5).reshape(2, 3, 4, 5)}, step=203)
+        tracker.log_table("words", columns=["word", "count"], data=[["a", 1], ["b", 2]], step=204)
+        tracker.log({"note": "fine"}, step=205, commit=True)
         """,
     )
     by_step = {step["_step"]: step for step in history(tmp_path)}
-    images = by_step[3]
+    assert [by_step[step]["loss"] for step in range(3, 203)] == [step / 2 for step in range(3, 203)]
+    assert [step for step in by_step if "digit/count" in by_step[step]] == list(range(10, 203, 10))
+    images = by_step[203]
     assert images["digits/count"] == 2
     assert (images["digits/height"], images["digits/width"]) == (4, 5)
-    assert by_step[4]["words/_type"] == "table-file"
+    assert by_step[204]["words/_type"] == "table-file"
     (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/*.json")
     assert json.loads(table.read_text()) == {"columns": ["word", "count"], "data": [["a", 1], ["b", 2]]}
-    assert by_step[5]["note"] == "fine"
+    assert by_step[205]["note"] == "fine"

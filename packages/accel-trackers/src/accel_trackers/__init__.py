@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from accel_trackers.errors import TrackerError as TrackerError
     from accel_trackers.general_tracker import GeneralTracker as GeneralTracker
     from accel_trackers.jsonl import JsonlTracker as JsonlTracker
+    from accel_trackers.main_process import NoRun as NoRun
     from accel_trackers.main_process import on_main_process as on_main_process
     from accel_trackers.mlflow import MLflowTracker as MLflowTracker
     from accel_trackers.selection import filter_trackers as filter_trackers
@@ -43,6 +44,7 @@ __getattr__, __dir__, __all__ = attach(
         "JsonlTracker": "accel_trackers.jsonl",
         "LOGGER_TYPE_TO_CLASS": "accel_trackers.catalogue",
         "MLflowTracker": "accel_trackers.mlflow",
+        "NoRun": "accel_trackers.main_process",
         "ServiceTracker": "accel_trackers.service",
         "SwanLabTracker": "accel_trackers.swanlab",
         "TRACKERS": "accel_trackers.catalogue",

@@ -22,6 +22,7 @@ from accel_trackers.values import frozen, thawed
 
 
 class _Entry(NamedTuple):
+    trackers: tuple[GeneralTracker, ...]
     values: dict[str, Any]
     step: int | None
     kwargs: Mapping[str, Mapping[str, Any]]
@@ -44,7 +45,7 @@ class BackgroundLog:
     tracker raises is raised again, as a `TrackerError`, by the next `log`, `drain` or `close`; the other
     trackers and later values are not affected. At the exit of the interpreter, after an exception too, what
     is queued is written first; a SIGTERM that arrives meanwhile takes effect after it. Trackers with
-    ``log_in_background = False`` are called at once, by the caller.
+    ``log_in_background = False`` are called at once, by the caller; so are those given to `call_directly`.
 
     Args:
         trackers: Started trackers, whose ``log`` this object calls from now on; it never calls ``finish``.
@@ -58,8 +59,8 @@ class BackgroundLog:
         if capacity < 1:
             raise ConfigError(f"`capacity` must be at least 1, got {capacity}.")
         here = [tracker for tracker in trackers if runs_here(tracker) or not is_marked(tracker.log)]
-        self._direct = [tracker for tracker in here if not tracker.log_in_background]
-        self._trackers = [tracker for tracker in here if tracker.log_in_background]
+        self._direct = tuple(tracker for tracker in here if not tracker.log_in_background)
+        self._trackers = tuple(tracker for tracker in here if tracker.log_in_background)
         self._queue: queue.Queue[_Item] = queue.Queue(capacity)
         self._stall_timeout_s = stall_timeout_s
         self._thread: threading.Thread | None = None
@@ -87,13 +88,29 @@ class BackgroundLog:
             StateError: After `close`, or in a process that was forked from the one that made this object.
         """
         self._check_usable()
-        entry = _Entry(dict(values), step, log_kwargs or {})
+        entry = _Entry(self._trackers, frozen(values), step, frozen(log_kwargs or {}))
         for tracker in self._direct:
-            _call(tracker, entry._replace(values=dict(entry.values)))
-        if self._trackers:
-            self._put(entry._replace(values=frozen(entry.values), kwargs=frozen(entry.kwargs)))
+            _call(tracker, entry)
+        if entry.trackers:
+            self._put(entry)
         if self._failures:
             self._raise_failures()
+
+    def call_directly(self, trackers: Sequence[GeneralTracker]) -> None:
+        """Write what is queued, and have `log` call these trackers at once from now on.
+
+        For trackers that the caller calls as well: all their calls then keep one order, which matters to libraries
+        that refuse a step before the last one.
+
+        Raises:
+            TrackerError: If a tracker hangs.
+        """
+        taken = [tracker for tracker in self._trackers if tracker in trackers]
+        if not taken or self._is_closed or os.getpid() != self._process:
+            return
+        self._trackers = tuple(tracker for tracker in self._trackers if tracker not in taken)
+        self._direct += tuple(taken)
+        self._write_all()
 
     def drain(self) -> None:
         """Wait until everything logged so far is written.
@@ -175,10 +192,9 @@ class BackgroundLog:
             self._write(item)
 
     def _write(self, item: _Entry) -> None:
-        for tracker in self._trackers:
+        for tracker in item.trackers:
             try:
-                # Anew for each: a tracker that changes its values does not change what the others see.
-                _call(tracker, item._replace(values=thawed(item.values), kwargs=thawed(item.kwargs)))
+                _call(tracker, item)
             except BaseException as error:  # noqa: BLE001  raised again in the thread that logs
                 self._failures.append(_Failure(tracker.name, item.step, error))
             self._num_written += 1
@@ -197,4 +213,5 @@ class BackgroundLog:
 
 
 def _call(tracker: GeneralTracker, entry: _Entry) -> None:
-    tracker.log(entry.values, step=entry.step, **entry.kwargs.get(tracker.name, {}))
+    # Anew for each: a tracker that changes its values does not change what the others see.
+    tracker.log(thawed(entry.values), step=entry.step, **thawed(entry.kwargs).get(tracker.name, {}))

@@ -26,6 +26,32 @@ def on_main_process(function: F) -> F:
     return cast(F, only_on_main)
 
 
+class NoRun:
+    """What processes that do not log have in place of a library's run object: every attribute and call gives itself."""
+
+    def __getattr__(self, name: str) -> NoRun:
+        if name.startswith(
+            "__"
+        ):  # protocols, such as pickling and numpy's, ask for methods that there are not
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoRun:
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        return
+
+    def __getitem__(self, key: Any) -> NoRun:
+        return self
+
+    def __enter__(self) -> NoRun:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return
+
+
 def runs_here(tracker: Any) -> bool:
     """Whether methods marked with `on_main_process` run on this process."""
     return not getattr(tracker, "main_process_only", True) or is_main_process()

@@ -177,7 +177,7 @@ class Accelerator(
         self._untrained = WeakSet()
         self._start_engine()
         self.log_with = filter_trackers(log_with, self.logging_dir)
-        self.trackers = []
+        self._trackers = []
         self._background = None
         self._trigger = False
         self._preemption = None

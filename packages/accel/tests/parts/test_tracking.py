@@ -1,11 +1,12 @@
 import json
+import time
 
 import pytest
 import torch
 
 from accel import Accelerator
 from accel_state.errors import ConfigError
-from accel_trackers import GeneralTracker, TrackerError
+from accel_trackers import GeneralTracker, TrackerError, on_main_process
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -117,16 +118,64 @@ def test_a_tracker_that_failed_is_reported_after_all_are_closed():
     assert notebook.lines == [(4, {"loss": 1.0}), "finished"]
 
 
-def tracker_elsewhere(folder):
-    accelerator = Accelerator(cpu=True, log_with="jsonl", project_dir=folder)
+class Slow(Notebook):
+    name = "slow"
+
+    def log(self, values, step=None, **kwargs):
+        time.sleep(0.005)
+        super().log(values, step)
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        lambda accelerator: accelerator.get_tracker("slow", unwrap=True),
+        lambda accelerator: accelerator.get_tracker("slow").lines,
+        lambda accelerator: accelerator.trackers[0].lines,
+    ],
+)
+def test_all_calls_of_a_tracker_keep_one_order(taken):
+    """wandb, for one, refuses a step before the last one."""
+    notebook = Slow()
+    accelerator = Accelerator(cpu=True, log_with=notebook)
     accelerator.init_trackers("project")
-    tracker = accelerator.get_tracker("jsonl")
-    unwrapped = accelerator.get_tracker("jsonl", unwrap=True)
-    return type(tracker).__name__, type(unwrapped).__name__
+    for step in range(20):
+        accelerator.log({"loss": torch.tensor(step / 2)}, step=step)
+        if step == 5:
+            lines = taken(accelerator)
+        if step >= 5 and step % 3 == 0:
+            lines.append((step, "image"))
+    accelerator.end_training()
+    steps = [line[0] for line in notebook.lines[:-1]]
+    assert steps == sorted(steps)
+    assert len(steps) == 25
+    assert (19, {"loss": 9.5}) in notebook.lines
 
 
-def test_ranks_that_do_not_log_get_a_tracker_that_does_nothing(world, tmp_path):
-    assert world(2).run(tracker_elsewhere, str(tmp_path)) == [
-        ("JsonlTracker", "FileIO"),
-        ("GeneralTracker", "GeneralTracker"),
-    ]
+class WithImages(Notebook):
+    """A tracker with a method that others have not."""
+
+    name = "images"
+
+    @on_main_process
+    def log_images(self, values, step=None):
+        self.lines.append((step, "images"))
+
+
+def log_images_everywhere():
+    tracker = WithImages()
+    accelerator = Accelerator(cpu=True, log_with=tracker)
+    accelerator.init_trackers("project")
+    accelerator.get_tracker("images").log_images({}, step=1)
+    run = accelerator.get_tracker("images", unwrap=True)
+    if not accelerator.is_main_process:
+        run.log({"a": 1})
+        run.summary["best"] = run.config.lr
+        with run.watch() as watch:
+            watch.step()
+    accelerator.end_training()
+    return tracker.lines
+
+
+def test_ranks_that_do_not_log_get_a_tracker_whose_methods_do_nothing(world):
+    assert world(2).run(log_images_everywhere) == [[(1, "images"), "finished"], ["finished"]]

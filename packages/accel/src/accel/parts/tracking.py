@@ -21,7 +21,7 @@ class Tracking:
     configuration: RunConfiguration
     processes: PartialState
     log_with: list[str | GeneralTracker]
-    trackers: list[GeneralTracker]
+    _trackers: list[GeneralTracker]
     _background: BackgroundLog | None
 
     @property
@@ -33,6 +33,13 @@ class Tracking:
     def logging_dir(self) -> str | None:
         """Folder of the local trackers."""
         return self.configuration.project.logging_dir
+
+    @property
+    def trackers(self) -> list[GeneralTracker]:
+        """The trackers that were started. `log` waits for them from then on, so that all their calls keep one order."""
+        if self._background is not None:
+            self._background.call_directly(self._trackers)
+        return self._trackers
 
     def init_trackers(
         self,
@@ -52,25 +59,28 @@ class Tracking:
         """
         if self._background is not None:
             raise ConfigError("Trackers were started already. Call `end_training` before starting new ones.")
-        self.trackers = accel_trackers.start_trackers(
+        self._trackers = accel_trackers.start_trackers(
             self.log_with, project_name, logging_dir=self.logging_dir, config=config, init_kwargs=init_kwargs
         )
-        self._background = accel_trackers.BackgroundLog(self.trackers)
+        self._background = accel_trackers.BackgroundLog(self._trackers)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """Return the tracker called `name`, or its own run object with `unwrap`.
 
-        On ranks that do not log, a blank tracker is returned, whose methods do nothing.
+        `log` waits for this tracker from then on, so that all its calls keep one order. On ranks that do not log, its
+        methods do nothing; in place of its run object there is one that accepts every call.
 
         Raises:
             ConfigError: If no such tracker was started.
         """
-        for tracker in self.trackers:
+        for tracker in self._trackers:
             if tracker.name == name:
-                if tracker.main_process_only and not self.processes.is_main_process:
-                    return accel_trackers.GeneralTracker(_blank=True)
+                if self._background is not None:
+                    self._background.call_directly([tracker])
+                if unwrap and tracker.main_process_only and not self.processes.is_main_process:
+                    return accel_trackers.NoRun()
                 return tracker.tracker if unwrap else tracker
-        known = ", ".join(tracker.name for tracker in self.trackers) or "none"
+        known = ", ".join(tracker.name for tracker in self._trackers) or "none"
         raise ConfigError(f"No tracker `{name}` was started. Started: {known}. Name it in `log_with`.")
 
     def log(
@@ -97,8 +107,8 @@ class Tracking:
         """
         with ExitStack() as ending:
             ending.callback(self.processes.destroy_process_group)
-            for tracker in self.trackers:
+            for tracker in self._trackers:
                 ending.callback(tracker.finish)
             if self._background is not None:
                 ending.callback(self._background.close)
-            self._background, self.trackers = None, []
+            self._background, self._trackers = None, []
