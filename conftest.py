@@ -17,6 +17,7 @@ EXPECTED_SKIPS = {
     "needs a machine without an accelerator": "runs in CI, and is skipped where there is one",
     "needs a TPU": "CI has none",
     "needs macOS": "CI runs Linux",
+    "needs the right to mount": "containers may not have it; CI has",
     "needs a Python older than 3.11": "a machine may have none; a pretended one is tested everywhere",
 }
 """How the reason for a skip may begin, and why that leaves no hole in what CI tests."""

@@ -38,3 +38,27 @@ def test_files_are_listed_with_their_folders(tmp_path):
     (tmp_path / "b" / "c").write_text("")
     (tmp_path / "a").write_text("")
     assert list(files_below(tmp_path)) == ["a", "b/c"]
+
+
+def hub_cache(folder):
+    """A repository as `huggingface_hub` keeps it: files are links to blobs."""
+    blobs, snapshot = folder / "models--a" / "blobs", folder / "models--a" / "snapshots" / "1234"
+    blobs.mkdir(parents=True)
+    (snapshot / "inner").mkdir(parents=True)
+    (blobs / "abc").write_text("x")
+    (folder / "secret").write_text("y")
+    return snapshot
+
+
+def test_links_of_a_snapshot_lead_to_the_blobs_beside_it_and_nowhere_else(tmp_path):
+    snapshot = hub_cache(tmp_path)
+    (snapshot / "a").symlink_to("../../blobs/abc")
+    (snapshot / "inner" / "a").symlink_to("../../../blobs/abc")
+    assert regular_file(snapshot, "a").read_text() == "x"
+    assert regular_file(snapshot, "inner/a").read_text() == "x"
+    (snapshot / "b").symlink_to(tmp_path / "secret")
+    (snapshot / "c").symlink_to("../../blobs")
+    (snapshot / "d").symlink_to("../../blobs/none")
+    for name in "bcd":
+        with pytest.raises(CheckpointError, match="symbolic link"):
+            regular_file(snapshot, name)

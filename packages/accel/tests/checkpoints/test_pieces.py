@@ -85,3 +85,17 @@ def test_what_could_not_be_loaded_is_not_saved(content, match):
 def test_weights_without_values_are_refused():
     with pytest.raises(CheckpointError, match="`w` of model 2 cannot be saved: on the meta device"):
         weight_pieces({"w": torch.empty(2, device="meta")}, index=2, safe=True, max_shard_size=None)
+
+
+class Marked(torch.Tensor):
+    """A tensor whose class torch knows nothing of."""
+
+
+def test_a_tensor_whose_class_could_not_be_loaded_is_not_saved(tmp_path):
+    marked = torch.ones(2).as_subclass(Marked)
+    with pytest.raises(CheckpointError, match=r"`state` is a `.*Marked`.*add_safe_globals"):
+        write_piece(TorchPiece("a.bin", {"state": marked}), tmp_path)
+    with torch.serialization.safe_globals([Marked]):
+        write_piece(TorchPiece("b.bin", {"state": marked}), tmp_path)
+        assert type(read_torch_file(tmp_path / "b.bin")["state"]) is Marked
+    write_piece(TorchPiece("c.bin", {"state": torch.nn.Parameter(torch.ones(2))}), tmp_path)

@@ -1,4 +1,6 @@
+import json
 import os
+import subprocess
 
 import pytest
 
@@ -174,3 +176,62 @@ def test_a_later_format_is_refused_with_the_way_out(tmp_path):
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(Exception, match="format version 2.*release that wrote it"):
         read_manifest(tmp_path / "a")
+
+
+def test_fields_that_a_later_release_adds_are_ignored(tmp_path):
+    staged(tmp_path / "a").publish()
+    path = tmp_path / "a" / "accel_checkpoint.json"
+    content = json.loads(path.read_text())
+    wanted = read_manifest(tmp_path / "a")
+    content["strategy"] = "of a later release"
+    for entry in content["files"]:
+        entry["compression"] = "none"
+    path.write_text(json.dumps(content))
+    assert read_manifest(tmp_path / "a") == wanted
+
+
+@pytest.fixture
+def mount_point(tmp_path):
+    """A folder with a file system of its own, as containers have for their volumes."""
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "none", str(folder)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_mount_point_may_become_a_checkpoint_and_is_not_replaced(mount_point):
+    (mount_point / "lost+found").mkdir()
+    published(mount_point, a="1")
+    assert sorted(os.listdir(mount_point)) == [
+        "a",
+        "accel_checkpoint.json",
+        "lost+found",
+        "random_states_0.pkl",
+    ]
+    assert check_loadable(mount_point, verify=True).can_be_loaded
+    with pytest.raises(
+        ConfigError, match=r"volume` is a mount point and holds a checkpoint.*volume/checkpoint"
+    ):
+        check_target(mount_point)
+    check_target(mount_point / "checkpoint")
+
+
+def test_what_cannot_be_published_into_a_mount_point_leaves_it_as_it_was(mount_point, monkeypatch):
+    staging = staged(mount_point)
+    monkeypatch.setattr(module, "force_to_disk", raising(OSError("no space")))
+    with pytest.raises(OSError, match="no space"):
+        staging.publish()
+    staging.discard()
+    assert os.listdir(mount_point) == []
+
+
+def raising(error):
+    def function(*_):
+        raise error
+
+    return function

@@ -23,8 +23,10 @@ def is_plain_name(name: object) -> bool:
 def regular_file(folder: Path, name: str) -> Path:
     """Return the path of a file of a checkpoint.
 
+    A link is followed in the cache of the Hugging Face Hub only, from ``snapshots/<revision>`` to the ``blobs`` beside.
+
     Raises:
-        CheckpointError: If it is missing, is reached through a symbolic link, or is no regular file.
+        CheckpointError: If it is missing, is reached through another symbolic link, or is no regular file.
     """
     if not is_plain_name(name):
         raise CheckpointError(f"`{name}` is not the plain name of a file in `{folder}`.")
@@ -35,6 +37,8 @@ def regular_file(folder: Path, name: str) -> Path:
             mode = path.lstat().st_mode
         except (FileNotFoundError, NotADirectoryError):
             raise CheckpointError(f"`{name}` is missing in the checkpoint `{folder}`.") from None
+        if stat.S_ISLNK(mode) and _is_of_hub_cache(path):
+            mode = path.stat().st_mode
         if stat.S_ISLNK(mode):
             raise CheckpointError(
                 f"`{path}` is a symbolic link; a checkpoint holds its files itself. Put the file in its place."
@@ -42,6 +46,13 @@ def regular_file(folder: Path, name: str) -> Path:
     if not stat.S_ISREG(mode):
         raise CheckpointError(f"`{path}` is not a regular file.")
     return path
+
+
+def _is_of_hub_cache(link: Path) -> bool:
+    """Whether a link leads from a snapshot to a file of the same repository."""
+    repositories = [folder.parent for folder in link.parent.resolve().parents if folder.name == "snapshots"]
+    target = link.resolve()
+    return target.is_file() and any(target.parent == repository / "blobs" for repository in repositories)
 
 
 def files_below(folder: Path) -> Iterator[str]:

@@ -6,10 +6,11 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from accel.checkpoints.digests import digest_of
 from accel.checkpoints.files import force_to_disk, is_plain_name, regular_file
@@ -136,11 +137,18 @@ def read_manifest(folder: Path) -> Manifest:
             "Load it with the release that wrote it."
         )
     try:
-        manifest = Manifest(**{**content, "files": [FileEntry(**entry) for entry in content["files"]]})
-    except (KeyError, TypeError) as error:
+        files = [FileEntry(**_known(FileEntry, entry)) for entry in content["files"]]
+        manifest = Manifest(**{**_known(Manifest, content), "files": files})
+    except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"The manifest `{path}` is damaged: {error}") from error
     _check(manifest, path)
     return manifest
+
+
+def _known(kind: type[Manifest | FileEntry], content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that this release knows; a later one that adds a field which must be known raises `VERSION`."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in content.items() if name in names}
 
 
 def problems_of(folder: Path, manifest: Manifest, *, digests: bool) -> list[str]:

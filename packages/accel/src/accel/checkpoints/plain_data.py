@@ -58,7 +58,8 @@ def check_plain(content: Any, *, file_name: str) -> None:
     for where, kind in _strangers(content, ""):
         raise CheckpointError(
             f"`{file_name}` cannot be saved: `{where or 'its content'}` is a `{kind.__module__}.{kind.__qualname__}`, "
-            "which only code could rebuild. Let `state_dict` return tensors, numbers, strings and containers of these."
+            "which only code could rebuild. Let `state_dict` return tensors, numbers, strings and containers of these. "
+            "A class of tensors that is safe to load can be named to `torch.serialization.add_safe_globals`."
         )
 
 
@@ -100,7 +101,11 @@ def _impostors(content: Any, where: str, num_bytes: int, seen: set[int]) -> Iter
 
 def _strangers(content: Any, where: str) -> Iterator[tuple[str, type]]:
     kind = type(content)
-    if kind in _LEAVES or isinstance(content, torch.Tensor):
+    if isinstance(content, torch.Tensor):
+        if kind not in (torch.Tensor, torch.nn.Parameter) and kind not in _registered():
+            yield where, kind
+        return
+    if kind in _LEAVES:
         return
     if isinstance(content, (np.ndarray, np.generic)):
         if content.dtype.kind not in _NUMPY_KINDS or (
@@ -115,6 +120,12 @@ def _strangers(content: Any, where: str) -> Iterator[tuple[str, type]]:
         if isinstance(content, Mapping):
             yield from _strangers(name, f"{where} key")
         yield from _strangers(value, f"{where}.{name}" if where else str(name))
+
+
+def _registered() -> list[object]:
+    """Return what somebody has told torch to load, such as quantised tensors."""
+    known = torch.serialization.get_safe_globals()
+    return [entry[0] if isinstance(entry, tuple) else entry for entry in known]
 
 
 def _members(content: Any) -> Iterator[tuple[Any, Any]]:

@@ -19,7 +19,7 @@ PREVIOUS_PREFIX = f"{TEMPORARY_PREFIX}previous-"
 
 
 class Staging:
-    """A folder beside the place of the checkpoint, so on the same file system.
+    """A folder on the file system of the checkpoint: beside its place, or in it where that is a mount point.
 
     Args:
         target: Where the checkpoint will be.
@@ -28,7 +28,8 @@ class Staging:
 
     def __init__(self, target: Path, *, token: str) -> None:
         self.target = target
-        self.path = target.parent / f"{TEMPORARY_PREFIX}{target.name}-{token}"
+        around = target if target.is_mount() else target.parent
+        self.path = around / f"{TEMPORARY_PREFIX}{target.name}-{token}"
         self._lock: FolderLock | None = None
         self._undo: Callable[[], object] | None = None
         self._old: Path | None = None
@@ -139,13 +140,18 @@ def check_target(target: Path) -> None:
     """Refuse a place that cannot become a checkpoint's folder.
 
     Raises:
-        ConfigError: If it is a file, or the working directory or one around it.
+        ConfigError: If it is a file, or the working directory or one around it, or a mount point with a checkpoint.
     """
     if target.exists() and not target.is_dir():
         raise ConfigError(f"The checkpoint's folder `{target}` is a file. Choose another name.")
     if Path.cwd().is_relative_to(target):
         raise ConfigError(
             f"`{target}` is the working directory or one around it; a checkpoint needs a folder of its own."
+        )
+    if target.is_mount() and holds_checkpoint(target):
+        raise ConfigError(
+            f"`{target}` is a mount point and holds a checkpoint, which cannot be replaced in one step. "
+            f"Save to a folder in it, such as `{target / 'checkpoint'}`."
         )
 
 

@@ -227,7 +227,7 @@ class Transaction:
             self.staging.settle()
             if self.request.keep is not None:
                 remove_old(target.parent, keep=self.request.keep, newest=target)
-            remove_left_over(target.parent)
+            remove_left_over(self.staging.path.parent)
         except OSError as error:
             warnings.warn(f"`{target}` is saved, but older ones were not tidied up: {error}", stacklevel=2)
 
