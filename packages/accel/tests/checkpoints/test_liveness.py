@@ -7,7 +7,8 @@ import time
 import pytest
 from torch.distributed import HashStore
 
-from accel.checkpoints.liveness import Liveness, has_ended, this_process
+from accel.checkpoints.liveness import Liveness
+from accel.checkpoints.process_identity import has_ended, this_process
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are told by /proc")
 

@@ -6,15 +6,21 @@ from collections import defaultdict
 
 import pytest
 
+from accel.checkpoints import staging
 from accel.checkpoints.choice import check_loadable, newest_checkpoint, part_of_save, token_of
 from accel.checkpoints.manifest import read_manifest
 from accel.checkpoints.pieces import TorchPiece
+from accel.checkpoints.process_identity import stamp
 from accel.checkpoints.torch_file import read_torch_file
 from accel.checkpoints.transaction import Request, Transaction
 from accel_state.errors import CheckpointError
 from accel_state.topology import Topology
 
 LIMIT_S = 20
+
+
+DEAD = f"{stamp().rpartition('-')[0]}-1"
+"""The stamp of a process with this one's pid that began, and ended, before it: as if all ranks had been killed."""
 
 
 class Killed(BaseException):
@@ -65,6 +71,7 @@ class Seat:
 
 def save(folder, name, *, value, killed=None, before_writing=lambda transaction: None, after_looking=None):
     """Save ``value`` from all ranks; return what each raised."""
+    staging._under_way.clear()  # a new process knows nothing of the last one's
     table, raised = Table(4, killed), [None] * 4
 
     def collect(transaction):
@@ -75,7 +82,7 @@ def save(folder, name, *, value, killed=None, before_writing=lambda transaction:
     def run(rank):
         node, local = divmod(rank, 2)
         topology = Topology(rank, 4, local, 2, node, 2)
-        request = Request(folder / f"node{node}" / name, token=f"0a1b2c3d-{value}", keep=1)
+        request = Request(folder / f"node{node}" / name, token=f"0a1b2c3d-{DEAD}-{value}", keep=1)
         transaction = Transaction(request, topology, Seat(table, rank), num_threads=1)
         try:
             if killed is not None and killed[0] == rank:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+
+from accel.checkpoints.process_identity import has_ended, this_process
 
 BEAT_S = 2.0
 """How often a rank gives a sign of life."""
@@ -63,36 +63,6 @@ class Liveness:
             self._heard[rank] = sign, now_s
             return False
         return now_s - since_s > self._silence_s
-
-
-def this_process() -> str:
-    """Return what tells this process from all others, in a way that others on the machine can check.
-
-    Empty where the system has no such thing.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        namespace = Path("/proc/self/ns/pid").readlink()
-    except OSError:
-        return ""
-    return f"{boot} {namespace} {os.getpid()} {_begin_of(os.getpid())}"
-
-
-def has_ended(process: str) -> bool:
-    """Whether a process of this machine, as it gave itself out by `this_process`, is gone; False where not known."""
-    *machine, pid, begin = process.split() or [""] * 4
-    *here, _, _ = this_process().split() or [""] * 4
-    return machine == here and "" not in machine and _begin_of(int(pid)) != begin
-
-
-def _begin_of(pid: int) -> str:
-    """Return when a process began, in the kernel's units since boot; empty if there is none, or only its remains."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    fields = stat.rpartition(")")[2].split()  # the name of the program may hold anything
-    return "" if fields[0] in "ZX" else fields[19]
 
 
 def _give_signs(store: Store, rank: int, beat_s: float, stop: threading.Event) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 import warnings
 from pathlib import Path
 
 from accel.checkpoints.catalogue import State, checkpoints_in
-from accel.checkpoints.layout import FOLDER_OF_CHECKPOINTS, TEMPORARY_PREFIX
-from accel.checkpoints.locking import alone_in, is_abandoned
-from accel.checkpoints.staging import displaced_in
+from accel.checkpoints.layout import TEMPORARY_PREFIX
+from accel.checkpoints.process_identity import STAMP, has_ended_by_stamp, stamp
+from accel.checkpoints.staging import displaced_in, is_under_way
 
-_TEMPORARY = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}.*")
-_OURS = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(.+-[0-9a-f]{{8}}|removed-.+)-\d+")
+STALE_AFTER_S = 24 * 3600.0
+"""A temporary folder of a process that cannot be asked for is left over if nothing was added to it for so long."""
+
+_OURS = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(removed-.+-\d+|.+-[0-9a-f]{{8}}(?:-({STAMP}))?-\d+)")
 
 
 def remove_old(folder: Path, *, keep: int, newest: Path) -> None:
@@ -49,11 +52,18 @@ def remove_at_once(folder: Path) -> None:
 
 
 def remove_left_over(folder: Path) -> None:
-    """Remove the temporary folders of saves whose process is gone."""
-    with alone_in(folder) as is_alone:
-        # Whoever is making one just now has it looked at after the next save.
-        abandoned = [path for path in temporary_folders(folder) if is_abandoned(path)] if is_alone else []
-    for path in abandoned:
+    """Remove the temporary folders of saves whose main process has ended, and of removals that were interrupted.
+
+    Those of processes that ran on another machine, which may share the file system, or before this one booted, go
+    once nothing was added to them for a day. Other programs may call theirs alike: only what has a whole name of ours
+    goes, and no checkpoint that is still wanted.
+    """
+    wanted = set(displaced_in(folder))
+    with os.scandir(folder) as entries:
+        paths = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for path in paths:
+        if path in wanted or is_under_way(path) or not is_left_over(path):
+            continue
         try:
             shutil.rmtree(path)
         except FileNotFoundError:
@@ -62,18 +72,19 @@ def remove_left_over(folder: Path) -> None:
             warnings.warn(f"The left-over folder `{path}` could not be removed: {error}", stacklevel=2)
 
 
-def temporary_folders(folder: Path) -> list[Path]:
-    """Return the temporary folders of saves, but for checkpoints that are still wanted.
-
-    In the project's folder of checkpoints, which is ours, everything that is called so; elsewhere what has a whole
-    name of ours, since other programs may call theirs alike.
-    """
-    pattern = _TEMPORARY if folder.name == FOLDER_OF_CHECKPOINTS else _OURS
-    with os.scandir(folder) as entries:
-        names = [
-            entry.name
-            for entry in entries
-            if pattern.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-        ]
-    wanted = {path.name for path in displaced_in(folder)}
-    return [folder / name for name in names if name not in wanted]
+def is_left_over(path: Path, *, now_s: float | None = None) -> bool:
+    """Whether a folder is a temporary one that nobody will go on with."""
+    match = _OURS.fullmatch(path.name)
+    if match is None:
+        return False
+    if match[1].startswith("removed-"):
+        return True
+    left = match[2]
+    has_ended = None if left is None else left == stamp() or has_ended_by_stamp(left)
+    if has_ended is not None:
+        return has_ended
+    try:
+        age_s = (time.time() if now_s is None else now_s) - path.stat().st_mtime
+    except FileNotFoundError:
+        return False
+    return age_s > STALE_AFTER_S

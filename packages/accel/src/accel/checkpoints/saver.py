@@ -13,6 +13,7 @@ from accel.checkpoints.agreement import Agreement
 from accel.checkpoints.background import SaveHandle
 from accel.checkpoints.giving_way import GivingWay
 from accel.checkpoints.pieces import Piece
+from accel.checkpoints.process_identity import stamp
 from accel.checkpoints.progress import showing_progress
 from accel.checkpoints.snapshot import HostBuffers
 from accel.checkpoints.transaction import Request, Transaction, writer_threads
@@ -136,7 +137,7 @@ class Saver:
 
     def _transaction(self, request: Request, earlier: BaseException | None) -> Transaction:
         if self._token is None:
-            [self._token, *_] = self.meet("token", secrets.token_hex(4))
+            [self._token, *_] = self.meet("token", f"{secrets.token_hex(4)}-{stamp()}")
         self._num_saves += 1
         request = replace(request, token=f"{self._token}-{self._num_saves}")
         return Transaction(

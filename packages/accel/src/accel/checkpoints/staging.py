@@ -9,13 +9,16 @@ from pathlib import Path
 
 from accel.checkpoints.files import files_below, folders_of, force_to_disk, make_durably
 from accel.checkpoints.layout import MANIFEST_NAME, TEMPORARY_PREFIX, is_checkpoint_file
-from accel.checkpoints.locking import FolderLock, make_and_hold
 from accel.checkpoints.manifest import has_manifest, read_manifest
 from accel.checkpoints.swapping import exchange
 from accel_state.errors import CheckpointError, ConfigError
 
 PREVIOUS_PREFIX = f"{TEMPORARY_PREFIX}previous-"
 """Where a checkpoint waits for an instant while its successor takes its name, if two steps are needed."""
+
+
+_under_way: set[Path] = set()
+"""The folders in which this process is saving."""
 
 
 class Staging:
@@ -30,14 +33,14 @@ class Staging:
         self.target = target
         around = target if target.is_mount() else target.parent
         self.path = around / f"{TEMPORARY_PREFIX}{target.name}-{token}"
-        self._lock: FolderLock | None = None
         self._undo: Callable[[], object] | None = None
         self._old: Path | None = None
 
     def make(self) -> None:
-        """Make the folder unless another rank has, and hold it: while any of them lives, it is not left over."""
+        """Make the folder unless another rank has. It is not left over while the main process lives."""
         make_durably(self.target.parent)
-        self._lock = make_and_hold(self.path)
+        _under_way.add(self.path)
+        self.path.mkdir(exist_ok=True)
 
     def publish(self) -> None:
         """Give the folder its final name; it holds its manifest and all is on the disk.
@@ -81,9 +84,7 @@ class Staging:
 
     def release(self) -> None:
         """Let go of the folder."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        _under_way.discard(self.path)
 
     def _give_back_displaced(self) -> None:
         """Give a checkpoint its name back that lost it to a save which was killed; see `_replace`."""
@@ -134,6 +135,11 @@ class Staging:
             moved.append(name)
         force_to_disk(self.target)
         self._old = self.path
+
+
+def is_under_way(path: Path) -> bool:
+    """Whether this process is saving in the temporary folder ``path``."""
+    return path in _under_way
 
 
 def check_target(target: Path) -> None:
