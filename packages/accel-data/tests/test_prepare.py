@@ -14,7 +14,9 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
+    SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
     get_worker_info,
 )
 
@@ -41,10 +43,19 @@ def for_ranks(make: Callable[[], DataLoader[Any]], num: int, **flags: Any) -> li
     return prepared
 
 
+def as_processes(loaders: list[Any]) -> list[list[Any]]:
+    """Read an epoch of each loader, from the same state of torch's default generator, which each process has one of."""
+    before, read = torch.get_rng_state(), []
+    for loader in loaders:
+        torch.set_rng_state(before)
+        read.append(list(loader))
+    return read
+
+
 def global_order(loaders: list[Any]) -> list[int]:
     """Return what the ranks read, side by side, without what only fills up the last step."""
-    steps = zip(*(list(loader) for loader in loaders))
-    return [int(row) for step in steps for batch in step for row in batch]
+    steps = zip(*as_processes(loaders))
+    return [int(row) for step in steps for batch in step for row in torch.as_tensor(batch).reshape(-1)]
 
 
 class Plain(Dataset):
@@ -91,8 +102,11 @@ def test_the_order_is_the_same_for_any_number_of_ranks_and_workers(num: int, wor
         return DataLoader(Plain(48), batch_size=1, shuffle=True, num_workers=workers)
 
     reference, loaders = for_ranks(make, 1), for_ranks(make, num)
-    for _ in range(2):
-        assert global_order(loaders) == global_order(reference)
+    for epoch in range(2):
+        torch.manual_seed(epoch)
+        expected = global_order(reference)
+        torch.manual_seed(epoch)
+        assert global_order(loaders) == expected
 
 
 def test_without_a_last_step_nothing_is_left_over() -> None:
@@ -103,17 +117,60 @@ def test_without_a_last_step_nothing_is_left_over() -> None:
     ]
 
 
-@pytest.mark.parametrize("num", [1, 2, 3, 16])
-def test_the_order_of_an_epoch_does_not_depend_on_what_else_is_drawn(num: int) -> None:
-    def make() -> DataLoader[Any]:
-        return DataLoader(Plain(48), batch_size=1, shuffle=True)
+SHUFFLED: dict[str, Callable[[], DataLoader[Any]]] = {
+    "random": lambda: DataLoader(Plain(48), batch_size=1, shuffle=True),
+    "workers": lambda: DataLoader(Plain(48), batch_size=1, shuffle=True, num_workers=1),
+    "no batches": lambda: DataLoader(Plain(48), batch_size=None, shuffle=True),
+    "replacement": lambda: DataLoader(Plain(48), sampler=RandomSampler(range(48), replacement=True)),
+    "subset": lambda: DataLoader(Plain(48), sampler=SubsetRandomSampler(range(48))),
+    "weighted": lambda: DataLoader(Plain(48), sampler=WeightedRandomSampler([1.0, 2.0, 3.0], 48)),
+    "own batches": lambda: DataLoader(Plain(48), batch_sampler=OwnBatches(RandomSampler(range(48)))),
+}
 
-    expected = for_ranks(make, 1)
-    orders = [global_order(expected) for _ in range(3)]
-    loaders = for_ranks(make, num)
-    for order in orders:
-        torch.rand(num)
+
+@pytest.mark.parametrize("num", [1, 2, 3, 16])
+@pytest.mark.parametrize("kind", SHUFFLED)
+def test_the_order_is_that_of_plain_pytorch_and_moves_its_generator_alike(kind: str, num: int) -> None:
+    make = SHUFFLED[kind]
+    torch.manual_seed(7)
+    plain, orders, drawn = make(), [], []
+    for _ in range(3):
+        orders.append([int(row) for batch in plain for row in torch.as_tensor(batch).reshape(-1)])
+        drawn.append(torch.rand(()))
+    loaders = for_ranks(make, num, even_batches=False)
+    torch.manual_seed(7)
+    for order, number in zip(orders, drawn, strict=True):
         assert global_order(loaders) == order
+        assert torch.rand(()) == number
+
+
+class OwnBatches:
+    """Batches that nobody but this class can cut."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return ([index] for index in self.sampler)
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+def test_nothing_of_the_users_is_changed_to_shuffle() -> None:
+    loader = DataLoader(Plain(8), shuffle=True)
+    prepared = prepare_data_loader(loader, num_processes=1, process_index=0)
+    list(prepared)
+    assert get_sampler(prepared) is loader.sampler
+    assert get_sampler(prepared).generator is None
+
+
+def test_skipping_reads_the_rest_of_what_plain_pytorch_reads() -> None:
+    torch.manual_seed(7)
+    plain = [batch.tolist() for batch in SHUFFLED["random"]()]
+    (prepared,) = for_ranks(SHUFFLED["random"], 1)
+    torch.manual_seed(7)
+    assert [batch.tolist() for batch in skip_first_batches(prepared, 40)] == plain[40:]
 
 
 def test_with_a_generator_one_process_reads_what_torch_would() -> None:

@@ -19,6 +19,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
+    WeightedRandomSampler,
     get_worker_info,
 )
 
@@ -107,9 +108,24 @@ def shuffled(**kwargs: Any) -> DataLoader[Any]:
     return DataLoader(range(SIZE), batch_size=3, shuffle=True, **kwargs)  # type: ignore[arg-type]
 
 
+def weighted() -> DataLoader[Any]:
+    torch.manual_seed(1)
+    sampler = WeightedRandomSampler([1.0, 2.0, 3.0], SIZE)
+    return DataLoader(range(SIZE), batch_size=3, sampler=sampler)  # type: ignore[arg-type]
+
+
+def shuffled_batches() -> DataLoader[Any]:
+    torch.manual_seed(1)
+    batches = OddBatches()
+    batches.sampler = RandomSampler(range(SIZE))  # type: ignore[assignment]
+    return DataLoader(range(SIZE), batch_sampler=batches)  # type: ignore[arg-type]
+
+
 KINDS: dict[str, tuple[Callable[[], DataLoader[Any]], dict[str, Any]]] = {
     "in order": (lambda: DataLoader(range(SIZE), batch_size=3), {}),  # type: ignore[arg-type]
     "shuffled": (shuffled, {}),
+    "weighted": (weighted, {}),
+    "own batches of shuffled": (shuffled_batches, {}),
     "own generator": (lambda: shuffled(generator=torch.Generator().manual_seed(2)), {}),
     "seedable": (shuffled, {"use_seedable_sampler": True, "data_seed": 3}),
     "own sampler": (lambda: DataLoader(range(SIZE), batch_size=3, sampler=OddSampler()), {}),  # type: ignore[arg-type]
@@ -133,6 +149,40 @@ KINDS: dict[str, tuple[Callable[[], DataLoader[Any]], dict[str, Any]]] = {
 }
 
 
+class Process:
+    """A loader in a process of its own: it has its own default generator of torch, and saves it as a checkpoint
+    does.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.generator_state = torch.get_rng_state()
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self.loader)
+        while True:
+            others = torch.get_rng_state()
+            torch.set_rng_state(self.generator_state)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                self.generator_state = torch.get_rng_state()
+                torch.set_rng_state(others)
+            yield batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self.loader.state_dict(), "default generator": self.generator_state.tolist()}
+
+    def load_state_dict(self, state: dict[str, Any], *, position: bool = True) -> None:
+        self.loader.load_state_dict(state, position=position)
+        self.generator_state = torch.tensor(state["default generator"], dtype=torch.uint8)
+
+
 def start(kind: str, num: int, state: str | None = None) -> list[Any]:
     """Return new loaders for ``num`` simulated ranks, as after a start of new processes."""
     make, flags = KINDS[kind]
@@ -143,6 +193,7 @@ def start(kind: str, num: int, state: str | None = None) -> list[Any]:
         loader: Any = prepare_data_loader(
             make(), num_processes=num, process_index=rank, **({"even_batches": False} | flags)
         )
+        loader = Process(loader)
         if state is not None:
             loader.load_state_dict(json.loads(state))
         loaders.append(loader)
@@ -243,7 +294,8 @@ def test_number_of_ranks_and_batch_size_may_change(
         for rank in range(num):
             torch.manual_seed(1)
             loader = DataLoader(range(SIZE), batch_size=batch_size, shuffle=True)  # type: ignore[arg-type]
-            made.append(prepare_data_loader(loader, num_processes=num, process_index=rank, even_batches=even))
+            prepared = prepare_data_loader(loader, num_processes=num, process_index=rank, even_batches=even)
+            made.append(Process(prepared))
         return made
 
     def real_rows(some: list[Any], stop: int | None) -> list[int]:
@@ -271,7 +323,7 @@ def test_workers_that_read_ahead_do_not_move_the_position(kind: str, workers: in
 
     def loader(num_workers: int) -> Any:
         given = shuffled(num_workers=num_workers)
-        return prepare_data_loader(given, num_processes=1, process_index=0, **flags)
+        return Process(prepare_data_loader(given, num_processes=1, process_index=0, **flags))
 
     whole = [rows(batch) for batch in loader(0)]
     first = loader(workers)
@@ -596,7 +648,7 @@ def test_skipping_counts_from_the_start_of_the_epoch_whatever_was_loaded(positio
     _, state = read(start("shuffled", 1), 4)
     loader = start("shuffled", 1)[0]
     loader.load_state_dict(json.loads(state), position=position)
-    skipped = skip_first_batches(loader, 4)
+    skipped = skip_first_batches(loader.loader, 4)
     stream = [row for batch in skipped for row in rows(batch)]
     stream += [row for batch in loader for row in rows(batch)]
     assert stream == whole[12:]

@@ -18,7 +18,6 @@ from accel_data.loaders.sharding import (
     index_shard,
     is_iterable,
     shard_indices,
-    with_own_generator,
     with_seedable_sampler,
 )
 from accel_data.loaders.streams import shard_stream, stream_of
@@ -80,10 +79,8 @@ def prepare_data_loader(
     dispatch = streams if dispatch_batches is None else dispatch_batches
     if slice_fn_for_dispatch is not None and not dispatch:
         warnings.warn("`slice_fn_for_dispatch` has no effect without `dispatch_batches=True`.", stacklevel=2)
-    if not streams:
-        if use_seedable_sampler:
-            dataloader = with_seedable_sampler(dataloader, data_seed)
-        dataloader = with_own_generator(dataloader)
+    if use_seedable_sampler and not streams:
+        dataloader = with_seedable_sampler(dataloader, data_seed)
     even = even_batches and ranks.num_ranks > 1
     if not dispatch and (not streams or len(ranks.of_world) > 1):
         dataloader = (shard_stream if streams else shard_indices)(

@@ -93,7 +93,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.begin()
         try:
-            with generators_unmoved(self.skip_batches > 0 or self._progress.is_within_epoch):
+            with generators_unmoved(self._goes_on()):
                 batches = self._read()
             yield from batches
             self._progress.finish_epoch()
@@ -189,11 +189,20 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """Yield this rank's batches of one pass, keeping progress and gradient state up to date."""
         raise NotImplementedError
 
+    def _goes_on(self) -> bool:
+        """Tell whether the next pass goes on with an epoch that was opened before, whose order is known."""
+        shard, resumption = index_shard(self.base_dataloader), self._progress.resumption
+        is_known = resumption is not None and resumption.order_state is not None
+        if shard is not None and shard.draws_from_default and not is_known:
+            return False
+        return self.skip_batches > 0 or self._progress.is_within_epoch
+
     def _begin_index_pass(self, shard: BatchSamplerShard) -> SamplerRun:
         """Announce to the sampler where the pass begins."""
         resumption = self._progress.resumption or Resumption()
         start = self._position_after(self.skip_batches) if self.skip_batches else resumption.position
-        run = shard.begin_run(start, order_state=resumption.order_state)
+        is_shared = self._reads_by_plan and len(self.data_ranks.of_world) > 1
+        run = shard.begin_run(start, order_state=resumption.order_state, is_shared=is_shared)
         self._progress.begin_pass(start, run, run.plan if self._reads_by_plan else None)
         self._restored = resumption.worker_states
         return run

@@ -118,15 +118,14 @@ def num_samples(base: DataLoader[Any]) -> int | None:
 
 def _order_state(progress: Progress, base: DataLoader[Any]) -> tuple[torch.Tensor | None, bool]:
     """Return the state that the epoch's order is drawn from, and whether it has been drawn already."""
-    generator = _generator(base)
-    is_drawn = progress.run is not None and progress.run.has_drawn
-    if generator is None:
-        return None, False
+    if isinstance(get_sampler(base), SeedableRandomSampler):
+        return None, False  # the order follows from seed and epoch
     if progress.resumption is not None and progress.resumption.order_state is not None:
         return progress.resumption.order_state, True
-    if is_drawn and progress.run is not None:
+    if progress.run is not None and progress.run.has_drawn and progress.run.order_state is not None:
         return progress.run.order_state, True
-    return generator.get_state(), False
+    generator = _generator(base)
+    return None if generator is None else generator.get_state(), False
 
 
 def _generator(base: DataLoader[Any]) -> torch.Generator | None:
