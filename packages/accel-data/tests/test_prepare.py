@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,12 +27,14 @@ from accel_data import (
     DataLoaderShard,
     IterableDatasetShard,
     SeedableRandomSampler,
+    gather_for_metrics,
     get_sampler,
     prepare_data_loader,
     skip_first_batches,
 )
 from accel_state.errors import ConfigError
 from accel_state.gradient_state import GradientState
+from accel_state.partial_state import PartialState
 
 
 def for_ranks(make: Callable[[], DataLoader[Any]], num: int, **flags: Any) -> list[Any]:
@@ -262,7 +265,6 @@ def test_settings_of_a_loader_are_kept() -> None:
         timeout=7,
         multiprocessing_context="fork",
         generator=generator,
-        in_order=False,
     )
     prepared: Any = prepare_data_loader(loader, num_processes=2, process_index=0)
     for name in (
@@ -271,7 +273,6 @@ def test_settings_of_a_loader_are_kept() -> None:
         "persistent_workers",
         "prefetch_factor",
         "timeout",
-        "in_order",
     ):
         assert getattr(prepared, name) == getattr(loader, name), name
     assert prepared.generator is generator
@@ -451,6 +452,45 @@ def test_sizes_over_all_ranks(split: bool, expected: tuple[int, int]) -> None:
             dispatch_batches=dispatch,
         )
         assert (prepared.total_batch_size, prepared.total_dataset_length) == expected
+
+
+def test_workers_that_do_not_keep_the_order_are_refused() -> None:
+    loader = DataLoader(Plain(), num_workers=2, in_order=False)
+    with pytest.raises(ConfigError, match=r"`in_order=False` lets the workers.*Build the `DataLoader` with `in_order=True`"):
+        prepare_data_loader(loader, num_processes=1, process_index=0)
+    assert len(prepare_data_loader(DataLoader(Plain(), in_order=False), num_processes=1, process_index=0)) == 24
+
+
+class Shards(Stream):
+    num_shards = 2
+
+    def shard(self, num_shards: int, index: int) -> Stream:
+        return Stream(5 if index else 2)
+
+
+def test_even_batches_on_a_data_set_that_shards_itself_are_told_to_have_no_effect() -> None:
+    def prepare(**flags: Any) -> Any:
+        flags = {"num_processes": 2, "process_index": 0, "dispatch_batches": False} | flags
+        return prepare_data_loader(DataLoader(Shards()), **flags)
+
+    with pytest.warns(UserWarning, match="`even_batches` has no effect on a data set that shards itself"):
+        prepare()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare(even_batches=False)
+        prepare(dispatch_batches=True)
+        prepare(num_processes=1)
+
+
+def gather_from_a_loader_built_by_hand() -> list[int]:
+    rank = PartialState().process_index
+    batches = BatchSamplerShard(BatchSampler(range(7), 2, False), 2, rank)
+    loader = DataLoaderShard(range(7), batch_sampler=batches)
+    return [row for batch in loader for row in gather_for_metrics(batch).tolist()]
+
+
+def test_a_loader_built_by_hand_belongs_to_the_ranks_of_the_run(world: Callable[[int], Any]) -> None:
+    assert world(2).run(gather_from_a_loader_built_by_hand) == [list(range(7))] * 2
 
 
 def test_half_of_a_place_is_refused() -> None:

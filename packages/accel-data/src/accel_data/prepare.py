@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from accel_data.loaders.cloning import check_loader, to_stateful
+from accel_data.loaders.cloning import check_keeps_order, check_loader, to_stateful
 from accel_data.loaders.dispatcher import DataLoaderDispatcher
 from accel_data.loaders.epochs import get_sampler
 from accel_data.loaders.prepared import PreparedLoader
@@ -20,7 +20,7 @@ from accel_data.loaders.sharding import (
     shard_indices,
     with_seedable_sampler,
 )
-from accel_data.loaders.streams import shard_stream, stream_of
+from accel_data.loaders.streams import shard_stream, shards_itself, stream_of
 from accel_data.mesh import DataRanks, all_different, data_ranks, ranks_of_run
 from accel_state.enums import RNGType
 from accel_state.errors import ConfigError
@@ -72,6 +72,7 @@ def prepare_data_loader(
     if isinstance(dataloader, PreparedLoader):
         return dataloader
     check_loader(dataloader)
+    check_keeps_order(dataloader)
     ranks = _ranks(num_processes, process_index, torch_device_mesh)
     if use_stateful_dataloader:
         dataloader = to_stateful(dataloader)
@@ -82,6 +83,13 @@ def prepare_data_loader(
     if use_seedable_sampler and not streams:
         dataloader = with_seedable_sampler(dataloader, data_seed)
     even = even_batches and ranks.num_ranks > 1
+    if even and streams and not dispatch and shards_itself(dataloader, ranks.num_ranks, split_batches=split_batches):
+        warnings.warn(
+            "`even_batches` has no effect on a data set that shards itself (`shard`, `num_shards`): some processes "
+            "may get more batches than others. Pass `dispatch_batches=True`, or `even_batches=False` where the "
+            "loop can do with it.",
+            stacklevel=2,
+        )
     if not dispatch and (not streams or len(ranks.of_world) > 1):
         dataloader = (shard_stream if streams else shard_indices)(
             dataloader,
