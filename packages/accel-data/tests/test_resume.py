@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     IterableDataset,
     RandomSampler,
     Sampler,
@@ -713,3 +714,100 @@ def test_a_state_that_is_not_whole_is_refused_by_what_it_lacks() -> None:
     del state["epoch"], state["seed"]
     with pytest.raises(CheckpointError, match="lacks `epoch`, `seed`"):
         loader.load_state_dict(state)
+
+
+class SelfSharding(StatefulStream):
+    """A stream that cuts itself into parts, of which each knows where it is."""
+
+    num_shards = 4
+
+    def __init__(self, size: int = 24, first: int = 0) -> None:
+        super().__init__(size)
+        self.first = first
+
+    def shard(self, num_shards: int, index: int) -> SelfSharding:
+        part = self.size // num_shards
+        return SelfSharding(part, part * index)
+
+    def __iter__(self) -> Iterator[int]:
+        return (self.first + position for position in super().__iter__())
+
+
+def own_part(rank: int, *, num: int = 2, dispatch: bool = False) -> Any:
+    loader = DataLoader(SelfSharding(), batch_size=2)
+    return prepare_data_loader(
+        loader, num_processes=num, process_index=rank, dispatch_batches=dispatch, even_batches=False
+    )
+
+
+def state_after_two_batches(loader: Any) -> dict[str, Any]:
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
+    return state
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_part_of_a_stream_goes_on_with_its_own_state(rank: int) -> None:
+    loader = own_part(rank)
+    assert loader.has_state_per_rank
+    resumed = own_part(rank)
+    resumed.load_state_dict(state_after_two_batches(loader))
+    first = 12 * rank + 4
+    assert [row for batch in resumed for row in rows(batch)] == list(range(first, first + 8))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: own_part(1), "is that of process 0, and this is process 1"),
+        (lambda: own_part(0, num=4), "was saved with 2 processes. Resuming a data set that shards itself with 4"),
+        (lambda: own_part(0, dispatch=True), "the loader here reads for all processes together"),
+    ],
+)
+def test_the_state_of_a_part_is_refused_elsewhere(other: Callable[[], Any], message: str) -> None:
+    state = state_after_two_batches(own_part(0))
+    with pytest.raises(CheckpointError, match=message):
+        other().load_state_dict(state)
+
+
+def test_the_state_of_a_whole_stream_is_refused_for_a_part() -> None:
+    state = state_after_two_batches(own_part(0, dispatch=True))
+    with pytest.raises(CheckpointError, match="is that of all processes together"):
+        own_part(0).load_state_dict(state)
+
+
+class Remembering(Dataset[int]):
+    """Map-style data that knows what was read."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        self.read.append(index)
+        return index
+
+    def state_dict(self) -> dict[str, list[int]]:
+        return {"read": list(self.read)}
+
+    def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        self.read = list(state["read"])
+
+
+def test_map_style_data_with_a_state_has_one_on_each_rank() -> None:
+    def make(rank: int, num: int = 2) -> Any:
+        return prepare_data_loader(
+            DataLoader(Remembering(), batch_size=2), num_processes=num, process_index=rank
+        )
+
+    state = state_after_two_batches(make(0))
+    assert make(0).has_state_per_rank
+    assert not make(0, num=1).has_state_per_rank
+    with pytest.raises(CheckpointError, match="is that of process 0, and this is process 1"):
+        make(1).load_state_dict(state)
+    fewer = make(0, num=1)
+    fewer.load_state_dict(state)
+    assert [row for batch in fewer for row in rows(batch)] == [8, 9, 10, 11]

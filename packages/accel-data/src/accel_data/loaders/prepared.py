@@ -140,14 +140,24 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         other.__dict__.update(skip_batches=self.skip_batches + num_batches, _notes=Notes(), _reader_of={})
         return other
 
+    @property
+    def has_state_per_rank(self) -> bool:
+        """Whether the ranks have states of their own: each reads a data set, or a part of one, that has a state.
+
+        Then every rank has to save its own and load it again.
+        """
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """Return epoch, position and the randomness of the order, as plain numbers and strings.
 
         The position is that of the last batch handed out, over all ranks together; it is the same on every
-        rank, and is good for any number of ranks. Where one rank reads for all, its state is the one to keep:
+        rank, unless `has_state_per_rank`, and is good for any number of ranks. Where one rank reads for all, its state is the one to keep:
         the others know the position, but not the randomness.
         """
-        return save_progress(self._progress, self.base_dataloader, self.data_ranks.num_ranks)
+        return save_progress(
+            self._progress, self.base_dataloader, self.data_ranks, is_per_rank=self.has_state_per_rank
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any], *, position: bool = True) -> None:
         """Go on where `state_dict` was called.
@@ -160,7 +170,12 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             CheckpointError: If the state does not fit the loader.
         """
         load_progress(
-            state_dict, self._progress, self.base_dataloader, self.data_ranks.num_ranks, position=position
+            state_dict,
+            self._progress,
+            self.base_dataloader,
+            self.data_ranks,
+            is_per_rank=self.has_state_per_rank,
+            position=position,
         )
 
     def state_after(self, num_batches: int) -> dict[str, Any]:

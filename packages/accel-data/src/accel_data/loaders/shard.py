@@ -82,6 +82,16 @@ class DataLoaderShard(PreparedLoader):
             )
         source.even_batches = even_batches
 
+    @property
+    def has_state_per_rank(self) -> bool:
+        """Whether the ranks have states of their own: each reads a data set, or a part of one, that has a state."""
+        base = self.base_dataloader
+        if self.data_ranks.num_ranks == 1:
+            return False
+        if is_iterable(base):
+            return not isinstance(base.dataset, IterableDatasetShard)
+        return has_state(base.dataset)
+
     def _dealing_source(self) -> BatchSamplerShard | IterableDatasetShard | None:
         dataset: Any = self.base_dataloader.dataset
         return dataset if isinstance(dataset, IterableDatasetShard) else index_shard(self.base_dataloader)
