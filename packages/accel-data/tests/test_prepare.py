@@ -456,9 +456,13 @@ def test_sizes_over_all_ranks(split: bool, expected: tuple[int, int]) -> None:
 
 def test_workers_that_do_not_keep_the_order_are_refused() -> None:
     loader = DataLoader(Plain(), num_workers=2, in_order=False)
-    with pytest.raises(ConfigError, match=r"`in_order=False` lets the workers.*Build the `DataLoader` with `in_order=True`"):
+    with pytest.raises(
+        ConfigError, match=r"`in_order=False` lets the workers.*Build the `DataLoader` with `in_order=True`"
+    ):
         prepare_data_loader(loader, num_processes=1, process_index=0)
-    assert len(prepare_data_loader(DataLoader(Plain(), in_order=False), num_processes=1, process_index=0)) == 24
+    assert (
+        len(prepare_data_loader(DataLoader(Plain(), in_order=False), num_processes=1, process_index=0)) == 24
+    )
 
 
 class Shards(Stream):

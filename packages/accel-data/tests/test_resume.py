@@ -761,7 +761,10 @@ def test_a_part_of_a_stream_goes_on_with_its_own_state(rank: int) -> None:
     ("other", "message"),
     [
         (lambda: own_part(1), "is that of process 0, and this is process 1"),
-        (lambda: own_part(0, num=4), "was saved with 2 processes. Resuming a data set that shards itself with 4"),
+        (
+            lambda: own_part(0, num=4),
+            "was saved with 2 processes. Resuming a data set that shards itself with 4",
+        ),
         (lambda: own_part(0, dispatch=True), "the loader here reads for all processes together"),
     ],
 )

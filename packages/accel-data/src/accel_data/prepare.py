@@ -83,7 +83,12 @@ def prepare_data_loader(
     if use_seedable_sampler and not streams:
         dataloader = with_seedable_sampler(dataloader, data_seed)
     even = even_batches and ranks.num_ranks > 1
-    if even and streams and not dispatch and shards_itself(dataloader, ranks.num_ranks, split_batches=split_batches):
+    if (
+        even
+        and streams
+        and not dispatch
+        and shards_itself(dataloader, ranks.num_ranks, split_batches=split_batches)
+    ):
         warnings.warn(
             "`even_batches` has no effect on a data set that shards itself (`shard`, `num_shards`): some processes "
             "may get more batches than others. Pass `dispatch_batches=True`, or `even_batches=False` where the "
@@ -127,7 +132,15 @@ def _ranks(num_processes: int | None, process_index: int | None, mesh: Any) -> D
     if (num_processes is None) != (process_index is None):
         raise ConfigError("`num_processes` and `process_index` belong together: pass both or neither.")
     if mesh is not None:
-        return data_ranks(mesh)
+        ranks = data_ranks(mesh)
+        if num_processes not in (None, ranks.num_ranks) or process_index not in (None, ranks.rank):
+            warnings.warn(
+                f"`num_processes={num_processes}` and `process_index={process_index}` have no effect beside "
+                f"`torch_device_mesh`, by which this is process {ranks.rank} of {ranks.num_ranks} that read different "
+                "data.",
+                stacklevel=3,
+            )
+        return ranks
     if num_processes is not None and process_index is not None:
         if not 0 <= process_index < num_processes:
             raise ConfigError(

@@ -307,7 +307,11 @@ def test_batches_of_any_size_are_dealt_where_they_need_not_be_even() -> None:
 @pytest.mark.parametrize(
     ("sizes", "flags", "message"),
     [
-        ((4, 5, 4), {}, "`Sized` has a `batch_size` of 4 and yielded a batch of 5. Pass `even_batches=False`"),
+        (
+            (4, 5, 4),
+            {},
+            "`Sized` has a `batch_size` of 4 and yielded a batch of 5. Pass `even_batches=False`",
+        ),
         (
             (4, 5, 4),
             {"split_batches": True},

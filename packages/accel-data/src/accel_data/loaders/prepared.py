@@ -151,9 +151,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def state_dict(self) -> dict[str, Any]:
         """Return epoch, position and the randomness of the order, as plain numbers and strings.
 
-        The position is that of the last batch handed out, over all ranks together; it is the same on every
-        rank, unless `has_state_per_rank`, and is good for any number of ranks. Where one rank reads for all, its state is the one to keep:
-        the others know the position, but not the randomness.
+        The position is that of the last batch handed out, over all ranks together; unless
+        `has_state_per_rank`, it is the same on every rank, and is good for any number of ranks. Where one rank
+        reads for all, its state is the one to keep: the others know the position, but not the randomness.
         """
         return save_progress(
             self._progress, self.base_dataloader, self.data_ranks, is_per_rank=self.has_state_per_rank

@@ -289,7 +289,7 @@ class BatchSamplerShard(BatchSampler):
             yield step.pieces[self.process_index]
 
     def _is_agreed(self, source: Any) -> bool:
-        """Tell whether ``source``, which is iterated, and what is below it draw from generators that the ranks share."""
+        """Tell whether ``source``, which is iterated, and what is below it draw from shared generators."""
         return hasattr(source, "generator") and all(
             getattr(one, "generator", source) is not None for one in self._sources()
         )

@@ -98,7 +98,8 @@ def is_checkpoint_file(name: str) -> bool:
     if name in (MANIFEST_NAME, SCALER_NAME):
         return True
     return any(
-        p.fullmatch(name) for p in (_WEIGHTS, _CUSTOM, _RANDOM_STATES, _GRADIENTS, _LOADER_OF_RANK, *_NUMBERED.values())
+        p.fullmatch(name)
+        for p in (_WEIGHTS, _CUSTOM, _RANDOM_STATES, _GRADIENTS, _LOADER_OF_RANK, *_NUMBERED.values())
     )
 
 
