@@ -114,7 +114,9 @@ class SelfSharding(Numbers):
 @pytest.mark.parametrize(("num", "shards_itself"), [(2, True), (4, True), (3, False)])
 def test_a_data_set_that_divides_into_equal_parts_shards_itself(num: int, shards_itself: bool) -> None:
     loader = DataLoader(SelfSharding(24), batch_size=2)
-    prepared = prepare_data_loader(loader, num_processes=num, process_index=0, dispatch_batches=False)
+    prepared = prepare_data_loader(
+        loader, num_processes=num, process_index=0, dispatch_batches=False, even_batches=False
+    )
     assert isinstance(prepared.dataset, SelfSharding) == shards_itself
 
 

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from accel_data import gather_for_metrics, prepare_data_loader
 from accel_data.mesh import DataRanks, data_ranks
+from accel_state.partial_state import PartialState
 
 
 class FakeMesh:
@@ -79,3 +80,28 @@ def test_tensor_parallel_ranks_see_and_count_every_sample_once(
 ) -> None:
     numbers = list(range(7))
     assert world(2).run(evaluate_on_a_mesh, names, shape, dispatch) == [[(numbers, numbers)] * 2] * 2
+
+
+def shuffle_on_a_tensor_parallel_mesh() -> list[int]:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.manual_seed(PartialState().process_index)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    loader = prepare_data_loader(DataLoader(list(range(24)), shuffle=True), torch_device_mesh=mesh)
+    return [int(row) for batch in loader for row in batch]
+
+
+def test_the_ranks_of_a_tensor_parallel_group_shuffle_alike(world: Callable[[int], Any]) -> None:
+    first, second = world(2).run(shuffle_on_a_tensor_parallel_mesh)
+    assert first == second
+    assert sorted(first) == list(range(24))
+
+
+def test_a_place_that_contradicts_the_mesh_is_told_to_have_no_effect() -> None:
+    mesh = FakeMesh(("dp", "tp"), (2, 2), 3)
+    with pytest.warns(
+        UserWarning, match="no effect beside `torch_device_mesh`, by which this is process 1 of 2"
+    ):
+        prepare_data_loader(
+            DataLoader(list(range(4))), num_processes=4, process_index=3, torch_device_mesh=mesh
+        )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
+    SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
     get_worker_info,
 )
 
@@ -24,12 +27,14 @@ from accel_data import (
     DataLoaderShard,
     IterableDatasetShard,
     SeedableRandomSampler,
+    gather_for_metrics,
     get_sampler,
     prepare_data_loader,
     skip_first_batches,
 )
 from accel_state.errors import ConfigError
 from accel_state.gradient_state import GradientState
+from accel_state.partial_state import PartialState
 
 
 def for_ranks(make: Callable[[], DataLoader[Any]], num: int, **flags: Any) -> list[Any]:
@@ -41,10 +46,19 @@ def for_ranks(make: Callable[[], DataLoader[Any]], num: int, **flags: Any) -> li
     return prepared
 
 
+def as_processes(loaders: list[Any]) -> list[list[Any]]:
+    """Read an epoch of each loader, from the same state of torch's default generator, which each process has one of."""
+    before, read = torch.get_rng_state(), []
+    for loader in loaders:
+        torch.set_rng_state(before)
+        read.append(list(loader))
+    return read
+
+
 def global_order(loaders: list[Any]) -> list[int]:
     """Return what the ranks read, side by side, without what only fills up the last step."""
-    steps = zip(*(list(loader) for loader in loaders))
-    return [int(row) for step in steps for batch in step for row in batch]
+    steps = zip(*as_processes(loaders))
+    return [int(row) for step in steps for batch in step for row in torch.as_tensor(batch).reshape(-1)]
 
 
 class Plain(Dataset):
@@ -91,8 +105,11 @@ def test_the_order_is_the_same_for_any_number_of_ranks_and_workers(num: int, wor
         return DataLoader(Plain(48), batch_size=1, shuffle=True, num_workers=workers)
 
     reference, loaders = for_ranks(make, 1), for_ranks(make, num)
-    for _ in range(2):
-        assert global_order(loaders) == global_order(reference)
+    for epoch in range(2):
+        torch.manual_seed(epoch)
+        expected = global_order(reference)
+        torch.manual_seed(epoch)
+        assert global_order(loaders) == expected
 
 
 def test_without_a_last_step_nothing_is_left_over() -> None:
@@ -103,17 +120,60 @@ def test_without_a_last_step_nothing_is_left_over() -> None:
     ]
 
 
-@pytest.mark.parametrize("num", [1, 2, 3, 16])
-def test_the_order_of_an_epoch_does_not_depend_on_what_else_is_drawn(num: int) -> None:
-    def make() -> DataLoader[Any]:
-        return DataLoader(Plain(48), batch_size=1, shuffle=True)
+SHUFFLED: dict[str, Callable[[], DataLoader[Any]]] = {
+    "random": lambda: DataLoader(Plain(48), batch_size=1, shuffle=True),
+    "workers": lambda: DataLoader(Plain(48), batch_size=1, shuffle=True, num_workers=1),
+    "no batches": lambda: DataLoader(Plain(48), batch_size=None, shuffle=True),
+    "replacement": lambda: DataLoader(Plain(48), sampler=RandomSampler(range(48), replacement=True)),
+    "subset": lambda: DataLoader(Plain(48), sampler=SubsetRandomSampler(range(48))),
+    "weighted": lambda: DataLoader(Plain(48), sampler=WeightedRandomSampler([1.0, 2.0, 3.0], 48)),
+    "own batches": lambda: DataLoader(Plain(48), batch_sampler=OwnBatches(RandomSampler(range(48)))),
+}
 
-    expected = for_ranks(make, 1)
-    orders = [global_order(expected) for _ in range(3)]
-    loaders = for_ranks(make, num)
-    for order in orders:
-        torch.rand(num)
+
+@pytest.mark.parametrize("num", [1, 2, 3, 16])
+@pytest.mark.parametrize("kind", SHUFFLED)
+def test_the_order_is_that_of_plain_pytorch_and_moves_its_generator_alike(kind: str, num: int) -> None:
+    make = SHUFFLED[kind]
+    torch.manual_seed(7)
+    plain, orders, drawn = make(), [], []
+    for _ in range(3):
+        orders.append([int(row) for batch in plain for row in torch.as_tensor(batch).reshape(-1)])
+        drawn.append(torch.rand(()))
+    loaders = for_ranks(make, num, even_batches=False)
+    torch.manual_seed(7)
+    for order, number in zip(orders, drawn, strict=True):
         assert global_order(loaders) == order
+        assert torch.rand(()) == number
+
+
+class OwnBatches:
+    """Batches that nobody but this class can cut."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return ([index] for index in self.sampler)
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+def test_nothing_of_the_users_is_changed_to_shuffle() -> None:
+    loader = DataLoader(Plain(8), shuffle=True)
+    prepared = prepare_data_loader(loader, num_processes=1, process_index=0)
+    list(prepared)
+    assert get_sampler(prepared) is loader.sampler
+    assert get_sampler(prepared).generator is None
+
+
+def test_skipping_reads_the_rest_of_what_plain_pytorch_reads() -> None:
+    torch.manual_seed(7)
+    plain = [batch.tolist() for batch in SHUFFLED["random"]()]
+    (prepared,) = for_ranks(SHUFFLED["random"], 1)
+    torch.manual_seed(7)
+    assert [batch.tolist() for batch in skip_first_batches(prepared, 40)] == plain[40:]
 
 
 def test_with_a_generator_one_process_reads_what_torch_would() -> None:
@@ -205,7 +265,6 @@ def test_settings_of_a_loader_are_kept() -> None:
         timeout=7,
         multiprocessing_context="fork",
         generator=generator,
-        in_order=False,
     )
     prepared: Any = prepare_data_loader(loader, num_processes=2, process_index=0)
     for name in (
@@ -214,7 +273,6 @@ def test_settings_of_a_loader_are_kept() -> None:
         "persistent_workers",
         "prefetch_factor",
         "timeout",
-        "in_order",
     ):
         assert getattr(prepared, name) == getattr(loader, name), name
     assert prepared.generator is generator
@@ -394,6 +452,49 @@ def test_sizes_over_all_ranks(split: bool, expected: tuple[int, int]) -> None:
             dispatch_batches=dispatch,
         )
         assert (prepared.total_batch_size, prepared.total_dataset_length) == expected
+
+
+def test_workers_that_do_not_keep_the_order_are_refused() -> None:
+    loader = DataLoader(Plain(), num_workers=2, in_order=False)
+    with pytest.raises(
+        ConfigError, match=r"`in_order=False` lets the workers.*Build the `DataLoader` with `in_order=True`"
+    ):
+        prepare_data_loader(loader, num_processes=1, process_index=0)
+    assert (
+        len(prepare_data_loader(DataLoader(Plain(), in_order=False), num_processes=1, process_index=0)) == 24
+    )
+
+
+class Shards(Stream):
+    num_shards = 2
+
+    def shard(self, num_shards: int, index: int) -> Stream:
+        return Stream(5 if index else 2)
+
+
+def test_even_batches_on_a_data_set_that_shards_itself_are_told_to_have_no_effect() -> None:
+    def prepare(**flags: Any) -> Any:
+        flags = {"num_processes": 2, "process_index": 0, "dispatch_batches": False} | flags
+        return prepare_data_loader(DataLoader(Shards()), **flags)
+
+    with pytest.warns(UserWarning, match="`even_batches` has no effect on a data set that shards itself"):
+        prepare()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare(even_batches=False)
+        prepare(dispatch_batches=True)
+        prepare(num_processes=1)
+
+
+def gather_from_a_loader_built_by_hand() -> list[int]:
+    rank = PartialState().process_index
+    batches = BatchSamplerShard(BatchSampler(range(7), 2, False), 2, rank)
+    loader = DataLoaderShard(range(7), batch_sampler=batches)
+    return [row for batch in loader for row in gather_for_metrics(batch).tolist()]
+
+
+def test_a_loader_built_by_hand_belongs_to_the_ranks_of_the_run(world: Callable[[int], Any]) -> None:
+    assert world(2).run(gather_from_a_loader_built_by_hand) == [list(range(7))] * 2
 
 
 def test_half_of_a_place_is_refused() -> None:

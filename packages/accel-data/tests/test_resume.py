@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     IterableDataset,
     RandomSampler,
     Sampler,
+    WeightedRandomSampler,
     get_worker_info,
 )
 
@@ -107,9 +109,24 @@ def shuffled(**kwargs: Any) -> DataLoader[Any]:
     return DataLoader(range(SIZE), batch_size=3, shuffle=True, **kwargs)  # type: ignore[arg-type]
 
 
+def weighted() -> DataLoader[Any]:
+    torch.manual_seed(1)
+    sampler = WeightedRandomSampler([1.0, 2.0, 3.0], SIZE)
+    return DataLoader(range(SIZE), batch_size=3, sampler=sampler)  # type: ignore[arg-type]
+
+
+def shuffled_batches() -> DataLoader[Any]:
+    torch.manual_seed(1)
+    batches = OddBatches()
+    batches.sampler = RandomSampler(range(SIZE))  # type: ignore[assignment]
+    return DataLoader(range(SIZE), batch_sampler=batches)  # type: ignore[arg-type]
+
+
 KINDS: dict[str, tuple[Callable[[], DataLoader[Any]], dict[str, Any]]] = {
     "in order": (lambda: DataLoader(range(SIZE), batch_size=3), {}),  # type: ignore[arg-type]
     "shuffled": (shuffled, {}),
+    "weighted": (weighted, {}),
+    "own batches of shuffled": (shuffled_batches, {}),
     "own generator": (lambda: shuffled(generator=torch.Generator().manual_seed(2)), {}),
     "seedable": (shuffled, {"use_seedable_sampler": True, "data_seed": 3}),
     "own sampler": (lambda: DataLoader(range(SIZE), batch_size=3, sampler=OddSampler()), {}),  # type: ignore[arg-type]
@@ -133,6 +150,40 @@ KINDS: dict[str, tuple[Callable[[], DataLoader[Any]], dict[str, Any]]] = {
 }
 
 
+class Process:
+    """A loader in a process of its own: it has its own default generator of torch, and saves it as a checkpoint
+    does.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.generator_state = torch.get_rng_state()
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self.loader)
+        while True:
+            others = torch.get_rng_state()
+            torch.set_rng_state(self.generator_state)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                self.generator_state = torch.get_rng_state()
+                torch.set_rng_state(others)
+            yield batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self.loader.state_dict(), "default generator": self.generator_state.tolist()}
+
+    def load_state_dict(self, state: dict[str, Any], *, position: bool = True) -> None:
+        self.loader.load_state_dict(state, position=position)
+        self.generator_state = torch.tensor(state["default generator"], dtype=torch.uint8)
+
+
 def start(kind: str, num: int, state: str | None = None) -> list[Any]:
     """Return new loaders for ``num`` simulated ranks, as after a start of new processes."""
     make, flags = KINDS[kind]
@@ -143,6 +194,7 @@ def start(kind: str, num: int, state: str | None = None) -> list[Any]:
         loader: Any = prepare_data_loader(
             make(), num_processes=num, process_index=rank, **({"even_batches": False} | flags)
         )
+        loader = Process(loader)
         if state is not None:
             loader.load_state_dict(json.loads(state))
         loaders.append(loader)
@@ -243,7 +295,8 @@ def test_number_of_ranks_and_batch_size_may_change(
         for rank in range(num):
             torch.manual_seed(1)
             loader = DataLoader(range(SIZE), batch_size=batch_size, shuffle=True)  # type: ignore[arg-type]
-            made.append(prepare_data_loader(loader, num_processes=num, process_index=rank, even_batches=even))
+            prepared = prepare_data_loader(loader, num_processes=num, process_index=rank, even_batches=even)
+            made.append(Process(prepared))
         return made
 
     def real_rows(some: list[Any], stop: int | None) -> list[int]:
@@ -271,7 +324,7 @@ def test_workers_that_read_ahead_do_not_move_the_position(kind: str, workers: in
 
     def loader(num_workers: int) -> Any:
         given = shuffled(num_workers=num_workers)
-        return prepare_data_loader(given, num_processes=1, process_index=0, **flags)
+        return Process(prepare_data_loader(given, num_processes=1, process_index=0, **flags))
 
     whole = [rows(batch) for batch in loader(0)]
     first = loader(workers)
@@ -596,7 +649,7 @@ def test_skipping_counts_from_the_start_of_the_epoch_whatever_was_loaded(positio
     _, state = read(start("shuffled", 1), 4)
     loader = start("shuffled", 1)[0]
     loader.load_state_dict(json.loads(state), position=position)
-    skipped = skip_first_batches(loader, 4)
+    skipped = skip_first_batches(loader.loader, 4)
     stream = [row for batch in skipped for row in rows(batch)]
     stream += [row for batch in loader for row in rows(batch)]
     assert stream == whole[12:]
@@ -661,3 +714,103 @@ def test_a_state_that_is_not_whole_is_refused_by_what_it_lacks() -> None:
     del state["epoch"], state["seed"]
     with pytest.raises(CheckpointError, match="lacks `epoch`, `seed`"):
         loader.load_state_dict(state)
+
+
+class SelfSharding(StatefulStream):
+    """A stream that cuts itself into parts, of which each knows where it is."""
+
+    num_shards = 4
+
+    def __init__(self, size: int = 24, first: int = 0) -> None:
+        super().__init__(size)
+        self.first = first
+
+    def shard(self, num_shards: int, index: int) -> SelfSharding:
+        part = self.size // num_shards
+        return SelfSharding(part, part * index)
+
+    def __iter__(self) -> Iterator[int]:
+        return (self.first + position for position in super().__iter__())
+
+
+def own_part(rank: int, *, num: int = 2, dispatch: bool = False) -> Any:
+    loader = DataLoader(SelfSharding(), batch_size=2)
+    return prepare_data_loader(
+        loader, num_processes=num, process_index=rank, dispatch_batches=dispatch, even_batches=False
+    )
+
+
+def state_after_two_batches(loader: Any) -> dict[str, Any]:
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
+    return state
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_part_of_a_stream_goes_on_with_its_own_state(rank: int) -> None:
+    loader = own_part(rank)
+    assert loader.has_state_per_rank
+    resumed = own_part(rank)
+    resumed.load_state_dict(state_after_two_batches(loader))
+    first = 12 * rank + 4
+    assert [row for batch in resumed for row in rows(batch)] == list(range(first, first + 8))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: own_part(1), "is that of process 0, and this is process 1"),
+        (
+            lambda: own_part(0, num=4),
+            "was saved with 2 processes. Resuming a data set that shards itself with 4",
+        ),
+        (lambda: own_part(0, dispatch=True), "the loader here reads for all processes together"),
+    ],
+)
+def test_the_state_of_a_part_is_refused_elsewhere(other: Callable[[], Any], message: str) -> None:
+    state = state_after_two_batches(own_part(0))
+    with pytest.raises(CheckpointError, match=message):
+        other().load_state_dict(state)
+
+
+def test_the_state_of_a_whole_stream_is_refused_for_a_part() -> None:
+    state = state_after_two_batches(own_part(0, dispatch=True))
+    with pytest.raises(CheckpointError, match="is that of all processes together"):
+        own_part(0).load_state_dict(state)
+
+
+class Remembering(Dataset[int]):
+    """Map-style data that knows what was read."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        self.read.append(index)
+        return index
+
+    def state_dict(self) -> dict[str, list[int]]:
+        return {"read": list(self.read)}
+
+    def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        self.read = list(state["read"])
+
+
+def test_map_style_data_with_a_state_has_one_on_each_rank() -> None:
+    def make(rank: int, num: int = 2) -> Any:
+        return prepare_data_loader(
+            DataLoader(Remembering(), batch_size=2), num_processes=num, process_index=rank
+        )
+
+    state = state_after_two_batches(make(0))
+    assert make(0).has_state_per_rank
+    assert not make(0, num=1).has_state_per_rank
+    with pytest.raises(CheckpointError, match="is that of process 0, and this is process 1"):
+        make(1).load_state_dict(state)
+    fewer = make(0, num=1)
+    fewer.load_state_dict(state)
+    assert [row for batch in fewer for row in rows(batch)] == [8, 9, 10, 11]

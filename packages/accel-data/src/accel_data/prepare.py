@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from accel_data.loaders.cloning import check_loader, to_stateful
+from accel_data.loaders.cloning import check_keeps_order, check_loader, to_stateful
 from accel_data.loaders.dispatcher import DataLoaderDispatcher
 from accel_data.loaders.epochs import get_sampler
 from accel_data.loaders.prepared import PreparedLoader
@@ -18,10 +18,9 @@ from accel_data.loaders.sharding import (
     index_shard,
     is_iterable,
     shard_indices,
-    with_own_generator,
     with_seedable_sampler,
 )
-from accel_data.loaders.streams import shard_stream, stream_of
+from accel_data.loaders.streams import shard_stream, shards_itself, stream_of
 from accel_data.mesh import DataRanks, all_different, data_ranks, ranks_of_run
 from accel_state.enums import RNGType
 from accel_state.errors import ConfigError
@@ -73,6 +72,7 @@ def prepare_data_loader(
     if isinstance(dataloader, PreparedLoader):
         return dataloader
     check_loader(dataloader)
+    check_keeps_order(dataloader)
     ranks = _ranks(num_processes, process_index, torch_device_mesh)
     if use_stateful_dataloader:
         dataloader = to_stateful(dataloader)
@@ -80,11 +80,21 @@ def prepare_data_loader(
     dispatch = streams if dispatch_batches is None else dispatch_batches
     if slice_fn_for_dispatch is not None and not dispatch:
         warnings.warn("`slice_fn_for_dispatch` has no effect without `dispatch_batches=True`.", stacklevel=2)
-    if not streams:
-        if use_seedable_sampler:
-            dataloader = with_seedable_sampler(dataloader, data_seed)
-        dataloader = with_own_generator(dataloader)
+    if use_seedable_sampler and not streams:
+        dataloader = with_seedable_sampler(dataloader, data_seed)
     even = even_batches and ranks.num_ranks > 1
+    if (
+        even
+        and streams
+        and not dispatch
+        and shards_itself(dataloader, ranks.num_ranks, split_batches=split_batches)
+    ):
+        warnings.warn(
+            "`even_batches` has no effect on a data set that shards itself (`shard`, `num_shards`): some processes "
+            "may get more batches than others. Pass `dispatch_batches=True`, or `even_batches=False` where the "
+            "loop can do with it.",
+            stacklevel=2,
+        )
     if not dispatch and (not streams or len(ranks.of_world) > 1):
         dataloader = (shard_stream if streams else shard_indices)(
             dataloader,
@@ -122,7 +132,15 @@ def _ranks(num_processes: int | None, process_index: int | None, mesh: Any) -> D
     if (num_processes is None) != (process_index is None):
         raise ConfigError("`num_processes` and `process_index` belong together: pass both or neither.")
     if mesh is not None:
-        return data_ranks(mesh)
+        ranks = data_ranks(mesh)
+        if num_processes not in (None, ranks.num_ranks) or process_index not in (None, ranks.rank):
+            warnings.warn(
+                f"`num_processes={num_processes}` and `process_index={process_index}` have no effect beside "
+                f"`torch_device_mesh`, by which this is process {ranks.rank} of {ranks.num_ranks} that read different "
+                "data.",
+                stacklevel=3,
+            )
+        return ranks
     if num_processes is not None and process_index is not None:
         if not 0 <= process_index < num_processes:
             raise ConfigError(

@@ -1,6 +1,8 @@
+from collections.abc import Iterator
+
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from accel_data import prepare_data_loader, skip_first_batches
 from accel_data.loaders.unmoved import generators_unmoved
@@ -62,3 +64,25 @@ def test_skipping_to_where_an_epoch_was_left_draws_what_the_unbroken_one_drew():
     resumed.load_state_dict(state, position=False)
     torch.set_rng_state(generator)
     assert draws(skip_first_batches(resumed, 3), num_batches=3) == unbroken[3:]
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+
+def test_a_dispatched_stream_that_is_gone_on_with_draws_what_the_unbroken_one_drew():
+    def stream():
+        return prepare_data_loader(DataLoader(Stream(), batch_size=2))
+
+    torch.manual_seed(0)
+    unbroken = draws(stream(), num_batches=6)
+    torch.manual_seed(0)
+    begun = stream()
+    draws(begun, num_batches=3)
+    generator = torch.get_rng_state()
+    resumed = stream()
+    resumed.load_state_dict(begun.state_dict())
+    torch.set_rng_state(generator)
+    with pytest.warns(UserWarning, match="are read again"):
+        assert draws(resumed, num_batches=3) == unbroken[3:]

@@ -264,3 +264,69 @@ def test_what_the_given_sampler_offers_stays_within_reach() -> None:
     assert shard.sampler == range(4)
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         _ = shard.nothing_of_the_kind
+
+
+class Sized:
+    """Batches of given sizes, of numbers that go on from batch to batch."""
+
+    def __init__(self, *sizes: int, batch_size: int | None = 4, drop_last: bool = False) -> None:
+        self.sizes = sizes
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        numbers = iter(range(sum(self.sizes)))
+        return (list(islice(numbers, size)) for size in self.sizes)
+
+
+@pytest.mark.parametrize("batch_size", [4, None])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_short_batch_does_not_end_the_epoch(drop_last: bool, batch_size: int | None) -> None:
+    source = Sized(4, 4, 3, 4, 4, 1, 4, drop_last=drop_last, batch_size=batch_size)
+    first, second = shards(source, 2, even_batches=False)
+    given = list(source)
+    assert list(first) == (given[:6:2] if drop_last else given[::2])
+    assert list(second) == given[1::2]
+    assert [len(first), len(second)] == [3 if drop_last else 4, 3]
+
+
+def test_a_short_batch_is_completed_where_batches_are_to_be_even() -> None:
+    first, second = (list(shard) for shard in shards(Sized(2, 1, 2, batch_size=2), 2))
+    assert [first, second] == [[[0, 1], [3, 4]], [[2, 0], [0, 1]]]
+
+
+def test_batches_of_any_size_are_dealt_where_they_need_not_be_even() -> None:
+    first, second = shards(Sized(4, 9, 1, 5), 2, even_batches=False)
+    assert [len(batch) for batch in first] == [4, 1]
+    assert [len(batch) for batch in second] == [9, 5]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "flags", "message"),
+    [
+        (
+            (4, 5, 4),
+            {},
+            "`Sized` has a `batch_size` of 4 and yielded a batch of 5. Pass `even_batches=False`",
+        ),
+        (
+            (4, 5, 4),
+            {"split_batches": True},
+            "`Sized` has a `batch_size` of 4 and yielded a batch of 5. Pass `split_batches=False`",
+        ),
+        (
+            (4, 2, 4),
+            {"split_batches": True, "even_batches": False},
+            "`split_batches` cannot give each of 2 processes a part of a batch of 2 that `Sized` yielded",
+        ),
+    ],
+)
+def test_a_batch_that_cannot_be_dealt_is_an_error_that_names_the_sampler(
+    sizes: tuple[int, ...], flags: dict[str, bool], message: str
+) -> None:
+    for shard in shards(Sized(*sizes), 2, **flags):
+        with pytest.raises(ConfigError, match=message):
+            list(shard)

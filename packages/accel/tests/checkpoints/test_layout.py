@@ -18,6 +18,7 @@ from accel.checkpoints import layout
         "scheduler.bin",
         "sampler_1.bin",
         "dl_state_dict.bin",
+        "dl_state_dict_0_rank_3.bin",
         "scaler.pt",
         "random_states_11.pkl",
         "custom_checkpoint_0.pkl",

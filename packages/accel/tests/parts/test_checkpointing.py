@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from accel import Accelerator, ProjectConfiguration
+from accel import Accelerator, DataLoaderConfiguration, ProjectConfiguration
 from accel.checkpoints.sink import FileSink
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -410,6 +410,52 @@ def test_every_rank_gets_its_own_random_states_back(world, tmp_path):
     assert second
     assert one != other
     assert {"random_states_0.pkl", "random_states_1.pkl"} < set(os.listdir(tmp_path / "a"))
+
+
+class Part(IterableDataset):
+    """A stream that cuts itself into parts, of which each knows how far it has been read."""
+
+    num_shards = 2
+
+    def __init__(self, first=0, last=23):
+        self.first, self.last, self.position = first, last, 0
+
+    def shard(self, num_shards, index):
+        return Part(10 * index, 10 + 13 * index)
+
+    def __iter__(self):
+        while self.first + self.position < self.last:
+            self.position += 1
+            yield self.first + self.position - 1
+        self.position = 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+def read_parts(folder, *, resume):
+    settings = DataLoaderConfiguration(dispatch_batches=False, even_batches=False)
+    accelerator = Accelerator(cpu=True, dataloader_config=settings)
+    loader = accelerator.prepare(DataLoader(Part(), batch_size=2 + accelerator.process_index))
+    if resume:
+        accelerator.load_state(folder, restore_loaders=True)
+    read = []
+    for step, batch in enumerate(loader):
+        read += batch.tolist()
+        if step == 2 and not resume:
+            accelerator.save_state(folder)
+            break
+    return read
+
+
+def test_every_rank_goes_on_with_its_own_part_of_a_stream(world, tmp_path):
+    before = world(2).run(read_parts, str(tmp_path / "a"), resume=False)
+    after = world(2).run(read_parts, str(tmp_path / "a"), resume=True)
+    assert [one + rest for one, rest in zip(before, after, strict=True)] == [[*range(10)], [*range(10, 23)]]
+    assert {"dl_state_dict.bin", "dl_state_dict_0_rank_1.bin"} < set(os.listdir(tmp_path / "a"))
 
 
 def test_a_rank_that_fails_fails_the_save_everywhere_with_its_reason(world, tmp_path):

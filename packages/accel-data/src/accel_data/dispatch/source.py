@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import torch
+
 from accel_data.dispatch.dealing import Deal, Dealer
 from accel_data.dispatch.deferred import DeferredError
 from accel_data.dispatch.messages import Kind, Messages, Step
 from accel_data.loaders.tagging import Note
+from accel_ops.nested.structures import recursively_apply
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,9 @@ def read_steps(
         if drop_last and len(group) < dealer.batches_per_step:
             return
         plain = [batch for batch, _ in group]
-        head = head or plain
+        if dealer.even and not head:
+            # Copies: a rank may change its batch of the first step in place.
+            head = [recursively_apply(torch.clone, batch) for batch in plain]
         sizes = [None if note is None else note.num_samples for _, note in group]
         notes = [note for _, note in group if note is not None]
         yield Read(dealer.deal(plain, head, sizes), notes, None if loader_state is None else loader_state())

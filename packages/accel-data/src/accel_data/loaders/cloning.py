@@ -38,6 +38,19 @@ def check_loader(loader: object) -> None:
         )
 
 
+def check_keeps_order(loader: DataLoader[Any]) -> None:
+    """Refuse a loader whose workers may hand out batches in another order than they were asked for.
+
+    Raises:
+        ConfigError: If it is one.
+    """
+    if loader.num_workers > 0 and not getattr(loader, "in_order", True):
+        raise ConfigError(
+            "`in_order=False` lets the workers hand out batches in any order, so neither the position in the data "
+            "nor the rows that complete the last batch could be known. Build the `DataLoader` with `in_order=True`."
+        )
+
+
 def clone_loader(loader: DataLoader[Any], **fields: Any) -> DataLoader[Any]:
     """Return a loader of the same class and with the same settings, except for ``fields``.
 

@@ -6,12 +6,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+import torch
+
 from accel_data.dispatch.dealing import NO_BATCH, Dealer
 from accel_data.dispatch.messages import Messages, Step
 from accel_data.dispatch.source import Read, read_steps, send_steps
 from accel_data.loaders.prepared import PreparedLoader
 from accel_data.loaders.progress import Resumption
 from accel_data.loaders.sharding import index_shard, is_iterable
+from accel_data.loaders.unmoved import generators_unmoved
 from accel_data.mesh import data_ranks, ranks_of_run
 from accel_data.samplers.plan import ShardPlan
 from accel_data.samplers.run import START, Position
@@ -124,35 +127,46 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _read(self) -> Iterator[Any]:
         self._announce_epoch(is_shared=False)
-        ranks, base = self.data_ranks, self.base_dataloader
+        ranks, base, goes_on = self.data_ranks, self.base_dataloader, self._goes_on()
         messages = Messages(num_ranks=ranks.num_ranks, rank=ranks.rank) if len(ranks.of_world) > 1 else None
         if messages is not None and current_transport().rank != 0:
-            self._begin_elsewhere()
+            self._begin_elsewhere(goes_on=goes_on)
             return self._hand_out(_received(messages))
         is_stateful = self.use_stateful_dataloader and is_iterable(base)
         loader_state = self._loader_state if is_stateful else None
         read = read_steps(
-            self._notes.beside(self._read_here()),
+            self._notes.beside(self._read_here(goes_on=goes_on)),
             self._dealer(),
             drop_last=self._drops_last(),
             loader_state=loader_state,
         )
         return self._hand_out(send_steps(read, messages, rank=ranks.rank))
 
-    def _read_here(self) -> Iterator[Any]:
+    def _read_here(self, *, goes_on: bool) -> Iterator[Any]:
         """Yield the batches on the rank that reads. The pass begins with the first: an error then is told to
         the others.
         """
         shard = index_shard(self.base_dataloader)
-        if shard is None:
-            yield from self._begin_stream_pass(is_whole=True)
-            return
-        run = self._begin_index_pass(shard)
-        run.steps = deque(maxlen=0)
-        yield from self._open(self.base_dataloader)
+        with generators_unmoved(goes_on):
+            if shard is None:
+                batches = self._begin_stream_pass(is_whole=True)
+            else:
+                run = self._begin_index_pass(shard)
+                run.steps = deque(maxlen=0)
+                batches = self._open(self.base_dataloader)
+        yield from batches
 
-    def _begin_elsewhere(self) -> None:
-        """Begin a pass on a rank that is handed its steps."""
+    def _begin_elsewhere(self, *, goes_on: bool) -> None:
+        """Begin a pass on a rank that is handed its steps.
+
+        It draws what opening the pass draws on the rank that reads: ranks with the same seed keep the same
+        random numbers.
+        """
+        base = self.base_dataloader
+        if not goes_on:
+            torch.empty((), dtype=torch.int64).random_(generator=base.generator)
+            if (shard := index_shard(base)) is not None:
+                shard.draw_unread()
         resumption = self._progress.resumption or Resumption()
         start = self._position_after(self.skip_batches) if self.skip_batches else resumption.position
         self._progress.begin_pass(start)

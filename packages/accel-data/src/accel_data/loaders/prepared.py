@@ -93,7 +93,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.begin()
         try:
-            with generators_unmoved(self.skip_batches > 0 or self._progress.is_within_epoch):
+            with generators_unmoved(self._goes_on()):
                 batches = self._read()
             yield from batches
             self._progress.finish_epoch()
@@ -140,14 +140,24 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         other.__dict__.update(skip_batches=self.skip_batches + num_batches, _notes=Notes(), _reader_of={})
         return other
 
+    @property
+    def has_state_per_rank(self) -> bool:
+        """Whether the ranks have states of their own: each reads a data set, or a part of one, that has a state.
+
+        Then every rank has to save its own and load it again.
+        """
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """Return epoch, position and the randomness of the order, as plain numbers and strings.
 
-        The position is that of the last batch handed out, over all ranks together; it is the same on every
-        rank, and is good for any number of ranks. Where one rank reads for all, its state is the one to keep:
-        the others know the position, but not the randomness.
+        The position is that of the last batch handed out, over all ranks together; unless
+        `has_state_per_rank`, it is the same on every rank, and is good for any number of ranks. Where one rank
+        reads for all, its state is the one to keep: the others know the position, but not the randomness.
         """
-        return save_progress(self._progress, self.base_dataloader, self.data_ranks.num_ranks)
+        return save_progress(
+            self._progress, self.base_dataloader, self.data_ranks, is_per_rank=self.has_state_per_rank
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any], *, position: bool = True) -> None:
         """Go on where `state_dict` was called.
@@ -160,7 +170,12 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             CheckpointError: If the state does not fit the loader.
         """
         load_progress(
-            state_dict, self._progress, self.base_dataloader, self.data_ranks.num_ranks, position=position
+            state_dict,
+            self._progress,
+            self.base_dataloader,
+            self.data_ranks,
+            is_per_rank=self.has_state_per_rank,
+            position=position,
         )
 
     def state_after(self, num_batches: int) -> dict[str, Any]:
@@ -189,11 +204,20 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """Yield this rank's batches of one pass, keeping progress and gradient state up to date."""
         raise NotImplementedError
 
+    def _goes_on(self) -> bool:
+        """Tell whether the next pass goes on with an epoch that was opened before, whose order is known."""
+        shard, resumption = index_shard(self.base_dataloader), self._progress.resumption
+        is_known = resumption is not None and resumption.order_state is not None
+        if shard is not None and shard.draws_from_default and not is_known:
+            return False
+        return self.skip_batches > 0 or self._progress.is_within_epoch
+
     def _begin_index_pass(self, shard: BatchSamplerShard) -> SamplerRun:
         """Announce to the sampler where the pass begins."""
         resumption = self._progress.resumption or Resumption()
         start = self._position_after(self.skip_batches) if self.skip_batches else resumption.position
-        run = shard.begin_run(start, order_state=resumption.order_state)
+        is_shared = self._reads_by_plan and len(self.data_ranks.of_world) > 1
+        run = shard.begin_run(start, order_state=resumption.order_state, is_shared=is_shared)
         self._progress.begin_pass(start, run, run.plan if self._reads_by_plan else None)
         self._restored = resumption.worker_states
         return run

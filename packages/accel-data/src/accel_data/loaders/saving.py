@@ -14,6 +14,7 @@ from accel_data.loaders.progress import Progress, Resumption
 from accel_data.loaders.sharding import index_shard, is_iterable
 from accel_data.loaders.streams import has_state, stream_of
 from accel_data.loaders.worker_states import check_number
+from accel_data.mesh import DataRanks
 from accel_data.samplers.run import Position
 from accel_data.samplers.seedable import SeedableRandomSampler
 from accel_state.errors import CheckpointError
@@ -34,13 +35,16 @@ _KEYS = (
 )
 
 
-def save_progress(progress: Progress, base: DataLoader[Any], num_ranks: int) -> dict[str, Any]:
+def save_progress(
+    progress: Progress, base: DataLoader[Any], ranks: DataRanks, *, is_per_rank: bool
+) -> dict[str, Any]:
     """Return the state of a loader: numbers and strings, and what a data set with a state of its own adds.
 
     Args:
         progress: Of the loader.
         base: The loader that reads.
-        num_ranks: Ranks that share the data.
+        ranks: Ranks that share the data.
+        is_per_rank: Whether the state is this rank's alone.
     """
     position = progress.position()
     order_state, is_drawn = _order_state(progress, base)
@@ -50,7 +54,8 @@ def save_progress(progress: Progress, base: DataLoader[Any], num_ranks: int) -> 
         "epoch": progress.epoch,
         "samples": position.samples,
         "batches": position.batches,
-        "num_processes": num_ranks,
+        "num_processes": ranks.num_ranks,
+        "rank": ranks.rank if is_per_rank else None,
         "num_samples": num_samples(base),
         "seed": sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None,
         "generator": None if order_state is None else _to_text(order_state),
@@ -65,17 +70,24 @@ def save_progress(progress: Progress, base: DataLoader[Any], num_ranks: int) -> 
 
 
 def load_progress(
-    state: dict[str, Any], progress: Progress, base: DataLoader[Any], num_ranks: int, *, position: bool
+    state: dict[str, Any],
+    progress: Progress,
+    base: DataLoader[Any],
+    ranks: DataRanks,
+    *,
+    is_per_rank: bool,
+    position: bool,
 ) -> None:
     """Let the next pass begin where ``state`` says.
 
     Raises:
-        CheckpointError: If the state is of another version, of a data set of another length, or holds the
-            states of another number of workers.
+        CheckpointError: If the state is of another version, of a data set of another length, of another rank, or
+            holds the states of another number of workers.
     """
     _check_version(state)
     _check_keys(state)
     if position:
+        _check_rank(state, base, ranks, is_per_rank=is_per_rank)
         _check_length(state, base)
         if state.get("workers") is not None:
             check_number(state["workers"], base.num_workers)
@@ -118,15 +130,14 @@ def num_samples(base: DataLoader[Any]) -> int | None:
 
 def _order_state(progress: Progress, base: DataLoader[Any]) -> tuple[torch.Tensor | None, bool]:
     """Return the state that the epoch's order is drawn from, and whether it has been drawn already."""
-    generator = _generator(base)
-    is_drawn = progress.run is not None and progress.run.has_drawn
-    if generator is None:
-        return None, False
+    if isinstance(get_sampler(base), SeedableRandomSampler):
+        return None, False  # the order follows from seed and epoch
     if progress.resumption is not None and progress.resumption.order_state is not None:
         return progress.resumption.order_state, True
-    if is_drawn and progress.run is not None:
+    if progress.run is not None and progress.run.has_drawn and progress.run.order_state is not None:
         return progress.run.order_state, True
-    return generator.get_state(), False
+    generator = _generator(base)
+    return None if generator is None else generator.get_state(), False
 
 
 def _generator(base: DataLoader[Any]) -> torch.Generator | None:
@@ -188,6 +199,31 @@ def _check_keys(state: dict[str, Any]) -> None:
         raise CheckpointError(
             f"The state of a data loader lacks `{'`, `'.join(missing)}`, so it is none or not whole. Load what "
             "`state_dict` of a prepared loader returned."
+        )
+
+
+def _check_rank(state: dict[str, Any], base: DataLoader[Any], ranks: DataRanks, *, is_per_rank: bool) -> None:
+    """Refuse a state that says what another rank has read, or all ranks together, where each reads for itself."""
+    has_begun = Position(state["samples"], state["batches"]) != Position() or state["is_complete"]
+    if "rank" not in state or not has_begun:
+        return  # of an earlier version, or of no rank's place
+    then, is_part = state["rank"], state["rank"] is not None
+    if is_iterable(base) and is_part != is_per_rank:
+        whole, part = "all processes together", "one process, whose data set shards itself"
+        raise CheckpointError(
+            f"The state is that of {part if is_part else whole}, and the loader here reads for "
+            f"{part if is_per_rank else whole}. Prepare it with the `dispatch_batches` of the saved run."
+        )
+    if is_iterable(base) and is_part and state["num_processes"] != ranks.num_ranks:
+        raise CheckpointError(
+            f"The state was saved with {state['num_processes']} processes. Resuming a data set that shards itself "
+            f"with {ranks.num_ranks} is not possible: each process has a state of its own. Use the same number, or "
+            "`dispatch_batches=True` in both runs."
+        )
+    if is_part and is_per_rank and then != ranks.rank and state["num_processes"] == ranks.num_ranks:
+        raise CheckpointError(
+            f"The state is that of process {then}, and this is process {ranks.rank}: each has a state of its own. Load "
+            "what `state_dict` returned on the same process."
         )
 
 

@@ -10,9 +10,9 @@ import torch
 from accel_data.iterable_shard import IterableDatasetShard
 from accel_data.loaders.prepared import PreparedLoader
 from accel_data.loaders.reading import read_ahead, read_noted, read_planned, read_streamed
-from accel_data.loaders.sharding import index_shard
+from accel_data.loaders.sharding import index_shard, is_iterable
 from accel_data.loaders.streams import has_state
-from accel_data.mesh import data_ranks
+from accel_data.mesh import DataRanks, data_ranks, ranks_of_run
 from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_state.enums import RNGType
 from accel_state.errors import StateError
@@ -55,8 +55,16 @@ class DataLoaderShard(PreparedLoader):
             skip_batches=skip_batches,
             non_blocking=_non_blocking,
             iteration=iteration,
-            ranks=None if torch_device_mesh is None else data_ranks(torch_device_mesh),
+            ranks=self._ranks_of_source() if torch_device_mesh is None else data_ranks(torch_device_mesh),
         )
+
+    def _ranks_of_source(self) -> DataRanks | None:
+        """Return the ranks of the run where the data is shared out among as many, None where that is not known."""
+        source = self._dealing_source()
+        if source is None and not is_iterable(self.base_dataloader):
+            return None
+        ranks = ranks_of_run()
+        return ranks if source is None or source.num_processes == ranks.num_ranks else None
 
     @property
     def even_batches(self) -> bool:
@@ -73,6 +81,16 @@ class DataLoaderShard(PreparedLoader):
                 "deals its batches."
             )
         source.even_batches = even_batches
+
+    @property
+    def has_state_per_rank(self) -> bool:
+        """Whether the ranks have states of their own: each reads a data set, or a part of one, that has a state."""
+        base = self.base_dataloader
+        if self.data_ranks.num_ranks == 1:
+            return False
+        if is_iterable(base):
+            return not isinstance(base.dataset, IterableDatasetShard)
+        return has_state(base.dataset)
 
     def _dealing_source(self) -> BatchSamplerShard | IterableDatasetShard | None:
         dataset: Any = self.base_dataloader.dataset

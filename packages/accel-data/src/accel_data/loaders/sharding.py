@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
 
 from accel_data.loaders.cloning import clone_loader
@@ -40,21 +39,6 @@ def with_sampler(loader: DataLoader[Any], sampler: Any) -> DataLoader[Any]:
     batches = copy.copy(innermost_batch_sampler(getattr(loader, field)))
     batches.sampler = sampler
     return clone_loader(loader, **({"sampler": sampler} | {field: batches}))
-
-
-def with_own_generator(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Give a `RandomSampler` without a generator one of its own, seeded from torch's.
-
-    Without it every rank would draw from the global generator, whose state depends on what else the rank has
-    drawn.
-    """
-    sampler = get_sampler(loader)
-    if not isinstance(sampler, RandomSampler) or sampler.generator is not None:
-        return loader
-    sampler = copy.copy(sampler)
-    sampler.generator = torch.Generator()
-    sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-    return with_sampler(loader, sampler)
 
 
 def with_seedable_sampler(loader: DataLoader[Any], data_seed: int | None) -> DataLoader[Any]:

@@ -52,8 +52,7 @@ def shard_stream(
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDatasetShard):
         return loader
-    num_shards = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None)
-    if hasattr(dataset, "shard") and num_shards and num_shards % num_processes == 0 and not split_batches:
+    if shards_itself(loader, num_processes, split_batches=split_batches):
         own = dataset.shard(num_shards=num_processes, index=process_index)
         return clone_loader(loader, dataset=own)
     shard = IterableDatasetShard(
@@ -66,6 +65,15 @@ def shard_stream(
         even_batches=even_batches,
     )
     return cut_into(clone_loader(loader, dataset=shard), shard.rows_per_rank)
+
+
+def shards_itself(loader: DataLoader[Any], num_processes: int, *, split_batches: bool) -> bool:
+    """Tell whether the data set is asked to cut itself into ``num_processes`` parts."""
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDatasetShard) or split_batches or not hasattr(dataset, "shard"):
+        return False
+    num_shards = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None)
+    return bool(num_shards) and num_shards % num_processes == 0
 
 
 def cut_into(loader: DataLoader[Any], rows: int) -> DataLoader[Any]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, RandomSampler
 
 from accel_data.samplers import torchdata
-from accel_data.samplers.order import draw_order, has_order
+from accel_data.samplers.order import draw_order, draw_seed, has_order
+from accel_data.samplers.pass_generator import PassGenerator, drawing_from, own_generator, wants_generator
 from accel_data.samplers.plan import ShardPlan
 from accel_data.samplers.run import Position, SamplerRun, StreamedStep
+from accel_data.samplers.shared_order import check_same_order, share_generator
 from accel_data.samplers.stream import StreamSharding
 from accel_state.errors import ConfigError
+
+#: Indices of an order given as a list that the ranks compare.
+_NUM_COMPARED = 1024
 
 
 class BatchSamplerShard(BatchSampler):
@@ -131,9 +136,17 @@ class BatchSamplerShard(BatchSampler):
         assert plan is not None, "asked for a sampler whose order is known"
         return plan.num_samples
 
-    def begin_run(self, start: Position, *, order_state: torch.Tensor | None = None) -> SamplerRun:
-        """Announce that the iterator whose first batch is asked for next begins at ``start``."""
-        self._next_run = SamplerRun(start, self._plan(start), self.batches_per_step, order_state)
+    def begin_run(
+        self, start: Position, *, order_state: torch.Tensor | None = None, is_shared: bool = False
+    ) -> SamplerRun:
+        """Announce that the iterator whose first batch is asked for next begins at ``start``.
+
+        With ``is_shared`` every rank has to ask for that batch: the ranks agree on the order then.
+        """
+        plan = self._plan(start)
+        self._next_run = SamplerRun(
+            start, plan, self.batches_per_step, order_state=order_state, is_shared=is_shared
+        )
         return self._next_run
 
     def position_after(self, steps: int) -> Position:
@@ -147,10 +160,29 @@ class BatchSamplerShard(BatchSampler):
     @property
     def generator(self) -> torch.Generator | None:
         """The generator that the order is drawn from, if the given sampler has one."""
-        for source in (getattr(self.batch_sampler, "sampler", None), self.batch_sampler):
-            if isinstance(generator := getattr(source, "generator", None), torch.Generator):
+        for source in self._sources():
+            if (generator := own_generator(source)) is not None:
                 return generator
         return None
+
+    @property
+    def draws_from_default(self) -> bool:
+        """Whether the order is drawn from torch's default generator, as far as can be told."""
+        return self.generator is None and any(map(wants_generator, self._sources()))
+
+    def draw_unread(self) -> None:
+        """Move torch's default generator as a pass does, on a rank that another one reads for."""
+        if not self.draws_from_default:
+            return
+        flat = self._flat_sampler()
+        if isinstance(flat, RandomSampler) or not has_order(flat):
+            draw_seed()
+        else:
+            draw_order(flat)
+
+    def _sources(self) -> list[Any]:
+        """What may have a generator."""
+        return [getattr(self.batch_sampler, "sampler", None), self.batch_sampler]
 
     def _plan(self, start: Position) -> ShardPlan | None:
         sampler = self._flat_sampler()
@@ -176,19 +208,48 @@ class BatchSamplerShard(BatchSampler):
         is_flat = type(given).__iter__ is BatchSampler.__iter__ or torchdata.makes_batches(given)
         return given.sampler if is_flat else None
 
-    def _mark_draw(self, run: SamplerRun) -> None:
+    def _begin_draw(self, run: SamplerRun) -> PassGenerator | None:
+        """Note the state that the order is drawn from, and return what stands in for torch's default generator.
+
+        None: the sampler has a generator of its own, or takes none.
+        """
+        run.has_drawn = True
         generator = self.generator
         if generator is not None:
             if run.order_state is None:
                 run.order_state = generator.get_state()
             else:
                 generator.set_state(run.order_state)
-        run.has_drawn = True
+            return None
+        if not self.draws_from_default:
+            return None
+        sampler = getattr(self.batch_sampler, "sampler", None)
+        seeds_itself = isinstance(sampler, RandomSampler)
+        if run.plan is None and not run.is_shared and not seeds_itself:
+            return None  # only the sampler knows how it draws from the default generator
+        stand_in = PassGenerator()
+        if run.order_state is not None:
+            stand_in.set_state(run.order_state)
+            return stand_in
+        if run.plan is None or seeds_itself:
+            stand_in.manual_seed(draw_seed())
+        else:
+            stand_in.set_state(torch.get_rng_state())
+        if run.is_shared:
+            share_generator(stand_in)
+        run.order_state = stand_in.get_state()
+        return stand_in
 
     def _planned(self, run: SamplerRun, plan: ShardPlan) -> Iterator[list[int]]:
-        self._mark_draw(run)
-        order = draw_order(self._flat_sampler())
+        sampler, is_fresh = self._flat_sampler(), run.order_state is None
+        stand_in = self._begin_draw(run)
+        order = draw_order(sampler, stand_in)
         assert order is not None, "a plan is made where the order is known"
+        if stand_in is not None and is_fresh and torch.equal(torch.get_rng_state(), run.order_state):
+            # The sampler would have drawn all of it from the default generator.
+            torch.set_rng_state(stand_in.get_state())
+        if run.is_shared and isinstance(sampler, (list, tuple)):
+            check_same_order(sampler, order[:_NUM_COMPARED])
         for step in range(plan.num_own_steps):
             yield plan.indices(order, step)
         finish = getattr(order, "finish", None)
@@ -196,22 +257,42 @@ class BatchSamplerShard(BatchSampler):
             finish()
 
     def _streamed(self, run: SamplerRun) -> Iterator[list[int]]:
-        self._mark_draw(run)
+        stand_in = self._begin_draw(run)
+        if stand_in is None:
+            yield from self._steps(run)
+            return
+        with drawing_from(stand_in, [source for source in self._sources() if wants_generator(source)]):
+            yield from self._steps(run)
+
+    def _steps(self, run: SamplerRun) -> Iterator[list[int]]:
+        flat = self._flat_sampler()
+        source = self.batch_sampler if flat is None else flat
         sharding = StreamSharding(
             num_ranks=self.num_processes,
             rows=self.rows_per_rank,
             split=self.split_batches,
             even=self.even_batches,
             drop_last=self.drop_last,
+            source=type(source).__name__,
         )
         end = run.start
         batches, head = self._remaining_batches(run.start)
+        if run.is_shared and not self._is_agreed(source):
+            first = list(islice(batches, self.num_processes))
+            check_same_order(source, first)
+            batches = chain(first, batches)
         for step in sharding.steps(batches, head=head):
             end = Position(end.samples + step.shape.num_real, end.batches + step.num_batches)
             if not step.pieces[self.process_index]:
                 return
             run.steps.append(StreamedStep(step.shape, self.process_index >= step.num_following, end))
             yield step.pieces[self.process_index]
+
+    def _is_agreed(self, source: Any) -> bool:
+        """Tell whether ``source``, which is iterated, and what is below it draw from shared generators."""
+        return hasattr(source, "generator") and all(
+            getattr(one, "generator", source) is not None for one in self._sources()
+        )
 
     def _remaining_batches(self, start: Position) -> tuple[Iterator[list[int]], list[int] | None]:
         """Return the batches after ``start``, and the beginning of the epoch where it lies before them."""

@@ -46,15 +46,21 @@ class TensorOrder(Sequence[int]):
         return self._block[begin : begin + high - low]
 
 
-def draw_order(sampler: Iterable[int]) -> Sequence[int] | None:
+def draw_order(sampler: Iterable[int], generator: torch.Generator | None = None) -> Sequence[int] | None:
     """Draw the order of one epoch from ``sampler``, or return None where only iterating it can tell.
 
     The numbers, and what is drawn from which generator, are those that iterating the sampler gives.
+
+    Args:
+        sampler: The sampler.
+        generator: What it draws from. None: its own generator, or torch's default one if it has none.
     """
     if isinstance(sampler, (list, tuple, range)):
         return sampler
     draw = _DRAWS.get(type(sampler).__iter__)
-    return None if draw is None else draw(sampler)
+    if draw is None:
+        return None
+    return draw(sampler, getattr(sampler, "generator", None) if generator is None else generator)
 
 
 def has_order(sampler: Iterable[int]) -> bool:
@@ -62,16 +68,19 @@ def has_order(sampler: Iterable[int]) -> bool:
     return isinstance(sampler, (list, tuple, range)) or type(sampler).__iter__ in _DRAWS
 
 
-def _draw_sequential(sampler: Any) -> Sequence[int]:
+def _draw_sequential(sampler: Any, generator: torch.Generator | None) -> Sequence[int]:
     return range(len(sampler.data_source))
 
 
-def _draw_random(sampler: Any) -> Sequence[int]:
-    generator = sampler.generator
+def _draw_random(sampler: Any, generator: torch.Generator | None) -> Sequence[int]:
     if generator is None:
-        generator = torch.Generator()
-        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        generator = torch.Generator().manual_seed(draw_seed())
     return draw_random(sampler, generator)
+
+
+def draw_seed() -> int:
+    """Draw the seed of an epoch from torch's default generator, as `RandomSampler` does."""
+    return int(torch.empty((), dtype=torch.int64).random_().item())
 
 
 def draw_random(sampler: RandomSampler, generator: torch.Generator) -> TensorOrder:
@@ -92,14 +101,14 @@ def draw_random(sampler: RandomSampler, generator: torch.Generator) -> TensorOrd
     return TensorOrder(drawn, finish=lambda: torch.randperm(size, generator=generator))
 
 
-def _draw_subset(sampler: Any) -> Sequence[int]:
+def _draw_subset(sampler: Any, generator: torch.Generator | None) -> Sequence[int]:
     indices = sampler.indices
-    return [indices[i] for i in torch.randperm(len(indices), generator=sampler.generator).tolist()]
+    return [indices[i] for i in torch.randperm(len(indices), generator=generator).tolist()]
 
 
-def _draw_weighted(sampler: Any) -> Sequence[int]:
+def _draw_weighted(sampler: Any, generator: torch.Generator | None) -> Sequence[int]:
     weights, wanted = sampler.weights, sampler.num_samples
-    return TensorOrder(torch.multinomial(weights, wanted, sampler.replacement, generator=sampler.generator))
+    return TensorOrder(torch.multinomial(weights, wanted, sampler.replacement, generator=generator))
 
 
 _DRAWS: dict[Any, Any] = {
@@ -111,7 +120,7 @@ _DRAWS: dict[Any, Any] = {
 
 
 def register_draw(sampler_class: type[Any], draw: Any) -> None:
-    """Teach `draw_order` a sampler class: ``draw(sampler)`` returns the order that iterating it would
-    give.
+    """Teach `draw_order` a sampler class: ``draw(sampler, generator)`` returns the order that iterating the
+    sampler would give if it drew from ``generator``.
     """
     _DRAWS[sampler_class.__iter__] = draw

@@ -41,8 +41,9 @@ class SamplerRun:
         start: Where the pass begins.
         plan: The arithmetic of the pass, where the order can be entered anywhere.
         step_batches: Batches of the given sampler in one step.
-        order_state: State of the sampler's generator before the order was drawn; given, it is what to draw
-            from.
+        order_state: State of the generator before the order was drawn; given, it is what to draw from.
+        has_drawn: Whether the order has been drawn.
+        is_shared: Whether other ranks read by the same order, so that it has to be agreed on.
         steps: Without a plan: the steps that were handed out and not yet yielded, oldest first.
     """
 
@@ -51,4 +52,5 @@ class SamplerRun:
     step_batches: int = 1
     order_state: torch.Tensor | None = None
     has_drawn: bool = False
+    is_shared: bool = False
     steps: deque[StreamedStep] = field(default_factory=deque)

@@ -44,4 +44,8 @@ class SeedableRandomSampler(RandomSampler):
         self.epoch = epoch
 
 
-register_draw(SeedableRandomSampler, SeedableRandomSampler.draw)
+def _draw(sampler: SeedableRandomSampler, generator: torch.Generator | None) -> Sequence[int]:
+    return sampler.draw()
+
+
+register_draw(SeedableRandomSampler, _draw)

@@ -8,6 +8,7 @@ from itertools import cycle, islice
 from typing import Any
 
 from accel_data.step_shape import StepShape
+from accel_state.errors import ConfigError
 
 Batch = list[Any]
 
@@ -38,7 +39,8 @@ class StreamSharding:
         rows: Rows of one rank in a full step; None when the batches have no fixed size.
         split: Cut each batch into pieces instead of dealing whole batches.
         even: Complete short pieces with samples from the beginning of the stream; needs ``rows``.
-        drop_last: Leave out a last step that is not full.
+        drop_last: Leave out a last step in which a rank would have no batch.
+        source: Name of what yields the batches, for messages.
     """
 
     num_ranks: int
@@ -46,6 +48,7 @@ class StreamSharding:
     split: bool
     even: bool
     drop_last: bool
+    source: str = "BatchSampler"
 
     def steps(self, batches: Iterator[Batch], *, head: Batch | None = None) -> Iterator[StreamStep]:
         """Yield the steps, each as soon as it is known whether another one follows.
@@ -53,11 +56,15 @@ class StreamSharding:
         Args:
             batches: What remains of the stream.
             head: The first samples of the stream where ``batches`` does not begin with them.
+
+        Raises:
+            ConfigError: If a batch has a size that cannot be dealt.
         """
         group = self._next_group(batches)
         head = [] if head is None else list(head)
         while group:
             following = self._next_group(batches)
+            self._check_sizes(group, is_last=not following)
             if self.even and len(head) < self._full_rows:
                 head += [index for piece in group for index in piece][: self._full_rows - len(head)]
             yield self._step(
@@ -72,7 +79,7 @@ class StreamSharding:
 
     def _next_group(self, batches: Iterator[Batch]) -> list[Batch]:
         group = self._read_group(batches)
-        return [] if self.drop_last and not self._is_full(group) else group
+        return [] if self.drop_last and not self.split and len(group) < self.num_ranks else group
 
     def _read_group(self, batches: Iterator[Batch]) -> list[Batch]:
         if not self.split:
@@ -82,6 +89,22 @@ class StreamSharding:
             return []
         rows = self.rows or -(-len(batch) // self.num_ranks)
         return [batch[low : low + rows] for low in range(0, len(batch), rows)]
+
+    def _check_sizes(self, group: list[Batch], *, is_last: bool) -> None:
+        size = sum(map(len, group)) if self.split else max(map(len, group))
+        if self.rows is not None and (self.even or self.split):
+            limit = self.rows * self.num_ranks if self.split else self.rows
+            if size > limit:
+                raise ConfigError(
+                    f"`{self.source}` has a `batch_size` of {limit} and yielded a batch of {size}. Pass "
+                    + ("`split_batches=False`" if self.split else "`even_batches=False`")
+                    + " for batches that vary in size, or let `batch_size` be the largest."
+                )
+        if not is_last and not self.even and len(group) < self.num_ranks:
+            raise ConfigError(
+                f"`split_batches` cannot give each of {self.num_ranks} processes a part of a batch of {size} that "
+                f"`{self.source}` yielded before its last. Pass `split_batches=False`."
+            )
 
     def _is_full(self, group: list[Batch]) -> bool:
         if len(group) < self.num_ranks:

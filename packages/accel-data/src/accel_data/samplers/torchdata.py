@@ -31,9 +31,9 @@ def _loaded(name: str) -> Any:
     return getattr(module, name)
 
 
-def _draw(sampler: Any) -> TensorOrder:
+def _draw(sampler: Any, generator: torch.Generator | None) -> TensorOrder:
     """Draw what torchdata's `RandomSampler` yields in one epoch: whole permutations, or blocks of 32 numbers."""
-    size, wanted, generator = len(sampler.data_source), sampler.num_samples, sampler.generator
+    size, wanted = len(sampler.data_source), sampler.num_samples
     if sampler.replacement:
         drawn = [
             torch.randint(size, (32,), dtype=torch.int64, generator=generator)

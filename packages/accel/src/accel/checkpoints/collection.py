@@ -14,12 +14,13 @@ from accel.checkpoints.layout import (
     LOADER_NAME,
     custom_file,
     gradients_file,
+    loader_of_rank_file,
     numbered_file,
     random_states_file,
 )
 from accel.checkpoints.loader_files import to_file as to_loader_file
 from accel.checkpoints.pieces import Piece, SafetensorsPiece, TorchPiece, weight_pieces
-from accel.checkpoints.prepared import Prepared, is_being_read
+from accel.checkpoints.prepared import Prepared, has_state_per_rank, is_being_read
 from accel.checkpoints.random_states import to_file
 from accel.file_names import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME
 from accel_ops.random.state import capture_rng_states
@@ -73,6 +74,7 @@ def collect(
             )
         pieces += [TorchPiece(numbered_file(OPTIMIZER_NAME, i), state) for i, state in enumerate(optimizers)]
         pieces += _shared_pieces(prepared)
+    pieces += _loader_pieces(prepared, rank=rank, is_writer=is_writer)
     if prepared.stepper.is_accumulating:
         pieces.append(SafetensorsPiece(gradients_file(rank), open_gradients(prepared.bare_models()), {}))
     states = to_file(
@@ -81,14 +83,24 @@ def collect(
     return [*pieces, TorchPiece(random_states_file(rank), states)]
 
 
+def _loader_pieces(prepared: Prepared, *, rank: int, is_writer: bool) -> list[Piece]:
+    """Return the files of loaders: one of each, and one for each further rank that has a state of its own."""
+    pieces: list[Piece] = []
+    for index, loader in prepared.loaders_with_state():
+        names = [numbered_file(LOADER_NAME, index)] if is_writer else []
+        if rank > 0 and has_state_per_rank(loader):
+            names.append(loader_of_rank_file(index, rank))
+        if names:
+            content = to_loader_file(loader, is_under_way=is_being_read(loader, prepared.active_loaders))
+            pieces += [TorchPiece(name, content) for name in names]
+    return pieces
+
+
 def _shared_pieces(prepared: Prepared) -> list[Piece]:
     pieces: list[Piece] = [
         TorchPiece(numbered_file(SCHEDULER_NAME, i), one.state_dict())
         for i, one in enumerate(prepared.schedulers)
     ]
-    for index, loader in prepared.loaders_with_state():
-        content = to_loader_file(loader, is_under_way=is_being_read(loader, prepared.active_loaders))
-        pieces.append(TorchPiece(numbered_file(LOADER_NAME, index), content))
     if prepared.precision.scaler is not None:
         pieces.append(TorchPiece(SCALER_NAME, prepared.precision.state_dict()))
     pieces += [TorchPiece(custom_file(index), one.state_dict()) for index, one in enumerate(prepared.custom)]

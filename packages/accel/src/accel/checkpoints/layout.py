@@ -18,6 +18,7 @@ _NUMBERED_FOLDER = re.compile(r"checkpoint_(\d+)")
 _RANDOM_STATES = re.compile(rf"{RNG_STATE_NAME}_(\d+)\.pkl")
 _GRADIENTS = re.compile(r"accumulated_gradients_(\d+)\.safetensors")
 _CUSTOM = re.compile(rf"{CUSTOM_NAME}_(\d+)\.pkl")
+_LOADER_OF_RANK = re.compile(rf"{LOADER_NAME}_\d+_rank_\d+\.bin")
 _NUMBERED = {
     stem: re.compile(rf"{stem}(?:_(\d+))?\.bin")
     for stem in (OPTIMIZER_NAME, SCHEDULER_NAME, SAMPLER_NAME, LOADER_NAME)
@@ -62,6 +63,11 @@ def gradients_file(rank: int) -> str:
     return f"accumulated_gradients_{rank}.safetensors"
 
 
+def loader_of_rank_file(index: int, rank: int) -> str:
+    """Return the name of the file of the loader of that index where a rank has a state of its own."""
+    return f"{LOADER_NAME}_{index}_rank_{rank}.bin"
+
+
 def custom_file(index: int) -> str:
     """Return the name of the file of the custom object of that index."""
     return f"{CUSTOM_NAME}_{index}.pkl"
@@ -92,7 +98,8 @@ def is_checkpoint_file(name: str) -> bool:
     if name in (MANIFEST_NAME, SCALER_NAME):
         return True
     return any(
-        p.fullmatch(name) for p in (_WEIGHTS, _CUSTOM, _RANDOM_STATES, _GRADIENTS, *_NUMBERED.values())
+        p.fullmatch(name)
+        for p in (_WEIGHTS, _CUSTOM, _RANDOM_STATES, _GRADIENTS, _LOADER_OF_RANK, *_NUMBERED.values())
     )
 
 

@@ -81,6 +81,11 @@ def class_name(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
+def has_state_per_rank(loader: Any) -> bool:
+    """Whether the state of ``loader`` is this rank's alone."""
+    return isinstance(loader, PreparedLoader) and loader.has_state_per_rank
+
+
 def is_being_read(loader: Any, active: Sequence[Any]) -> bool:
     """Whether a pass over ``loader``, or over a part of it made by skipping, is under way."""
     if isinstance(loader, PreparedLoader):

@@ -17,7 +17,7 @@ from accel.checkpoints.inventory import check_inventory, weights_file
 from accel.checkpoints.loader_files import load_into
 from accel.checkpoints.model_files import files_of_model, load_weights, open_weights
 from accel.checkpoints.optimizer_state import misfit_of, without_file
-from accel.checkpoints.prepared import Prepared, class_name
+from accel.checkpoints.prepared import Prepared, class_name, has_state_per_rank
 from accel.checkpoints.rank_state import RankState
 from accel.checkpoints.strictness import Strictness
 from accel.checkpoints.torch_file import read_torch_file
@@ -145,7 +145,9 @@ class Restoration:
                 "`%s.bin` holds a pickled sampler, which could run code, and is not loaded.", SAMPLER_NAME
             )
         for index, loader in self.prepared.loaders_with_state():
-            name = layout.numbered_file(layout.LOADER_NAME, index)
+            name = layout.loader_of_rank_file(index, self.rank)
+            if name not in self.names or not has_state_per_rank(loader):
+                name = layout.numbered_file(layout.LOADER_NAME, index)
             yield from self._plain(name, f"loader {index}", partial(self._load_loader, index, loader, name))
 
     def _load_loader(self, index: int, loader: Any, name: str, content: Any) -> None:
