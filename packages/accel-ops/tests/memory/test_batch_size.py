@@ -201,7 +201,7 @@ import sys, datetime
 import torch, torch.distributed as dist
 from accel_ops import find_executable_batch_size
 from accel_state import PartialState
-state = PartialState(cpu=True, timeout=datetime.timedelta(seconds=5))
+state = PartialState(cpu=True, timeout=datetime.timedelta(seconds=3))
 
 @find_executable_batch_size(starting_batch_size=8)
 def train(batch_size):
@@ -219,7 +219,7 @@ except RuntimeError as error:
 def test_a_rank_that_waits_in_a_collective_ends_the_search_with_an_error_on_every_rank(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(ABANDONED)
-    finished = run_script(script, num_processes=2, launcher="torchrun")
+    finished = run_script(script, num_processes=2)
     assert (
         "StateError Memory ran out on process 1 while this process waited for it in a collective, which cannot "
         "be repeated. Start with a smaller batch size."
@@ -246,7 +246,7 @@ print(train())
 def test_the_function_may_set_the_group_up_itself(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(GROUP_INSIDE)
-    finished = run_script(script, num_processes=2, launcher="torchrun")
+    finished = run_script(script, num_processes=2)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.split() == ["8", "8"]
 
