@@ -1,10 +1,15 @@
-"""How training scripts end, through both launchers: the exit code is right, nobody aborts, hangs or is left over."""
+"""How training scripts end, by themselves and through both launchers: the exit code is right, nobody aborts or hangs.
+
+A script that ends well does so in the same way under `accel launch` and without a launcher: rank 0 keeps the store
+that the ranks meet at. Under torchrun its agent does.
+"""
 
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +17,7 @@ import psutil
 import pytest
 
 from accel_state.testing import run_script
-from accel_state.testing.scripts import kill_tree
+from accel_state.testing.scripts import Script, kill_tree, start_ranks, torchrun
 
 TRAIN = """
 import os, sys, time
@@ -41,9 +46,6 @@ for step, batch in enumerate(loader):
 if ending == "end":
     accelerator.end_training()
 """
-
-
-LAUNCHERS = ["accel", "torchrun"]
 
 
 def written(folder):
@@ -79,11 +81,11 @@ def ended(folder, *, ending, launcher):
 @pytest.mark.parametrize(
     "outcome",
     [
-        partial(ended, ending=ending, launcher=launcher)
-        for ending in ("end", "falls off")
-        for launcher in LAUNCHERS
+        partial(ended, ending="end", launcher="fork"),
+        partial(ended, ending="falls off", launcher="fork"),
+        partial(ended, ending="falls off", launcher="torchrun"),
     ],
-    ids=[f"{ending}-{launcher}" for ending in ("end", "falls off") for launcher in LAUNCHERS],
+    ids=["end-fork", "falls off-fork", "falls off-torchrun"],
     indirect=True,
 )
 def test_a_script_that_is_done_ends_with_0_and_has_logged_all(outcome):
@@ -94,12 +96,7 @@ def test_a_script_that_is_done_ends_with_0_and_has_logged_all(outcome):
     assert num_logged == 8
 
 
-@pytest.mark.parametrize(
-    "outcome",
-    [partial(ended, ending="raise", launcher=launcher) for launcher in LAUNCHERS],
-    ids=LAUNCHERS,
-    indirect=True,
-)
+@pytest.mark.parametrize("outcome", [partial(ended, ending="raise", launcher="torchrun")], indirect=True)
 def test_a_rank_that_raises_ends_the_run_with_its_exit_code(outcome):
     done, took_s, _ = outcome
     assert done.returncode == 1
@@ -108,30 +105,41 @@ def test_a_rank_that_raises_ends_the_run_with_its_exit_code(outcome):
     assert took_s < 60, "the run waited for a collective that nobody joins"
 
 
-def command(launcher, folder):
-    script = written(folder)
-    if launcher == "torchrun":
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        return [*torchrun, str(script), str(folder), "wait"]
+def one_raises(folder):
+    with start_ranks([written(folder), folder, "raise"], 2) as ranks:
+        return [(rank.process.wait(timeout=60), rank.stderr) for rank in ranks]
+
+
+@pytest.mark.parametrize("outcome", [one_raises], indirect=True)
+def test_a_rank_that_waits_for_one_that_raised_fails_by_itself(outcome):
+    """What `accel launch` makes of it is tested with the launcher, in its test of crashes."""
+    (waiting_code, waiting_errors), (code, errors) = outcome
+    assert (waiting_code, code) == (1, 1)
+    assert "RuntimeError" in waiting_errors
+    assert "ValueError: a mistake of mine" in errors
+    assert "terminate called" not in waiting_errors + errors
+
+
+def interrupt_when_all_wait(launcher, folder):
+    deadline = time.monotonic() + 90
+    while len(list(folder.glob("*.waits"))) < 2:
+        assert time.monotonic() < deadline
+        assert launcher.poll() is None
+        time.sleep(0.05)
+    launcher.send_signal(signal.SIGINT)
+
+
+def accel_interrupted(folder):
     accel = [str(Path(sys.executable).parent / "accel"), "launch", "--cpu", "--num_processes", "2"]
-    return [*accel, str(script), str(folder), "wait"]
-
-
-def interrupted(folder, *, launcher):
     launched = subprocess.Popen(
-        command(launcher, folder),
+        [*accel, str(written(folder)), str(folder), "wait"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 90
-        while len(list(folder.glob("*.waits"))) < 2:
-            assert time.monotonic() < deadline
-            assert launched.poll() is None
-            time.sleep(0.05)
-        launched.send_signal(signal.SIGINT)
+        interrupt_when_all_wait(launched, folder)
         errors = launched.communicate(timeout=60)[1]
     finally:
         kill_tree(launched.pid)
@@ -140,13 +148,22 @@ def interrupted(folder, *, launcher):
     return launched.returncode, errors
 
 
+def torchrun_interrupted(folder):
+    with closing(Script([*torchrun(2), written(folder), folder, "wait"])) as launched:
+        interrupt_when_all_wait(launched.process, folder)
+        exit_code = launched.process.wait(timeout=60)
+        errors = launched.stderr
+    assert_nobody_is_left(folder)
+    return exit_code, errors
+
+
 @pytest.mark.parametrize(
     ("outcome", "codes"),
     [
-        (partial(interrupted, launcher="accel"), {130}),
-        (partial(interrupted, launcher="torchrun"), {1, 130, -signal.SIGINT}),
+        (accel_interrupted, {130}),
+        (torchrun_interrupted, {1, 130, -signal.SIGINT}),
     ],
-    ids=LAUNCHERS,
+    ids=["accel", "torchrun"],
     indirect=["outcome"],
 )
 def test_an_interrupt_ends_all_ranks_and_the_launcher_says_so(outcome, codes):

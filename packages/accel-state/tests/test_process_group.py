@@ -14,7 +14,6 @@ from accel_state import process_group
 from accel_state.errors import ConfigError, StateError
 from accel_state.partial_state import PartialState
 from accel_state.runtime import reset_runtime
-from accel_state.testing import run_script
 from accel_state.testing.scripts import start_ranks
 from accel_state.topology import Topology
 
@@ -161,22 +160,6 @@ def test_rank_that_nobody_joins_gives_up_after_the_groups_timeout(outcome):
     (errors, exit_code), (_, other_exit_code) = outcome
     assert (exit_code, other_exit_code) == (1, 0)
     assert "Timed out waiting 2000ms" in errors
-
-
-def fails_under_torchrun(folder):
-    script = folder / "fails.py"
-    script.write_text(
-        HEADER.replace("TIMEOUT_S", "60")
-        + "if rank == 1: raise ValueError('here')\nstate.wait_for_everyone()"
-    )
-    return run_script(script, num_processes=2, launcher="torchrun", timeout_s=60)
-
-
-@pytest.mark.parametrize("outcome", [fails_under_torchrun], indirect=True)
-def test_failing_rank_under_torchrun_ends_the_run(outcome):
-    assert outcome.returncode == 1
-    assert "ValueError: here" in outcome.stderr
-    assert "terminate called" not in outcome.stderr
 
 
 def test_forked_child_does_not_end_its_parents_group(world):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from accel_state.errors import ConfigError, StateError
+from accel_state.testing import run_script
 from accel_trackers import BackgroundLog, GeneralTracker, TrackerError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -274,8 +274,7 @@ if sys.argv[2] == "interrupt":
 
 def trained(folder, *, how, script=SCRIPT):
     (folder / "train.py").write_text(script)
-    command = [sys.executable, str(folder / "train.py"), str(folder), how]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False), folder / "run"
+    return run_script(folder / "train.py", str(folder), how), folder / "run"
 
 
 def steps_in(run):

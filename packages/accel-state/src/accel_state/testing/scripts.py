@@ -149,12 +149,23 @@ def run_script(
         timeout_s: After which everything that was started is killed and `subprocess.TimeoutExpired` raised,
             with the output so far.
         launcher: ``fork`` starts the ranks in tens of milliseconds and without a launcher between: the exit code is
-            that of the first rank that failed, the output that of all ranks in their order. The others are commands.
+            that of the first rank that failed, the output that of all ranks in their order. ``torchrun`` is forked
+            itself, and starts ranks that import torch anew. ``accel`` is the command.
     """
     if launcher == "fork":
         return _run_forked([script, *args], num_processes, env=env, cwd=cwd, timeout_s=timeout_s)
-    command = [*_prefix(num_processes, launcher), str(script), *args]
+    if launcher == "torchrun":
+        argv = [*torchrun(num_processes), script, *args]
+        return _run_forked(argv, 1, env=env, cwd=cwd, timeout_s=timeout_s)
+    accel = str(Path(sys.executable).parent / "accel")
+    command = [accel, "launch", "--cpu", "--num_processes", str(num_processes), str(script), *args]
     return run_command(command, env={"OMP_NUM_THREADS": "1", **(env or {})}, cwd=cwd, timeout_s=timeout_s)
+
+
+def torchrun(num_processes: int) -> list[str]:
+    """Return the arguments of Python that are torchrun for ranks of this machine; a script follows."""
+    code = "from torch.distributed.run import main; main()"
+    return ["-c", code, "--standalone", "--nproc_per_node", str(num_processes)]
 
 
 def _run_forked(
@@ -284,11 +295,3 @@ def _without_gloo_lines(stdout: str) -> str:
 
 def _text(stream: IO[bytes]) -> str:
     return os.pread(stream.fileno(), os.fstat(stream.fileno()).st_size, 0).decode(errors="replace")
-
-
-def _prefix(num_processes: int, launcher: Launcher) -> list[str]:
-    if launcher == "torchrun":
-        torchrun = [sys.executable, "-m", "torch.distributed.run"]
-        return [*torchrun, "--standalone", "--nproc_per_node", str(num_processes)]
-    accel = Path(sys.executable).parent / "accel"
-    return [str(accel), "launch", "--cpu", "--num_processes", str(num_processes)]
