@@ -15,17 +15,9 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, 
 
 
 def carry_over(folder, *, options, num_processes):
-    """Save with each package and load with the other, in one launch."""
+    """Save with each package and load with the other, in the same processes."""
     env = {"ACCELERATE_USE_CPU": "true"}
-    done = run_script(
-        SCRIPT,
-        str(folder),
-        *options,
-        num_processes=num_processes,
-        launcher="torchrun",
-        env=env,
-        timeout_s=240,
-    )
+    done = run_script(SCRIPT, str(folder), *options, num_processes=num_processes, env=env, timeout_s=240)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder, num_processes
 

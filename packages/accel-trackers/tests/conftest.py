@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from accel_state.testing import run_script
+from accel_state.testing.fork_server import fork_server
 
 # Nothing is sent anywhere, and nobody is counted.
 QUIET = {
@@ -23,6 +24,9 @@ QUIET = {
     "WANDB_ERROR_REPORTING": "false",
     "WANDB_MODE": "offline",
 }
+
+# What takes long to import, and starts no threads: imported once for all tests of a service.
+PRELOADED = {"mlflow": ("mlflow", "mlflow.store.tracking.sqlalchemy_store")}
 
 TRAINING = """
 import os
@@ -84,10 +88,16 @@ def train(tmp_path: Path) -> Callable[..., str]:
             )
         )
         home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+        preload = PRELOADED.get(name, ())
+        with pytest.MonkeyPatch.context() as patch:
+            for variable, value in QUIET.items():
+                patch.setenv(variable, value)
+            fork_server(preload)  # which begins with these variables, should it not run yet
         done = run_script(
             script,
             env={**QUIET, **home, **(env or {}), "ACCEL_TEST_MARK": str(tmp_path)},
             timeout_s=150,
+            preload=preload,
         )
         assert (done.returncode == 0) == ends, done.stderr
         assert ends or "ValueError: training went wrong" in done.stderr

@@ -114,8 +114,23 @@ def test_a_variable_that_is_read_at_import_is_refused():
         run_script("any.py", env={"OMP_NUM_THREADS": "2"})
 
 
-def test_scripts_end_with_the_server():
-    server = ForkServer()
+def test_a_script_finds_imported_what_it_is_to_find():
+    look = "import sys; print('torch' in sys.modules, 'wave' in sys.modules)"
+    for preload in ((), ("wave",), ("wave",)):
+        script = Script(["-c", look], preload=preload)
+        assert script.process.wait(timeout=10) == 0
+        assert script.stdout == f"True {bool(preload)}\n"
+        script.close()
+
+
+def test_ranks_that_import_all_themselves_are_not_promised_otherwise():
+    with pytest.raises(ConfigError, match="`preload` needs `launcher='fork'`, got `accel`"):
+        run_script("any.py", launcher="accel", preload=("wave",))
+
+
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_scripts_end_with_the_server(is_forked):
+    server = ForkServer(origin=fork_server() if is_forked else None)
     with open(os.devnull, "rb+") as nothing:
         process = server.start(
             ("-c", "import time; time.sleep(60)"), environ=os.environ, streams=[nothing] * 3

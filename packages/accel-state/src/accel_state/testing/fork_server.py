@@ -22,6 +22,9 @@ from typing import Protocol
 from accel_state.environment import snapshot
 
 
+_SERVE = "import sys; from accel_state.testing.fork_server_main import serve; serve(*sys.argv[1:])"
+
+
 class HasFileno(Protocol):
     """An open file, pipe or connection."""
 
@@ -88,23 +91,39 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """A child process that imports torch once and then forks itself for each program."""
+    """A process that imports torch once and then forks itself for each program."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str] = (), *, origin: ForkServer | None = None) -> None:
+        """Start it.
+
+        Args:
+            modules: What it imports beside torch. They may start no threads.
+            origin: A server to fork it from, which has torch imported.
+        """
         self._folder = tempfile.TemporaryDirectory(prefix="accel-fork-")
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the server
         self._address = str(Path(self._folder.name) / "socket")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.fork_server_main", self._address],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env={**snapshot(), "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        assert self.process.stdout is not None
-        if self.process.stdout.readline() != b"ready\n":
-            raise RuntimeError(f"The fork server did not start:\n{self.errors()}")
+        environ = {**snapshot(), "OMP_NUM_THREADS": "1"}
+        stdin, lifeline = os.pipe()
+        told, stdout = os.pipe()
+        self._lifeline = os.fdopen(lifeline, "wb", buffering=0)
+        with os.fdopen(stdin, "rb") as theirs, os.fdopen(stdout, "wb") as out, os.fdopen(told, "rb") as ready:
+            streams = (theirs, out, self._stderr)
+            if origin is None:
+                self.process: subprocess.Popen[bytes] | ForkedProcess = subprocess.Popen(
+                    [sys.executable, "-m", f"{__package__}.fork_server_main", self._address, *modules],
+                    stdin=theirs,
+                    stdout=out,
+                    stderr=self._stderr,
+                    env=environ,
+                    start_new_session=True,
+                )
+            else:
+                argv = ("-c", _SERVE, self._address, *modules)
+                self.process = origin.start(argv, environ=environ, streams=streams)
+            out.close()
+            if ready.readline() != b"ready\n":
+                raise RuntimeError(f"The fork server did not start:\n{self.errors()}")
 
     def start(
         self,
@@ -135,31 +154,35 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server, and with it what it has started."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
+        self._lifeline.close()
         self.process.wait()
-        self.process.stdout.close()
         self._stderr.close()
         self._folder.cleanup()
 
 
-_servers: list[ForkServer] = []
-_starting = threading.Lock()
+_servers: dict[tuple[str, ...], ForkServer] = {}
+_starting = threading.RLock()
 
 
-def fork_server() -> ForkServer:
-    """Return the server of this process, started at the first use, and again should it have ended."""
+def fork_server(modules: tuple[str, ...] = ()) -> ForkServer:
+    """Return the server of this process, started at the first use, and again should it have ended.
+
+    Args:
+        modules: What it has imported beside torch; there is a server for each choice, which sees the variables
+            of this process at its start.
+    """
     with _starting:
-        if _servers and (code := _servers[-1].process.poll()) is not None:
-            warnings.warn(f"The fork server ended with {code}:\n{_servers[-1].errors()}", stacklevel=2)
-            _servers.clear()
-        if not _servers:
-            _servers.append(ForkServer())
-            atexit.register(_servers[0].close)
-        return _servers[0]
+        server = _servers.get(modules)
+        if server is not None and (code := server.process.poll()) is not None:
+            warnings.warn(f"The fork server ended with {code}:\n{server.errors()}", stacklevel=2)
+            server = None
+        if server is None:
+            server = ForkServer(modules, origin=fork_server() if modules else None)
+            _servers[modules] = server
+            atexit.register(server.close)
+        return server
 
 
 def fork_server_pids() -> frozenset[int]:
-    """Return the process id of the server, if it was started."""
-    return frozenset(server.process.pid for server in _servers)
+    """Return the process ids of the servers that were started."""
+    return frozenset(server.process.pid for server in _servers.values())

@@ -156,16 +156,22 @@ def end_by_interrupt() -> None:
 
 
 def main() -> None:
-    """Import the libraries, serve on the socket that is named, and end with standard input."""
+    """Import torch and all that is named, and serve."""
     # The first to be registered, and so the last to run. Python's own way is lost in a process that has evaluated code
     # in an exit handler, as those of the libraries do.
     atexit.register(end_by_interrupt)
-    for name in PRELOADED:
+    address, *modules = sys.argv[1:]
+    serve(address, *PRELOADED, *modules)
+
+
+def serve(address: str, *modules: str) -> None:
+    """Import modules, serve on the socket of this address, and end with standard input."""
+    for name in modules:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(sys.argv[1])
+        listener.bind(address)
         listener.listen()
         os.write(1, b"ready\n")
         request = Server(listener).serve()

@@ -47,11 +47,13 @@ class Script:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
+        preload: tuple[str, ...] = (),
     ) -> None:
         """Start ``python *argv``: a file or ``-c`` and code, then arguments.
 
         Args:
             env: Variables to add to this process's; ``OMP_NUM_THREADS`` is 1.
+            preload: Modules that the process it is forked from has imported beside torch.
 
         Raises:
             ConfigError: If ``env`` has a variable that Python or torch reads while it is imported, which has
@@ -61,7 +63,7 @@ class Script:
         self._stdout: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the script
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         with Path(os.devnull).open("rb") as nothing:
-            self.process: ForkedProcess = fork_server().start(
+            self.process: ForkedProcess = fork_server(preload).start(
                 tuple(map(str, argv)),
                 environ={**snapshot(), "OMP_NUM_THREADS": "1", **(env or {})},
                 cwd=cwd,
@@ -106,6 +108,7 @@ def start_ranks(
     *,
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
+    preload: tuple[str, ...] = (),
 ) -> Iterator[list[Script]]:
     """Start a script on several ranks of this machine; end those that are left after the block.
 
@@ -125,7 +128,7 @@ def start_ranks(
         }
         ranks = []
         for rank in map(str, range(num_processes)):
-            script = Script(argv, env={**common, "RANK": rank, "LOCAL_RANK": rank}, cwd=cwd)
+            script = Script(argv, env={**common, "RANK": rank, "LOCAL_RANK": rank}, cwd=cwd, preload=preload)
             stack.callback(script.close)
             ranks.append(script)
         yield ranks
@@ -139,6 +142,7 @@ def run_script(
     cwd: str | Path | None = None,
     timeout_s: float = 120,
     launcher: Launcher = "fork",
+    preload: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run a script and return its exit code and output.
 
@@ -151,12 +155,21 @@ def run_script(
         launcher: ``fork`` starts the ranks in tens of milliseconds and without a launcher between: the exit code is
             that of the first rank that failed, the output that of all ranks in their order. ``torchrun`` is forked
             itself, and starts ranks that import torch anew. ``accel`` is the command.
+        preload: Modules that forked ranks find imported beside torch: heavy ones that several scripts of a file
+            import. They may start no threads.
+
+    Raises:
+        ConfigError: If ``preload`` is given for ranks that are not forked, or ``env`` has what `Script` refuses.
     """
+    if preload and launcher != "fork":
+        raise ConfigError(f"`preload` needs `launcher='fork'`, got `{launcher}`, whose ranks import all themselves.")
     if launcher == "fork":
-        return _run_forked([script, *args], num_processes, env=env, cwd=cwd, timeout_s=timeout_s)
+        argv = [script, *args]
+        return _run_forked(argv, num_processes, env=env, cwd=cwd, timeout_s=timeout_s, preload=preload)
     if launcher == "torchrun":
-        argv = [*torchrun(num_processes), script, *args]
-        return _run_forked(argv, 1, env=env, cwd=cwd, timeout_s=timeout_s)
+        return _run_forked(
+            [*torchrun(num_processes), script, *args], 1, env=env, cwd=cwd, timeout_s=timeout_s
+        )
     accel = str(Path(sys.executable).parent / "accel")
     command = [accel, "launch", "--cpu", "--num_processes", str(num_processes), str(script), *args]
     return run_command(command, env={"OMP_NUM_THREADS": "1", **(env or {})}, cwd=cwd, timeout_s=timeout_s)
@@ -175,13 +188,14 @@ def _run_forked(
     env: Mapping[str, str] | None,
     cwd: str | Path | None,
     timeout_s: float,
+    preload: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     with ExitStack() as stack:
         if num_processes == 1:
-            ranks = [Script(argv, env=env, cwd=cwd)]
+            ranks = [Script(argv, env=env, cwd=cwd, preload=preload)]
             stack.callback(ranks[0].close)
         else:
-            ranks = stack.enter_context(start_ranks(argv, num_processes, env=env, cwd=cwd))
+            ranks = stack.enter_context(start_ranks(argv, num_processes, env=env, cwd=cwd, preload=preload))
         code = wait_for_ranks(ranks, timeout_s=timeout_s)
         return subprocess.CompletedProcess(
             argv, code, "".join(rank.stdout for rank in ranks), "".join(rank.stderr for rank in ranks)
