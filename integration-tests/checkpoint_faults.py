@@ -1,8 +1,9 @@
 """Kill saving processes at random instants and see that a checkpoint is always there.
 
-`python integration-tests/checkpoint_faults.py --kills 500` is the whole proof; the tests run 52. After each kill a
-fresh look at the disk must find: a checkpoint that is complete, every digest right, all values those of one save, and
-at most one save older than the last that was asked for. The next run goes on from it.
+`python integration-tests/checkpoint_faults.py --kills 500` is the whole proof; the tests kill until two have come
+inside a save, in each of eight ways. After each kill a fresh look at the disk must find: a checkpoint that is complete,
+every digest right, all values those of one save, and at most one save older than the last that was asked for. The next
+run goes on from it.
 
 `--every-call` leaves no instant out: a small save is killed before each call that changes the file system, one after
 the other; and each of these calls fails, and is interrupted by Ctrl-C, after which the same process goes on. The tests
@@ -33,8 +34,11 @@ START_S = 60
 WAYS = [(num, limit, behind) for num in (1, 2) for limit in (1, 2) for behind in (False, True)]
 
 
-def kill_during_saves(savers, project, *, kills, num_processes, limit, behind, chance):
-    """Start, kill and check again and again; return how many kills came between the begin and the end of a save."""
+def kill_during_saves(savers, project, *, kills, num_processes, limit, behind, chance, enough=None):
+    """Start, kill and check again and again; return how many kills came between the begin and the end of a save.
+
+    Stops before the last of ``kills`` when ``enough`` of them came there.
+    """
     num_hits = 0
     for number in range(kills):
         before = read(project / "done")
@@ -53,6 +57,8 @@ def kill_during_saves(savers, project, *, kills, num_processes, limit, behind, c
         found = check(project, limit=limit, where=f"kill {number}")
         value = value_in(found.path)
         assert found.number == value, f"kill {number}: {found.path.name} holds the values of save {value}"
+        if num_hits == enough:
+            break
     return num_hits
 
 

@@ -21,23 +21,29 @@ names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 seen = {name: os.environ.get(name) for name in names} | {"argv": sys.argv[1:]}
 Path(sys.argv[0]).with_name(f"rank{os.environ.get('RANK', 'none')}.json").write_text(json.dumps(seen))
 """
-# The last rank fails in the first attempt, and in the second if told so.
+# The last rank fails in the attempts it is told, when the other one has said its number.
 TRY = """
 import os, sys, time
 rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 print("pid", os.getpid(), flush=True)
+has_begun = f"{sys.argv[0]}.{attempt}"
+if rank == "0":
+    open(has_begun, "w").close()
 if rank == "1" and attempt in sys.argv[1:]:
+    while not os.path.exists(has_begun):
+        time.sleep(0.01)
     raise ValueError(f"attempt {attempt}")
 time.sleep(60 if sys.argv[1:] and attempt == sys.argv[-1] else 0)
 """
-# Each rank waits for a signal of the user's own, tells of it and ends well.
+# Each rank waits for two signals of the user's own, tells of each and ends well.
 HEAR = """
 import os, signal
 expected = {signal.SIGUSR1, signal.SIGUSR2}
 signal.pthread_sigmask(signal.SIG_BLOCK, expected)
 print("pid", os.getpid(), flush=True)
-heard = signal.sigwait(expected)
-print(os.environ["RANK"], "hears", int(heard), flush=True)
+for _ in range(2):
+    heard = signal.sigwait(expected)
+    print(os.environ["RANK"], "hears", int(heard), flush=True)
 """
 
 
@@ -161,15 +167,15 @@ def test_ranks_start_again_after_a_failure_and_all_their_output_is_kept_in_files
     assert all(file.read_text().startswith("pid ") for file in files)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
-def test_the_agent_leaves_to_the_ranks_what_a_signal_of_the_users_own_means(script, no_user_config, signum):
+def test_the_agent_leaves_to_the_ranks_what_a_signal_of_the_users_own_means(script, no_user_config):
     process = start("--num_processes=2", "--max_restarts=1", script(HEAR), env=no_user_config)
     pids_told(process, 2)
-    process.send_signal(signum)
-    assert sorted(process.stdout.readline() for _ in range(2)) == [
-        f"0 hears {int(signum)}\n",
-        f"1 hears {int(signum)}\n",
-    ]
+    for signum in (signal.SIGUSR1, signal.SIGUSR2):
+        process.send_signal(signum)
+        assert sorted(process.stdout.readline() for _ in range(2)) == [
+            f"0 hears {int(signum)}\n",
+            f"1 hears {int(signum)}\n",
+        ]
     assert finish(process) == (0, "", "")
 
 

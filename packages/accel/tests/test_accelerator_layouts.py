@@ -16,6 +16,7 @@ from accel_backends.strategies.replicated import ReplicatedStrategy
 from accel_backends.strategies.selection import STRATEGIES
 from accel_state import MeshLayout
 from accel_state.mesh_layout import AXES, LOSS_AXES
+from accel_state.runtime import reset_runtime
 
 LAYOUTS = [
     {"tp": 2},
@@ -92,9 +93,24 @@ class ShuffledStream(IterableDataset):
         return iter(torch.randperm(16, generator=self.generator).tolist())
 
 
+LOADERS = [
+    ("map", {}),
+    ("map", {"use_seedable_sampler": True}),
+    ("map", {"dispatch_batches": True}),
+    ("stream", {}),
+    ("stream", {"dispatch_batches": False}),
+    ("shuffled stream", {"dispatch_batches": False}),
+]
+
+
+def epochs_of_all_loaders(sizes):
+    return [epochs_of(sizes, kind, **settings) for kind, settings in LOADERS]
+
+
 def epochs_of(sizes, kind, **settings):
     from accel import DataLoaderConfiguration
 
+    reset_runtime(keep_process_group=True)
     accelerator = accelerator_on(sizes, dataloader_config=DataLoaderConfiguration(**settings))
     torch.manual_seed(accelerator.process_index)  # nobody asked the ranks to seed alike
     if kind == "map":
@@ -106,25 +122,15 @@ def epochs_of(sizes, kind, **settings):
 
 
 @on_layouts
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("map", {}),
-        ("map", {"use_seedable_sampler": True}),
-        ("map", {"dispatch_batches": True}),
-        ("stream", {}),
-        ("stream", {"dispatch_batches": False}),
-        ("shuffled stream", {"dispatch_batches": False}),
-    ],
-)
-def test_ranks_that_work_together_read_the_same_batches(world, sizes, kind, settings):
-    size = MeshLayout(**sizes).world_size
-    seen = by_data_rank(sizes, world(size).run(epochs_of, sizes, kind, **settings))
-    for epoch in range(2):
-        samples = [sample for epochs in seen for batch in epochs[epoch] for sample in batch]
-        assert sorted(samples) == list(range(16))
-    if kind != "stream":
-        assert seen[0][0] != seen[0][1]
+def test_ranks_that_work_together_read_the_same_batches(world, sizes):
+    answers = world(MeshLayout(**sizes).world_size).run(epochs_of_all_loaders, sizes)
+    for (kind, settings), *of_ranks in zip(LOADERS, *answers, strict=True):
+        seen = by_data_rank(sizes, of_ranks)
+        for epoch in range(2):
+            samples = [sample for epochs in seen for batch in epochs[epoch] for sample in batch]
+            assert sorted(samples) == list(range(16)), (kind, settings)
+        if kind != "stream":
+            assert seen[0][0] != seen[0][1], (kind, settings)
 
 
 def seed_of(sizes):
@@ -148,9 +154,15 @@ def test_seeds_are_equal_on_ranks_that_work_together_and_differ_between_stages(w
     assert world(len(seeds)).run(seed_of, sizes) == seeds
 
 
+def evaluated_in_all_ways(sizes):
+    ways = [(dispatch, even) for dispatch in (False, True) for even in (False, True)]
+    return {way: evaluated(sizes, *way) for way in ways}
+
+
 def evaluated(sizes, dispatch, even):
     from accel import DataLoaderConfiguration
 
+    reset_runtime(keep_process_group=True)
     settings = DataLoaderConfiguration(dispatch_batches=dispatch, even_batches=even)
     accelerator = accelerator_on(sizes, dataloader_config=settings)
     loader = accelerator.prepare(DataLoader(range(7), batch_size=2))
@@ -162,12 +174,11 @@ def evaluated(sizes, dispatch, even):
 
 
 @on_layouts
-@pytest.mark.parametrize("dispatch", [False, True])
-@pytest.mark.parametrize("even", [False, True])
-def test_every_sample_is_counted_once(world, sizes, dispatch, even):
-    size = MeshLayout(**sizes).world_size
+def test_every_sample_is_counted_once(world, sizes):
     numbers = list(range(7))
-    assert world(size).run(evaluated, sizes, dispatch, even) == [(numbers, numbers)] * size
+    for ways in world(MeshLayout(**sizes).world_size).run(evaluated_in_all_ways, sizes):
+        for way, counted in ways.items():
+            assert counted == (numbers, numbers), way
 
 
 class OwnLength(IterableDataset):

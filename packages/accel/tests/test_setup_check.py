@@ -3,19 +3,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 
 from accel import setup_check
 from accel.setup_check import CheckError, check_processes
+from accel_state.testing import run_script
 
 NAMES = ["processes", "collectives", "random numbers", "loaders", "training"]
 
 
-def checked(folder, *, flags):
+def checked_alone(folder):
+    return run_script(setup_check.__file__, env={"ACCELERATE_USE_CPU": "true"})
+
+
+def checked_by_the_command(folder):
     return subprocess.run(
-        [sys.executable, "-m", "accel_launch", "test", "--cpu", *flags],
+        [sys.executable, "-m", "accel_launch", "test", "--cpu", "--num_processes=2", "--mixed_precision=bf16"],
         env={**os.environ, "HF_HOME": str(folder), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -26,10 +30,7 @@ def checked(folder, *, flags):
 
 @pytest.mark.parametrize(
     ("outcome", "num_processes"),
-    [
-        (partial(checked, flags=["--num_processes", "1"]), 1),
-        (partial(checked, flags=["--num_processes", "2", "--mixed_precision", "bf16"]), 2),
-    ],
+    [(checked_alone, 1), (checked_by_the_command, 2)],
     ids=["one", "two in bf16"],
     indirect=["outcome"],
 )

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import struct
 import zipfile
 
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from accel import Accelerator
 from accel_state.errors import CheckpointError
+from accel_state.runtime import reset_runtime
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -56,13 +58,18 @@ def build():
     return accelerator
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
-    """A good checkpoint without a manifest's say: only the readers themselves stand between a file and us."""
-    folder = tmp_path / "checkpoint_0"
-    accelerator = build()
-    accelerator.save_state(folder)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "checkpoint_0"
+    build().save_state(folder)
+    reset_runtime()
     return folder
+
+
+@pytest.fixture
+def checkpoint(saved, tmp_path):
+    """A good checkpoint without a manifest's say: only the readers themselves stand between a file and us."""
+    return shutil.copytree(saved, tmp_path / "checkpoint_0")
 
 
 def trust(folder):
