@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -22,6 +21,7 @@ from torch import nn
 
 from accel import Accelerator
 from accel_state.runtime import reset_runtime
+from accel_state.testing.fork_server import fork_server
 
 
 class Runs:
@@ -32,28 +32,26 @@ class Runs:
 
     def __enter__(self):
         self.holder = hold_port()
-        self.process = subprocess.Popen(
-            [sys.executable, str(self.script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        (stdin, asked), (answers, stdout) = os.pipe(), os.pipe()
+        self.asked, self.answers = os.fdopen(asked, "w"), os.fdopen(answers)
+        with os.fdopen(stdin) as theirs, os.fdopen(stdout) as out:
+            environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+            streams = (theirs, out, sys.__stderr__)
+            self.process = fork_server().start((str(self.script),), environ=environ, streams=streams)
         return self
 
     def __exit__(self, *_):
         self.holder.close()
-        self.process.stdin.close()
+        self.asked.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(timeout=20)
-        self.process.stdout.close()
+        self.answers.close()
 
     def start(self, **options):
         """Start ``num_processes`` ranks with the further options, and return their process ids."""
-        self.process.stdin.write(json.dumps({**options, "port": self.holder.getsockname()[1]}) + "\n")
-        self.process.stdin.flush()
+        self.asked.write(json.dumps({**options, "port": self.holder.getsockname()[1]}) + "\n")
+        self.asked.flush()
         return self._answer()
 
     def codes(self):
@@ -61,7 +59,7 @@ class Runs:
         return self._answer()
 
     def _answer(self):
-        line = self.process.stdout.readline()
+        line = self.answers.readline()
         assert line, f"`{self.script}` has ended"
         return json.loads(line)
 

@@ -9,7 +9,7 @@ import checkpoint_faults
 import pytest
 from forking import Runs
 
-from accel_state.testing.scripts import run_command
+from accel_state.testing.scripts import run_command, run_script
 
 FAILING = Path(__file__).with_name("failing_saves.py")
 
@@ -52,10 +52,6 @@ WAYS = [
 ]
 
 
-def fail(folder, *ways):
-    return [sys.executable, str(FAILING), str(folder), *ways]
-
-
 def in_own_mounts(folder, *command):
     """Return a command that runs with a small file system at ``folder``, which goes when it ends."""
     as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
@@ -67,7 +63,7 @@ def in_own_mounts(folder, *command):
 def outcomes(tmp_path_factory):
     """What was wrong in each way of failing; all are tried by one process, which imports everything once."""
     folder = tmp_path_factory.mktemp("failing")
-    done = run_command(fail(folder, *WAYS), env={"OMP_NUM_THREADS": "1"}, timeout_s=200)
+    done = run_script(FAILING, str(folder), *WAYS, timeout_s=200)
     assert done.returncode == 0, done.stdout + done.stderr
     return {way: (folder / f"{way}.log").read_text() for way in WAYS}
 
@@ -80,7 +76,7 @@ def test_a_failing_save_says_why_and_leaves_the_earlier_checkpoint(outcomes, way
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a small file system as Linux mounts it")
 def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path):
-    command = in_own_mounts(tmp_path, *fail(tmp_path, "full-disk"))
+    command = in_own_mounts(tmp_path, sys.executable, str(FAILING), str(tmp_path), "full-disk")
     done = run_command(command, env={"OMP_NUM_THREADS": "1"}, timeout_s=60)
     if done.returncode == 77 or "unshare failed" in done.stderr:
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
