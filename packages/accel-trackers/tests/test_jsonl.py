@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
+from contextlib import closing
 
 import pytest
 import torch
 
+from accel_state.testing.scripts import Script
 from accel_trackers import JsonlTracker
 
 
@@ -64,6 +64,6 @@ def test_a_process_that_is_killed_has_written_what_it_logged(tmp_path):
         "t = JsonlTracker('run', sys.argv[1]);"
         "[t.log({'i': i}, step=i) for i in range(50)]; os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
-    assert done.returncode == -signal.SIGKILL
+    with closing(Script(["-c", code, tmp_path])) as script:
+        assert script.process.wait(timeout=60) == -signal.SIGKILL
     assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl")] == list(range(50))

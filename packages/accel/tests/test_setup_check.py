@@ -19,7 +19,15 @@ def checked_alone(folder):
 
 def checked_by_the_command(folder):
     return subprocess.run(
-        [sys.executable, "-m", "accel_launch", "test", "--cpu", "--num_processes=2", "--mixed_precision=bf16"],
+        [
+            sys.executable,
+            "-m",
+            "accel_launch",
+            "test",
+            "--cpu",
+            "--num_processes=2",
+            "--mixed_precision=bf16",
+        ],
         env={**os.environ, "HF_HOME": str(folder), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from accel_ops import (
 from accel_ops.nested.description import iterate_tensors
 from accel_ops.transport import current_transport
 from accel_state import PartialState
-from accel_state.testing.scripts import run_script
+from accel_state.testing.scripts import Script, run_script
 
 
 def structures(rank: int) -> list[Any]:
@@ -125,11 +124,9 @@ def test_the_package_can_be_imported_under_another_default_device():
         "for name in accel_ops.__all__: getattr(accel_ops, name)\n"
         "print(accel_ops.gather_object([1]))"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stdout == "[1]\n"
+    with closing(Script(["-c", code])) as script:
+        assert script.process.wait(timeout=120) == 0, script.stderr
+        assert script.stdout == "[1]\n"
 
 
 def versions_of_what_was_sent() -> list[int]:

@@ -21,7 +21,6 @@ from typing import Protocol
 
 from accel_state.environment import snapshot
 
-
 _SERVE = "import sys; from accel_state.testing.fork_server_main import serve; serve(*sys.argv[1:])"
 
 

@@ -162,7 +162,9 @@ def run_script(
         ConfigError: If ``preload`` is given for ranks that are not forked, or ``env`` has what `Script` refuses.
     """
     if preload and launcher != "fork":
-        raise ConfigError(f"`preload` needs `launcher='fork'`, got `{launcher}`, whose ranks import all themselves.")
+        raise ConfigError(
+            f"`preload` needs `launcher='fork'`, got `{launcher}`, whose ranks import all themselves."
+        )
     if launcher == "fork":
         argv = [script, *args]
         return _run_forked(argv, num_processes, env=env, cwd=cwd, timeout_s=timeout_s, preload=preload)
