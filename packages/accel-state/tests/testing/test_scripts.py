@@ -25,7 +25,7 @@ def test_two_processes_through_torchrun(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from accel_state import PartialState\nstate = PartialState()\n"
-        "print(f'{state.process_index} of {state.num_processes}', flush=True)"
+        "print(f'{state.process_index} of {state.num_processes}\\n', end='')"  # at once: the ranks share a file
     )
     ran = run_script(script, num_processes=2, launcher="torchrun", timeout_s=60)
     assert ran.returncode == 0, ran.stderr
