@@ -262,7 +262,7 @@ def test_another_operation_instead_of_the_next_batch_is_an_error_on_every_rank(
 
 
 def change_each_batch_in_place() -> list[list[int]]:
-    loader = prepare_data_loader(DataLoader(torch.arange(5), batch_size=2), dispatch_batches=True)  # type: ignore[arg-type]
+    loader = prepare_data_loader(DataLoader(torch.arange(13), batch_size=2), dispatch_batches=True)  # type: ignore[arg-type]
     read = []
     for batch in loader:
         read.append(batch.tolist())
@@ -273,4 +273,7 @@ def change_each_batch_in_place() -> list[list[int]]:
 def test_a_batch_that_is_changed_in_place_does_not_change_what_completes_the_last_step(
     world: Callable[[int], Any],
 ) -> None:
-    assert world(2).run(change_each_batch_in_place) == [[[0, 1], [4, 0]], [[2, 3], [1, 2]]]
+    assert world(2).run(change_each_batch_in_place) == [
+        [[0, 1], [4, 5], [8, 9], [12, 0]],
+        [[2, 3], [6, 7], [10, 11], [1, 2]],
+    ]

@@ -72,8 +72,8 @@ def shards_itself(loader: DataLoader[Any], num_processes: int, *, split_batches:
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDatasetShard) or split_batches or not hasattr(dataset, "shard"):
         return False
-    num_shards = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None)
-    return bool(num_shards) and num_shards % num_processes == 0
+    num_shards: int = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None) or 0
+    return num_shards > 0 and num_shards % num_processes == 0
 
 
 def cut_into(loader: DataLoader[Any], rows: int) -> DataLoader[Any]:

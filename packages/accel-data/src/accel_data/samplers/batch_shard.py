@@ -245,7 +245,13 @@ class BatchSamplerShard(BatchSampler):
         stand_in = self._begin_draw(run)
         order = draw_order(sampler, stand_in)
         assert order is not None, "a plan is made where the order is known"
-        if stand_in is not None and is_fresh and torch.equal(torch.get_rng_state(), run.order_state):
+        state = run.order_state
+        if (
+            stand_in is not None
+            and state is not None
+            and is_fresh
+            and torch.equal(torch.get_rng_state(), state)
+        ):
             # The sampler would have drawn all of it from the default generator.
             torch.set_rng_state(stand_in.get_state())
         if run.is_shared and isinstance(sampler, (list, tuple)):

@@ -60,7 +60,8 @@ def draw_order(sampler: Iterable[int], generator: torch.Generator | None = None)
     draw = _DRAWS.get(type(sampler).__iter__)
     if draw is None:
         return None
-    return draw(sampler, getattr(sampler, "generator", None) if generator is None else generator)
+    order: Sequence[int] = draw(sampler, generator or getattr(sampler, "generator", None))
+    return order
 
 
 def has_order(sampler: Iterable[int]) -> bool:
