@@ -108,6 +108,18 @@ class GradientState:
         return loader is not None and bool(loader.end_of_dataloader)
 
     @property
+    def ends_some_rank(self) -> bool | None:
+        """Whether the batch at hand is the last of any rank of the active loader; None where that is not known.
+
+        False outside of all loops. Of a loader that knows nothing of other ranks, whether it is the last of this one.
+        """
+        loader = self.active_dataloader
+        if loader is None:
+            return False
+        ends: bool | None = getattr(loader, "ends_some_rank", loader.end_of_dataloader)
+        return ends
+
+    @property
     def remainder(self) -> int:
         """Real samples in the active loader's last global batch, -1 when unknown or outside of all loops."""
         loader = self.active_dataloader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from types import TracebackType
@@ -60,6 +60,7 @@ class Stepper:
         self._owns_backward = strategy.capabilities.owns_backward
         self._can_defer_sync = strategy.capabilities.can_defer_sync
         self._block_models: tuple[nn.Module, ...] = ()
+        self._is_uneven = False
 
     @property
     def num_steps(self) -> int:
@@ -104,7 +105,7 @@ class Stepper:
         """Count a micro-batch that trains ``models``; return what lets them synchronise again, if they do not now."""
         self._block_models = models
         gradient = self._gradient
-        if gradient.sync_with_dataloader and gradient.end_of_dataloader:
+        if gradient.sync_with_dataloader and self._ends_window_early():
             self.step = 0
             gradient.sync_gradients = True
         else:
@@ -116,6 +117,30 @@ class Stepper:
             for model in models:
                 unsynced.enter_context(self._strategy.gradient_sync(model, enabled=False))
             return unsynced.pop_all()
+
+    @contextmanager
+    def over_uneven_inputs(self) -> Iterator[None]:
+        """Let ranks have different numbers of batches in the block; windows then end with the last of any rank.
+
+        Raises:
+            ConfigError: In a block that accumulates over a stream, of which nobody knows where the other ranks end.
+        """
+        before, self._is_uneven = self._is_uneven, True
+        try:
+            yield
+        finally:
+            self._is_uneven = before
+
+    def _ends_window_early(self) -> bool:
+        """Whether the window ends with this micro-batch since it is the last of a rank, and all step together."""
+        ends = self._gradient.ends_some_rank
+        if ends is None and self._is_uneven and self.num_steps > 1:
+            raise ConfigError(
+                "Gradients cannot be accumulated over a stream whose ranks may end at different batches: they would "
+                "not know when to step together. Let all ranks get as many with `even_batches=True` or "
+                "`dispatch_batches=True`, or set `gradient_accumulation_steps` to 1."
+            )
+        return bool(ends) or self._gradient.end_of_dataloader
 
     def backward(self, loss: Tensor, num_items: float | Tensor | None, **kwargs: Any) -> None:
         """Compute the gradients of a mean loss, so that those of the window are of its mean.

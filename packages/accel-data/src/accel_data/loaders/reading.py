@@ -26,9 +26,11 @@ def read_planned(
     loader.remainder = plan.remainder
     loader.will_pad = plan.even and plan.remainder > 0
     loader.step_shape = plan.full_shape()
-    last = plan.num_own_steps
+    last, common = plan.num_own_steps, plan.num_common_steps
     for step, batch in enumerate(batches if place is None else place.all_of(batches), start=1):
         progress.steps = step
+        if step >= common:
+            loader.ends_some_rank = step in (common, last)
         if step == last:
             loader.end_of_dataloader = True
             loader.step_shape = plan.shape(step - 1)
@@ -50,6 +52,7 @@ def read_streamed(
         progress.steps = number
         progress.end = step.end
         loader.step_shape = step.shape
+        loader.ends_some_rank = step.ends_some_rank
         if step.is_last:
             loader.end_of_dataloader = True
             loader.remainder = 0 if step.shape.is_plain else step.shape.num_real
@@ -63,6 +66,7 @@ def read_ahead(
     loader: DataLoaderStateMixin,
     progress: Progress,
     step_size: Position,
+    ends_alike: bool = True,
     loader_state: Callable[[], Any] | None = None,
 ) -> Iterator[Any]:
     """Yield the batches of a stream, which is known to end only when the next batch has been asked for.
@@ -73,6 +77,7 @@ def read_ahead(
         loader: Told about each step.
         progress: Told about each step.
         step_size: What one step of all ranks reads.
+        ends_alike: Whether all ranks have as many batches.
         loader_state: Returns the state of a `StatefulDataLoader`, to be noted after each batch.
     """
     start, step = progress.start, 0
@@ -91,6 +96,7 @@ def read_ahead(
             start.samples + step * step_size.samples, start.batches + step * step_size.batches
         )
         progress.loader_state = state
+        loader.ends_some_rank = following is None if ends_alike else None
         if note is not None:
             loader.step_shape = note.shape
             progress.note_dataset(note)

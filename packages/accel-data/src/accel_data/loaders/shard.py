@@ -108,7 +108,13 @@ class DataLoaderShard(PreparedLoader):
             state = self._loader_state if self.use_stateful_dataloader else None
             step_size = self._step_size()
             return read_ahead(
-                batches, place, loader=self, progress=progress, step_size=step_size, loader_state=state
+                batches,
+                place,
+                loader=self,
+                progress=progress,
+                step_size=step_size,
+                ends_alike=ends_alike or self.data_ranks.num_ranks == 1,
+                loader_state=state,
             )
         run = self._begin_index_pass(shard)
 

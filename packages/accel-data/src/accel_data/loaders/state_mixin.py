@@ -11,6 +11,7 @@ class DataLoaderStateMixin:
 
     Attributes:
         end_of_dataloader: Whether the batch at hand is this rank's last.
+        ends_some_rank: Whether it is the last of any rank; None where that cannot be known.
         remainder: Samples in the last global batch if it is not full; 0 if it is full; -1 while that is
             unknown.
         will_pad: Whether the last step is known to repeat samples.
@@ -18,6 +19,7 @@ class DataLoaderStateMixin:
     """
 
     end_of_dataloader: bool = False
+    ends_some_rank: bool | None = False
     remainder: int = -1
     step_shape: StepShape | None = None
     will_pad: bool = False
@@ -30,6 +32,7 @@ class DataLoaderStateMixin:
     def reset(self) -> None:
         """Forget what is known about the pass."""
         self.end_of_dataloader = False
+        self.ends_some_rank = False
         self.remainder = -1
         self.step_shape = None
         self.will_pad = False

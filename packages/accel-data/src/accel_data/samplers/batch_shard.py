@@ -291,7 +291,10 @@ class BatchSamplerShard(BatchSampler):
             end = Position(end.samples + step.shape.num_real, end.batches + step.num_batches)
             if not step.pieces[self.process_index]:
                 return
-            run.steps.append(StreamedStep(step.shape, self.process_index >= step.num_following, end))
+            following = step.num_following
+            run.steps.append(
+                StreamedStep(step.shape, self.process_index >= following, following < self.num_processes, end)
+            )
             yield step.pieces[self.process_index]
 
     def _is_agreed(self, source: Any) -> bool:

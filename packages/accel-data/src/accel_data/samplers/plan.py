@@ -60,6 +60,17 @@ class ShardPlan:
         return max(0, -(-mine // self.global_rows))
 
     @property
+    def num_common_steps(self) -> int:
+        """Steps in which every rank has a batch: the first ones."""
+        if self.even or self.drop_last:
+            return self.num_steps
+        return (
+            self.remaining // self.global_rows
+            if self.remainder <= self.global_rows - self.rows
+            else self.num_steps
+        )
+
+    @property
     def remainder(self) -> int:
         """Samples in the last step if it is not full, else 0."""
         return 0 if self.drop_last else self.remaining % self.global_rows

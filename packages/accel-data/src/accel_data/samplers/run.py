@@ -23,10 +23,18 @@ class Position:
 
 @dataclass(slots=True)
 class StreamedStep:
-    """What a streamed sampler tells of a step that it has handed out."""
+    """What a streamed sampler tells of a step that it has handed out.
+
+    Attributes:
+        shape: Its rows.
+        is_last: Whether it is this rank's last.
+        ends_some_rank: Whether it is any rank's last.
+        end: Where it ends.
+    """
 
     shape: StepShape
     is_last: bool
+    ends_some_rank: bool
     end: Position
 
 

@@ -244,6 +244,7 @@ class Preparation:
             if even_batches is not None and self.processes.use_distributed:
                 for loader in self._dataloaders:
                     stack.enter_context(dealing_evenly(loader, even_batches))
+            stack.enter_context(self._stepper.over_uneven_inputs())
             stack.enter_context(self._strategy.join_uneven_inputs(joinables))
             yield
 
