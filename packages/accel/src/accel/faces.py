@@ -25,6 +25,7 @@ PLACES = (
     "accel_launch",
     "accel",
     "accel.checkpoints",
+    "accel.general_functions",
 )
 """Modules whose public lists are asked, in this order; torch-free, so that asking costs little."""
 

@@ -1,0 +1,148 @@
+"""Small functions and constants that libraries import beside the Accelerator, and that belong to no other package."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, MutableMapping
+from importlib.metadata import version
+from typing import Any
+
+from accel_state.errors import StateError
+
+__all__ = [
+    "CUDA_DISTRIBUTED_TYPES",
+    "MITA_PROFILING_AVAILABLE_PYTORCH_VERSION",
+    "TORCH_DISTRIBUTED_OPERATION_TYPES",
+    "USE_TORCH_XLA",
+    "XPU_PROFILING_AVAILABLE_PYTORCH_VERSION",
+    "ThreadLocalSharedDict",
+    "do_nothing",
+    "get_free_port",
+    "get_pretty_name",
+    "install_xla",
+    "is_port_in_use",
+    "merge_dicts",
+    "patch_optimizer_step",
+    "wait_for_everyone",
+]
+
+CUDA_DISTRIBUTED_TYPES = ["DEEPSPEED", "MULTI_GPU", "FSDP", "MEGATRON_LM", "TP"]
+"""Names of `DistributedType` that CUDA devices may have."""
+TORCH_DISTRIBUTED_OPERATION_TYPES = [
+    *CUDA_DISTRIBUTED_TYPES,
+    "MULTI_NPU",
+    "MULTI_MLU",
+    "MULTI_SDAA",
+    "MULTI_MUSA",
+    "MULTI_XPU",
+    "MULTI_CPU",
+    "MULTI_HPU",
+    "MULTI_NEURON",
+]
+"""Names of `DistributedType` whose processes talk to each other through torch.distributed."""
+MITA_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.1.0"
+XPU_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.4.0"
+USE_TORCH_XLA = True
+"""Whether `torch_xla` is used where it is installed."""
+
+
+def wait_for_everyone() -> None:
+    """Wait until all processes have come here."""
+    from accel_state import PartialState
+
+    PartialState().wait_for_everyone()
+
+
+def get_pretty_name(obj: object) -> str:
+    """Return the qualified name of a class or function, of the class for any other object."""
+    if not hasattr(obj, "__qualname__") and not hasattr(obj, "__name__"):
+        obj = type(obj)
+    return str(getattr(obj, "__qualname__", None) or getattr(obj, "__name__", obj))
+
+
+def merge_dicts(source: Mapping[Any, Any], destination: MutableMapping[Any, Any]) -> MutableMapping[Any, Any]:
+    """Write `source` into `destination`, dicts in dicts likewise, and return `destination`."""
+    for key, value in source.items():
+        if isinstance(value, Mapping):
+            merge_dicts(value, destination.setdefault(key, {}))
+        else:
+            destination[key] = value
+    return destination
+
+
+def is_port_in_use(port: int | None = None) -> bool:
+    """Tell whether something listens at a port of this machine; 29500 if omitted."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as client:
+        return client.connect_ex(("localhost", 29500 if port is None else port)) == 0
+
+
+def get_free_port() -> int:
+    """Return a port of this machine at which nothing listens now; another program may take it before its use."""
+    with socket.socket() as server:
+        server.bind(("", 0))
+        port: int = server.getsockname()[1]
+        return port
+
+
+def install_xla(upgrade: bool = False) -> None:
+    """Install `torch_xla` for the installed torch, in a notebook of Google Colab.
+
+    Args:
+        upgrade: Install it even if there is one.
+
+    Raises:
+        StateError: Outside of Colab.
+        subprocess.CalledProcessError: If pip fails.
+    """
+    if "google.colab" not in sys.modules:
+        raise StateError(
+            "`install_xla` works in Google Colab only. Elsewhere install `torch_xla[tpu]` of the release of your torch "
+            "by pip."
+        )
+    if upgrade or importlib.util.find_spec("torch_xla") is None:
+        release = version("torch").partition("+")[0]
+        subprocess.run([sys.executable, "-m", "pip", "install", f"torch_xla[tpu]=={release}"], check=True)
+
+
+def do_nothing(*args: Any, **kwargs: Any) -> None:
+    """Take anything, and do nothing."""
+
+
+def patch_optimizer_step(accelerated_optimizer: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `method` such that a call of it sets `accelerated_optimizer._accelerate_step_called`."""
+
+    def patched_step(*args: Any, **kwargs: Any) -> Any:
+        accelerated_optimizer._accelerate_step_called = True
+        return method(*args, **kwargs)
+
+    return patched_step
+
+
+class ThreadLocalSharedDict:
+    """A class attribute: one dict for all objects of the class, or one in each thread.
+
+    Args:
+        thread_local: Whether each thread has its own, as where the cores of a TPU are threads.
+    """
+
+    def __init__(self, thread_local: bool = False) -> None:
+        self._storage: Any = threading.local() if thread_local else _Storage()
+
+    def __get__(self, obj: object, objtype: type | None = None) -> dict[Any, Any]:
+        if not hasattr(self._storage, "content"):
+            self._storage.content = {}
+        content: dict[Any, Any] = self._storage.content
+        return content
+
+    def __set__(self, obj: object, value: dict[Any, Any]) -> None:
+        self._storage.content = value
+
+
+class _Storage:
+    """A place for one dict, the same in all threads."""
+
+    content: dict[Any, Any]
