@@ -30,6 +30,7 @@ from accel.parts.process import ProcessControl
 from accel.parts.saving import Saving
 from accel.parts.settings import Settings
 from accel.parts.stepping import Stepping
+from accel.prepared_loaders import PreparedLoaders
 from accel.project import ProjectConfiguration
 from accel_backends import (
     CompileTransform,
@@ -173,7 +174,8 @@ class Accelerator(
         )
         self.processes = PartialState()
         self.gradient_state = GradientState(self.configuration.accumulation)
-        self._models, self._optimizers, self._schedulers, self._dataloaders = [], [], [], []
+        self._models, self._optimizers, self._schedulers = [], [], []
+        self._dataloaders = PreparedLoaders()
         self._untrained = WeakSet()
         self._start_engine()
         self.log_with = filter_trackers(log_with, self.logging_dir)

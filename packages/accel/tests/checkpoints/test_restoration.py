@@ -35,7 +35,7 @@ def build(*, width=3, optimizer=torch.optim.Adam, scheduler="StepLR", precision=
         elif scheduler == "OneCycleLR":
             parts.append(torch.optim.lr_scheduler.OneCycleLR(inner, 0.1, total_steps=9))
     parts += [DataLoader(torch.arange(4)) for _ in range(loaders)]
-    accelerator.prepare(*parts)
+    accelerator.held = accelerator.prepare(*parts)  # a run lets go of loaders that nobody holds
     accelerator.register_for_checkpointing(*(Meter() for _ in range(custom)))
     accelerator.backward(model(torch.ones(1, width)).sum())
     for one in accelerator._optimizers:

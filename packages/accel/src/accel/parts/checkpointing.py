@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 import accel_ops
 from accel.configuration import RunConfiguration
+from accel.prepared_loaders import PreparedLoaders
 from accel.project import ProjectConfiguration
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
@@ -43,7 +44,7 @@ class Checkpointing:
     _models: list[nn.Module]
     _optimizers: list[Any]
     _schedulers: list[Any]
-    _dataloaders: list[Any]
+    _dataloaders: PreparedLoaders
     _preemption: Preemption | None
 
     def _set_up_checkpointing(self) -> None:
@@ -296,7 +297,7 @@ class Checkpointing:
             models=self._models,
             optimizers=self._optimizers,
             schedulers=self._schedulers,
-            loaders=self._dataloaders,
+            loaders=list(self._dataloaders),
             custom=self._custom_objects,
             stepper=self._stepper,
             active_loaders=self.gradient_state.dataloader_references,

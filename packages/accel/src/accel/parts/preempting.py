@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-from torch.utils.data import DataLoader
+from typing import TYPE_CHECKING
 
 from accel.parts.tracking import Tracking
+from accel.prepared_loaders import PreparedLoaders
 from accel_state.errors import StateError
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ class Preempting(Tracking):
     """What a run does when its machine is about to be taken away."""
 
     _preemption: Preemption | None
-    _dataloaders: list[DataLoader[Any]]
+    _dataloaders: PreparedLoaders
 
     def end_training(self) -> None:
         """Write out and close all trackers, then end the process group. Every rank must call it.

@@ -18,6 +18,7 @@ from accel.arrangement import Arrangement
 from accel.configuration import RunConfiguration
 from accel.evenness import dealing_evenly
 from accel.ownership import check_parameters, check_placement, has_device_map
+from accel.prepared_loaders import PreparedLoaders
 from accel_backends import AcceleratedOptimizer, AcceleratedScheduler, Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_state import PartialState
@@ -42,7 +43,7 @@ class Preparation:
     _models: list[nn.Module]
     _optimizers: list[AcceleratedOptimizer]
     _schedulers: list[AcceleratedScheduler]
-    _dataloaders: list[DataLoader[Any]]
+    _dataloaders: PreparedLoaders
     _untrained: WeakSet[nn.Module]
     _stepper: Stepper
     _preemption: Preemption | None
@@ -139,7 +140,7 @@ class Preparation:
         """Return whether a device map has spread `model` over several devices."""
         return has_device_map(model)
 
-    def _prepared(self) -> tuple[list[Any], ...]:
+    def _prepared(self) -> tuple[list[Any] | PreparedLoaders, ...]:
         return self._models, self._optimizers, self._schedulers, self._dataloaders
 
     def _remember(
@@ -221,7 +222,7 @@ class Preparation:
             non_blocking=loader.non_blocking,
             use_stateful_dataloader=loader.use_stateful_dataloader,
         )
-        self._dataloaders.append(ready)
+        self._dataloaders.add(ready)
         if self._preemption is not None:
             self._preemption.keep_workers(ready)
         return ready
