@@ -34,8 +34,14 @@ class DDPStrategy(ReplicatedStrategy):
         """Take in the run.
 
         Raises:
-            ConfigError: If there is no process group to average gradients over.
+            ConfigError: If there is no process group to average gradients over, or the devices are XLA's, whose
+                gradients it does not see.
         """
+        if context.runtime.device.type == "xla":
+            raise ConfigError(
+                "The strategy `ddp` does not average gradients on XLA devices (TPU): each process would train a model "
+                "of its own. Several of them cannot train one model yet; start one process, or use other devices."
+            )
         if not (dist.is_available() and dist.is_initialized()):
             raise ConfigError(
                 "The strategy `ddp` needs a process group, and this process has none. "
