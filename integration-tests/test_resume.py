@@ -93,7 +93,7 @@ def digest(stream):
 
 
 def unbroken_stream():
-    torch.manual_seed(11)
-    given = DataLoader(torch.arange(400), batch_size=3, shuffle=True)
+    generator = torch.Generator().manual_seed(11)
+    given = DataLoader(torch.arange(400), batch_size=3, shuffle=True, generator=generator)
     loader = prepare_data_loader(given, num_processes=1, process_index=0)
     return [number for _ in range(2) for batch in loader for number in batch.tolist()]

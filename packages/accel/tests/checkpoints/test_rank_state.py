@@ -102,6 +102,16 @@ def test_into_another_number_of_steps_the_window_begins_anew(tmp_path, caplog):
     assert other.accelerator.step == 0
 
 
+def test_between_windows_another_number_of_steps_is_nothing_to_tell(tmp_path, caplog):
+    first = Run()
+    first.train(range(4), weighted=False)
+    first.accelerator.save_state(tmp_path)
+    other = Run(num_steps=3)
+    other.accelerator.load_state(tmp_path)
+    assert "accumulation" not in caplog.text
+    assert other.accelerator.step == 0
+
+
 def test_a_window_of_the_peer_whose_gradients_were_not_saved_begins_anew(tmp_path, caplog):
     """Its files know the number of the micro-batch and nothing else."""
     first = Run()

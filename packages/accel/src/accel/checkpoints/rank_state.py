@@ -124,13 +124,14 @@ class RankState:
             self._begin_anew(prepared)
             return
         num_steps = prepared.stepper.num_steps
-        if self._was_accumulating and state.get("num_steps", num_steps) != num_steps:
-            logger.warning(
-                "The checkpoint was saved within an accumulation of %s steps and is loaded into one of %s: %s.",
-                state["num_steps"],
-                num_steps,
-                _BEGINS_ANEW,
-            )
+        if state.get("num_steps", num_steps) != num_steps:
+            if self._was_accumulating:
+                logger.warning(
+                    "The checkpoint was saved within an accumulation of %s steps and is loaded into one of %s: %s.",
+                    state["num_steps"],
+                    num_steps,
+                    _BEGINS_ANEW,
+                )
             self._begin_anew(prepared)
             return
         restore_gradients(prepared.bare_models(), {})
