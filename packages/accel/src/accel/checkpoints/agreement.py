@@ -92,7 +92,7 @@ class StoreAgreement:
         try:
             self._leave(topic, note)
             self._wait(topic)
-            notes = [self._store.get(f"{topic}/{rank}").decode() for rank in range(self.world_size)]
+            notes = self._notes(topic)
             self._see_all_off(topic)
             return notes
         except dist.DistError as error:
@@ -116,6 +116,13 @@ class StoreAgreement:
         self._store.set(f"{topic}/{self.rank}", note)
         if self._store.add(f"{topic}/count", 1) == self.world_size:
             self._store.set(f"{topic}/all", "")
+
+    def _notes(self, topic: str) -> list[str]:
+        """Return what all ranks have left, in one request where the store can do that."""
+        keys = [f"{topic}/{rank}" for rank in range(self.world_size)]
+        if self._store.has_extended_api():  # type: ignore[attr-defined]  # torch's stubs lack it
+            return [note.decode() for note in self._store.multi_get(keys)]
+        return [self._store.get(key).decode() for key in keys]
 
     def _wait(self, topic: str) -> None:
         """Return when all notes are there."""
