@@ -53,7 +53,8 @@ def build():
     model = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    accelerator.prepare(model, optimizer, scheduler, DataLoader(torch.arange(4)))
+    # Held, for a run lets go of loaders that nobody holds.
+    accelerator.held = accelerator.prepare(model, optimizer, scheduler, DataLoader(torch.arange(4)))
     accelerator.register_for_checkpointing(Meter())
     return accelerator
 
