@@ -14,6 +14,8 @@ from tools.setup.running import run
 from tools.workspace import ROOT
 
 NUM_SLOWEST = 20
+LIMIT_S = 2700.0
+"""The suite takes minutes; a process that hangs and holds the pipes of pytest-xdist would keep it for ever."""
 MOST_WORKERS = 4
 """Each has a gigabyte or two of libraries, ranks and scripts."""
 
@@ -30,7 +32,7 @@ def test(arguments: argparse.Namespace) -> int:
     if arguments.durations:
         command.append(f"--durations={NUM_SLOWEST}")
     command += arguments.handed_on
-    return run(command, cwd=ROOT, environ=environment.child_environ())
+    return run(command, cwd=ROOT, environ=environment.child_environ(), limit_s=LIMIT_S)
 
 
 def options_in_ci() -> list[str]:

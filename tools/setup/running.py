@@ -15,6 +15,8 @@ from types import FrameType
 
 GRACE_S = 20.0
 """How long a program may take to end when it is asked to."""
+TIMED_OUT = 124
+"""The exit code of a program that was ended since it took too long, as of `timeout`."""
 
 
 def say(text: str) -> None:
@@ -41,13 +43,26 @@ def environment_with(changes: Mapping[str, str] | None = None) -> dict[str, str]
     return environ
 
 
-def run(command: Sequence[str | Path], *, cwd: Path, environ: Mapping[str, str] | None = None) -> int:
-    """Run ``command`` in the foreground and return its exit code. It ends when this process is ended."""
+def run(
+    command: Sequence[str | Path],
+    *,
+    cwd: Path,
+    environ: Mapping[str, str] | None = None,
+    limit_s: float | None = None,
+) -> int:
+    """Run ``command`` in the foreground and return its exit code. It ends when this process is ended.
+
+    After ``limit_s`` it is ended, which is said; the exit code is then 124.
+    """
     words = [str(word) for word in command]
     say("$ " + shlex.join(words))
     with subprocess.Popen(words, cwd=cwd, env=dict(environ or environment_with())) as process:
         try:
-            return process.wait()
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            end(process)
+            say(f"`{Path(words[0]).name}` was ended: it took longer than {limit_s:g} s. Something hangs.")
+            return TIMED_OUT
         except KeyboardInterrupt:  # Ctrl-C reached it as well: let it take down what it started
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_S)

@@ -16,6 +16,12 @@ def test_the_exit_code_is_handed_back_and_the_command_is_shown(tmp_path, capsys)
     assert "SystemExit(7)" in capsys.readouterr().err
 
 
+def test_what_takes_too_long_is_ended_and_that_is_said(tmp_path, capsys):
+    code = "import time; print('begun', flush=True); time.sleep(60)"
+    assert run([sys.executable, "-c", code], cwd=tmp_path, limit_s=0.5) == 124
+    assert "was ended: it took longer than 0.5 s" in capsys.readouterr().err
+
+
 def test_a_child_sees_no_python_path_and_one_thread(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "somewhere")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
