@@ -30,9 +30,8 @@ class NoRun:
     """What processes that do not log have in place of a library's run object: every attribute and call gives itself."""
 
     def __getattr__(self, name: str) -> NoRun:
-        if name.startswith(
-            "__"
-        ):  # protocols, such as pickling and numpy's, ask for methods that there are not
+        # Protocols, such as pickling and NumPy's, ask for methods that there are not.
+        if name.startswith("__"):
             raise AttributeError(name)
         return self
 

@@ -82,10 +82,9 @@ def is_port_in_use(port: int | None = None) -> bool:
 
 def get_free_port() -> int:
     """Return a port of this machine at which nothing listens now; another program may take it before its use."""
-    with socket.socket() as server:
-        server.bind(("", 0))
-        port: int = server.getsockname()[1]
-        return port
+    from accel_launch.fingerprint import free_port
+
+    return free_port()
 
 
 def install_xla(upgrade: bool = False) -> None:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from accel.checkpoints import process_identity
 from accel.checkpoints import staging as module
 from accel.checkpoints.choice import check_loadable, newest_checkpoint
 from accel.checkpoints.digests import digest_of
@@ -135,6 +136,18 @@ def test_left_overs_of_the_dead_go_at_once_and_those_of_the_living_stay(tmp_path
     remove_left_over(tmp_path)
     assert sorted(os.listdir(tmp_path)) == sorted([living.path.name, ".tmp-another-programs"])
     living.discard()
+
+
+def test_where_the_system_tells_no_begin_only_old_folders_go(tmp_path, monkeypatch):
+    """All processes have the same stamp there, those of another living job too."""
+    monkeypatch.setattr(process_identity, "this_process", lambda: "")
+    path = tmp_path / f".tmp-a-0a1b2c3d-{stamp()}-1"
+    path.mkdir()
+    remove_left_over(tmp_path)
+    assert path.exists()
+    os.utime(path, (0, 0))
+    remove_left_over(tmp_path)
+    assert not path.exists()
 
 
 def test_the_folder_of_a_living_process_stays_whatever_its_age(tmp_path):

@@ -66,7 +66,7 @@ def read_ahead(
     loader: DataLoaderStateMixin,
     progress: Progress,
     step_size: Position,
-    ends_alike: bool = True,
+    ends_alike: bool,
     loader_state: Callable[[], Any] | None = None,
 ) -> Iterator[Any]:
     """Yield the batches of a stream, which is known to end only when the next batch has been asked for.

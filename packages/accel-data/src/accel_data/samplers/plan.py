@@ -54,21 +54,18 @@ class ShardPlan:
     @property
     def num_own_steps(self) -> int:
         """Steps in which this rank has a batch: the first ones."""
-        if self.even or self.drop_last:
-            return self.num_steps
-        mine = self.remaining - self.rank * self.rows
-        return max(0, -(-mine // self.global_rows))
+        return self._num_steps_of(self.rank)
 
     @property
     def num_common_steps(self) -> int:
-        """Steps in which every rank has a batch: the first ones."""
+        """Steps in which every rank has a batch: those of the last one."""
+        return self._num_steps_of(self.num_ranks - 1)
+
+    def _num_steps_of(self, rank: int) -> int:
         if self.even or self.drop_last:
             return self.num_steps
-        return (
-            self.remaining // self.global_rows
-            if self.remainder <= self.global_rows - self.rows
-            else self.num_steps
-        )
+        left = self.remaining - rank * self.rows
+        return max(0, -(-left // self.global_rows))
 
     @property
     def remainder(self) -> int:

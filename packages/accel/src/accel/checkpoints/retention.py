@@ -80,9 +80,9 @@ def is_left_over(path: Path, *, now_s: float | None = None) -> bool:
     if match[1].startswith("removed-"):
         return True
     left = match[2]
-    has_ended = None if left is None else left == stamp() or has_ended_by_stamp(left)
+    has_ended = None if left is None else has_ended_by_stamp(left)
     if has_ended is not None:
-        return has_ended
+        return has_ended or left == stamp()
     try:
         age_s = (time.time() if now_s is None else now_s) - path.stat().st_mtime
     except FileNotFoundError:
