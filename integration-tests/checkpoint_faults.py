@@ -25,7 +25,7 @@ from pathlib import Path
 from forking import Runs
 from safetensors import safe_open
 
-from accel.checkpoints.choice import check_loadable, newest_checkpoint
+from accel_checkpoint.reading.selection import check_loadable, newest_checkpoint
 
 SCRIPT = Path(__file__).with_name("save_forever.py")
 INTERRUPTED = Path(__file__).with_name("save_interrupted.py")

@@ -18,7 +18,7 @@ from forking import hold_port, warm_up
 from torch import nn
 
 from accel import Accelerator, ProjectConfiguration
-from accel.checkpoints.choice import check_loadable, newest_checkpoint
+from accel_checkpoint.reading.selection import check_loadable, newest_checkpoint
 from accel_state.errors import CheckpointError
 
 LIMIT_S = 60

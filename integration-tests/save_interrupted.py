@@ -17,7 +17,7 @@ from save_forever import fill, note
 from torch import nn
 
 from accel import Accelerator, ProjectConfiguration
-from accel.checkpoints import staging
+from accel_checkpoint.saving import staging
 from accel_state.errors import CheckpointError
 
 CHANGING = ["mkdir", "rename", "replace", "unlink", "rmdir", "link", "fsync"]

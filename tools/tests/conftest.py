@@ -13,6 +13,7 @@ NAMES = (
     "accel",
     "accel-backends",
     "accel-bigmodel",
+    "accel-checkpoint",
     "accel-data",
     "accel-launch",
     "accel-ops",
@@ -47,7 +48,7 @@ yaml = ["pyyaml>=6.0"]
 
 
 class Checkout:
-    """A small checkout with the eight packages, in which every check passes until a test plants something."""
+    """A small checkout with the nine packages, in which every check passes until a test plants something."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

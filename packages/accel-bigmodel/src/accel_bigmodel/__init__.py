@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from accel_bigmodel.estimate.report import create_ascii_table as create_ascii_table
     from accel_bigmodel.estimate.report import gather_data as gather_data
     from accel_bigmodel.estimate.training import estimate_training_usage as estimate_training_usage
-    from accel_bigmodel.file_names import MODEL_NAME as MODEL_NAME
-    from accel_bigmodel.file_names import SAFE_MODEL_NAME as SAFE_MODEL_NAME
-    from accel_bigmodel.file_names import SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME
-    from accel_bigmodel.file_names import SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME
-    from accel_bigmodel.file_names import SAFE_WEIGHTS_PATTERN_NAME as SAFE_WEIGHTS_PATTERN_NAME
-    from accel_bigmodel.file_names import WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME
-    from accel_bigmodel.file_names import WEIGHTS_NAME as WEIGHTS_NAME
-    from accel_bigmodel.file_names import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
     from accel_bigmodel.hooks.align import AlignDevicesHook as AlignDevicesHook
     from accel_bigmodel.hooks.attaching import add_hook_to_module as add_hook_to_module
     from accel_bigmodel.hooks.attaching import remove_hook_from_module as remove_hook_from_module
@@ -101,14 +93,22 @@ if TYPE_CHECKING:
     from accel_bigmodel.tensors.placing import recursive_getattr as recursive_getattr
     from accel_bigmodel.tensors.placing import retie_parameters as retie_parameters
     from accel_bigmodel.tensors.placing import set_module_tensor_to_device as set_module_tensor_to_device
-    from accel_bigmodel.tensors.shared_tensors import (
-        clean_state_dict_for_safetensors as clean_state_dict_for_safetensors,
-    )
-    from accel_bigmodel.tensors.shared_tensors import id_tensor_storage as id_tensor_storage
     from accel_bigmodel.tensors.ties import check_tied_parameters_in_config as check_tied_parameters_in_config
     from accel_bigmodel.tensors.ties import ensure_weights_retied as ensure_weights_retied
-    from accel_bigmodel.units import convert_bytes as convert_bytes
-    from accel_bigmodel.units import convert_file_size_to_int as convert_file_size_to_int
+    from accel_checkpoint.formats.weight_names import MODEL_NAME as MODEL_NAME
+    from accel_checkpoint.formats.weight_names import SAFE_MODEL_NAME as SAFE_MODEL_NAME
+    from accel_checkpoint.formats.weight_names import SAFE_WEIGHTS_INDEX_NAME as SAFE_WEIGHTS_INDEX_NAME
+    from accel_checkpoint.formats.weight_names import SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME
+    from accel_checkpoint.formats.weight_names import SAFE_WEIGHTS_PATTERN_NAME as SAFE_WEIGHTS_PATTERN_NAME
+    from accel_checkpoint.formats.weight_names import WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME
+    from accel_checkpoint.formats.weight_names import WEIGHTS_NAME as WEIGHTS_NAME
+    from accel_checkpoint.formats.weight_names import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
+    from accel_ops.byte_sizes import convert_bytes as convert_bytes
+    from accel_ops.byte_sizes import convert_file_size_to_int as convert_file_size_to_int
+    from accel_ops.shared_tensors import (
+        clean_state_dict_for_safetensors as clean_state_dict_for_safetensors,
+    )
+    from accel_ops.shared_tensors import id_tensor_storage as id_tensor_storage
 
 __version__ = "0.1.0"
 
@@ -119,20 +119,20 @@ __getattr__, __dir__, __all__ = attach(
         "BnbQuantizationConfig": "accel_bigmodel.quantization.configuration",
         "CpuOffload": "accel_bigmodel.hooks.cpu_offload",
         "LayerwiseCastingHook": "accel_bigmodel.hooks.casting",
-        "MODEL_NAME": "accel_bigmodel.file_names",
+        "MODEL_NAME": "accel_checkpoint.formats.weight_names",
         "ModelHook": "accel_bigmodel.hooks.protocol",
         "OffloadedWeightsLoader": "accel_bigmodel.offload.weights_map",
         "PrefixedDataset": "accel_bigmodel.offload.weights_map",
-        "SAFE_MODEL_NAME": "accel_bigmodel.file_names",
-        "SAFE_WEIGHTS_INDEX_NAME": "accel_bigmodel.file_names",
-        "SAFE_WEIGHTS_NAME": "accel_bigmodel.file_names",
-        "SAFE_WEIGHTS_PATTERN_NAME": "accel_bigmodel.file_names",
+        "SAFE_MODEL_NAME": "accel_checkpoint.formats.weight_names",
+        "SAFE_WEIGHTS_INDEX_NAME": "accel_checkpoint.formats.weight_names",
+        "SAFE_WEIGHTS_NAME": "accel_checkpoint.formats.weight_names",
+        "SAFE_WEIGHTS_PATTERN_NAME": "accel_checkpoint.formats.weight_names",
         "SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING": "accel_bigmodel.hooks.casting",
         "SequentialHook": "accel_bigmodel.hooks.protocol",
         "UserCpuOffloadHook": "accel_bigmodel.hooks.cpu_offload",
-        "WEIGHTS_INDEX_NAME": "accel_bigmodel.file_names",
-        "WEIGHTS_NAME": "accel_bigmodel.file_names",
-        "WEIGHTS_PATTERN_NAME": "accel_bigmodel.file_names",
+        "WEIGHTS_INDEX_NAME": "accel_checkpoint.formats.weight_names",
+        "WEIGHTS_NAME": "accel_checkpoint.formats.weight_names",
+        "WEIGHTS_PATTERN_NAME": "accel_checkpoint.formats.weight_names",
         "add_hook_to_module": "accel_bigmodel.hooks.attaching",
         "add_timm_hub_prefix": "accel_bigmodel.estimate.models",
         "align_module_device": "accel_bigmodel.offload.state",
@@ -147,11 +147,11 @@ __getattr__, __dir__, __all__ = attach(
         "check_tied_parameters_in_config": "accel_bigmodel.tensors.ties",
         "check_tied_parameters_on_same_device": "accel_bigmodel.planning.device_maps",
         "clean_device_map": "accel_bigmodel.planning.device_maps",
-        "clean_state_dict_for_safetensors": "accel_bigmodel.tensors.shared_tensors",
+        "clean_state_dict_for_safetensors": "accel_ops.shared_tensors",
         "compute_module_sizes": "accel_bigmodel.planning.sizes",
         "compute_module_total_buffer_size": "accel_bigmodel.planning.sizes",
-        "convert_bytes": "accel_bigmodel.units",
-        "convert_file_size_to_int": "accel_bigmodel.units",
+        "convert_bytes": "accel_ops.byte_sizes",
+        "convert_file_size_to_int": "accel_ops.byte_sizes",
         "cpu_offload": "accel_bigmodel.dispatching.dispatch",
         "cpu_offload_with_hook": "accel_bigmodel.dispatching.dispatch",
         "create_ascii_table": "accel_bigmodel.estimate.report",
@@ -180,7 +180,7 @@ __getattr__, __dir__, __all__ = attach(
         "get_state_dict_offloaded_model": "accel_bigmodel.offload.state",
         "has_4bit_bnb_layers": "accel_bigmodel.quantization.layers",
         "has_offloaded_params": "accel_bigmodel.offload.state",
-        "id_tensor_storage": "accel_bigmodel.tensors.shared_tensors",
+        "id_tensor_storage": "accel_ops.shared_tensors",
         "infer_auto_device_map": "accel_bigmodel.planning.allocation",
         "init_empty_weights": "accel_bigmodel.skeleton",
         "init_on_device": "accel_bigmodel.skeleton",

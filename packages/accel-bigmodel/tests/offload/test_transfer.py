@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 
-from accel_bigmodel.formats.safetensor_ranges import ByteRange, MappedFile
 from accel_bigmodel.offload.transfer import is_in_memory, start_transfer
+from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile
 
 NUM_BYTES = 1 << 20
 CPU = torch.device("cpu")

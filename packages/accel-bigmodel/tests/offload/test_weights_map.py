@@ -17,7 +17,7 @@ from accel_bigmodel import (
     load_checkpoint_and_dispatch,
     offload_state_dict,
 )
-from accel_bigmodel.formats.safetensor_ranges import read_layout
+from accel_checkpoint.formats.safetensor_ranges import read_layout
 from accel_state.errors import CheckpointError, ConfigError
 
 

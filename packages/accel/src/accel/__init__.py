@@ -8,12 +8,7 @@ from accel_state.lazy import attach
 
 if TYPE_CHECKING:
     from accel.accelerator import Accelerator as Accelerator
-    from accel.file_names import OPTIMIZER_NAME as OPTIMIZER_NAME
     from accel.file_names import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
-    from accel.file_names import RNG_STATE_NAME as RNG_STATE_NAME
-    from accel.file_names import SAMPLER_NAME as SAMPLER_NAME
-    from accel.file_names import SCALER_NAME as SCALER_NAME
-    from accel.file_names import SCHEDULER_NAME as SCHEDULER_NAME
     from accel.local_sgd import LocalSGD as LocalSGD
     from accel.progress import tqdm as tqdm
     from accel.project import ProjectConfiguration as ProjectConfiguration
@@ -30,6 +25,11 @@ if TYPE_CHECKING:
     from accel_bigmodel import init_on_device as init_on_device
     from accel_bigmodel import load_checkpoint_and_dispatch as load_checkpoint_and_dispatch
     from accel_bigmodel import load_checkpoint_in_model as load_checkpoint_in_model
+    from accel_checkpoint.file_names import OPTIMIZER_NAME as OPTIMIZER_NAME
+    from accel_checkpoint.file_names import RNG_STATE_NAME as RNG_STATE_NAME
+    from accel_checkpoint.file_names import SAMPLER_NAME as SAMPLER_NAME
+    from accel_checkpoint.file_names import SCALER_NAME as SCALER_NAME
+    from accel_checkpoint.file_names import SCHEDULER_NAME as SCHEDULER_NAME
     from accel_data import DataLoaderConfiguration as DataLoaderConfiguration
     from accel_data import skip_first_batches as skip_first_batches
     from accel_launch import debug_launcher as debug_launcher
@@ -55,16 +55,16 @@ EXPORTS = {
     "GradScalerKwargs": "accel_backends",
     "InitProcessGroupKwargs": "accel_state",
     "LocalSGD": "accel.local_sgd",
-    "OPTIMIZER_NAME": "accel.file_names",
+    "OPTIMIZER_NAME": "accel_checkpoint.file_names",
     "PROFILE_PATTERN_NAME": "accel.file_names",
     "ParallelismConfig": "accel_state",
     "PartialState": "accel_state",
     "ProfileKwargs": "accel_backends",
     "ProjectConfiguration": "accel.project",
-    "RNG_STATE_NAME": "accel.file_names",
-    "SAMPLER_NAME": "accel.file_names",
-    "SCALER_NAME": "accel.file_names",
-    "SCHEDULER_NAME": "accel.file_names",
+    "RNG_STATE_NAME": "accel_checkpoint.file_names",
+    "SAMPLER_NAME": "accel_checkpoint.file_names",
+    "SCALER_NAME": "accel_checkpoint.file_names",
+    "SCHEDULER_NAME": "accel_checkpoint.file_names",
     "cpu_offload": "accel_bigmodel",
     "cpu_offload_with_hook": "accel_bigmodel",
     "debug_launcher": "accel_launch",

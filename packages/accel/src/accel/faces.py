@@ -18,6 +18,7 @@ PLACES = (
     "accel_state.environment",
     "accel_state.availability",
     "accel_ops",
+    "accel_checkpoint",
     "accel_data",
     "accel_backends",
     "accel_bigmodel",

@@ -19,7 +19,7 @@ class PreparedLoaders(Sequence[DataLoader[Any]]):
         self._references: list[weakref.ref[DataLoader[Any]]] = []
 
     def add(self, loader: DataLoader[Any]) -> None:
-        """Note a loader unless it was noted before."""
+        """RankReport a loader unless it was noted before."""
         if not any(loader is one for one in self):
             self._references.append(weakref.ref(loader))
 

@@ -75,7 +75,7 @@ def checkpoint(saved, tmp_path):
 
 def trust(folder):
     """Let the manifest agree with the files as they are now."""
-    from accel.checkpoints.digests import digest_of
+    from accel_checkpoint.digests import digest_of
 
     path = folder / "accel_checkpoint.json"
     content = json.loads(path.read_text())

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from accel import Accelerator
-from accel.checkpoints.catalogue import OWN_MARK, Found, State
-from accel.checkpoints.files import files_below
-from accel.checkpoints.layout import MANIFEST_NAME
-from accel.checkpoints.random_states import from_file
 from accel.checkpoints.rank_state import RankState
-from accel.checkpoints.strictness import Strictness
+from accel_checkpoint.file_names import MANIFEST_NAME
+from accel_checkpoint.files import files_below
+from accel_checkpoint.random_states import from_file
+from accel_checkpoint.reading.listing import OWN_MARK, Found, State
+from accel_checkpoint.reading.strictness import Strictness
 from accel_state.errors import CheckpointError
 from accel_state.mesh_layout import MeshLayout
 

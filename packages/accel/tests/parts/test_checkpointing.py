@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from accel import Accelerator, DataLoaderConfiguration, ProjectConfiguration
-from accel.checkpoints.sink import FileSink
+from accel_checkpoint.saving.sink import FileSink
 from accel_state.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -155,7 +155,7 @@ def test_the_steps_are_counted_over_several_runs(tmp_path):
     other.accelerator.load_state()
     other.train(2)
     other.accelerator.save_state()
-    from accel.checkpoints.manifest import read_manifest
+    from accel_checkpoint.manifest import read_manifest
 
     folder = tmp_path / "checkpoints"
     assert [read_manifest(folder / f"checkpoint_{number}").step for number in (0, 1)] == [3, 5]
@@ -296,7 +296,7 @@ def test_a_failure_behind_the_loop_is_told_by_the_next_save_once(tmp_path):
     broken = run.accelerator.save_state(tmp_path / "b", blocking=False)
     broken._thread.join()
     broken._error = CheckpointError("the disk went away")
-    from accel.checkpoints import background
+    from accel_checkpoint.saving import handle as background
 
     background._Untold.handles.append(broken)
     with pytest.raises(CheckpointError, match="the disk went away"):
@@ -533,7 +533,7 @@ def test_nodes_without_a_shared_disk_each_commit_their_part(world, tmp_path, eac
         assert "`model.safetensors`, the state of model 0, is missing" in told[1]
         assert "The main process's machine may have it" in told[1]
         assert "rank 1" in main_told[0]
-    from accel.checkpoints.manifest import read_manifest
+    from accel_checkpoint.manifest import read_manifest
 
     main, other = read_manifest(tmp_path / "node0" / "a"), read_manifest(tmp_path / "node1" / "a")
     assert {entry.name for entry in main.files} >= {
@@ -552,7 +552,7 @@ def save_as_two_nodes_on_one_disk(folder):
 
 def test_nodes_with_a_shared_disk_commit_together(world, tmp_path):
     world(2).run(save_as_two_nodes_on_one_disk, str(tmp_path))
-    from accel.checkpoints.manifest import read_manifest
+    from accel_checkpoint.manifest import read_manifest
 
     manifest = read_manifest(tmp_path / "shared" / "a")
     assert {entry.name for entry in manifest.files_here} == {

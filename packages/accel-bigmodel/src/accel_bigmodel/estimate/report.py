@@ -14,7 +14,7 @@ from accel_bigmodel.estimate.running import example_inputs, kv_cache_bytes, meas
 from accel_bigmodel.estimate.training import estimate_training_usage, training_bytes
 from accel_bigmodel.planning.sizes import compute_module_sizes, get_max_layer_size
 from accel_bigmodel.tensors.module_tensors import named_module_tensors
-from accel_bigmodel.units import convert_bytes
+from accel_ops.byte_sizes import convert_bytes
 
 HEADERS = ["dtype", "Largest Layer", "Total Size", "Training using Adam"]
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.formats.safetensor_ranges import read_layout
-from accel_bigmodel.loading.checkpoint_files import checkpoint_files, opener
 from accel_bigmodel.loading.filling import Destination, Filling, collection_paused, shapes_in
 from accel_bigmodel.loading.matching import match
 from accel_bigmodel.loading.over_processes import holds_dtensors, load_over_processes
 from accel_bigmodel.loading.targets import extra_states, targets
 from accel_bigmodel.planning.device_maps import DeviceMap, check_covered, check_device_map, device_of
 from accel_bigmodel.tensors.dtypes import as_torch_dtype
+from accel_checkpoint.formats.safetensor_ranges import read_layout
+from accel_checkpoint.formats.weight_files import checkpoint_files, opener
 from accel_ops.nested.placement import send_to_device
 from accel_state.errors import CheckpointError, ConfigError
 

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from accel_bigmodel.loading.checkpoint_files import checkpoint_files, opener
 from accel_bigmodel.loading.filling import Destination
 from accel_bigmodel.loading.matching import match
 from accel_bigmodel.loading.targets import targets
+from accel_checkpoint.formats.weight_files import checkpoint_files, opener
 from accel_ops.named_tensors import tied_names
 from accel_state.errors import AccelError, CheckpointError, StateError
 

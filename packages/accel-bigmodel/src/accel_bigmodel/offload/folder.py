@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.formats.safetensor_ranges import ByteRange, MappedFile
-from accel_bigmodel.loading.checkpoint_files import is_plain
 from accel_bigmodel.tensors.dtypes import as_torch_dtype
 from accel_bigmodel.tensors.placing import set_module_tensor_to_device
+from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile
+from accel_checkpoint.formats.weight_files import is_plain
 from accel_state.errors import CheckpointError
 
 INDEX_NAME = "index.json"

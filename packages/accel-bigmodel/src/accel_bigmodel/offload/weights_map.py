@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from accel_bigmodel.formats.safetensor_ranges import MappedFile, SafetensorsLayout, read_layout
-from accel_bigmodel.formats.safetensor_writing import ALIGNMENT
 from accel_bigmodel.offload.folder import (
     FolderState,
     load_offloaded_weight,
@@ -19,6 +17,8 @@ from accel_bigmodel.offload.folder import (
     weight_file,
 )
 from accel_bigmodel.tensors.dtypes import as_torch_dtype
+from accel_checkpoint.formats.safetensor_ranges import MappedFile, SafetensorsLayout, read_layout
+from accel_checkpoint.formats.safetensor_writing import ALIGNMENT
 from accel_state.errors import CheckpointError, ConfigError
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from accel_bigmodel.planning.device_maps import clean_device_map, device_of
 from accel_bigmodel.planning.max_memory import Dtype, MaxMemory, get_max_memory
 from accel_bigmodel.planning.model_pieces import Piece, PieceReader
-from accel_bigmodel.units import convert_bytes
+from accel_ops.byte_sizes import convert_bytes
 from accel_state.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.planning.sizes import compute_module_sizes
-from accel_bigmodel.units import convert_file_size_to_int
+from accel_ops.byte_sizes import convert_file_size_to_int
 from accel_state.devices import current_device_backend, device_backend
 from accel_state.enums import CustomDtype
 from accel_state.errors import UnknownNameError

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.tensors.module_tensors import named_module_tensors
-from accel_bigmodel.units import convert_file_size_to_int
+from accel_ops.byte_sizes import convert_file_size_to_int
 from accel_state.errors import ConfigError
 
 _Item: TypeAlias = tuple[str, nn.Module]

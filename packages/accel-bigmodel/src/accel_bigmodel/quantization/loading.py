@@ -11,7 +11,6 @@ from torch import nn
 
 from accel_bigmodel.dispatching.auto_dispatch import MODES
 from accel_bigmodel.dispatching.dispatch import dispatch_model
-from accel_bigmodel.loading.checkpoint_files import checkpoint_files, opener
 from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model, load_weights
 from accel_bigmodel.loading.filling import Destination
 from accel_bigmodel.offload.folder import offload_weight
@@ -28,6 +27,7 @@ from accel_bigmodel.quantization.layers import (
     swap,
 )
 from accel_bigmodel.tensors.placing import set_module_tensor_to_device
+from accel_checkpoint.formats.weight_files import checkpoint_files, opener
 from accel_state.devices import current_device_backend
 from accel_state.enums import CustomDtype
 from accel_state.errors import ConfigError, UnknownNameError

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from accel_bigmodel.file_names import PICKLED, SAFETENSORS, WeightFormat
-from accel_bigmodel.formats.pickle_files import PickleWriter
-from accel_bigmodel.formats.protocol import WeightWriter
-from accel_bigmodel.formats.safetensor_files import SafetensorsWriter
-from accel_bigmodel.saving.sharding import plan_shards
 from accel_bigmodel.saving.staging import publish, staging_folder
+from accel_checkpoint.formats.pickle_files import PickleWriter
+from accel_checkpoint.formats.protocol import WeightWriter
+from accel_checkpoint.formats.safetensor_files import SafetensorsWriter
+from accel_checkpoint.formats.sharding import plan_shards
+from accel_checkpoint.formats.weight_names import PICKLED, SAFETENSORS, WeightFormat
 from accel_state.errors import CheckpointError, ConfigError
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from accel.checkpoints import layout
-from accel.checkpoints.manifest import has_manifest as has_manifest_in
-from accel.checkpoints.manifest import read_manifest
 from accel.checkpoints.prepared import Prepared
-from accel.checkpoints.strictness import Strictness
-from accel.file_names import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME
+from accel_checkpoint import file_names as layout
+from accel_checkpoint.file_names import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME
+from accel_checkpoint.manifest import has_manifest as has_manifest_in
+from accel_checkpoint.manifest import read_manifest
+from accel_checkpoint.reading.strictness import Strictness
 
 
 def check_inventory(

@@ -9,13 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from accel.checkpoints.catalogue import Found, checkpoints_in
-from accel.checkpoints.choice import check_loadable, newest_checkpoint, part_of_save, token_of
-from accel.checkpoints.notes import reason_of
 from accel.checkpoints.prepared import Prepared
 from accel.checkpoints.restoration import Restoration
-from accel.checkpoints.saver import Saver
-from accel.checkpoints.strictness import Strictness
+from accel_checkpoint.ranks.agreement import first
+from accel_checkpoint.ranks.reports import reason_of
+from accel_checkpoint.reading.listing import Found, checkpoints_in
+from accel_checkpoint.reading.selection import check_loadable, newest_checkpoint, part_of_save, token_of
+from accel_checkpoint.reading.strictness import Strictness
+from accel_checkpoint.saving.saver import Saver
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_layout import MeshLayout
 
@@ -46,7 +47,7 @@ def load_checkpoint(
     topology = saver.topology
     if topology.num_nodes > 1:
         # On a machine with a disk of its own, a part may be of a later save than the whole: it was killed between them.
-        main = saver.meet("token", token_of(folder) if topology.rank == 0 else "")[0]
+        main = saver.agree("token", token_of(folder) if topology.rank == 0 else "", first)
         folder = part_of_save(folder, main) if main else folder
     found: Found | None = None
     with _Together(saver, "checked", folder) as together:
@@ -100,12 +101,15 @@ class _Together:
     def check(self) -> None:
         """Raise this rank's error, or say which rank failed."""
         own = "" if self._error is None else reason_of(self._error)
-        notes = self._saver.meet(self._stage, own)
+        failed = self._saver.agree(self._stage, own, _failures)
         if self._error is not None:
             raise self._error
-        failed = [f"rank {rank}: {note}" for rank, note in enumerate(notes) if note]
         if failed:
-            raise CheckpointError(f"The checkpoint `{self._folder}` was not loaded ({'; '.join(failed)}).")
+            raise CheckpointError(f"The checkpoint `{self._folder}` was not loaded ({failed}).")
+
+
+def _failures(reports: Sequence[str]) -> str:
+    return "; ".join(f"rank {rank}: {report}" for rank, report in enumerate(reports) if report)
 
 
 def _agree_on_folder(input_dir: Path | None, folder_of_checkpoints: Path | None, saver: Saver) -> Path:
@@ -122,7 +126,7 @@ def _agree_on_folder(input_dir: Path | None, folder_of_checkpoints: Path | None,
             name = newest_checkpoint(folder_of_checkpoints).name
         except (CheckpointError, OSError) as problem:
             error = str(problem)
-    main = json.loads(saver.meet("chosen", json.dumps([name, error]))[0])
+    main = json.loads(saver.agree("chosen", json.dumps([name, error]), first))
     if main[1]:
         raise CheckpointError(main[1])
     return folder_of_checkpoints.resolve() / str(main[0])
@@ -134,5 +138,9 @@ def _next_iteration(found: Found, saver: Saver) -> int | None:
     if found.number is not None:
         numbers = [one.number for one in checkpoints_in(found.path.parent) if one.number is not None]
         own = str(max(numbers, default=found.number) + 1)
-    notes = saver.meet("iteration", own)
-    return max(int(note) for note in notes if note) if notes[0] else None
+    highest = saver.agree("iteration", own, _highest)
+    return int(highest) if highest else None
+
+
+def _highest(numbers: Sequence[str]) -> str:
+    return str(max(int(number) for number in numbers if number)) if numbers[0] else ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from accel.checkpoints.snapshot import copy_of, is_plain, map_tensors
+from accel_checkpoint.saving.snapshot import copy_of, is_plain, map_tensors
 
 _LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum")
 """States that have the shape of their parameter, in torch's optimizers and in those that name theirs alike."""

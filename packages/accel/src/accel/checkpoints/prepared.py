@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel.file_names import OPTIMIZER_NAME, SCHEDULER_NAME
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
+from accel_checkpoint.file_names import OPTIMIZER_NAME, SCHEDULER_NAME
 from accel_data.loaders.prepared import PreparedLoader
 
 

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from accel.checkpoints import layout as names_of
-from accel.checkpoints.catalogue import Found
-from accel.checkpoints.files import regular_file
 from accel.checkpoints.gradients import restore_gradients
-from accel.checkpoints.model_files import open_weights
 from accel.checkpoints.prepared import Prepared
-from accel.checkpoints.random_states import States, from_file, reseed_for
-from accel.checkpoints.strictness import Strictness
-from accel.checkpoints.torch_file import read_torch_file
-from accel_bigmodel.loading.checkpoint_files import CheckpointFile
+from accel_checkpoint import file_names as names_of
+from accel_checkpoint.files import regular_file
+from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.formats.weight_files import CheckpointFile
+from accel_checkpoint.random_states import States, from_file, reseed_for
+from accel_checkpoint.reading.listing import Found
+from accel_checkpoint.reading.strictness import Strictness
+from accel_checkpoint.reading.weights import open_weights
 from accel_ops.random.state import restore_rng_states
 from accel_state.errors import CheckpointError
 from accel_state.logging import get_logger

@@ -10,18 +10,19 @@ from typing import Any
 
 from torch import nn
 
-from accel.checkpoints import layout
-from accel.checkpoints.catalogue import Found
-from accel.checkpoints.files import files_below, regular_file
 from accel.checkpoints.inventory import check_inventory, weights_file
 from accel.checkpoints.loader_files import load_into
-from accel.checkpoints.model_files import files_of_model, load_weights, open_weights
+from accel.checkpoints.model_files import load_weights
 from accel.checkpoints.optimizer_state import misfit_of, without_file
 from accel.checkpoints.prepared import Prepared, class_name, has_state_per_rank
 from accel.checkpoints.rank_state import RankState
-from accel.checkpoints.strictness import Strictness
-from accel.checkpoints.torch_file import read_torch_file
-from accel.file_names import OPTIMIZER_NAME, SAMPLER_NAME, SCALER_NAME, SCHEDULER_NAME
+from accel_checkpoint import file_names as layout
+from accel_checkpoint.file_names import OPTIMIZER_NAME, SAMPLER_NAME, SCALER_NAME, SCHEDULER_NAME
+from accel_checkpoint.files import files_below, regular_file
+from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.reading.listing import Found
+from accel_checkpoint.reading.strictness import Strictness
+from accel_checkpoint.reading.weights import files_of_model, open_weights
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
 

@@ -14,13 +14,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel.checkpoints.files import regular_file
-from accel.checkpoints.layout import numbered_file, random_states_file
-from accel.checkpoints.model_files import files_of_model, open_weights
-from accel.checkpoints.pieces import Piece, TorchPiece, weight_pieces, write_piece
-from accel.checkpoints.random_states import from_file, to_file
-from accel.checkpoints.torch_file import read_torch_file
-from accel.file_names import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME
+from accel_checkpoint.file_names import (
+    OPTIMIZER_NAME,
+    SCALER_NAME,
+    SCHEDULER_NAME,
+    numbered_file,
+    random_states_file,
+)
+from accel_checkpoint.files import regular_file
+from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.random_states import from_file, to_file
+from accel_checkpoint.reading.weights import files_of_model, open_weights
+from accel_checkpoint.saving.pending_files import PendingFile, TorchFile, pending_weights, write_file
 from accel_ops.random.state import capture_rng_states, restore_rng_states
 from accel_state import PartialState
 
@@ -53,18 +58,18 @@ def save_accelerator_state(
     """
     folder, state = Path(output_dir), PartialState()
     folder.mkdir(parents=True, exist_ok=True)
-    pieces: list[Piece] = []
+    files: list[PendingFile] = []
     if state.is_local_main_process if save_on_each_node else state.is_main_process:
         for index, weights in enumerate(model_states):
-            pieces += weight_pieces(weights, index=index, safe=safe_serialization, max_shard_size=None)
+            files += pending_weights(weights, index=index, safe=safe_serialization, max_shard_size=None)
         for stem, objects in ((OPTIMIZER_NAME, optimizers), (SCHEDULER_NAME, schedulers)):
-            pieces += [TorchPiece(numbered_file(stem, i), one.state_dict()) for i, one in enumerate(objects)]
+            files += [TorchFile(numbered_file(stem, i), one.state_dict()) for i, one in enumerate(objects)]
         if scaler is not None:
-            pieces.append(TorchPiece(SCALER_NAME, scaler.state_dict()))
+            files.append(TorchFile(SCALER_NAME, scaler.state_dict()))
     states = to_file(capture_rng_states(), accumulation={"step": step}, device_index=state.device.index or 0)
-    pieces.append(TorchPiece(random_states_file(process_index), states))
-    for piece in pieces:
-        write_piece(piece, folder, replace=True)
+    files.append(TorchFile(random_states_file(process_index), states))
+    for file in files:
+        write_file(file, folder, replace=True)
     return folder
 
 

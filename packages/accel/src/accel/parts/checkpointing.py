@@ -22,14 +22,15 @@ from accel_state import GradientState, PartialState, current_runtime
 from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:  # what saves and loads is imported by the first method that needs it
-    from accel.checkpoints.background import SaveHandle
     from accel.checkpoints.collection import SaveHook
     from accel.checkpoints.loader import LoadHook
-    from accel.checkpoints.pieces import Piece
     from accel.checkpoints.prepared import Prepared
-    from accel.checkpoints.saver import Saver
-    from accel.checkpoints.transaction import Request, Transaction
     from accel.preemption import Preemption
+    from accel_checkpoint.saving.handle import SaveHandle
+    from accel_checkpoint.saving.pending_files import PendingFile
+    from accel_checkpoint.saving.saver import Saver
+    from accel_checkpoint.saving.stage import Stage
+    from accel_checkpoint.saving.transaction import Request
 
 
 class Checkpointing:
@@ -171,14 +172,12 @@ class Checkpointing:
         )
         saver = self._saver()
         request = self._save_request(output_dir)
-        earlier = saver.untold()
 
-        def gather(transaction: Transaction) -> list[Piece]:
+        def files_of_this_rank(stage: Stage) -> list[PendingFile]:
             prepared = self._prepared_state()
-            transaction.objects = prepared.class_names()
-            is_main = self.processes.is_main_process
-            spreads = self.configuration.project.save_on_each_node and transaction.place != 0
-            if transaction.is_owner and transaction.place != 0 and not spreads:
+            stage.describe(prepared.class_names())
+            spreads = self.configuration.project.save_on_each_node and stage.place != 0
+            if stage.is_owner and stage.place != 0 and not spreads:
                 warnings.warn(
                     f"This machine shares no disk with the main process's, so `{request.target}` has models and "
                     "optimizers there only and cannot be loaded here. Set `save_on_each_node` in "
@@ -187,23 +186,23 @@ class Checkpointing:
                 )
             return collect(
                 prepared,
-                transaction.staging.path,
+                stage.path,
                 rank=self.processes.process_index,
-                is_writer=is_main or (spreads and transaction.is_owner),
+                is_writer=self.processes.is_main_process or (spreads and stage.is_owner),
                 options=options,
             )
 
-        if not blocking:
-            self._count_save(request)
-            return saver.save_behind(request, gather, earlier=earlier)
+        stage = saver.stage(request, blocking=blocking, earlier=saver.unreported_failure())
         try:
-            folder = saver.save(request, gather, earlier=earlier)
+            with stage:
+                stage.gather(files_of_this_rank)
         except BaseException:
-            if request.target.exists():  # it was saved; what failed, or was interrupted, came after
+            # The number is used up behind the loop, and where what failed came after the checkpoint.
+            if not blocking or request.target.exists():
                 self._count_save(request)
             raise
         self._count_save(request)
-        return str(folder)
+        return str(request.target) if stage.handle is None else stage.handle
 
     def load_state(
         self,
@@ -261,7 +260,7 @@ class Checkpointing:
             f: The file.
             safe_serialization: safetensors, else `torch.save`.
         """
-        from accel.checkpoints.functions import save
+        from accel_checkpoint.functions import save
 
         on_each_node = self.configuration.project.save_on_each_node
         save(obj, f, save_on_each_node=on_each_node, safe_serialization=safe_serialization)
@@ -272,8 +271,8 @@ class Checkpointing:
 
     def _saver(self) -> Saver:
         if self._checkpoint_saver is None:
-            from accel.checkpoints.agreement import agreement_of
-            from accel.checkpoints.saver import Saver
+            from accel_checkpoint.ranks.agreement import agreement_of
+            from accel_checkpoint.saving.saver import Saver
 
             topology = current_runtime().topology
             agreement = agreement_of(
@@ -304,15 +303,15 @@ class Checkpointing:
         )
 
     def _folder_of_checkpoints(self) -> Path | None:
-        from accel.checkpoints.layout import FOLDER_OF_CHECKPOINTS
+        from accel_checkpoint.file_names import FOLDER_OF_CHECKPOINTS
 
         folder = self.configuration.project.project_dir
         return None if folder is None else Path(folder) / FOLDER_OF_CHECKPOINTS
 
     def _save_request(self, output_dir: str | os.PathLike[str] | None) -> Request:
-        from accel.checkpoints.choice import is_part
-        from accel.checkpoints.layout import checkpoint_name
-        from accel.checkpoints.transaction import Request
+        from accel_checkpoint.file_names import checkpoint_name
+        from accel_checkpoint.reading.selection import is_part
+        from accel_checkpoint.saving.transaction import Request
 
         project, mesh = self.configuration.project, current_runtime().layout.sizes
         if not project.automatic_checkpoint_naming:

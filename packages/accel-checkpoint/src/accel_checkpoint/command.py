@@ -1,0 +1,109 @@
+"""List the checkpoints in a folder, or check that one is what was saved.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from accel_checkpoint.manifest import problems_of
+from accel_checkpoint.reading.listing import Found, age_of, checkpoints_in, folder_of_checkpoints, inspect
+from accel_state.errors import CheckpointError
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+class CheckpointCommand:
+    """``accel checkpoint``."""
+
+    help = "List the checkpoints in a folder, or check that one is what was saved"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add what can be asked for."""
+        actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+        listing = actions.add_parser("list", help="show step, size, age, number of processes and state")
+        listing.add_argument("dir", metavar="DIR", help="a folder of checkpoints, or of a project")
+        verifying = actions.add_parser("verify", help="read every file and compare it with its digest")
+        verifying.add_argument("dir", metavar="DIR", help="one checkpoint, or a folder of them")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do it."""
+        folder = Path(arguments.dir)
+        if not folder.is_dir():
+            raise CheckpointError(f"There is no folder `{folder}`.")
+        found = find(folder)
+        if not found:
+            raise CheckpointError(f"There is no checkpoint in `{folder}`.")
+        if arguments.action == "list":
+            print(as_table(found))
+            return 0
+        return max([verify(one) for one in found])
+
+
+command = CheckpointCommand()
+
+
+def find(folder: Path) -> list[Found]:
+    """Return the checkpoint at ``folder``, or those in it."""
+    itself = inspect(folder)
+    return [itself] if itself is not None else checkpoints_in(folder_of_checkpoints(folder))
+
+
+def verify(found: Found) -> int:
+    """Say whether one checkpoint is as it was saved; return 0 if so."""
+    if found.manifest is None:
+        _complain(
+            f"{found.path}: {found.problem or 'it has no manifest, so there is nothing to compare it with.'}"
+        )
+        return 1
+    problems = [found.problem] if found.problem else problems_of(found.path, found.manifest, digests=True)
+    for problem in problems:
+        _complain(f"{found.path}: {problem}")
+    if problems:
+        return 1
+    print(
+        f"{found.path}: {len(found.manifest.files_here)} files, {_size(found.manifest.num_bytes)}, as they were saved"
+    )
+    return 0
+
+
+def _complain(text: str) -> None:
+    print(f"error: {text}", file=sys.stderr)
+
+
+def as_table(found: list[Found]) -> str:
+    """Return one line per checkpoint, oldest first."""
+    rows = [("checkpoint", "step", "size", "age", "processes", "state"), *(_row(one) for one in found)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(f"{text:<{width}}" for text, width in zip(row, widths)).rstrip() for row in rows
+    )
+
+
+def _row(found: Found) -> tuple[str, ...]:
+    manifest = found.manifest
+    if manifest is None:
+        size = sum(path.stat().st_size for path in found.path.rglob("*") if path.is_file())
+        return (found.path.name, "?", _size(size), _age(found), "?", found.state.value)
+    processes, size = str(manifest.world_size), manifest.num_bytes
+    return (found.path.name, str(manifest.step), _size(size), _age(found), processes, found.state.value)
+
+
+def _size(num_bytes: int) -> str:
+    size, unit = float(num_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.1f} {unit}" if unit != "B" else f"{num_bytes} B"
+
+
+def _age(found: Found) -> str:
+    seconds = age_of(found)
+    for length, unit in _UNITS:
+        if seconds >= length:
+            return f"{int(seconds // length)} {unit}"
+    return "0 s"

@@ -1,0 +1,112 @@
+"""How the files of a checkpoint are called; importing this costs no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from accel_checkpoint.formats.weight_names import MODEL_NAME, SAFE_MODEL_NAME, WeightFormat
+
+OPTIMIZER_NAME = "optimizer"
+RNG_STATE_NAME = "random_states"
+SAMPLER_NAME = "sampler"
+SCALER_NAME = "scaler.pt"
+SCHEDULER_NAME = "scheduler"
+MANIFEST_NAME = "accel_checkpoint.json"
+FOLDER_OF_CHECKPOINTS = "checkpoints"
+TEMPORARY_PREFIX = ".tmp-"
+LOADER_NAME = "dl_state_dict"
+CUSTOM_NAME = "custom_checkpoint"
+
+_NUMBERED_FOLDER = re.compile(r"checkpoint_(\d+)")
+_RANDOM_STATES = re.compile(rf"{RNG_STATE_NAME}_(\d+)\.pkl")
+_GRADIENTS = re.compile(r"accumulated_gradients_(\d+)\.safetensors")
+_CUSTOM = re.compile(rf"{CUSTOM_NAME}_(\d+)\.pkl")
+_LOADER_OF_RANK = re.compile(rf"{LOADER_NAME}_\d+_rank_\d+\.bin")
+_NUMBERED = {
+    stem: re.compile(rf"{stem}(?:_(\d+))?\.bin")
+    for stem in (OPTIMIZER_NAME, SCHEDULER_NAME, SAMPLER_NAME, LOADER_NAME)
+}
+_WEIGHTS = re.compile(
+    rf"(?:{SAFE_MODEL_NAME}|{MODEL_NAME})(?:_(\d+))?(?:-\d{{5,}}-of-\d{{5,}})?"
+    r"\.(?:safetensors|bin)(?:\.index\.json)?"
+)
+
+
+def checkpoint_name(number: int) -> str:
+    """Return the name of the folder of the checkpoint of that number."""
+    return f"checkpoint_{number}"
+
+
+def checkpoint_number(name: str) -> int | None:
+    """Return the number in the name of a checkpoint's folder, None if it has another kind of name."""
+    found = _NUMBERED_FOLDER.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def weight_format(index: int, *, safe: bool) -> WeightFormat:
+    """Return how the weight files of the model of that index are called."""
+    stem, suffix = (SAFE_MODEL_NAME, ".safetensors") if safe else (MODEL_NAME, ".bin")
+    stem = stem if index == 0 else f"{stem}_{index}"
+    whole = f"{stem}{suffix}"
+    return WeightFormat(whole=whole, index=f"{whole}.index.json", pattern=f"{stem}{{suffix}}{suffix}")
+
+
+def numbered_file(stem: str, index: int) -> str:
+    """Return `optimizer.bin`, `optimizer_1.bin`, … for the stem `optimizer`."""
+    return f"{stem}.bin" if index == 0 else f"{stem}_{index}.bin"
+
+
+def random_states_file(rank: int) -> str:
+    """Return the name of the file with the random states of a rank."""
+    return f"{RNG_STATE_NAME}_{rank}.pkl"
+
+
+def gradients_file(rank: int) -> str:
+    """Return the name of the file with what a rank had summed of an accumulation."""
+    return f"accumulated_gradients_{rank}.safetensors"
+
+
+def loader_of_rank_file(index: int, rank: int) -> str:
+    """Return the name of the file of the loader of that index where a rank has a state of its own."""
+    return f"{LOADER_NAME}_{index}_rank_{rank}.bin"
+
+
+def custom_file(index: int) -> str:
+    """Return the name of the file of the custom object of that index."""
+    return f"{CUSTOM_NAME}_{index}.pkl"
+
+
+def numbers_of(stem: str, names: Iterable[str]) -> list[int]:
+    """Return the indexes for which there is a file `<stem>.bin` or `<stem>_<index>.bin`, in order."""
+    return _numbers(_NUMBERED[stem], names)
+
+
+def numbers_of_models(names: Iterable[str]) -> list[int]:
+    """Return the indexes of the models for which there are weight files, in order."""
+    return _numbers(_WEIGHTS, names)
+
+
+def numbers_of_custom(names: Iterable[str]) -> list[int]:
+    """Return the indexes of the custom objects for which there is a file, in order."""
+    return _numbers(_CUSTOM, names)
+
+
+def ranks_of_random_states(names: Iterable[str]) -> list[int]:
+    """Return the ranks for which there is a file of random states, in order."""
+    return _numbers(_RANDOM_STATES, names)
+
+
+def is_checkpoint_file(name: str) -> bool:
+    """Whether a file of this name belongs to a checkpoint, rather than to a person who put it there."""
+    if name in (MANIFEST_NAME, SCALER_NAME):
+        return True
+    return any(
+        p.fullmatch(name)
+        for p in (_WEIGHTS, _CUSTOM, _RANDOM_STATES, _GRADIENTS, _LOADER_OF_RANK, *_NUMBERED.values())
+    )
+
+
+def _numbers(pattern: re.Pattern[str], names: Iterable[str]) -> list[int]:
+    matches = (pattern.fullmatch(name) for name in names)
+    return sorted({int(found[1] or 0) for found in matches if found is not None})

@@ -1,0 +1,162 @@
+"""Checkpoints of any training loop, in one folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import accel_ops
+from accel_checkpoint.file_names import checkpoint_name, random_states_file
+from accel_checkpoint.files import regular_file
+from accel_checkpoint.formats.safetensor_files import open_safetensors
+from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.manifest import Manifest, problems_of, read_manifest
+from accel_checkpoint.random_states import restore
+from accel_checkpoint.ranks.agreement import agreement_of, first
+from accel_checkpoint.reading.listing import State, checkpoints_in, newest_in
+from accel_checkpoint.saving.saver import Saver
+from accel_checkpoint.saving.stage import Stage
+from accel_checkpoint.saving.transaction import Request
+from accel_state import PartialState, current_runtime
+from accel_state.errors import CheckpointError, ConfigError
+
+
+class CheckpointFolder:
+    """A folder of checkpoints, named `checkpoint_<step>`, each there whole or not at all.
+
+    Under `torchrun` or `accel launch`, make it and call its methods on every rank; the ranks save together.
+
+    Args:
+        folder: Where the checkpoints are; made by the first save.
+        keep: How many stay: older ones are removed after a newer one is complete. None: all.
+
+    Raises:
+        ConfigError: If `keep` is less than 1.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, keep: int | None = None) -> None:
+        if keep is not None and keep < 1:
+            raise ConfigError(f"`keep` must be at least 1, or None to keep all, got {keep}.")
+        PartialState()
+        topology = current_runtime().topology
+        agreement = agreement_of(
+            rank=topology.rank, world_size=topology.world_size, gather=accel_ops.gather_object
+        )
+        self.path = Path(folder).resolve()
+        self.keep = keep
+        self._saver = Saver(topology=topology, agreement=agreement)
+
+    def save(self, step: int, *, blocking: bool = True) -> Stage:
+        """Return the stage of a checkpoint, for a `with` block that puts files into it.
+
+        A checkpoint of the same step is replaced once the new one is complete.
+
+        Args:
+            step: Training steps so far.
+            blocking: Write it before the block ends. Otherwise the block ends when the content has been copied, and
+                the stage's `handle` tells how the save went; if nobody asks, the next call here raises its failure.
+
+        Raises:
+            CheckpointError: If the block ends and the save failed on any rank, or the last save that did not block.
+        """
+        if step < 0:
+            raise ConfigError(f"`step` must not be negative, got {step}.")
+        request = Request(
+            self.path / checkpoint_name(step), token="", keep=self.keep, step=step, iteration=step
+        )
+        return self._saver.stage(request, blocking=blocking, earlier=self._saver.unreported_failure())
+
+    def newest(self) -> SavedCheckpoint | None:
+        """Return the complete checkpoint with the highest step, None where there is none; the same on every rank.
+
+        Raises:
+            CheckpointError: If this rank cannot read what rank 0 has chosen.
+        """
+        self._saver.settle()
+        found = newest_in(self.path)
+        name = self._saver.agree("newest", "" if found is None else found.path.name, first)
+        return SavedCheckpoint(self.path / name) if name else None
+
+    def checkpoints(self) -> list[SavedCheckpoint]:
+        """Return the complete checkpoints that this rank sees, by step."""
+        return [
+            SavedCheckpoint(found.path)
+            for found in checkpoints_in(self.path)
+            if found.state is State.COMMITTED
+        ]
+
+    def wait(self) -> None:
+        """Wait for the save that goes on behind the loop, if any.
+
+        Raises:
+            CheckpointError: If it failed and nobody has been told.
+        """
+        self._saver.settle()
+
+
+class SavedCheckpoint:
+    """A complete checkpoint.
+
+    Args:
+        path: Its folder.
+
+    Raises:
+        CheckpointError: If it has no readable manifest.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.manifest: Manifest = read_manifest(self.path)
+
+    @property
+    def step(self) -> int:
+        """Training steps when it was saved."""
+        return self.manifest.step
+
+    @property
+    def names(self) -> list[str]:
+        """Its files, without the manifest."""
+        return [entry.name for entry in self.manifest.files_here]
+
+    def read(self, name: str) -> Any:
+        """Return the content of a file that `Stage.write` wrote; tensors are on the CPU. Nothing in it can run.
+
+        Raises:
+            CheckpointError: If the file is missing or damaged, or holds more than plain data.
+        """
+        path = regular_file(self.path, name)
+        if path.suffix == ".safetensors":
+            with open_safetensors(path) as reader:
+                return {key: reader.read(key).clone() for key in reader.keys()}  # noqa: SIM118 (no mapping)
+        if path.suffix == ".json":
+            try:
+                return json.loads(path.read_bytes())
+            except ValueError as error:
+                raise CheckpointError(f"`{path}` is damaged: {error}") from error
+        return read_torch_file(path)
+
+    def restore_random_states(self) -> None:
+        """Restore what `Stage.write_random_states` saved of this rank.
+
+        Raises:
+            CheckpointError: If this rank has no such file in it.
+        """
+        name = random_states_file(current_runtime().topology.rank)
+        content: Mapping[str, Any] = self.read(name)
+        restore(content, file_name=name)
+
+    def verify(self) -> None:
+        """Read everything and compare it with the digests in the manifest.
+
+        Raises:
+            CheckpointError: Naming the files that differ.
+        """
+        problems = problems_of(self.path, self.manifest, digests=True)
+        if problems:
+            raise CheckpointError(f"The checkpoint `{self.path}` is damaged. {' '.join(problems)}")
+
+    def __repr__(self) -> str:
+        return f"SavedCheckpoint({str(self.path)!r})"

@@ -1,0 +1,1 @@
+"""Plain file formats: safetensors and `torch.save`, read safely and written whole."""

@@ -1,0 +1,77 @@
+"""Files of `torch.save`, read such that nothing in them can run or fill the memory."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel_checkpoint.formats.plain_data import check_loaded, harmless_globals
+from accel_state.errors import CheckpointError
+
+DAMAGE = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    MemoryError,
+    struct.error,
+)
+"""What `torch.load` raises for files that were cut, altered, or made to do harm."""
+
+
+def read_torch_file(path: Path, *, mmap: bool = False) -> Any:
+    """Return what `torch.save` wrote, its tensors on the CPU.
+
+    Args:
+        path: The file.
+        mmap: Leave tensors in the file, to be read when they are used; copy them before the file may go.
+
+    Raises:
+        CheckpointError: If the file is damaged, or holds anything but plain data.
+    """
+    _check_archive(path)
+    try:
+        with torch.serialization.safe_globals(harmless_globals()):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        check_loaded(content, num_bytes=path.stat().st_size)
+        return content
+    except (*DAMAGE, CheckpointError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if "Unsupported global" in str(error) or "GLOBAL" in str(error):
+            reason = _stranger_in(str(error))
+        raise CheckpointError(
+            f"`{path}` is not loaded: it is damaged or holds more than tensors and plain values ({reason})."
+        ) from error
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse what is no archive of `torch.save`: nothing in one is compressed, and nothing lies twice."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, EOFError, struct.error, NotImplementedError, OSError) as error:
+        raise CheckpointError(f"`{path}` is not a readable `torch.save` file: {error}") from error
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise CheckpointError(
+            f"`{path}` holds compressed data, which `torch.save` never writes; it is not loaded."
+        )
+    claimed, there = sum(member.file_size for member in members), path.stat().st_size
+    if claimed > there:
+        raise CheckpointError(
+            f"`{path}` claims to hold {claimed} bytes but has {there}; it is cut short or made to do harm."
+        )
+
+
+def _stranger_in(message: str) -> str:
+    found = next((line for line in message.splitlines() if "GLOBAL" in line or "global" in line), message)
+    return found.strip()[:300]

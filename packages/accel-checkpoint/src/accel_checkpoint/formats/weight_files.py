@@ -1,0 +1,114 @@
+"""Which files make up a checkpoint, and which names they hold; looked up inside one folder only."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from accel_checkpoint.formats.pickle_files import open_pickled
+from accel_checkpoint.formats.protocol import OpenWeights
+from accel_checkpoint.formats.safetensor_files import open_safetensors
+from accel_checkpoint.formats.weight_names import PICKLED, SAFETENSORS
+from accel_state.errors import CheckpointError
+
+_PREFERRED = (SAFETENSORS.whole, SAFETENSORS.index, PICKLED.whole, PICKLED.index)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFile:
+    """One file of a checkpoint.
+
+    ``names`` are those that the index promises in it, ``None`` where there is no index and all of it counts.
+    """
+
+    path: Path
+    names: frozenset[str] | None = None
+
+
+def opener(path: Path) -> OpenWeights:
+    """Return what opens a weight file, chosen by the end of its name."""
+    return open_safetensors if path.suffix == ".safetensors" else open_pickled
+
+
+def checkpoint_files(checkpoint: str | os.PathLike[str]) -> list[CheckpointFile]:
+    """Return the files of a checkpoint, in the order in which its index first names them.
+
+    Args:
+        checkpoint: A weight file, an index (``.json``), or a folder with one of them. In a folder,
+            safetensors come before ``.bin`` and a whole file before an index.
+
+    Raises:
+        CheckpointError: If there is no checkpoint, more than one index of an unknown name, a file that the
+            index names is missing, or the index names a file outside its folder.
+    """
+    path = Path(checkpoint)
+    if path.is_dir():
+        path = _main_file(path)
+    if not path.is_file():
+        raise CheckpointError(f"There is no checkpoint at `{path}`.")
+    return _files_of_index(path) if path.suffix == ".json" else [CheckpointFile(path)]
+
+
+def _main_file(folder: Path) -> Path:
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    for name in _PREFERRED:
+        if name in names:
+            return folder / name
+    found = [name for name in names if name.endswith(".index.json") or name == "index.json"]
+    if not found:
+        # Files by other names, such as `second.safetensors`, count where only one can be meant.
+        found = [name for name in names if name.endswith((".safetensors", ".bin"))]
+    shards = [name for name in found if SAFETENSORS.is_shard(name) or PICKLED.is_shard(name)]
+    if shards:
+        raise CheckpointError(
+            f"`{folder}` holds shards (`{shards[0]}` …) without their index, which is written last: "
+            "the save or the copy was interrupted. Save or copy it again."
+        )
+    if len(found) > 1:
+        raise CheckpointError(
+            f"`{folder}` holds several checkpoints: {', '.join(found)}. Name the file you mean."
+        )
+    if not found:
+        raise CheckpointError(
+            f"`{folder}` holds no checkpoint: none of {', '.join(_PREFERRED)}, no other index or weight file."
+        )
+    return folder / found[0]
+
+
+def _files_of_index(index: Path) -> list[CheckpointFile]:
+    members: dict[str, set[str]] = {}
+    for name, file_name in _weight_map(index).items():
+        members.setdefault(_inside(index, file_name), set()).add(name)
+    missing = [file_name for file_name in members if not (index.parent / file_name).is_file()]
+    if missing:
+        raise CheckpointError(f"`{index}` names files that are not beside it: {', '.join(missing)}.")
+    return [CheckpointFile(index.parent / file, frozenset(names)) for file, names in members.items()]
+
+
+def _weight_map(index: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"The index `{index}` is not readable JSON: {error}") from error
+    weight_map = content.get("weight_map", content) if isinstance(content, dict) else content
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"The index `{index}` must map names of weights to names of files.")
+    return weight_map
+
+
+def _inside(index: Path, file_name: object) -> str:
+    """Return ``file_name`` if it is that of a file in the folder of ``index`` by every system's rules."""
+    if not isinstance(file_name, str) or not is_plain(file_name):
+        raise CheckpointError(
+            f"The index `{index}` names the file `{file_name}`. Only plain names of files beside it are read."
+        )
+    return file_name
+
+
+def is_plain(name: str) -> bool:
+    """Whether ``name`` is that of a file, without a folder, by every system's rules."""
+    return name not in ("", ".", "..") and PurePosixPath(name).name == PureWindowsPath(name).name == name

@@ -1,0 +1,90 @@
+"""The functions that users import from `accel.checkpointing` and `accel.utils`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel_checkpoint.file_names import custom_file
+from accel_checkpoint.formats.plain_data import harmless_globals
+from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.saving.pending_files import SafetensorsFile, TorchFile, write_file
+from accel_checkpoint.saving.sink import FileSink
+from accel_state import PartialState
+from accel_state.errors import ConfigError
+
+TORCH_SAFE_GLOBALS = harmless_globals()
+"""What files may name beyond what `torch.load(weights_only=True)` always allows."""
+
+
+def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: bool = False) -> None:
+    """Write ``obj`` to a file, on the main process only; the file appears complete or not at all.
+
+    Args:
+        obj: What to write; tensors by name with ``safe_serialization``.
+        f: The file, or what `torch.save` takes for one.
+        save_on_each_node: Write it on each machine's main process.
+        safe_serialization: safetensors, else `torch.save`.
+    """
+    state = PartialState()
+    if not (state.is_local_main_process if save_on_each_node else state.is_main_process):
+        return
+    if not isinstance(f, (str, os.PathLike)):
+        torch.save(obj, f)
+        return
+    path = Path(f)
+    hidden = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    try:
+        with FileSink(hidden) as sink:
+            if safe_serialization:
+                SafetensorsFile.of(path.name, obj).write(sink)
+            else:
+                torch.save(obj, sink)  # type: ignore[arg-type]
+        hidden.replace(path)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
+    """Return what `torch.save` wrote, unless it holds more than tensors and plain values.
+
+    Args:
+        f: The file.
+        map_location: As for `torch.load`.
+        **kwargs: As for `torch.load`, except that `weights_only` is always true.
+
+    Raises:
+        ConfigError: If ``weights_only=False`` is asked for.
+        pickle.UnpicklingError: If the file holds more.
+    """
+    if kwargs.pop("weights_only", True) is not True:
+        raise ConfigError(
+            "`load` never unpickles freely. For files that you trust, call `torch.load` yourself."
+        )
+    with torch.serialization.safe_globals(harmless_globals()):
+        return torch.load(f, map_location=map_location, weights_only=True, **kwargs)
+
+
+def save_custom_state(
+    obj: Any, path: str | os.PathLike[str], index: int = 0, save_on_each_node: bool = False
+) -> None:
+    """Write the state of ``obj`` to `custom_checkpoint_<index>.pkl` in the folder ``path``."""
+    state = PartialState()
+    if state.is_local_main_process if save_on_each_node else state.is_main_process:
+        write_file(TorchFile(custom_file(index), obj.state_dict()), Path(path), replace=True)
+
+
+def load_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0) -> None:
+    """Load `custom_checkpoint_<index>.pkl` in the folder ``path`` into ``obj``.
+
+    Raises:
+        CheckpointError: If the file is damaged or holds more than plain data.
+    """
+    obj.load_state_dict(read_torch_file(Path(path) / custom_file(index)))
+
+
+__all__: Sequence[str] = ["TORCH_SAFE_GLOBALS", "load", "load_custom_state", "save", "save_custom_state"]

@@ -1,0 +1,122 @@
+"""Random states of a rank in a file, in the form that the peer reads and writes too."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from accel_checkpoint.file_names import random_states_file
+from accel_checkpoint.reading.listing import OWN_MARK
+from accel_ops import capture_rng_states, restore_rng_states, set_seed
+from accel_state import current_runtime
+from accel_state.errors import CheckpointError
+
+FORMAT = 1
+_DEVICE_KEY = re.compile(r"torch_(\w+)_manual_seed")
+_ACCUMULATION = "accumulation"
+States = Mapping[str, Mapping[str, Any]]
+
+
+def captured(*, rank: int) -> tuple[str, dict[str, Any]]:
+    """Return name and content of the file with the states of this rank's generators as they are now."""
+    index = current_runtime().device.index or 0
+    return random_states_file(rank), to_file(
+        capture_rng_states(), accumulation={"step": 0}, device_index=index
+    )
+
+
+def restore(content: Any, *, file_name: str) -> None:
+    """Set this rank's generators to the states in the content of a file.
+
+    Raises:
+        CheckpointError: If the content is not that of such a file.
+    """
+    states, _ = from_file(content, device_index=current_runtime().device.index or 0, file_name=file_name)
+    restore_rng_states(states)
+
+
+def to_file(states: States, *, accumulation: Mapping[str, Any], device_index: int) -> dict[str, Any]:
+    """Return the content of a file of random states: tensors, numbers, strings.
+
+    Args:
+        states: From `capture_rng_states`.
+        accumulation: Where the accumulation stands, from `Stepper.state_dict`; its `step` is what the peer knows of it.
+        device_index: Which of the machine's devices is this rank's.
+    """
+    python, numpy = states["python"], states["numpy"]
+    content: dict[str, Any] = {
+        OWN_MARK: FORMAT,
+        "step": accumulation["step"],
+        _ACCUMULATION: dict(accumulation),
+        "random_state": (python["version"], tuple(python["state"].tolist()), python["gauss_next"]),
+        "numpy_random_seed": (
+            "MT19937",
+            numpy["key"].tolist(),
+            numpy["pos"],
+            numpy["has_gauss"],
+            numpy["gauss"],
+        ),
+        "torch_manual_seed": states["torch"]["state"],
+    }
+    for kind, state in states.items():
+        if kind not in ("python", "numpy", "torch"):
+            # One entry per device up to ours: the peer sets the devices by their order.
+            content[_device_key(kind)] = [state["state"]] * (device_index + 1)
+    return content
+
+
+def from_file(
+    content: Any, *, device_index: int, file_name: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Return states for `restore_rng_states`, and where the accumulation stood: of the peer's, only its `step`.
+
+    Raises:
+        CheckpointError: If the content is not that of such a file.
+    """
+    try:
+        version, words, gauss_next = content["random_state"]
+        _, key, pos, has_gauss, gauss = content["numpy_random_seed"]
+        states: dict[str, dict[str, Any]] = {
+            "python": {
+                "version": int(version),
+                "state": torch.tensor(words, dtype=torch.int64),
+                "gauss_next": gauss_next,
+            },
+            "numpy": {
+                "key": torch.tensor([int(word) for word in key], dtype=torch.int64),
+                "pos": int(pos),
+                "has_gauss": int(has_gauss),
+                "gauss": float(gauss),
+            },
+            "torch": {"state": content["torch_manual_seed"]},
+        }
+        for name, value in content.items():
+            device = _DEVICE_KEY.fullmatch(name)
+            if device is not None:
+                states[device[1]] = {"state": value[min(device_index, len(value) - 1)]}
+        accumulation = {**dict(content.get(_ACCUMULATION, {})), "step": int(content.get("step", 0))}
+        if not all(value is None or isinstance(value, (int, float)) for value in accumulation.values()):
+            raise TypeError(f"not all numbers: {accumulation}")
+        return states, accumulation
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise CheckpointError(f"`{file_name}` does not hold random states as expected: {error!r}") from error
+
+
+def reseed_for(states: States, *, rank: int, world_size: int) -> int:
+    """Seed all generators of this rank with a number drawn from saved states, and return it.
+
+    The same saved states, rank and number of ranks give the same seed; different ranks get different ones.
+    """
+    digest = hashlib.sha256(states["torch"]["state"].numpy().tobytes())
+    digest.update(f"{rank}/{world_size}".encode())
+    seed = int.from_bytes(digest.digest()[:4], "little")
+    set_seed(seed)
+    return seed
+
+
+def _device_key(kind: str) -> str:
+    return f"torch_{kind}_manual_seed"

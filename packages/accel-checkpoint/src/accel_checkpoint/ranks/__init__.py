@@ -1,0 +1,1 @@
+"""What the ranks of a run tell each other about a checkpoint."""

@@ -1,0 +1,1 @@
+"""Find a checkpoint, and read it safely."""

@@ -1,0 +1,151 @@
+"""Which checkpoints lie in a folder, and in what state; importing this costs no torch."""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel_checkpoint.file_names import (
+    FOLDER_OF_CHECKPOINTS,
+    MANIFEST_NAME,
+    TEMPORARY_PREFIX,
+    checkpoint_number,
+    numbers_of_models,
+    random_states_file,
+    ranks_of_random_states,
+)
+from accel_checkpoint.files import regular_file
+from accel_checkpoint.manifest import Manifest, has_manifest, problems_of, read_manifest
+from accel_state.errors import CheckpointError
+
+OWN_MARK = "accel_format"
+"""A key in our files of random states, by which they are told from those of another package."""
+
+
+class State(enum.Enum):
+    """What is known of a checkpoint without reading all of it."""
+
+    COMMITTED = "committed"
+    FOREIGN = "no manifest (another package's)"
+    INCOMPLETE = "incomplete"
+    DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint's folder.
+
+    Attributes:
+        path: The folder.
+        state: What it is.
+        manifest: Where it has a readable one.
+        problem: What is wrong, where anything is.
+        modified_s: When it became what it is, as a time stamp.
+    """
+
+    path: Path
+    state: State
+    manifest: Manifest | None = None
+    problem: str = ""
+    modified_s: float = 0.0
+
+    @property
+    def number(self) -> int | None:
+        """Its number, where it is named by number."""
+        return checkpoint_number(self.path.name)
+
+    @property
+    def can_be_loaded(self) -> bool:
+        """Whether loading it makes sense."""
+        return self.state in (State.COMMITTED, State.FOREIGN)
+
+
+def inspect(folder: Path) -> Found | None:
+    """Say what ``folder`` is, None if it has nothing of a checkpoint."""
+    names = [path.name for path in folder.iterdir()]
+    if has_manifest(folder):
+        modified_s = (folder / MANIFEST_NAME).lstat().st_mtime
+        try:
+            manifest = read_manifest(folder)
+        except CheckpointError as error:
+            return Found(folder, State.DAMAGED, problem=str(error), modified_s=modified_s)
+        problems = problems_of(folder, manifest, digests=False)
+        state = State.DAMAGED if problems else State.COMMITTED
+        return Found(folder, state, manifest, " ".join(problems), modified_s)
+    if not numbers_of_models(names) and not ranks_of_random_states(names):
+        return None
+    modified_s = folder.stat().st_mtime
+    if ranks_of_random_states(names) and not is_own(folder):
+        return Found(folder, State.FOREIGN, modified_s=modified_s)
+    return Found(folder, State.INCOMPLETE, problem=f"It has no `{MANIFEST_NAME}`.", modified_s=modified_s)
+
+
+def is_own(folder: Path) -> bool:
+    """Whether a folder without a manifest was written by this package, so that its manifest got lost."""
+    ranks = ranks_of_random_states(path.name for path in folder.iterdir())
+    if not ranks:
+        return False
+    try:
+        with zipfile.ZipFile(regular_file(folder, random_states_file(ranks[0]))) as archive:
+            [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            if archive.getinfo(name).file_size > 2**20:
+                return False
+            return OWN_MARK.encode() in archive.read(name)
+    except (zipfile.BadZipFile, ValueError, OSError, CheckpointError):
+        return False
+
+
+def folder_of_checkpoints(folder: Path) -> Path:
+    """Return `folder/checkpoints` where there is one, for those who name the project's folder."""
+    inner = folder / FOLDER_OF_CHECKPOINTS
+    return inner if inner.is_dir() else folder
+
+
+def checkpoints_in(folder: Path) -> list[Found]:
+    """Return the checkpoints in ``folder``, by number, then those without a number by age; oldest first."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        paths = [
+            Path(entry.path)
+            for entry in entries
+            if not entry.name.startswith(TEMPORARY_PREFIX) and entry.is_dir()
+        ]
+    found = []
+    for path in paths:
+        try:
+            one = inspect(path)
+        except (FileNotFoundError, PermissionError):  # just removed by a run that goes on; or none of ours
+            continue
+        if one is not None:
+            found.append(one)
+    return sorted(found, key=lambda one: (one.number is None, one.number or 0, one.modified_s))
+
+
+def newest_in(folder: Path) -> Found | None:
+    """Return the newest checkpoint in ``folder`` that can be loaded; by number, where they have numbers.
+
+    It looks again where it finds none: a run that goes on may have put a newer one in the place of the only one.
+    """
+    for wait_s in (0.02, 0.1, 0.0):
+        found = _newest(folder)
+        if found is not None or not folder.is_dir():
+            break
+        time.sleep(wait_s)
+    return found
+
+
+def _newest(folder: Path) -> Found | None:
+    good = [found for found in checkpoints_in(folder) if found.can_be_loaded]
+    numbered = [found for found in good if found.number is not None]
+    ordered = numbered or sorted(good, key=lambda found: found.modified_s)
+    return ordered[-1] if ordered else None
+
+
+def age_of(found: Found, *, now_s: float | None = None) -> float:
+    """Return how many seconds ago it was saved."""
+    return max(0.0, (time.time() if now_s is None else now_s) - found.modified_s)

@@ -1,0 +1,66 @@
+"""A file that is digested while it is written, in pieces that leave the other threads running."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from accel_checkpoint.digests import Digest
+from accel_checkpoint.saving.low_priority import Work, at_once
+
+_CHUNK_BYTES = 4 * 2**20
+"""Digested while it is in the processor's cache, then written; neither holds the interpreter's lock."""
+
+
+class FileSink:
+    """Write a new file and force it to disk; `torch.save` takes it for a file.
+
+    Args:
+        path: The file, which must not be there yet.
+        run: Does the digesting and the writing.
+    """
+
+    def __init__(self, path: Path, *, run: Callable[[Work], None] = at_once) -> None:
+        self._descriptor = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
+        )
+        self._digest = Digest()
+        self._run = run
+        self.num_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._run(partial(os.fsync, self._descriptor))
+        finally:
+            os.close(self._descriptor)
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Append ``data`` and return how much it was."""
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), _CHUNK_BYTES):
+            self._run(partial(self._append, view[start : start + _CHUNK_BYTES]))
+        self.num_bytes += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Do nothing: nothing is held back."""
+
+    def _append(self, chunk: memoryview) -> None:
+        self._digest.update(chunk)
+        while chunk:
+            chunk = chunk[os.write(self._descriptor, chunk) :]
+
+    @property
+    def digest(self) -> str:
+        """The digest of what was written so far."""
+        return str(self._digest)

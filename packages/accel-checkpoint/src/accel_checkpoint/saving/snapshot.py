@@ -1,0 +1,145 @@
+"""Tensors as they are now, in host memory that is used again for the next save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from accel_ops.shared_tensors import id_tensor_view
+
+Path = tuple[Any, ...]
+Copy = Callable[[Path, torch.Tensor], torch.Tensor]
+
+
+def map_tensors(
+    content: Any, copy: Copy, *, path: Path = (), seen: dict[object, torch.Tensor] | None = None
+) -> Any:
+    """Return ``content`` with its containers rebuilt and each tensor replaced by ``copy(path, tensor)``.
+
+    A tensor that is there twice is copied once. Leaves other than tensors are taken over: numbers and strings
+    do not change.
+    """
+    seen = {} if seen is None else seen
+    if isinstance(content, torch.Tensor):
+        if not is_plain(content):
+            return copy(path, content)
+        window = id_tensor_view(content)
+        if window not in seen:
+            seen[window] = copy(path, content)
+        return seen[window]
+    if isinstance(content, Mapping) and hasattr(content, "items"):
+        members = [
+            (name, map_tensors(value, copy, path=(*path, name), seen=seen)) for name, value in content.items()
+        ]
+        return dict(members) if type(content) is dict else _like(content, members)
+    if isinstance(content, (list, tuple)) and not isinstance(content, torch.Size):
+        values = [map_tensors(value, copy, path=(*path, i), seen=seen) for i, value in enumerate(content)]
+        return values if isinstance(content, list) else tuple(values)
+    if isinstance(content, (set, bytearray)):
+        return type(content)(content)
+    return content.copy() if hasattr(content, "__array__") and hasattr(content, "copy") else content
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is an ordinary dense tensor, whose bytes alone make it up."""
+    kind = type(tensor)
+    return (
+        kind in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout == torch.strided
+        and not tensor.is_quantized
+    )
+
+
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy in memory of its own. Of a tensor that wraps others, such as a quantised one, these are copied."""
+    wrapper: Any = tensor
+    if not is_traceable_wrapper_subclass(wrapper):
+        return tensor.clone()
+    # Part by part, since not all of them know `clone` (torchao 0.18: the states of its 8-bit optimizers).
+    names, context = wrapper.__tensor_flatten__()
+    parts = {name: copy_of(getattr(wrapper, name)) for name in names}
+    rebuilt: torch.Tensor = type(wrapper).__tensor_unflatten__(
+        parts, context, wrapper.size(), wrapper.stride()
+    )
+    return rebuilt
+
+
+def without_waste(path: Path, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on the CPU that `torch.save` can write without more than it shows."""
+    tensor = tensor.detach()
+    if not is_plain(tensor):
+        return tensor
+    if tensor.device.type != "cpu":
+        return tensor.cpu()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+class HostBuffers:
+    """Host memory for copies of tensors, kept from one save to the next.
+
+    The copies of one `begin` are good until the next one. On an accelerator the memory is pinned and the
+    copying goes on beside the computation: what is computed after the copies were asked for waits for them on
+    the device, the host waits in `wait`.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[Path, torch.Tensor] = {}
+        self._used: set[Path] = set()
+        self._streams: dict[torch.device, Any] = {}
+
+    def begin(self) -> None:
+        """Start a new set of copies in the memory of the last one."""
+        self._buffers = {path: self._buffers[path] for path in self._used if path in self._buffers}
+        self._used = set()
+        self._streams = {}
+
+    def copy(self, path: Path, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of ``tensor`` in host memory."""
+        tensor = tensor.detach()
+        if not is_plain(tensor):
+            return copy_of(tensor)
+        self._used.add(path)
+        buffer = self._buffers.get(path)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            can_be_pinned = tensor.device.type != "cpu" and torch.accelerator.is_available()
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=can_be_pinned)
+            self._buffers[path] = buffer
+        if tensor.device.type == "cpu":
+            return buffer.copy_(tensor)
+        return self._copy_beside(buffer, tensor)
+
+    def join_streams(self) -> None:
+        """Let later work on the devices wait until the copies are made."""
+        for device, stream in self._streams.items():
+            torch.get_device_module(device).current_stream(device).wait_stream(stream)
+
+    def wait(self) -> None:
+        """Return when all copies are made."""
+        for stream in self._streams.values():
+            stream.synchronize()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    def _copy_beside(self, buffer: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        device = tensor.device
+        module = torch.get_device_module(device)
+        if not hasattr(module, "Stream"):
+            return buffer.copy_(tensor)
+        if device not in self._streams:
+            self._streams[device] = module.Stream(device)
+            self._streams[device].wait_stream(module.current_stream(device))
+        with module.stream(self._streams[device]):
+            return buffer.copy_(tensor, non_blocking=True)
+
+
+def _like(content: Mapping[Any, Any], members: list[tuple[Any, Any]]) -> Any:
+    rebuilt = type(content)()
+    for name, value in members:
+        rebuilt[name] = value  # type: ignore[index]
+    return rebuilt

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from accel_checkpoint.formats.safetensor_ranges import MappedFile, read_layout
+from accel_state.errors import CheckpointError
+
+TENSORS = {
+    "a": torch.arange(7, dtype=torch.uint8),
+    "b": torch.rand(3, 5),
+    "c": torch.rand(()),
+    "d": torch.rand(2, 0),
+    "e": torch.rand(9).bfloat16(),
+    "f": torch.randint(-9, 9, (4, 2)),
+}
+
+
+def test_every_tensor_is_found_and_mapped(tmp_path):
+    save_file(TENSORS, tmp_path / "m.safetensors")
+    layout, mapped = read_layout(tmp_path / "m.safetensors"), MappedFile(tmp_path / "m.safetensors")
+    assert set(layout.ranges) == set(TENSORS)
+    for name, place in layout.ranges.items():
+        assert torch.equal(mapped.tensor(place), TENSORS[name])
+
+
+def test_tensors_at_odd_places_are_copied(tmp_path):
+    data = torch.rand(4)
+    header = {
+        "x": {"dtype": "F32", "shape": [4], "data_offsets": [1, 17]},
+        "y": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+    }
+    text = json.dumps(header).encode()
+    (tmp_path / "m").write_bytes(len(text).to_bytes(8, "little") + text + b"\x01" + data.numpy().tobytes())
+    layout = read_layout(tmp_path / "m")
+    assert torch.equal(MappedFile(tmp_path / "m").tensor(layout["x"]), data)
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        (b"{x", "no JSON"),
+        (b'["a"]', "no table"),
+        (b'{"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}', "`a` is described"),
+        (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "`a` does not lie inside"),
+        (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}', "`a` does not lie inside"),
+    ],
+)
+def test_headers_that_lie_are_refused(tmp_path, header, why):
+    (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
+    with pytest.raises(CheckpointError, match=why):
+        read_layout(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"a": {"dtype": "F32", "shape": "4", "data_offsets": [0, 16]}}',
+        '{"a": {"dtype": "F32", "shape": [2.0, 2], "data_offsets": [0, 16]}}',
+        '{"a": {"dtype": "F32", "shape": [-2, -2], "data_offsets": [0, 16]}}',
+        '{"a": {"dtype": "F32", "shape": [4], "data_offsets": ["0", 16]}}',
+        '{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0]}}',
+        '{"a": {"dtype": ["F32"], "shape": [4], "data_offsets": [0, 16]}}',
+        '{"a": []}',
+        '{"__metadata__": [1]}',
+        '{"__metadata__": {"a": ["b"]}}',
+        "[" * 20_000 + "]" * 20_000,
+        "[]",
+        '"a"',
+    ],
+    ids=range(12),
+)
+def test_malformed_headers_are_named_as_such(tmp_path, header):
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(16))
+    with pytest.raises(CheckpointError, match="is not a readable safetensors file"):
+        read_layout(path)

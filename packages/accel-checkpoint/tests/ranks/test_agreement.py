@@ -1,0 +1,165 @@
+import threading
+
+import pytest
+from torch.distributed import HashStore, TCPStore
+
+from accel_checkpoint.ranks import agreement as module
+from accel_checkpoint.ranks.agreement import Alone, StoreAgreement
+from accel_checkpoint.ranks.heartbeat import Heartbeat
+from accel_state.errors import CheckpointError
+
+
+def agreement(store, rank=0, *, world_size=2, deadline_s=20, silence_s=20):
+    heartbeat = Heartbeat(store, rank=rank, beat_s=0.02, silence_s=silence_s)
+    return StoreAgreement(store, rank=rank, world_size=world_size, deadline_s=deadline_s, heartbeat=heartbeat)
+
+
+def joined(reports):
+    return "+".join(reports)
+
+
+def agree_in_thread(one, topic, report):
+    """Return a thread, and the list in which its verdict or error will be."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(one.agree(topic, report, joined))
+        except CheckpointError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, outcome
+
+
+def test_every_rank_gets_the_verdict_that_rank_0_makes_of_all_reports():
+    store = HashStore()
+    ranks = [agree_in_thread(agreement(store, n, world_size=3), "topic", f"of {n}") for n in range(3)]
+    [thread.join() for thread, _ in ranks]
+    assert [outcome for _, outcome in ranks] == [["of 0+of 1+of 2"]] * 3
+
+
+def test_only_rank_0_reads_the_reports():
+    class Counting:
+        def __init__(self, store):
+            self.store, self.num_requests = store, 0
+
+        def __getattr__(self, name):
+            if name not in ("check", "has_extended_api"):
+                self.num_requests += 1
+            return getattr(self.store, name)
+
+    inner, num_requests = HashStore(), {}
+    for world_size in (2, 8):
+        stores = [Counting(inner) for _ in range(world_size)]
+        ranks = [
+            agree_in_thread(agreement(stores[n], n, world_size=world_size), f"of {world_size}", "")
+            for n in range(world_size)
+        ]
+        [thread.join() for thread, _ in ranks]
+        num_requests[world_size] = stores[1].num_requests
+    assert abs(num_requests[8] - num_requests[2]) <= 2  # the last to come, and the last to leave, say so
+
+
+def test_who_does_not_come_is_named_after_the_deadline():
+    alone = agreement(HashStore(), world_size=3, deadline_s=0.05)
+    with pytest.raises(CheckpointError, match=r"Rank 1, 2 did not come to `written` within 0.05 s"):
+        alone.agree("written", "here", joined)
+
+
+def test_those_that_came_are_told_who_did_not():
+    store = HashStore()
+    second, outcome = agree_in_thread(agreement(store, 1, world_size=3, deadline_s=0.05), "written", "here")
+    with pytest.raises(CheckpointError, match="Rank 2 did not come"):
+        agreement(store, 0, world_size=3, deadline_s=0.05).agree("written", "here", joined)
+    second.join()
+    assert "Rank 2 did not come to `written`" in str(outcome[0])
+
+
+def test_rank_0_that_does_not_come_is_named(monkeypatch):
+    monkeypatch.setattr(module, "_GRACE_S", 0.0)
+    store = HashStore()
+    with pytest.raises(CheckpointError, match=r"Rank 0 did not come to `written` within 0.05 s"):
+        agreement(store, 1, deadline_s=0.05).agree("written", "here", joined)
+
+
+def test_rank_0_leaves_when_the_others_have_read_the_verdict():
+    store = HashStore()
+    keeper, outcome = agree_in_thread(agreement(store, 0), "committed", "of 0")
+    second = agreement(store, 1)
+    store.set("committed/report/1", "of 1")
+    store.set("committed/complete", "")
+    keeper.join(timeout=0.1)
+    assert keeper.is_alive()
+    store.delete_key("committed/complete")
+    assert second.agree("committed", "of 1", joined) == "of 0+of 1"
+    keeper.join(timeout=20)
+    assert outcome == ["of 0+of 1"]
+
+
+def test_nobody_waits_for_a_rank_that_has_ended():
+    store = HashStore()
+    others = [agreement(store, rank, world_size=3, silence_s=0.1) for rank in (1, 2)]
+    del others[0]
+    waiting = agreement(store, world_size=3, silence_s=0.1)
+    with pytest.raises(CheckpointError, match="Rank 1 has ended before it came to `written`"):
+        waiting.agree("written", "here", joined)
+
+
+def test_nobody_waits_for_rank_0_if_it_has_ended():
+    store = HashStore()
+    waiting, keeper = agreement(store, 1, silence_s=0.1), agreement(store, 0)
+    del keeper
+    with pytest.raises(CheckpointError, match="Rank 0 has ended before it came to `written`"):
+        waiting.agree("written", "here", joined)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("of merging")])
+def test_the_others_learn_that_rank_0_has_stopped(error):
+    def merge(reports):
+        raise error
+
+    store = HashStore()
+    second, outcome = agree_in_thread(agreement(store, 1), "written", "here")
+    with pytest.raises(type(error)):
+        agreement(store, 0).agree("written", "here", merge)
+    second.join()
+    assert f"Rank 0 has stopped waiting for the others: {type(error).__name__}" in str(outcome[0])
+
+
+def test_the_ranks_can_agree_again_after_they_did_not():
+    store = HashStore()
+    first, second = agreement(store, 0, deadline_s=0.05), agreement(store, 1)
+    with pytest.raises(CheckpointError):
+        first.agree("one", "", joined)
+    with pytest.raises(CheckpointError, match="Rank 1 did not come to `one`"):
+        second.agree("one", "late", joined)
+    first.deadline_s = 20
+    late, outcome = agree_in_thread(first, "other", "of 0")
+    assert second.agree("other", "of 1", joined) == "of 0+of 1"
+    late.join()
+    assert outcome == ["of 0+of 1"]
+
+
+def test_nothing_of_a_round_stays_in_the_store():
+    store = HashStore()
+    first, second = agreement(store, 0), agreement(store, 1)
+    num_keys = store.num_keys()
+    thread, _ = agree_in_thread(second, "topic", "note")
+    first.agree("topic", "note", joined)
+    thread.join()
+    assert store.num_keys() == num_keys
+
+
+def test_a_store_that_is_gone_is_told():
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = TCPStore("127.0.0.1", server.port, is_master=False)
+    one = agreement(client, rank=1)
+    del server
+    with pytest.raises(CheckpointError, match="store of the process group does not answer.*Rank 0, or"):
+        one.agree("written", "here", joined)
+
+
+def test_one_process_agrees_with_itself():
+    assert Alone().agree("topic", "note", joined) == "note"

@@ -1,0 +1,77 @@
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+from torch.distributed import HashStore
+
+from accel_checkpoint.process_identity import has_ended, this_process
+from accel_checkpoint.ranks.heartbeat import Heartbeat
+
+linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are told by /proc")
+
+
+def ended_within(heartbeat, rank, seconds):
+    end = time.monotonic() + seconds
+    while not (found := heartbeat.ended([rank])) and time.monotonic() < end:
+        time.sleep(0.01)
+    return found == [rank]
+
+
+def test_a_rank_that_gives_signs_is_there_and_one_that_stops_is_not():
+    store = HashStore()
+    watching = Heartbeat(store, rank=0, beat_s=0.02, silence_s=0.3)
+    other = Heartbeat(store, rank=1, beat_s=0.02, silence_s=0.3)
+    assert not ended_within(watching, 1, 0.5)
+    del other
+    assert ended_within(watching, 1, 20)
+
+
+def test_a_rank_that_has_not_come_yet_is_only_late():
+    assert not ended_within(Heartbeat(HashStore(), rank=0, silence_s=0), 1, 0.05)
+
+
+def test_the_signs_end_with_their_object():
+    before = set(threading.enumerate())
+    heartbeat = Heartbeat(HashStore(), rank=0)
+    [thread] = set(threading.enumerate()) - before
+    assert thread.name == "accel-heartbeat"
+    del heartbeat
+    assert not thread.is_alive()
+
+
+@linux_only
+def test_a_process_of_this_machine_is_known_to_be_gone_at_once_even_before_it_is_buried():
+    ready, done = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(done, this_process().encode())
+            signal.pause()
+        finally:
+            os._exit(0)
+    try:
+        process = os.read(ready, 1000).decode()
+        assert not has_ended(process)
+        os.kill(child, signal.SIGKILL)
+        end = time.monotonic() + 20
+        while not has_ended(process):
+            assert time.monotonic() < end
+    finally:
+        os.waitpid(child, 0)
+        os.close(ready)
+        os.close(done)
+    assert has_ended(process)
+
+
+@linux_only
+def test_a_process_of_the_same_number_is_not_taken_for_an_earlier_one():
+    *machine, pid, begin = this_process().split()
+    assert has_ended(" ".join([*machine, pid, str(int(begin) - 1)]))
+
+
+@pytest.mark.parametrize("process", ["", "another-boot pid:[1] 1 5"])
+def test_of_another_machine_nothing_is_said(process):
+    assert not has_ended(process)

@@ -1,0 +1,94 @@
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from accel_checkpoint.saving.handle import SaveHandle
+from accel_checkpoint.saving.low_priority import LowPriorityThread
+from accel_state.errors import CheckpointError
+
+
+def test_a_handle_is_done_when_the_save_is():
+    go = threading.Event()
+
+    def finish():
+        go.wait(20)
+        return Path("a")
+
+    handle = SaveHandle(finish, target=Path("a"))
+    assert not handle.done()
+    with pytest.raises(TimeoutError, match="still being written"):
+        handle.wait(timeout_s=0.01)
+    go.set()
+    assert handle.wait(timeout_s=20) == Path("a")
+    assert handle.done()
+    assert handle.exception() is None
+
+
+def failing():
+    raise CheckpointError("no luck")
+
+
+def test_an_error_is_raised_by_wait_and_then_known():
+    handle = SaveHandle(failing, target=Path("a"))
+    with pytest.raises(CheckpointError, match="no luck"):
+        handle.wait()
+    handle.settle()  # told already
+
+
+def test_an_error_that_nobody_asked_for_is_raised_by_what_comes_next():
+    handle = SaveHandle(failing, target=Path("a"))
+    with pytest.raises(CheckpointError, match="no luck"):
+        handle.settle()
+
+
+def test_a_normal_end_waits_for_the_save_and_tells_what_went_wrong(tmp_path):
+    code = f"""
+import time
+from pathlib import Path
+from accel_checkpoint.saving.handle import SaveHandle
+from accel_checkpoint.saving.low_priority import LowPriorityThread
+def finish():
+    time.sleep(0.3)
+    Path({str(tmp_path / "done")!r}).write_text("yes")
+    raise OSError("the disk is full")
+SaveHandle(finish, target=Path("a"))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (tmp_path / "done").read_text() == "yes"
+    assert "Saving `a` behind the loop failed: the disk is full" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "wait", [SaveHandle.wait, SaveHandle.exception, SaveHandle.settle], ids=["wait", "exception", "settle"]
+)
+def test_who_waits_makes_the_writer_hurry(wait):
+    writer, begun, waited, hurried = (
+        LowPriorityThread(clock=lambda: 0.0),
+        threading.Event(),
+        threading.Event(),
+        [],
+    )
+
+    def hurry():
+        writer.hurry()
+        waited.set()
+
+    def finish():
+        with writer:
+            for _ in range(2):
+                saver = threading.current_thread()
+                writer.run(lambda saver=saver: hurried.append(threading.current_thread() is saver))
+                begun.set()
+                assert waited.wait(20)
+        return Path("a")
+
+    handle = SaveHandle(finish, target=Path("a"), hurry=hurry)
+    assert begun.wait(20)
+    assert not handle.done()  # which asks, and is no hurry
+    wait(handle)
+    assert hurried == [False, True]

@@ -1,0 +1,44 @@
+import threading
+import time
+
+import pytest
+
+from accel_checkpoint.saving.progress import showing_progress
+
+pytest.importorskip("tqdm")
+
+
+def grow(folder, capsys, *, is_shown, quiet_s, wait_for="", awaited=None):
+    with showing_progress(folder, name="last", is_shown=is_shown, quiet_s=quiet_s, awaited=awaited):
+        (folder / "model.safetensors").write_bytes(bytes(5 * 2**20))
+        end = time.monotonic() + 20
+        told = ""
+        while wait_for and wait_for not in told and time.monotonic() < end:
+            time.sleep(0.01)
+            told += capsys.readouterr().err
+    return told + capsys.readouterr().err
+
+
+def test_a_long_save_shows_how_much_is_written(tmp_path, capsys):
+    assert "Saving last" in grow(tmp_path, capsys, is_shown=True, quiet_s=0, wait_for="5.00M")
+
+
+def test_a_save_behind_the_loop_shows_it_once_somebody_waits(tmp_path, capsys):
+    awaited = threading.Event()
+    assert grow(tmp_path, capsys, is_shown=True, quiet_s=0, awaited=awaited) == ""
+    awaited.set()
+    told = grow(tmp_path, capsys, is_shown=True, quiet_s=0, wait_for="5.00M", awaited=awaited)
+    assert "Saving last" in told
+
+
+@pytest.mark.parametrize(("is_shown", "quiet_s"), [(True, 20), (False, 0)])
+def test_a_short_save_and_other_ranks_show_nothing(tmp_path, capsys, is_shown, quiet_s):
+    assert grow(tmp_path, capsys, is_shown=is_shown, quiet_s=quiet_s) == ""
+
+
+def test_a_folder_that_got_its_final_name_meanwhile_is_no_error(tmp_path, capsys):
+    folder = tmp_path / "hidden"
+    folder.mkdir()
+    with showing_progress(folder, name="last", is_shown=True, quiet_s=0):
+        folder.rename(tmp_path / "final")
+        time.sleep(0.05)

@@ -1,0 +1,194 @@
+"""Saves on two machines of two ranks, each machine with a disk of its own; the ranks are threads."""
+
+import os
+import threading
+from collections import defaultdict
+
+import pytest
+
+from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.manifest import read_manifest
+from accel_checkpoint.process_identity import stamp
+from accel_checkpoint.reading.selection import check_loadable, newest_checkpoint, part_of_save, token_of
+from accel_checkpoint.saving import staging
+from accel_checkpoint.saving.pending_files import TorchFile
+from accel_checkpoint.saving.transaction import Request, Transaction
+from accel_state.errors import CheckpointError
+from accel_state.topology import Topology
+
+LIMIT_S = 20
+
+
+DEAD = f"{stamp().rpartition('-')[0]}-1"
+"""The stamp of a process with this one's pid that began, and ended, before it: as if all ranks had been killed."""
+
+
+class Killed(BaseException):
+    """The end of a rank, which does nothing any more."""
+
+
+class Table:
+    """Where the ranks lay down their notes; who is killed at a stage never comes to it."""
+
+    def __init__(self, world_size, killed=None):
+        self.world_size, self.killed = world_size, killed
+        self.notes = defaultdict(dict)
+        self.verdicts = {}
+        self.changed = threading.Condition()
+
+    def exchange(self, rank, topic, note):
+        stage = topic.rpartition("/")[2]
+        if self.killed == (rank, stage):
+            with self.changed:
+                self.killed = rank
+                self.changed.notify_all()
+            raise Killed
+        with self.changed:
+            notes = self.notes[topic]
+            notes[rank] = note
+            self.changed.notify_all()
+            assert self.changed.wait_for(
+                lambda: (
+                    len(notes) == self.world_size
+                    or (isinstance(self.killed, int) and self.killed not in notes)
+                ),
+                timeout=LIMIT_S,
+            )
+        if len(notes) < self.world_size:
+            raise CheckpointError(f"Rank {self.killed} has ended before it came to `{topic}`.")
+        return [notes[one] for one in range(self.world_size)]
+
+
+class Seat:
+    def __init__(self, table, rank):
+        self.table, self.rank, self.world_size = table, rank, table.world_size
+
+    def agree(self, topic, report, merge):
+        reports = self.table.exchange(self.rank, topic, report)
+        with self.table.changed:  # rank 0 makes the verdict, for all to read
+            if self.rank == 0:
+                self.table.verdicts[topic] = merge(reports)
+                self.table.changed.notify_all()
+            assert self.table.changed.wait_for(lambda: topic in self.table.verdicts, timeout=LIMIT_S)
+        return self.table.verdicts[topic]
+
+
+def save(folder, name, *, value, killed=None, before_writing=lambda transaction: None, after_looking=None):
+    """Save ``value`` from all ranks; return what each raised."""
+    staging._under_way.clear()  # a new process knows nothing of the last one's
+    table, raised = Table(4, killed), [None] * 4
+
+    def collect(transaction):
+        before_writing(transaction)
+        rank = transaction.topology.rank
+        return [TorchFile(f"random_states_{rank}.pkl", {"accel_format": 1, "value": value})]
+
+    def run(rank):
+        node, local = divmod(rank, 2)
+        topology = Topology(rank, 4, local, 2, node, 2)
+        request = Request(folder / f"node{node}" / name, token=f"0a1b2c3d-{DEAD}-{value}", keep=1)
+        transaction = Transaction(request, topology, Seat(table, rank), num_threads=1)
+        try:
+            if killed is not None and killed[0] == rank:
+                go(transaction)
+            with transaction:
+                go(transaction)
+        except CheckpointError as error:
+            raised[rank] = error
+        except Killed as error:
+            raised[rank] = error
+            transaction.staging.release()  # as the system does for a process
+
+    def go(transaction):
+        transaction.begin()
+        if after_looking is not None:
+            after_looking(transaction)
+        transaction.gather(lambda: collect(transaction))
+        transaction.finish()
+
+    ranks = [threading.Thread(target=run, args=[rank]) for rank in range(4)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(timeout=LIMIT_S)
+        assert not rank.is_alive()
+    return raised
+
+
+def values_loaded(folder):
+    """Return what the ranks would load: the main process's newest, and of the other machine what belongs to it."""
+    main = newest_checkpoint(folder / "node0")
+    other = part_of_save(folder / "node1" / main.name, token_of(main))
+    found = {}
+    for place, ranks in ((main, (0, 1)), (other, (2, 3))):
+        check_loadable(place, verify=True)
+        found |= {rank: read_torch_file(place / f"random_states_{rank}.pkl")["value"] for rank in ranks}
+    return found
+
+
+def all_of(value):
+    return dict.fromkeys(range(4), value)
+
+
+def test_each_machine_has_its_part_and_the_main_process_lists_all(tmp_path):
+    def write_by_hand(transaction):
+        (transaction.staging.path / f"by-hand-{transaction.topology.rank}").write_text("")
+
+    assert save(tmp_path, "checkpoint_1", value=1, before_writing=write_by_hand) == [None] * 4
+    listed = {(entry.name, entry.place) for entry in read_manifest(tmp_path / "node0" / "checkpoint_1").files}
+    assert listed == {
+        (name, rank // 2) for rank in range(4) for name in (f"random_states_{rank}.pkl", f"by-hand-{rank}")
+    }
+    assert values_loaded(tmp_path) == all_of(1)
+
+
+def test_a_folder_that_another_rank_of_the_machine_has_made_is_not_taken_for_a_shared_disk(tmp_path):
+    has_begun = threading.Event()
+    real = Seat.agree
+
+    class Slow(Seat):
+        def agree(self, topic, report, merge):
+            verdict = real(self, topic, report, merge)
+            if self.rank == 2 and topic.endswith("begun"):
+                has_begun.wait(timeout=0.3)  # let the other rank go ahead, as far as it can
+            return verdict
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "Seat", Slow)
+        raised = save(
+            tmp_path,
+            "checkpoint_1",
+            value=1,
+            after_looking=lambda transaction: transaction.topology.rank == 3 and has_begun.set(),
+        )
+    assert raised == [None] * 4
+    assert values_loaded(tmp_path) == all_of(1)
+
+
+@pytest.mark.parametrize("name", ["checkpoint_2", "checkpoint_1"])
+@pytest.mark.parametrize("stage", ["written", "parts", "published", "committed"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_whoever_is_killed_whenever_one_save_is_whole_on_all_machines(tmp_path, rank, stage, name):
+    assert save(tmp_path, "checkpoint_1", value=1) == [None] * 4
+    raised = save(tmp_path, name, value=2, killed=(rank, stage))
+    assert all(raised)
+    main_has_published = stage in ("published", "committed")
+    assert values_loaded(tmp_path) == all_of(2 if main_has_published else 1)
+    # Going on, nothing stays behind.
+    assert save(tmp_path, "checkpoint_3", value=3) == [None] * 4
+    assert values_loaded(tmp_path) == all_of(3)
+    assert [os.listdir(tmp_path / node) for node in ("node0", "node1")] == [["checkpoint_3"]] * 2
+
+
+@pytest.mark.parametrize("name", ["checkpoint_2", "checkpoint_1"])
+def test_if_the_main_process_cannot_commit_the_parts_go_back(tmp_path, name):
+    assert save(tmp_path, "checkpoint_1", value=1) == [None] * 4
+
+    def stand_in_the_way(transaction):
+        if transaction.topology.rank == 0:
+            (transaction.staging.path / "accel_checkpoint.json").write_text("")
+
+    raised = save(tmp_path, name, value=2, before_writing=stand_in_the_way)
+    assert ["was not saved (rank 0: FileExistsError" in str(error) for error in raised] == [True] * 4
+    assert values_loaded(tmp_path) == all_of(1)
+    assert [os.listdir(tmp_path / node) for node in ("node0", "node1")] == [["checkpoint_1"]] * 2

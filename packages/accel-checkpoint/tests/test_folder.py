@@ -1,0 +1,185 @@
+import os
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from accel_checkpoint import CheckpointFolder, SavedCheckpoint
+from accel_state import PartialState
+from accel_state.errors import CheckpointError, ConfigError
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+@pytest.fixture(autouse=True)
+def process(fresh_state):
+    PartialState(cpu=True)
+
+
+def save(folder, step, value=0.0, **options):
+    with folder.save(step, **options) as stage:
+        stage.write("model.safetensors", {"w": torch.full((2, 3), value)})
+        stage.write("optimizer.bin", {"lr": 0.1, "step": step})
+        stage.write("notes.json", {"loss": [1, 2]})
+    return stage
+
+
+def test_what_is_saved_is_read(tmp_path):
+    folder = CheckpointFolder(tmp_path / "runs" / "a")
+    assert folder.newest() is None
+    assert folder.checkpoints() == []
+    save(folder, 7, 3.0)
+    saved = folder.newest()
+    assert saved.step == 7
+    assert saved.path == tmp_path / "runs" / "a" / "checkpoint_7"
+    assert sorted(saved.names) == ["model.safetensors", "notes.json", "optimizer.bin"]
+    assert torch.equal(saved.read("model.safetensors")["w"], torch.full((2, 3), 3.0))
+    assert saved.read("optimizer.bin") == {"lr": 0.1, "step": 7}
+    assert saved.read("notes.json") == {"loss": [1, 2]}
+    assert load_file(saved.path / "model.safetensors").keys() == {"w"}  # other readers too
+    saved.verify()
+
+
+def test_the_newest_have_the_highest_steps_and_only_these_stay(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=2)
+    for step in (5, 20, 100):
+        save(folder, step)
+    assert [saved.step for saved in folder.checkpoints()] == [20, 100]
+    assert folder.newest().step == 100
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=1)
+    save(folder, 3, 1.0)
+    save(folder, 3, 2.0)
+    assert folder.newest().read("model.safetensors")["w"][0, 0] == 2
+    assert os.listdir(tmp_path) == ["checkpoint_3"]
+
+
+def test_an_error_in_the_block_leaves_the_last_checkpoint_and_nothing_else(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    save(folder, 1)
+    for blocking in (True, False):
+        with pytest.raises(ValueError, match="of the user"), folder.save(2, blocking=blocking) as stage:
+            stage.write("model.safetensors", {"w": torch.zeros(1)})
+            raise ValueError("of the user")
+    assert folder.newest().step == 1
+    assert os.listdir(tmp_path) == ["checkpoint_1"]
+    save(folder, 2)
+    assert folder.newest().step == 2
+
+
+def test_a_save_behind_the_loop_has_what_was_there_when_the_block_ended(tmp_path):
+    folder, weight = CheckpointFolder(tmp_path), torch.ones(1000)
+    with folder.save(1, blocking=False) as stage:
+        stage.write("model.safetensors", {"w": weight})
+    weight.fill_(7)
+    assert stage.handle.wait() == tmp_path / "checkpoint_1"
+    assert torch.equal(folder.newest().read("model.safetensors")["w"], torch.ones(1000))
+
+
+def test_a_save_behind_the_loop_that_failed_is_told_by_the_next_call(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    with folder.save(1, blocking=False) as stage:
+        stage.write("same.json", 1)
+        stage.write("same.json", 2)
+    with pytest.raises(CheckpointError, match="same.json"):
+        folder.newest()
+    assert folder.newest() is None
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_files_that_others_write_belong_to_it(tmp_path, blocking):
+    folder = CheckpointFolder(tmp_path)
+    with folder.save(1, blocking=blocking) as stage:
+        (stage.path / "engine").mkdir()
+        (stage.path / "engine" / "part").write_text("by hand")
+        stage.wrote("engine/part")
+        (stage.path / "left").write_text("nobody said so")
+    folder.wait()
+    assert sorted(folder.newest().names) == ["engine/part", "left"]
+    (tmp_path / "checkpoint_1" / "engine" / "part").write_text("by HAND")
+    with pytest.raises(CheckpointError, match="`engine/part` is not what was saved"):
+        folder.newest().verify()
+
+
+def test_random_states_go_on_where_they_were(tmp_path):
+    def drawn():
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    folder = CheckpointFolder(tmp_path)
+    with folder.save(1) as stage:
+        stage.write_random_states()
+    expected = drawn()
+    assert drawn() != expected
+    folder.newest().restore_random_states()
+    assert drawn() == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["model", "model.txt", "../out.bin", "a/../../b.bin", "/a.bin", "accel_checkpoint.json"]
+)
+def test_other_names_are_refused(tmp_path, name):
+    folder = CheckpointFolder(tmp_path)
+    with pytest.raises(ConfigError, match="`.*`"), folder.save(1) as stage:
+        stage.write(name, {})
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    with pytest.raises(CheckpointError, match="threading"), folder.save(1) as stage:
+        stage.write("state.bin", {"thread": threading.Thread()})
+    with (
+        pytest.raises(CheckpointError, match="safetensors holds plain dense tensors"),
+        folder.save(1) as stage,
+    ):
+        stage.write("model.safetensors", {"lr": 0.1})
+    assert folder.newest() is None
+
+
+def test_bad_arguments_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="`keep` must be at least 1"):
+        CheckpointFolder(tmp_path, keep=0)
+    with pytest.raises(ConfigError, match="`step` must not be negative"):
+        CheckpointFolder(tmp_path).save(-1)
+    with pytest.raises(CheckpointError, match="`accel_checkpoint.json` is missing"):
+        SavedCheckpoint(tmp_path)
+
+
+def together(folder):
+    state = PartialState()
+    rank, world_size = state.process_index, state.num_processes
+    checkpoints = CheckpointFolder(folder, keep=1)
+    for step in (1, 2):
+        torch.manual_seed(10 * step + rank)
+        with checkpoints.save(step, blocking=step == 1) as stage:
+            stage.write("shared.json", {"by": rank})
+            stage.write(f"own_{rank}.json", {"by": rank}, rank=None)
+            stage.write_random_states()
+        expected = torch.rand(1).item()
+    saved = checkpoints.newest()
+    torch.manual_seed(0)
+    saved.restore_random_states()
+    assert torch.rand(1).item() == expected
+    assert saved.step == 2
+    assert saved.read("shared.json") == {"by": 0}
+    assert [saved.read(f"own_{other}.json")["by"] for other in range(world_size)] == list(range(world_size))
+    try:
+        with checkpoints.save(3):
+            if rank == 1:
+                raise ValueError("of rank 1")
+    except (ValueError, CheckpointError) as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def test_ranks_save_together(world, tmp_path):
+    outcomes = world(2).run(together, str(tmp_path))
+    assert outcomes[1] == ("ValueError", "of rank 1")
+    assert outcomes[0][0] == "CheckpointError"
+    assert "rank 1: ValueError: of rank 1" in outcomes[0][1]
+    assert os.listdir(tmp_path) == ["checkpoint_2"]
