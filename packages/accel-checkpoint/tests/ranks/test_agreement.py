@@ -11,7 +11,7 @@ from accel_state.errors import CheckpointError
 
 def agreement(store, rank=0, *, world_size=2, deadline_s=20, silence_s=20):
     heartbeat = Heartbeat(store, rank=rank, beat_s=0.02, silence_s=silence_s)
-    return StoreAgreement(store, rank=rank, world_size=world_size, deadline_s=deadline_s, heartbeat=heartbeat)
+    return StoreAgreement(store, rank=rank, world_size=world_size, deadline_s=deadline_s, presence=heartbeat)
 
 
 def joined(reports):

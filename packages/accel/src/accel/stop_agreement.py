@@ -7,11 +7,13 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from torch._C._distributed_c10d import Store
 
-from accel_state.errors import StateError
+from accel_checkpoint.ranks.agreement import StoreAgreement
+from accel_state.errors import CheckpointError, StateError
 
 POLL_S = 0.5
 """How often a rank looks whether another has been asked to stop; its own request wakes it at once."""
@@ -51,7 +53,7 @@ class StopAgreement:
     ) -> None:
         self._store = store
         self._rank = rank
-        self._ranks = range(world_size)
+        self._world_size = world_size
         self._grace_period_s = grace_period_s
         self._exit_code = exit_code
         self.asked_at: float | None = None
@@ -150,43 +152,28 @@ class StopAgreement:
         A rank that asked a store which has gone would get a long trace of torch's on its screen.
         """
         if self._rank != 0:
-            store.set(f"parted/{self._rank}", "")
+            store.add("parted", 1)
             return
         store.set("parting", "")
         deadline = time.monotonic() + FAREWELL_S
-        others = [f"parted/{rank}" for rank in self._ranks if rank != 0]
-        while not store.check(others) and time.monotonic() < deadline:
+        while store.add("parted", 0) < self._world_size - 1 and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def _exchange(self, store: Store) -> None:
         # In this order: the main thread either sees the request in its next step and waits, or that step is
         # counted in the promise.
         self._is_pending = True
-        store.set(f"promise/{self._rank}", str(self._step + 1))
-        if self._all_said(store, "promise"):
-            self._last_step = max(int(store.get(f"promise/{rank}")) for rank in self._ranks)
-        self._answered.set()
-        # Rank 0, which may have the store, must not leave before all have read it; the others must not ask it
-        # any more once it may have left.
-        store.set(f"read/{self._rank}", "")
-        if self._rank == 0:
-            self._all_said(store, "read")
-
-    def _all_said(self, store: Store, what: str) -> bool:
-        keys = {rank: f"{what}/{rank}" for rank in self._ranks}
-        deadline = time.monotonic() + ANSWER_S
-        while not store.check(list(keys.values())):
-            if self._is_rank_0_parting():
-                return False
-            if time.monotonic() > deadline:
-                silent = [str(rank) for rank, key in keys.items() if not store.check([key])]
-                self._failure = (
-                    f"The ranks could not agree when to stop: rank {', '.join(silent)} did not answer within "
-                    f"{ANSWER_S:g} s. It has ended or hangs."
-                )
-                return False
-            time.sleep(0.02)
-        return True
+        agreement = StoreAgreement(
+            store,
+            rank=self._rank,
+            world_size=self._world_size,
+            deadline_s=ANSWER_S,
+            presence=_Parting(store),
+        )
+        try:
+            self._last_step = int(agreement.agree("stop", str(self._step + 1), _largest))
+        except CheckpointError as error:
+            self._failure = f"The ranks could not agree when to stop: {error}"
 
     def _enforce(self, grace_period_s: float) -> None:
         assert self.asked_at is not None
@@ -198,3 +185,18 @@ class StopAgreement:
         )
         sys.stderr.flush()
         os._exit(self._exit_code)
+
+
+class _Parting:
+    """Knows which ranks can no longer be agreed with: rank 0, once it has ended its training."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def ended(self, ranks: Iterable[int]) -> list[int]:
+        """Return those of ``ranks`` that will not answer any more."""
+        return [0] if 0 in ranks and self._store.check(["parting"]) else []
+
+
+def _largest(steps: Sequence[str]) -> str:
+    return str(max(map(int, steps)))

@@ -36,6 +36,14 @@ Merge = Callable[[Sequence[str]], str]
 """Makes one verdict out of the reports of all ranks, in rank order."""
 
 
+class Presence(Protocol):
+    """Knows which ranks have ended."""
+
+    def ended(self, ranks: Iterable[int]) -> list[int]:
+        """Return those of ``ranks`` that will not come any more; never blocks for long."""
+        ...
+
+
 class Agreement(Protocol):
     """Rounds in which every rank gives a report, and all get the verdict that rank 0 makes of the reports.
 
@@ -83,14 +91,14 @@ class StoreAgreement:
         rank: This process.
         world_size: How many there are.
         deadline_s: How long to wait for the others; the group's own timeout is a good choice.
-        heartbeat: Tells which ranks have ended, for which nobody waits.
+        presence: Tells which ranks have ended, for which nobody waits.
     """
 
     def __init__(
-        self, store: Store, *, rank: int, world_size: int, deadline_s: float, heartbeat: Heartbeat
+        self, store: Store, *, rank: int, world_size: int, deadline_s: float, presence: Presence
     ) -> None:
         self._store = store
-        self._heartbeat = heartbeat
+        self._presence = presence
         # So that the requests of all ranks together stay within what one store serves with ease.
         self._longest_wait_s = max(_LONGEST_WAIT_S, world_size / _CHECKS_PER_S)
         self._look_s = max(_LOOK_S, 10 * self._longest_wait_s)
@@ -116,7 +124,7 @@ class StoreAgreement:
         # Rank 0, which names those that are missing, is given the time to do so.
         end_s = time.monotonic() + self.deadline_s + _GRACE_S
         for now_s in self._until(f"{topic}/verdict"):
-            if self._heartbeat.ended([0]) and not self._store.check([f"{topic}/verdict"]):
+            if self._presence.ended([0]) and not self._store.check([f"{topic}/verdict"]):
                 raise CheckpointError(f"Rank 0 has ended before it came to `{topic}`; see its output.")
             if now_s > end_s:
                 raise CheckpointError(
@@ -149,7 +157,7 @@ class StoreAgreement:
         for now_s in self._until(f"{topic}/complete"):
             missing = self._missing(f"{topic}/report", range(1, self.world_size))
             # One that has ended may have left its report since.
-            gone = self._missing(f"{topic}/report", self._heartbeat.ended(missing))
+            gone = self._missing(f"{topic}/report", self._presence.ended(missing))
             if gone:
                 raise CheckpointError(
                     f"Rank {_listed(gone)} has ended before it came to `{topic}`; see its output."
@@ -167,7 +175,7 @@ class StoreAgreement:
             end_s = time.monotonic() + _FAREWELL_S
             for now_s in self._until(f"{topic}/read"):
                 others = range(1, self.world_size)
-                if now_s > end_s or len(self._heartbeat.ended(others)) == len(others):
+                if now_s > end_s or len(self._presence.ended(others)) == len(others):
                     return
         with contextlib.suppress(dist.DistError):
             for name in ("count", "complete", "verdict", "readers", "read"):
@@ -251,7 +259,7 @@ def agreement_of(*, rank: int, world_size: int, gather: Callable[[list[str]], li
         rank=rank,
         world_size=world_size,
         deadline_s=timeout.total_seconds(),
-        heartbeat=Heartbeat(PrefixStore(prefix, apart), rank=rank),
+        presence=Heartbeat(PrefixStore(prefix, apart), rank=rank),
     )
 
 
