@@ -115,6 +115,7 @@ class StoreAgreement:
             if self._store.add(f"{topic}/count", 1) == self.world_size - 1:
                 self._store.set(f"{topic}/complete", "")
             verdict = self._verdict(topic)
+            self._store.delete_key(f"{topic}/report/{self.rank}")
             if self._store.add(f"{topic}/readers", 1) == self.world_size - 1:
                 self._store.set(f"{topic}/read", "")
             return verdict
@@ -180,8 +181,6 @@ class StoreAgreement:
         with contextlib.suppress(dist.DistError):
             for name in ("count", "complete", "verdict", "readers", "read"):
                 self._store.delete_key(f"{topic}/{name}")
-            for rank in range(1, self.world_size):
-                self._store.delete_key(f"{topic}/report/{rank}")
 
     def _until(self, key: str) -> Iterator[float]:
         """Return when ``key`` is there, and yield the time now and then until that, to look for what went wrong."""
