@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from accel_backends.strategies.bundle import Placement as Placement
     from accel_backends.strategies.context import SchedulerSettings as SchedulerSettings
     from accel_backends.strategies.context import StrategyContext as StrategyContext
+    from accel_backends.strategies.ddp import trigger_sync_in_backward as trigger_sync_in_backward
     from accel_backends.strategies.protocol import Capabilities as Capabilities
     from accel_backends.strategies.protocol import Strategy as Strategy
     from accel_backends.strategies.selection import select_strategy as select_strategy
@@ -89,5 +90,6 @@ __getattr__, __dir__, __all__ = attach(
         "register_container": "accel_backends.containers",
         "select_precision": "accel_backends.precisions.selection",
         "select_strategy": "accel_backends.strategies.selection",
+        "trigger_sync_in_backward": "accel_backends.strategies.ddp",
     },
 )

@@ -21,6 +21,7 @@ from accel_backends import (
     collect,
     select_precision,
     select_strategy,
+    trigger_sync_in_backward,
 )
 from accel_backends.strategies.ddp import DDPStrategy, ddp_of
 from accel_state import PartialState
@@ -165,7 +166,7 @@ def body_trigger_sync():
     share = batches()[0].chunk(2)[dist.get_rank()]
     with strategy.gradient_sync(model, enabled=False):
         loss = model(share).sum()
-        with strategy.trigger_sync_in_backward(model):
+        with trigger_sync_in_backward(model):
             strategy.backward(loss)
         deferred_again = not model.require_backward_grad_sync
     return deferred_again, [parameter.grad for parameter in model.parameters()]

@@ -19,6 +19,7 @@ from accel_backends import (
     is_compiled_module,
     select_precision,
     select_strategy,
+    trigger_sync_in_backward,
 )
 from accel_state import PartialState
 from accel_state.runtime import current_runtime
@@ -191,7 +192,7 @@ def test_there_is_nothing_to_synchronise(runtime):
     model = nn.Linear(1, 1)
     for context in (
         strategy.gradient_sync(model, enabled=False),
-        strategy.trigger_sync_in_backward(model),
+        trigger_sync_in_backward(model),
         strategy.join_uneven_inputs([model]),
     ):
         with context:

@@ -11,8 +11,8 @@ from types import TracebackType
 from torch import nn
 
 from accel.accelerator import Accelerator
-from accel.averaging import WeightAverage
 from accel.faces import face
+from accel_ops.collectives.averaging import WeightAverage
 from accel_state.errors import ConfigError
 
 

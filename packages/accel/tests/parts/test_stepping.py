@@ -156,19 +156,20 @@ def test_lomo_needs_an_optimizer_that_can():
         accelerator.lomo_backward(model(torch.ones(1, 1)).sum(), 0.1)
 
 
-def synced_late():
+def synced_late(*, on_class):
     accelerator = Accelerator(cpu=True)
     model = accelerator.prepare(nn.Linear(1, 1, bias=False))
     mine = torch.full((1, 1), float(accelerator.process_index + 1))
     with accelerator.no_sync(model):
         loss = model(mine).sum()
-    with accelerator.trigger_sync_in_backward(model):
+    with (Accelerator if on_class else accelerator).trigger_sync_in_backward(model):
         accelerator.backward(loss)
     return accelerator.unwrap_model(model).weight.grad.item()
 
 
-def test_a_backward_may_synchronise_though_its_forward_did_not(world):
-    assert world(2).run(synced_late) == [1.5, 1.5]
+@pytest.mark.parametrize("on_class", [False, True])
+def test_a_backward_may_synchronise_though_its_forward_did_not(world, on_class):
+    assert world(2).run(synced_late, on_class=on_class) == [1.5, 1.5]
 
 
 def clipped_in_parts(precision, *, is_guarded, by_value=False):

@@ -73,11 +73,6 @@ class DDPStrategy(ReplicatedStrategy):
         ddp = ddp_of(model)
         return _NOTHING if ddp is None else ddp.no_sync()
 
-    def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context for a backward that reduces gradients although its forward ran without sync."""
-        ddp = ddp_of(model)
-        return _NOTHING if ddp is None else _synchronised_backward(ddp)
-
     def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return a context in which ranks may run out of batches at different times.
 
@@ -85,6 +80,15 @@ class DDPStrategy(ReplicatedStrategy):
         """
         joinables = [ddp_of(model) or model for model in models]
         return Join(joinables, enable=True, throw_on_early_termination=False)
+
+
+def trigger_sync_in_backward(model: nn.Module) -> AbstractContextManager[None]:
+    """Return a context for a backward that reduces gradients although its forward ran under `no_sync`.
+
+    Does nothing for a model that is not wrapped in `DistributedDataParallel`.
+    """
+    ddp = ddp_of(model)
+    return _NOTHING if ddp is None else _synchronised_backward(ddp)
 
 
 def ddp_of(model: Any) -> DistributedDataParallel | None:

@@ -90,9 +90,6 @@ class Strategy(Protocol):
     def gradient_sync(self, model: nn.Module, *, enabled: bool) -> AbstractContextManager[Any]:
         """Return a context for forward and backward in which gradients are reduced, or only added up."""
 
-    def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context for a backward that must reduce gradients although its forward deferred that."""
-
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
     ) -> torch.Tensor | None:

@@ -135,10 +135,6 @@ class ReplicatedStrategy:
         """Return a context that does nothing: there is nothing to reduce."""
         return _NOTHING
 
-    def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context that does nothing: there is nothing to reduce."""
-        return _NOTHING
-
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
     ) -> torch.Tensor | None:

@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader
 
 import accel_data
 import accel_ops
-from accel.arrangement import Arrangement
 from accel.configuration import RunConfiguration
 from accel.evenness import dealing_evenly
-from accel.ownership import check_parameters, check_placement, has_device_map
 from accel.prepared_loaders import PreparedLoaders
 from accel_backends import AcceleratedOptimizer, AcceleratedScheduler, Strategy
 from accel_backends.stepping.stepper import Stepper
+from accel_backends.strategies.bundle_builder import BundleBuilder
+from accel_backends.strategies.prepare_checks import check_parameters, check_placement, has_device_map
 from accel_state import PartialState
 from accel_state.errors import ConfigError
 
@@ -94,7 +94,7 @@ class Preparation:
                 "Give one per object, or leave it out."
             )
         places = device_placement or [self.device_placement] * len(objects)
-        arrangement = Arrangement(objects, places, found=self._found)
+        arrangement = BundleBuilder(objects, places, find_prepared=self._found)
         self._check(arrangement.bundle.models, arrangement.bundle.optimizers)
         ready = self._strategy.prepare(arrangement.bundle, device_placement=arrangement.placement)
         self._remember(models=ready.models, optimizers=ready.optimizers, schedulers=ready.schedulers)
@@ -134,7 +134,7 @@ class Preparation:
             )
         trained = [*models, *(model for model in self._models if model not in self._untrained)]
         for optimizer in optimizers:
-            check_parameters(optimizer, trained, num_processes=num_processes)
+            check_parameters(optimizer, trained, num_processes=num_processes, stacklevel=4)
 
     def verify_device_map(self, model: nn.Module) -> bool:
         """Return whether a device map has spread `model` over several devices."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import accel_backends
 from accel.configuration import RunConfiguration
 from accel.profiling import traced
 from accel_backends import AcceleratedOptimizer, AutocastKwargs, Precision, ProfileKwargs, Strategy
@@ -78,9 +79,10 @@ class Stepping:
         """Leave this rank's gradients alone in the block; a later backward outside of it synchronises all."""
         return self._strategy.gradient_sync(model, enabled=False)
 
-    def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[None]:
+    @staticmethod
+    def trigger_sync_in_backward(model: nn.Module) -> AbstractContextManager[None]:
         """Synchronise `model`'s gradients in the block's backward though its forward ran under `no_sync`."""
-        return self._strategy.trigger_sync_in_backward(model)
+        return accel_backends.trigger_sync_in_backward(model)
 
     def backward(self, loss: Tensor, *, num_items: float | Tensor | None = None, **kwargs: Any) -> None:
         """Compute gradients of `loss`, divided by the number of accumulation steps and scaled for fp16.

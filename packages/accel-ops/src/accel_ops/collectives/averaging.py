@@ -9,20 +9,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 SMALL_BYTES = 1 << 18
-"""Tensors below this size travel together; copying a larger one costs more than a collective of its own."""
+"""Tensors below this size are packed; copying a larger one costs more than a collective of its own."""
 
 PACKED_BYTES = 1 << 25
-"""Tensors of one dtype beyond this size together travel alone, so that packing needs little memory."""
+"""At most so many bytes of one dtype are packed, so that packing needs little memory."""
 
 ACCUMULATORS = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""What sums are formed in where the dtype itself loses digits or overflows."""
+"""Dtype of the sum, where the dtype itself loses digits or overflows."""
 
 
 class WeightAverage:
-    """Gives every rank the mean of the same tensors, as often as is asked.
+    """Replaces the same tensors on every rank by their mean, at each call of `run`.
 
-    Small tensors of one dtype cross the wire as one. Where they lie in memory is looked up again whenever
-    one of them has moved, so data may be replaced between calls; the tensors themselves may not.
+    Small tensors of one dtype are packed into one collective. The data of a tensor may be replaced between
+    calls, the tensor itself may not.
 
     Args:
         tensors: Floating-point or complex tensors, of the same shapes in the same order on every rank.
@@ -60,7 +60,7 @@ class WeightAverage:
 
 
 class Bucket:
-    """Tensors of one dtype on one device, and the buffer in which they cross the wire."""
+    """Small tensors of one dtype on one device, and the buffer that they are packed into."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
@@ -87,7 +87,7 @@ class Bucket:
 
 
 def accumulable(values: Tensor) -> Tensor:
-    """Return `values` in the dtype that sums are formed in; themselves where that is their own."""
+    """Return `values` in the dtype of their sum; themselves if it is their own."""
     return values.to(ACCUMULATORS.get(values.dtype, values.dtype))
 
 

@@ -1,4 +1,4 @@
-"""The objects of one call of `prepare`: sorted by kind for the strategy, and back into the caller's order."""
+"""Sort the objects of one call of `prepare` by kind, and put the prepared ones back into the caller's order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from accel_backends import Bundle, Placement
+from accel_backends.strategies.bundle import Bundle, Placement
 
 KINDS: tuple[tuple[type, str], ...] = (
     (nn.Module, "models"),
@@ -18,7 +18,7 @@ KINDS: tuple[tuple[type, str], ...] = (
     (LRScheduler, "schedulers"),
     (DataLoader, "loaders"),
 )
-"""Which list of a `Bundle` an object belongs to; what is none of these is handed back as it is."""
+"""Class of an object, and the list of a `Bundle` that it belongs to; other objects need no preparation."""
 
 
 def kind_of(thing: object) -> str | None:
@@ -26,17 +26,17 @@ def kind_of(thing: object) -> str | None:
     return next((name for kind, name in KINDS if isinstance(thing, kind)), None)
 
 
-class Arrangement:
-    """Objects to prepare; one that is given twice is prepared once.
+class BundleBuilder:
+    """Builds the bundle of one call of `prepare`; an object that is given twice is prepared once.
 
     Args:
-        objects: What the caller gave.
-        places: For each, whether it is moved to the device.
-        found: Returns what an object was prepared to before, None if it was not.
+        objects: The caller's objects.
+        places: For each, whether to move it to the device.
+        find_prepared: Returns the result of an earlier preparation of an object, None if there was none.
     """
 
     def __init__(
-        self, objects: Sequence[Any], places: Sequence[bool], *, found: Callable[[Any], Any | None]
+        self, objects: Sequence[Any], places: Sequence[bool], *, find_prepared: Callable[[Any], Any | None]
     ) -> None:
         self._objects = objects
         self._done: dict[int, Any] = {}
@@ -46,7 +46,7 @@ class Arrangement:
             name = kind_of(thing)
             if name is None or id(thing) in self._done:
                 continue
-            self._done[id(thing)] = found(thing)
+            self._done[id(thing)] = find_prepared(thing)
             if self._done[id(thing)] is None:
                 getattr(self.bundle, name).append(thing)
                 flags[name].append(place)
@@ -57,7 +57,7 @@ class Arrangement:
         )
 
     def results(self, ready: Bundle) -> tuple[Any, ...]:
-        """Return the prepared objects in the caller's order; `ready` is what became of `bundle`."""
+        """Return the prepared objects in the caller's order; `ready` is the prepared `bundle`."""
         done = dict(self._done)
         for _, name in KINDS:
             given, prepared = getattr(self.bundle, name), getattr(ready, name)

@@ -2,8 +2,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from accel.arrangement import Arrangement, kind_of
 from accel_backends import Bundle
+from accel_backends.strategies.bundle_builder import BundleBuilder, kind_of
 
 
 def test_things_are_told_apart_by_what_they_are():
@@ -22,17 +22,17 @@ def test_things_are_told_apart_by_what_they_are():
 
 def test_an_object_given_twice_is_prepared_once_and_comes_back_twice():
     model = nn.Linear(1, 1)
-    arrangement = Arrangement([model, "text", model], [True, False, False], found=lambda thing: None)
-    assert (arrangement.bundle.models, list(arrangement.placement.models)) == ([model], [True])
+    builder = BundleBuilder([model, "text", model], [True, False, False], find_prepared=lambda thing: None)
+    assert (builder.bundle.models, list(builder.placement.models)) == ([model], [True])
     ready = nn.ReLU()
-    assert arrangement.results(Bundle(models=[ready])) == (ready, "text", ready)
+    assert builder.results(Bundle(models=[ready])) == (ready, "text", ready)
 
 
 def test_what_was_prepared_before_is_left_out():
     old, new, earlier = nn.Linear(1, 1), nn.Linear(1, 1), nn.ReLU()
-    arrangement = Arrangement(
-        [old, new], [True, False], found=lambda thing: earlier if thing is old else None
+    builder = BundleBuilder(
+        [old, new], [True, False], find_prepared=lambda thing: earlier if thing is old else None
     )
-    assert (arrangement.bundle.models, list(arrangement.placement.models)) == ([new], [False])
+    assert (builder.bundle.models, list(builder.placement.models)) == ([new], [False])
     ready = nn.Tanh()
-    assert arrangement.results(Bundle(models=[ready])) == (earlier, ready)
+    assert builder.results(Bundle(models=[ready])) == (earlier, ready)

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-import accel.averaging
-from accel import Accelerator
-from accel.averaging import WeightAverage, accumulable
+from accel_ops.collectives import averaging
+from accel_ops.collectives.averaging import WeightAverage, accumulable
+from accel_state import PartialState
 
 
 def tensors(rank, dtype=torch.float32):
@@ -13,15 +13,15 @@ def tensors(rank, dtype=torch.float32):
 
 
 def averaged(dtype, *, small_bytes=None):
-    rank = Accelerator(cpu=True).process_index
-    usual = accel.averaging.SMALL_BYTES
+    rank = PartialState(cpu=True).process_index
+    usual = averaging.SMALL_BYTES
     try:
         if small_bytes is not None:
-            accel.averaging.SMALL_BYTES = small_bytes
+            averaging.SMALL_BYTES = small_bytes
         mine = tensors(rank, dtype)
         WeightAverage(mine).run()
     finally:
-        accel.averaging.SMALL_BYTES = usual
+        averaging.SMALL_BYTES = usual
     return mine
 
 
@@ -38,7 +38,7 @@ def test_every_rank_gets_the_mean_packed_or_alone(world, dtype, small_bytes):
 
 
 def large_halves():
-    Accelerator(cpu=True)
+    PartialState(cpu=True)
     tensor = torch.full((4,), 60000.0, dtype=torch.float16)
     WeightAverage([tensor]).run()
     return tensor.tolist()
@@ -49,7 +49,7 @@ def test_a_mean_of_halves_does_not_overflow_on_its_way(world):
 
 
 def mixed():
-    rank = Accelerator(cpu=True).process_index
+    rank = PartialState(cpu=True).process_index
     complex_one = torch.full((2,), complex(rank, 1))
     turned = torch.arange(6.0).reshape(2, 3).t() * (rank + 1)
     double = torch.full((2,), float(rank), dtype=torch.float64)
@@ -63,7 +63,7 @@ def test_dtypes_and_layouts_may_differ(world):
 
 
 def moved():
-    rank = Accelerator(cpu=True).process_index
+    rank = PartialState(cpu=True).process_index
     weights = [torch.nn.Parameter(torch.full((3,), float(rank))) for _ in range(2)]
     average = WeightAverage(weights)
     average.run()

@@ -1,4 +1,4 @@
-"""What may be prepared together: optimizers step parameters of prepared models, on one device or by plan."""
+"""Checks before `Strategy.prepare`: every optimizer has its model, and every process a device for it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 from accel_state.errors import ConfigError
 
 NAMED = 3
-"""Parameters that a message names before it only counts."""
+"""A message names this many parameters, and counts the rest."""
 
 
-def strangers(optimizer: torch.optim.Optimizer, models: Iterable[nn.Module]) -> Iterator[str]:
-    """Yield where in `optimizer` a parameter stands that no model has, and its shape."""
+def unknown_parameters(optimizer: torch.optim.Optimizer, models: Iterable[nn.Module]) -> Iterator[str]:
+    """Yield place and shape of each parameter in `optimizer` that belongs to none of `models`."""
     known = {id(parameter) for model in models for parameter in model.parameters()}
     for group_index, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
@@ -24,22 +24,23 @@ def strangers(optimizer: torch.optim.Optimizer, models: Iterable[nn.Module]) -> 
 
 
 def check_parameters(
-    optimizer: torch.optim.Optimizer, models: Sequence[nn.Module], *, num_processes: int
+    optimizer: torch.optim.Optimizer, models: Sequence[nn.Module], *, num_processes: int, stacklevel: int = 2
 ) -> None:
-    """Object to an optimizer that steps parameters of no prepared model.
+    """Refuse an optimizer that steps parameters of no prepared model.
 
-    With one process that may be meant, and is a warning. With several, nobody would average the gradients of
-    such parameters, and every rank would train its own.
+    With several processes, their gradients would not be averaged, and each rank would train its own copy; with
+    one process the optimizer may be meant so, and a warning is given.
 
     Args:
         optimizer: The optimizer, not prepared yet.
         models: Models that are prepared for training, or will be in the same call.
         num_processes: Processes in the run.
+        stacklevel: The caller to whom a warning points, as in `warnings.warn`.
 
     Raises:
         ConfigError: With several processes, if there is such a parameter.
     """
-    found = list(strangers(optimizer, models))
+    found = list(unknown_parameters(optimizer, models))
     if not found:
         return
     total = sum(len(group["params"]) for group in optimizer.param_groups)
@@ -54,23 +55,23 @@ def check_parameters(
     )
     if num_processes > 1:
         raise ConfigError(f"{sentence}Their gradients would not be averaged over the processes. {remedy}")
-    warnings.warn(f"{sentence}With several processes that is an error. {remedy}", stacklevel=4)
+    warnings.warn(f"{sentence}With several processes that is an error. {remedy}", stacklevel=stacklevel)
 
 
 def has_device_map(model: nn.Module) -> bool:
-    """Whether a device map has put parts of `model` on more than one device (CPU and disk count as such)."""
+    """Whether a device map has spread `model` over several devices; CPU and disk count as devices."""
     maps = (getattr(module, "hf_device_map", None) or {} for module in model.modules())
     return any(len({str(place) for place in device_map.values()}) > 1 for device_map in maps)
 
 
 def check_placement(model: nn.Module, *, num_processes: int, is_bypassed: bool) -> None:
-    """Refuse to train a model on several processes whose parts a device map has spread out.
+    """Refuse to train a model on several processes if a device map has spread it over several devices.
 
-    Every process would use the same devices. Where they do not (each has devices of its own),
-    `ACCELERATE_BYPASS_DEVICE_MAP=true` lets the model pass.
+    Every process would use the same devices. Where each has devices of its own,
+    `ACCELERATE_BYPASS_DEVICE_MAP=true` (`is_bypassed`) lets the model pass.
 
     Raises:
-        ConfigError: If that is so.
+        ConfigError: If the model is spread out.
     """
     if num_processes > 1 and not is_bypassed and has_device_map(model):
         raise ConfigError(
