@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import sys
 
@@ -9,7 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from accel import Accelerator, DataLoaderConfiguration
 from accel_state import GradientAccumulationPlugin
 from accel_state.environment import patch_environment
-from accel_state.errors import ConfigError
+from accel_state.errors import CheckpointError, ConfigError
+from accel_trackers import GeneralTracker
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -179,6 +181,49 @@ def test_free_memory_forgets_what_was_prepared():
     (model,) = accelerator.free_memory(model)
     assert model is None
     assert accelerator._models == []
+
+
+class Closing(GeneralTracker):
+    """A tracker that cannot log, and says when it is closed."""
+
+    name = "closing"
+    requires_logging_directory = False
+    tracker = None
+    is_closed = False
+
+    def store_init_configuration(self, values):
+        pass
+
+    def log(self, values, step=None, **kwargs):
+        raise OSError("no space left")
+
+    def finish(self):
+        self.is_closed = True
+
+
+class Unsaveable:
+    """An object whose state only code could rebuild."""
+
+    def state_dict(self):
+        return {"value": object()}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_everything_is_closed_in_the_end_and_the_first_error_is_raised(tmp_path):
+    tracker, before = Closing(), signal.getsignal(signal.SIGTERM)
+    accelerator = Accelerator(cpu=True, log_with=tracker)
+    accelerator.init_trackers("project")
+    accelerator.handle_preemption()
+    accelerator.register_for_checkpointing(Unsaveable())
+    accelerator.save_state(tmp_path / "a", blocking=False)
+    accelerator.log({"loss": 1.0}, step=3)
+    with pytest.raises(CheckpointError, match="custom_checkpoint_0.pkl` cannot be saved") as caught:
+        accelerator.end_training()
+    assert "`closing` failed to log step 3: OSError: no space left" in caught.value.__notes__[-1]
+    assert tracker.is_closed
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_building_an_accelerator_reads_what_the_launcher_said():

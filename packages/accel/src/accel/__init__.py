@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from accel.file_names import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
     from accel.local_sgd import LocalSGD as LocalSGD
     from accel.progress import tqdm as tqdm
-    from accel.project import ProjectConfiguration as ProjectConfiguration
+    from accel.run.project import ProjectConfiguration as ProjectConfiguration
     from accel_backends import AutocastKwargs as AutocastKwargs
     from accel_backends import DistributedDataParallelKwargs as DistributedDataParallelKwargs
     from accel_backends import GradScalerKwargs as GradScalerKwargs
@@ -60,7 +60,7 @@ EXPORTS = {
     "ParallelismConfig": "accel_state",
     "PartialState": "accel_state",
     "ProfileKwargs": "accel_backends",
-    "ProjectConfiguration": "accel.project",
+    "ProjectConfiguration": "accel.run.project",
     "RNG_STATE_NAME": "accel_checkpoint.file_names",
     "SAMPLER_NAME": "accel_checkpoint.file_names",
     "SCALER_NAME": "accel_checkpoint.file_names",

@@ -1,78 +1,80 @@
-"""The object that a training script holds: it decides once how the run goes, and delegates the rest."""
+"""The object that a training script holds: it is made of the components of a run, and delegates to them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakSet
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from accel.configuration import (
-    NOT_GIVEN,
-    RunConfiguration,
-    check_axes,
-    resolve_accumulation,
-    resolve_dynamo,
-    resolve_engine,
-    resolve_loader,
-    resolve_project,
-    resolve_rng_types,
-)
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
+
+import accel_backends
+import accel_data
+import accel_ops
 from accel.faces import face
-from accel.parts.checkpointing import Checkpointing
-from accel.parts.data import DataMoving
-from accel.parts.engines import EngineFacts
-from accel.parts.preempting import Preempting
-from accel.parts.preparation import Preparation
-from accel.parts.process import ProcessControl
-from accel.parts.saving import Saving
-from accel.parts.settings import Settings
-from accel.parts.stepping import Stepping
-from accel.prepared_loaders import PreparedLoaders
-from accel.project import ProjectConfiguration
+from accel.preemption.guard import PreemptionGuard
+from accel.profiling import traced
+from accel.run import engine
+from accel.run.checkpointer import Checkpointer
+from accel.run.configuration import NOT_GIVEN, resolve
+from accel.run.ending import attempt_all
+from accel.run.model_saver import ModelSaver
+from accel.run.prepared_objects import PreparedObjects
+from accel.run.preparer import Preparer
+from accel.run.project import ProjectConfiguration
+from accel.run.trackers import Trackers
+from accel.run.trigger import Trigger
 from accel_backends import (
-    CompileTransform,
-    SchedulerSettings,
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    ProfileKwargs,
     Strategy,
-    StrategyContext,
     TorchDynamoPlugin,
-    collect,
-    select_precision,
-    select_strategy,
 )
 from accel_backends.stepping.stepper import Stepper
-from accel_backends.stepping.weighted_loss import WeightedLoss
+from accel_backends.strategies.prepare_checks import has_device_map
 from accel_data import DataLoaderConfiguration
 from accel_state import (
-    AcceleratorState,
     GradientAccumulationPlugin,
     GradientState,
     PartialState,
     current_runtime,
 )
-from accel_state.enums import DynamoBackend, LoggerType, PrecisionType, RNGType
-from accel_state.environment import read
-from accel_state.kwargs_handler import KwargsHandler
-from accel_trackers import filter_trackers
+from accel_state.enums import (
+    DistributedType,
+    DynamoBackend,
+    FP8BackendType,
+    LoggerType,
+    PrecisionType,
+    RNGType,
+)
+from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
 
 if TYPE_CHECKING:  # what only annotations name is not imported
+    from accel_checkpoint.saving.handle import SaveHandle
+    from accel.checkpoints.collection import SaveHook
+    from accel.checkpoints.loader import LoadHook
+    from accel.preemption.preemption import Preemption
     from accel_state import ParallelismConfig
     from accel_trackers import GeneralTracker
 
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+E = TypeVar("E")
 
-class Accelerator(
-    ProcessControl,
-    EngineFacts,
-    Settings,
-    Preparation,
-    Stepping,
-    DataMoving,
-    Preempting,
-    Saving,
-    Checkpointing,
-):
+
+class Accelerator:
     """Run one training or inference script unchanged on whatever it was started on.
 
     Args:
@@ -136,59 +138,109 @@ class Accelerator(
         *,
         scheduler_unit: Literal["process", "optimizer_step"] = "process",
     ) -> None:
-        plugin, strategy = resolve_engine(
-            {
-                "deepspeed_plugin": deepspeed_plugin or deepspeed_plugins,
-                "fsdp_plugin": fsdp_plugin,
-                "torch_tp_plugin": torch_tp_plugin,
-                "megatron_lm_plugin": megatron_lm_plugin,
-            }
-        )
-        self._handlers = dict(collect(kwargs_handlers))
-        self.configuration = RunConfiguration(
-            accumulation=resolve_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin),
-            loader=resolve_loader(split_batches, dataloader_config),
-            project=resolve_project(project_dir, project_config),
-            dynamo=resolve_dynamo(dynamo_backend, dynamo_plugin),
-            handlers=MappingProxyType(self._handlers),
-            rng_types=resolve_rng_types(rng_types),
-            plugin=plugin,
-            strategy=strategy,
+        plugins = {
+            "deepspeed_plugin": deepspeed_plugin or deepspeed_plugins,
+            "fsdp_plugin": fsdp_plugin,
+            "torch_tp_plugin": torch_tp_plugin,
+            "megatron_lm_plugin": megatron_lm_plugin,
+        }
+        self.configuration = resolve(
             device_placement=device_placement,
-            is_device_map_allowed=read("bypass_device_map"),
+            split_batches=split_batches,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            dataloader_config=dataloader_config,
+            plugins=plugins,
+            rng_types=rng_types,
+            project_dir=project_dir,
+            project_config=project_config,
+            gradient_accumulation_plugin=gradient_accumulation_plugin,
             step_scheduler_with_optimizer=step_scheduler_with_optimizer,
+            kwargs_handlers=kwargs_handlers,
+            dynamo_backend=dynamo_backend,
+            dynamo_plugin=dynamo_plugin,
             scheduler_unit=scheduler_unit,
         )
-        group = self.configuration.process_group
-        self.state = AcceleratorState(
+        self.state = engine.make_state(
+            self.configuration,
             mixed_precision=mixed_precision,
             cpu=cpu,
-            dynamo_plugin=self.configuration.dynamo,
-            deepspeed_plugin=deepspeed_plugin or deepspeed_plugins,
-            fsdp_plugin=fsdp_plugin,
-            torch_tp_plugin=torch_tp_plugin,
-            megatron_lm_plugin=megatron_lm_plugin,
             parallelism_config=parallelism_config,
-            _from_accelerator=True,
-            **(group.to_kwargs() if group is not None else {}),
         )
         self.processes = PartialState()
         self.gradient_state = GradientState(self.configuration.accumulation)
-        self._models, self._optimizers, self._schedulers = [], [], []
-        self._dataloaders = PreparedLoaders()
-        self._untrained = WeakSet()
-        self._start_engine()
-        self.log_with = filter_trackers(log_with, self.logging_dir)
-        self._trackers = []
-        self._background = None
-        self._trigger = False
-        self._preemption = None
-        self._set_up_checkpointing()
+        self._make_components()
+        self._trackers = Trackers(log_with, logging_dir=self.logging_dir, processes=self.processes)
+
+    def _make_components(self) -> None:
+        """Make the components, each from those that it needs."""
+        configuration, processes = self.configuration, self.processes
+        self._trigger = Trigger(processes)
+        self._precision = engine.make_precision(configuration, self.state)
+        self._strategy = engine.make_strategy(
+            configuration, self.state, precision=self._precision, make_loader=self.prepare_data_loader
+        )
+        self._prepared = PreparedObjects(self._strategy)
+        self._preemption = PreemptionGuard(self._prepared.loaders, end=self.end_training)
+        self._stepper = Stepper(
+            strategy=self._strategy,
+            precision=self._precision,
+            gradient=self.gradient_state,
+            weights=engine.make_weighted_loss(self.state),
+            models=self._prepared.models,
+            optimizers=self._prepared.optimizers,
+            num_processes=processes.num_processes,
+            on_window_end=self._preemption.advance,
+        )
+        self._preparer = Preparer(
+            configuration,
+            processes=processes,
+            strategy=self._strategy,
+            prepared=self._prepared,
+            stepper=self._stepper,
+            preemption=self._preemption,
+        )
+        self._model_saver = ModelSaver(configuration.project, processes=processes, strategy=self._strategy)
+        self._checkpointer = Checkpointer(
+            configuration,
+            processes=processes,
+            strategy=self._strategy,
+            precision=self._precision,
+            prepared=self._prepared,
+            stepper=self._stepper,
+            gradient_state=self.gradient_state,
+            preemption=self._preemption,
+        )
 
     @property
     def strategy(self) -> Strategy:
         """How models are trained here."""
         return self._strategy
+
+    @property
+    def log_with(self) -> list[str | GeneralTracker]:
+        """The trackers that were chosen."""
+        return self._trackers.chosen
+
+    @property
+    def _models(self) -> list[nn.Module]:
+        """The prepared models, where libraries written for Accelerate look for them; likewise the others."""
+        return self._prepared.models
+
+    @property
+    def _optimizers(self) -> list[Any]:
+        return self._prepared.optimizers
+
+    @property
+    def _schedulers(self) -> list[Any]:
+        return self._prepared.schedulers
+
+    @property
+    def _dataloaders(self) -> Sequence[DataLoader[Any]]:
+        return self._prepared.loaders
+
+    @property
+    def _custom_objects(self) -> list[Any]:
+        return self._checkpointer.custom_objects
 
     def end_training(self) -> None:
         """Wait for the checkpoint under way, write out and close all trackers, then end the process group.
@@ -199,50 +251,897 @@ class Accelerator(
             CheckpointError: If the checkpoint failed; all is closed and the group is ended first.
             TrackerError: If a tracker failed to log something; likewise.
         """
-        with ExitStack() as ending:
-            ending.callback(super().end_training)
-            self._finish_saving()
-
-    def _start_engine(self) -> None:
-        """Pick precision and strategy, and bind what the training step uses."""
-        runtime = current_runtime()
-        self._precision = select_precision(
-            self.state.mixed_precision,
-            device_backend=runtime.device_backend,
-            handlers=self.configuration.handlers,
-        )
-        self._strategy = select_strategy(
-            self.configuration.strategy, topology=runtime.topology, plugin=self.configuration.plugin
-        )
-        self._strategy.setup(
-            StrategyContext(
-                runtime,
-                precision=self._precision,
-                handlers=self.configuration.handlers,
-                plugin=self.configuration.plugin,
-                device_placement=self.configuration.device_placement,
-                make_loader=self.prepare_data_loader,
-                scheduling=SchedulerSettings(
-                    step_with_optimizer=self.configuration.step_scheduler_with_optimizer,
-                    split_batches=self.configuration.loader.split_batches,
-                    unit=self.configuration.scheduler_unit,
-                ),
-                transforms=(CompileTransform(self.configuration.dynamo),),
+        attempt_all(
+            (
+                self._checkpointer.settle,
+                self._preemption.close,
+                self._trackers.finish,
+                self.processes.destroy_process_group,
             )
         )
-        check_axes(self.state.parallelism_config, self._strategy)
-        layout, mesh = runtime.layout, self.state.device_mesh
-        is_part = 1 < layout.num_loss_ranks < layout.world_size
-        group = mesh["loss"].get_group() if mesh is not None and is_part else None
-        self._stepper = Stepper(
-            strategy=self._strategy,
-            precision=self._precision,
-            gradient=self.gradient_state,
-            weights=WeightedLoss(num_ranks=layout.num_loss_ranks, device=runtime.device, group=group),
-            models=self._models,
-            optimizers=self._optimizers,
-            on_window_end=self._advance_preemption,
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return self.state.device
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """The kind of run, for users' code."""
+        return self.state.distributed_type
+
+    @property
+    def num_processes(self) -> int:
+        """Processes in the run, over all machines."""
+        return self.state.num_processes
+
+    @property
+    def process_index(self) -> int:
+        """Rank of this process in the run."""
+        return self.state.process_index
+
+    @property
+    def local_process_index(self) -> int:
+        """Rank of this process on its machine."""
+        return self.state.local_process_index
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether more than one process runs."""
+        return self.state.use_distributed
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether every process has an accelerator of its own and there are several."""
+        return self.use_distributed and self.device.type != "cpu"
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
+        return self.state.is_main_process
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is rank 0 of its machine."""
+        return self.state.is_local_main_process
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the highest rank."""
+        return self.state.is_last_process
+
+    @property
+    def mixed_precision(self) -> str:
+        """The precision of forward and backward: `no`, `fp16`, `bf16` or `fp8`."""
+        return self.state.mixed_precision
+
+    def wait_for_everyone(self) -> None:
+        """Block until every rank is here. Every rank must call it."""
+        self.state.wait_for_everyone()
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print once per machine, as `print` does."""
+        self.state.print(*args, **kwargs)
+
+    def main_process_first(self) -> AbstractContextManager[None]:
+        """Let rank 0 run the block before all others. Every rank must enter it."""
+        return self.state.main_process_first()
+
+    def local_main_process_first(self) -> AbstractContextManager[None]:
+        """Let each machine's rank 0 run the block before the others there. Every rank must enter it."""
+        return self.state.local_main_process_first()
+
+    def split_between_processes(
+        self, inputs: Any, apply_padding: bool = False
+    ) -> AbstractContextManager[Any]:
+        """Give each rank its part of `inputs`; the first ranks get one more where it does not divide.
+
+        Args:
+            inputs: A list, tuple, dict of these, tensor or data set.
+            apply_padding: Repeat the last item so that every rank gets as many.
+        """
+        return self.state.split_between_processes(inputs, apply_padding=apply_padding)
+
+    def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
+        """Make `function` run on rank 0 only; it returns None elsewhere."""
+        return self.processes.on_main_process(function)
+
+    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Any:
+        """Make `function` run on each machine's rank 0 only; it returns None elsewhere."""
+        return self.processes.on_local_main_process(function)
+
+    def on_last_process(self, function: Callable[..., Any]) -> Any:
+        """Make `function` run on the highest rank only; it returns None elsewhere."""
+        return self.processes.on_last_process(function)
+
+    def on_process(self, function: Callable[..., Any] | None = None, process_index: int | None = None) -> Any:
+        """Make `function` run on one rank only; it returns None elsewhere."""
+        return self.processes.on_process(function, process_index=process_index)
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Any:
+        """Make `function` run on one local rank of each machine only; it returns None elsewhere."""
+        return self.processes.on_local_process(function, local_process_index=local_process_index)
+
+    def set_trigger(self) -> None:
+        """Raise a flag on this rank, for all ranks to see at the next `check_trigger`."""
+        self._trigger.set()
+
+    def check_trigger(self) -> bool:
+        """Return whether any rank raised the flag since the last check, and lower it everywhere.
+
+        Every rank must call it; one small collective.
+        """
+        return self._trigger.check()
+
+    def set_breakpoint(self) -> None:
+        """Do what `set_trigger` does, under its older name."""
+        self.set_trigger()
+
+    def check_breakpoint(self) -> bool:
+        """Do what `check_trigger` does, under its older name."""
+        return self.check_trigger()
+
+    @property
+    def parallelism_config(self) -> ParallelismConfig | None:
+        """How the processes are split over the axes of parallelism, where that was asked for."""
+        return self.state.parallelism_config
+
+    @property
+    def torch_device_mesh(self) -> DeviceMesh | None:
+        """The mesh over all processes, None where no `parallelism_config` was given."""
+        return self.state.device_mesh
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which full copy of the model this process belongs to."""
+        return self._coordinate("dp_replicate")
+
+    @property
+    def data_parallel_shard_rank(self) -> int:
+        """Which shard of the parameters this process holds, among those that see different batches."""
+        return self._coordinate("dp_shard")
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        """Which part of each layer this process computes; 0 where layers are not shared."""
+        return self._coordinate("tp")
+
+    @property
+    def context_parallel_rank(self) -> int:
+        """Which part of each sequence this process reads; 0 where sequences are not shared."""
+        return self._coordinate("cp")
+
+    @property
+    def pipeline_parallel_rank(self) -> int:
+        """Which stage of the model this process runs; 0 where there is one stage."""
+        return self._coordinate("pp")
+
+    def _coordinate(self, axis: str) -> int:
+        return current_runtime().layout.coordinate(self.state.process_index)[axis]
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether models are sharded by FSDP of the second version."""
+        return self.state.is_fsdp2
+
+    @property
+    def is_composable_parallelism_enabled(self) -> bool:
+        """Whether the engine composes with other axes of parallelism on one mesh."""
+        return self.is_fsdp2
+
+    @property
+    def deepspeed_plugin(self) -> Any:
+        """The DeepSpeed plugin that is selected, None without DeepSpeed."""
+        return self.state.deepspeed_plugin
+
+    @property
+    def fp8_backend(self) -> FP8BackendType:
+        """Which library does the 8-bit arithmetic; `NO` in the precisions that have none."""
+        return FP8BackendType(getattr(self._precision, "fp8_backend", FP8BackendType.NO))
+
+    def maybe_context_parallel(
+        self,
+        buffers: Sequence[Tensor] | None = None,
+        buffer_seq_dims: Sequence[int] | None = None,
+        no_restore_buffers: Set[Tensor] | None = None,
+    ) -> AbstractContextManager[None]:
+        """Share the sequences in `buffers` between ranks in the block, where the run has an axis `cp`.
+
+        No strategy here serves that axis yet, and a run that asks for it is refused when it is built: the
+        block is as if it were not there.
+
+        Args:
+            buffers: Tensors that hold whole sequences.
+            buffer_seq_dims: Dimension of the sequence in each.
+            no_restore_buffers: Those that need not be whole again after the block.
+        """
+        return nullcontext()
+
+    def deepspeed_ulysses_dl_adapter(self, dl: Any, model: nn.Module) -> Any:
+        """Make a loader give each rank its part of the sequences, where DeepSpeed shares them; else return it.
+
+        Args:
+            dl: A prepared loader.
+            model: The prepared model.
+        """
+        return dl
+
+    @property
+    def dataloader_config(self) -> DataLoaderConfiguration:
+        """How loaders are split over the processes."""
+        return self.configuration.loader
+
+    @property
+    def step_scheduler_with_optimizer(self) -> bool:
+        """Whether schedulers are stepped as often as optimizers."""
+        return self.configuration.step_scheduler_with_optimizer
+
+    @property
+    def rng_types(self) -> list[RNGType]:
+        """Generators that every rank sets alike at the start of an epoch."""
+        return list(self.configuration.rng_types)
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """What scales losses in fp16; None in other precisions."""
+        return self._precision.scaler
+
+    @property
+    def native_amp(self) -> bool:
+        """Whether the forward of prepared models is cast by `torch.autocast`."""
+        return self._precision.dtype is not None
+
+    @native_amp.setter
+    def native_amp(self, value: bool) -> None:
+        engine.check_native_amp(self._precision, value)
+
+    @property
+    def autocast_handler(self) -> AutocastKwargs | None:
+        """How operations are cast, where that was given."""
+        return self.configuration.handlers.of(AutocastKwargs)
+
+    @property
+    def scaler_handler(self) -> GradScalerKwargs | None:
+        """How losses are scaled in fp16, where that was given."""
+        return self.configuration.handlers.of(GradScalerKwargs)
+
+    @property
+    def init_handler(self) -> InitProcessGroupKwargs | None:
+        """How the process group is set up, where that was given."""
+        return self.configuration.handlers.of(InitProcessGroupKwargs)
+
+    @property
+    def profile_handler(self) -> ProfileKwargs | None:
+        """What `profile` records, where that was given."""
+        return self.configuration.handlers.of(ProfileKwargs)
+
+    @property
+    def ddp_handler(self) -> DistributedDataParallelKwargs | None:
+        """How models are wrapped for data parallelism, where that was given; for those prepared from now on."""
+        return self.configuration.handlers.of(DistributedDataParallelKwargs)
+
+    @ddp_handler.setter
+    def ddp_handler(self, handler: DistributedDataParallelKwargs | None) -> None:
+        self.configuration.handlers.replace(DistributedDataParallelKwargs, handler)
+
+    @property
+    def device_placement(self) -> bool:
+        """Whether prepared objects are moved to this process's device."""
+        return self.configuration.device_placement
+
+    @overload
+    def prepare(self, a: A, /, *, device_placement: Sequence[bool] | None = None) -> A: ...
+
+    @overload
+    def prepare(self, a: A, b: B, /, *, device_placement: Sequence[bool] | None = None) -> tuple[A, B]: ...
+
+    @overload
+    def prepare(
+        self, a: A, b: B, c: C, /, *, device_placement: Sequence[bool] | None = None
+    ) -> tuple[A, B, C]: ...
+
+    @overload
+    def prepare(
+        self, a: A, b: B, c: C, d: D, /, *, device_placement: Sequence[bool] | None = None
+    ) -> tuple[A, B, C, D]: ...
+
+    @overload
+    def prepare(
+        self, a: A, b: B, c: C, d: D, e: E, /, *, device_placement: Sequence[bool] | None = None
+    ) -> tuple[A, B, C, D, E]: ...
+
+    @overload
+    def prepare(self, *objects: Any, device_placement: Sequence[bool] | None = None) -> Any: ...
+
+    def prepare(self, *objects: Any, device_placement: Sequence[bool] | None = None) -> Any:
+        """Make objects ready for this run, whatever it is. Every rank must call it with the same objects.
+
+        A model, optimizer or scheduler that was prepared before gives what it gave then.
+
+        Args:
+            *objects: Models, optimizers, schedulers and loaders, in any order; others come back as they are.
+            device_placement: One bool per object: whether to move it to the device.
+
+        Returns:
+            The prepared objects in the order given; one object alone, not in a tuple.
+
+        Raises:
+            ConfigError: If `device_placement` has another length than `objects`, an optimizer steps
+                parameters of no prepared model on several processes, or a device map has spread a model.
+        """
+        return self._preparer.prepare(objects, device_placement)
+
+    def verify_device_map(self, model: nn.Module) -> bool:
+        """Return whether a device map has spread `model` over several devices."""
+        return has_device_map(model)
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Prepare one model; see `prepare`.
+
+        Args:
+            model: The model.
+            device_placement: Whether to move it to the device; the Accelerator's own choice where left out.
+            evaluation_mode: It will not be trained: no gradients are synchronised.
+        """
+        return self._preparer.prepare_model(model, device_placement, evaluation_mode=evaluation_mode)
+
+    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Optimizer:
+        """Prepare one optimizer, whose model was prepared before; see `prepare`."""
+        return self._preparer.prepare_optimizer(optimizer, device_placement)
+
+    def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
+        """Prepare one scheduler, whose optimizer was prepared before; see `prepare`."""
+        return self._preparer.prepare_scheduler(scheduler)
+
+    def prepare_data_loader(
+        self,
+        data_loader: DataLoader[Any],
+        device_placement: bool | None = None,
+        slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    ) -> DataLoader[Any]:
+        """Prepare one loader; see `prepare`.
+
+        Args:
+            data_loader: The loader; its batch size is that of one process, unless `split_batches`.
+            device_placement: Whether to move batches to the device.
+            slice_fn_for_dispatch: Cuts each rank's part out of a batch that rank 0 read.
+        """
+        return self._preparer.prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
+
+    def join_uneven_inputs(
+        self, joinables: Sequence[nn.Module], even_batches: bool | None = None
+    ) -> AbstractContextManager[None]:
+        """Let ranks run out of data at different times: those that are done answer the others' collectives.
+
+        Args:
+            joinables: The prepared models that are trained in the block.
+            even_batches: What prepared loaders do in the block, instead of their own choice. Those that rank 0
+                reads for all keep theirs, with a warning.
+        """
+        return self._preparer.join_uneven_inputs(joinables, even_batches)
+
+    def free_memory(self, *objects: Any) -> Any:
+        """Forget everything that was prepared, and where the accumulation stood, and empty the device's cache.
+
+        Args:
+            *objects: The caller's own references, which come back as None, to be assigned:
+                `model, optimizer = accelerator.free_memory(model, optimizer)`.
+        """
+        return self._preparer.free_memory(objects)
+
+    def clear(self, *objects: Any) -> Any:
+        """Do what `free_memory` does."""
+        return self.free_memory(*objects)
+
+    @property
+    def step(self) -> int:
+        """Micro-batches since the last end of a loader."""
+        return self._stepper.step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._stepper.set_step(value)
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether this micro-batch ends an accumulation: gradients are synchronised, the optimizer steps."""
+        return self.gradient_state.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, value: bool) -> None:
+        self.gradient_state.sync_gradients = value
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches whose gradients are summed before the optimizer steps."""
+        return self.gradient_state.num_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, value: int) -> None:
+        self.gradient_state.plugin_kwargs.update({"num_steps": value})
+
+    @property
+    def can_defer_sync(self) -> bool:
+        """Whether micro-batches that do not end an accumulation leave out the communication."""
+        return self._stepper.can_defer_sync
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether any optimizer left out its last step, because gradients had overflown in fp16."""
+        return any(optimizer.step_was_skipped for optimizer in self._prepared.optimizers)
+
+    def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
+        """Wrap one forward and backward; the optimizer steps in every `gradient_accumulation_steps`-th block.
+
+        The last batch of a loader ends an accumulation, unless the plugin's `sync_with_dataloader` is off.
+
+        Args:
+            *models: The prepared models that are trained in the block.
+        """
+        return self._stepper.accumulate(*models)
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Leave this rank's gradients alone in the block; a later backward outside of it synchronises all."""
+        return self._strategy.gradient_sync(model, enabled=False)
+
+    @staticmethod
+    def trigger_sync_in_backward(model: nn.Module) -> AbstractContextManager[None]:
+        """Synchronise `model`'s gradients in the block's backward though its forward ran under `no_sync`."""
+        return accel_backends.trigger_sync_in_backward(model)
+
+    def backward(self, loss: Tensor, *, num_items: float | Tensor | None = None, **kwargs: Any) -> None:
+        """Compute gradients of `loss`, divided by the number of accumulation steps and scaled for fp16.
+
+        Args:
+            loss: A 0-dim tensor, the mean over this rank's micro-batch.
+            num_items: How many items (samples, tokens, pixels) the loss is a mean over. With it, gradients
+                are those of one batch of all items of all micro-batches and ranks, however unequal their
+                sizes. Without it, every micro-batch counts the same, so that items of a short one count for
+                more. Give it in all micro-batches or in none; then every rank must call `backward` as often,
+                once in each `accumulate` block.
+            **kwargs: Passed to `Tensor.backward` or the engine's own.
+
+        Raises:
+            ConfigError: If `num_items` is negative, not finite, or the engine weighs losses by itself.
+            StateError: If only some micro-batches of an accumulation have `num_items`, or one has it twice.
+        """
+        self._stepper.backward(loss, num_items, **kwargs)
+
+    def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
+        """Compute gradients and update each parameter as soon as its gradient is there, which is then freed.
+
+        For optimizers with a `fused_backward`, such as those of the package `lomo_optim`. They update before
+        gradients could be averaged, so with one process only.
+
+        Raises:
+            ConfigError: With several processes, or if no prepared optimizer can do that.
+        """
+        self._stepper.fused_backward(loss, learning_rate)
+
+    def unscale_gradients(
+        self, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None
+    ) -> None:
+        """Divide the fp16 scale out of the gradients, once per step; nothing to do in other precisions.
+
+        Args:
+            optimizer: The prepared optimizers whose gradients are meant; all where not given.
+        """
+        self._stepper.unscale_gradients(optimizer)
+
+    def clip_grad_norm_(
+        self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2
+    ) -> Tensor | None:
+        """Scale gradients down so that their norm over all `parameters` is at most `max_norm`.
+
+        In a micro-batch that only accumulates they stay as they are, as the optimizer does: a limit on parts
+        of a sum would not be one on the sum.
+
+        Returns:
+            The norm before clipping, a 0-dim tensor; None where an engine keeps it to itself.
+        """
+        return self._stepper.clip_grad_norm(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
+        """Clamp every gradient into ``[-clip_value, clip_value]``, once they are complete."""
+        self._stepper.clip_grad_value(parameters, clip_value)
+
+    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+        """Run the block in the run's precision, as the prepared models' forward does by itself."""
+        return self._precision.autocast(autocast_handler)
+
+    def profile(
+        self, profile_handler: ProfileKwargs | None = None
+    ) -> AbstractContextManager[torch.profiler.profile]:
+        """Profile the block; with `output_trace_dir`, every rank leaves a Chrome trace there.
+
+        With `schedule_option`, call `step()` of what the block gives after every step; each cycle of the
+        schedule leaves a trace.
+
+        Args:
+            profile_handler: What to record; where left out, the handler given to the Accelerator.
+        """
+        return traced(profile_handler or self.profile_handler or ProfileKwargs(), rank=self.process_index)
+
+    @property
+    def split_batches(self) -> bool:
+        """Whether a loader's batch size is that of all ranks together."""
+        return self.configuration.loader.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        """Whether rank 0 alone reads and hands out batches; None: for iterable data sets only."""
+        return self.configuration.loader.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether the last batches are filled up so that every rank has as many."""
+        return self.configuration.loader.even_batches
+
+    @even_batches.setter
+    def even_batches(self, value: bool) -> None:
+        self.configuration.loader.even_batches = value
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        """Whether shuffling is by a sampler whose order is a function of seed and epoch alone."""
+        return self.configuration.loader.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool:
+        """Whether batches are copied to the device without waiting for the copy."""
+        return self.configuration.loader.non_blocking
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Whether loaders are torchdata's, which know their own position."""
+        return self.configuration.loader.use_stateful_dataloader
+
+    def gather(self, tensor: Any) -> Any:
+        """Return the tensors of all ranks, joined along dimension 0, on every rank.
+
+        Args:
+            tensor: A tensor ``(n, *)`` or nested data of such; a 0-dim tensor counts as ``(1,)``. Shapes and
+                structure must be the same on every rank.
+        """
+        return accel_ops.gather(tensor)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Gather, and drop what the last batch repeated to be even: exactly the samples of the data set.
+
+        Args:
+            input_data: Tensors ``(batch, *)`` or nested data of such; any objects with `use_gather_object`.
+            use_gather_object: Gather pickled objects rather than tensors.
+        """
+        return accel_data.gather_for_metrics(input_data, use_gather_object=use_gather_object)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return the sum or mean over all ranks, times `scale`, on every rank.
+
+        Args:
+            tensor: A tensor, or nested data of tensors, of the same shapes on every rank.
+            reduction: `sum`, `mean` or `none`.
+            scale: Factor put on the result.
+        """
+        return accel_ops.reduce(tensor, reduction=reduction, scale=scale)
+
+    def pad_across_processes(
+        self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False
+    ) -> Any:
+        """Pad along `dim` to the largest size on any rank, so that the result can be gathered."""
+        return accel_ops.pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
+
+    def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> Any:
+        """Return a loader that starts `num_batches` later, as for going on in the middle of an epoch."""
+        return accel_data.skip_first_batches(dataloader, num_batches=num_batches)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the run has been asked to stop, as all ranks have agreed.
+
+        It changes in `backward` only, in one that synchronises gradients, and in the same one on every rank.
+        So it may be read anywhere, by any rank, as often as one likes. False without `handle_preemption`.
+        """
+        return self._preemption.should_stop
+
+    def handle_preemption(
+        self,
+        signals: Sequence[int | signal.Signals] | None = None,
+        grace_period_s: float | None = None,
+        exit_code: int = 75,
+    ) -> Preemption:
+        """Turn signals on any rank into `should_stop` on all, for the loop to save and leave.
+
+        Call it on every rank, in the main thread. As a context manager it leaves the process when the block
+        is over, if all have agreed to stop: trackers are closed, and the exit code says that the job is to be
+        queued again. Otherwise it puts the earlier handlers back.
+
+            with accelerator.handle_preemption():
+                for batch in loader:
+                    ...
+                    if accelerator.should_stop:
+                        accelerator.save_state("preempted")
+                        break
+
+        A signal is noticed within a second; the ranks then agree on a step that none has passed yet. Steps
+        without a signal cost well under a microsecond. Loops without `backward` call `advance()` of the
+        result once in each turn instead. Signals that reach the forked workers of prepared loaders too, as those
+        of schedulers do, leave them be: call this before the loop that starts them.
+
+        Args:
+            signals: Which signals; SIGTERM and SIGUSR1 where left out.
+            grace_period_s: Time from the signal until a rank that has not left is ended by force; None:
+                never.
+            exit_code: With which the process leaves; 75 is `EX_TEMPFAIL`, "try again".
+
+        Raises:
+            ConfigError: If an argument makes no sense.
+            StateError: If signals are being handled already, or outside of the main thread.
+        """
+        return self._preemption.handle(signals, grace_period_s=grace_period_s, exit_code=exit_code)
+
+    @property
+    def should_save_model(self) -> bool:
+        """Whether this rank writes model files: rank 0, or each machine's with `save_on_each_node`."""
+        return self._model_saver.is_writer
+
+    def unwrap_model(
+        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> nn.Module:
+        """Return the model that was prepared, out of what the run put around it.
+
+        Args:
+            model: A prepared model.
+            keep_fp32_wrapper: Leave the mixed-precision forward on it.
+            keep_torch_compile: Leave it compiled.
+        """
+        return self._strategy.unwrap(
+            model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile
         )
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Mapping[str, Tensor]:
+        """Return the whole state of a prepared model under its own names.
+
+        Every rank must call it where parameters are sharded.
+
+        Args:
+            model: A prepared model.
+            unwrap: Leave out the names that wrappers add.
+        """
+        return self._strategy.model_state(model) if unwrap else model.state_dict()
+
+    def save_model(
+        self,
+        model: nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write the weights of a prepared model for plain PyTorch to read. Every rank must call it.
+
+        Args:
+            model: A prepared model.
+            save_directory: Folder, made where it is missing.
+            max_shard_size: Largest size of one file, in bytes or such as `"5GB"`.
+            safe_serialization: Write `model.safetensors`; else `pytorch_model.bin`.
+
+        Raises:
+            CheckpointError: If a tensor has no data (it is on the meta device), naming it.
+        """
+        self._model_saver.save(
+            model, save_directory, max_shard_size=max_shard_size, safe_serialization=safe_serialization
+        )
+
+    @property
+    def project_configuration(self) -> ProjectConfiguration:
+        """Folders of the project, and how its checkpoints are named and kept."""
+        return self._checkpointer.project
+
+    @property
+    def save_iteration(self) -> int:
+        """Number of the next checkpoint that is named by number."""
+        return self._checkpointer.project.iteration
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Save and load the states of `objects` with the rest, in the order in which they are registered.
+
+        Args:
+            *objects: Anything with `state_dict` and `load_state_dict`, whose state is tensors, numbers,
+                strings and containers of these.
+
+        Raises:
+            ConfigError: Naming those that have not both methods.
+        """
+        self._checkpointer.register(*objects)
+
+    def register_save_state_pre_hook(self, hook: SaveHook) -> RemovableHandle:
+        """Call `hook(models, weights, output_dir)` on every rank before a checkpoint is written.
+
+        Weights that it takes out of the list `weights` are its own to save, into `output_dir`: the folder in
+        which the checkpoint grows, which gets its final name when all is there.
+
+        Returns:
+            A handle whose `remove()` ends this.
+        """
+        return self._checkpointer.add_save_hook(hook)
+
+    def register_load_state_pre_hook(self, hook: LoadHook) -> RemovableHandle:
+        """Call `hook(models, input_dir)` on every rank before a checkpoint is loaded.
+
+        Models that it takes out of the list `models` are its own to load.
+
+        Returns:
+            A handle whose `remove()` ends this.
+        """
+        return self._checkpointer.add_load_hook(hook)
+
+    @overload
+    def save_state(
+        self,
+        output_dir: str | os.PathLike[str] | None = ...,
+        safe_serialization: bool = ...,
+        *,
+        blocking: Literal[True] = ...,
+        **save_model_func_kwargs: Any,
+    ) -> str: ...
+
+    @overload
+    def save_state(
+        self,
+        output_dir: str | os.PathLike[str] | None = ...,
+        safe_serialization: bool = ...,
+        *,
+        blocking: Literal[False],
+        **save_model_func_kwargs: Any,
+    ) -> SaveHandle: ...
+
+    def save_state(
+        self,
+        output_dir: str | os.PathLike[str] | None = None,
+        safe_serialization: bool = True,
+        *,
+        blocking: bool = True,
+        **save_model_func_kwargs: Any,
+    ) -> str | SaveHandle:
+        """Save models, optimizers, schedulers, loaders, scaler, random states and registered objects.
+
+        Every rank must call it. The checkpoint is written beside its place and appears there complete, in one
+        step; a checkpoint of the same name, and older ones beyond `total_limit`, go only after that. If the
+        save fails, what was there before is as it was.
+
+        Args:
+            output_dir: Its folder. Not to be given if the project names checkpoints by itself: then it is
+                `checkpoints/checkpoint_<iteration>` in the project's folder.
+            safe_serialization: Weights as safetensors; else by `torch.save`.
+            blocking: Return when it is there. Otherwise return when its content has been copied, and write
+                while the training goes on, with what it leaves of the processors.
+            **save_model_func_kwargs: `max_shard_size`, such as `"5GB"`: split larger weights into several files.
+
+        Returns:
+            The folder; or without `blocking` a handle with `done()`, `wait()` and `exception()`.
+
+        Raises:
+            CheckpointError: On every rank, if it failed on any, with that rank's reason; without `blocking` the
+                handle raises it, or the next save does. So it is raised, too, if the last save that did not
+                block has failed and nobody has asked for its end.
+            ConfigError: If there is no folder to save to, or it is taken.
+        """
+        return self._checkpointer.save(
+            output_dir,
+            safe_serialization=safe_serialization,
+            blocking=blocking,
+            options=save_model_func_kwargs,
+        )
+
+    def load_state(
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        load_kwargs: Mapping[str, Any] | None = None,
+        *,
+        verify: bool = False,
+        strict: bool = True,
+        restore_loaders: bool | None = None,
+        **load_model_func_kwargs: Any,
+    ) -> None:
+        """Load a checkpoint into what was prepared and registered, the same objects in the same order.
+
+        Every rank must call it. Nothing in the files can run. Checkpoints written by Accelerate are loaded too.
+
+        Args:
+            input_dir: Its folder; the newest complete one of the project where left out.
+            load_kwargs: `map_location` and `weights_only`, for those who pass them: all is read to the CPU
+                first, and never unpickled freely.
+            verify: Read everything and compare digests first.
+            strict: What is missing, left over or does not fit is an error. Otherwise it is a warning each, and
+                the rest is loaded.
+            restore_loaders: Let loaders that were in the middle of an epoch go on there. Otherwise that epoch begins
+                anew, in the same order, for scripts that skip what they have read. Where left out: with
+                `use_stateful_dataloader`, and after `handle_preemption`.
+            **load_model_func_kwargs: None are known.
+
+        Raises:
+            CheckpointError: On every rank, if any cannot load it, naming the file and the object.
+        """
+        self._checkpointer.load(
+            input_dir,
+            load_kwargs=load_kwargs,
+            verify=verify,
+            strict=strict,
+            restore_loaders=restore_loaders,
+            options=load_model_func_kwargs,
+        )
+
+    def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
+        """Write `obj` to a file, on the main process only (on each machine's with `save_on_each_node`).
+
+        Args:
+            obj: What to write; tensors by name with `safe_serialization`.
+            f: The file.
+            safe_serialization: safetensors, else `torch.save`.
+        """
+        self._checkpointer.save_object(obj, f, safe_serialization=safe_serialization)
+
+    @property
+    def project_dir(self) -> str | None:
+        """Folder for everything the project writes."""
+        return self.configuration.project.project_dir
+
+    @property
+    def logging_dir(self) -> str | None:
+        """Folder of the local trackers."""
+        return self.configuration.project.logging_dir
+
+    @property
+    def trackers(self) -> list[GeneralTracker]:
+        """The trackers that were started. `log` waits for them from then on, so that all their calls keep one order."""
+        return self._trackers.taken()
+
+    def init_trackers(
+        self,
+        project_name: str,
+        config: Mapping[str, Any] | None = None,
+        init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Start a run named `project_name` in every tracker of `log_with`. Every rank must call it.
+
+        Args:
+            project_name: Name of the project (or run, where a tracker has no projects).
+            config: Settings of the run, stored once.
+            init_kwargs: By a tracker's name, keywords for its constructor.
+
+        Raises:
+            ConfigError: If trackers were already started.
+        """
+        self._trackers.start(project_name, config, init_kwargs)
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """Return the tracker called `name`, or its own run object with `unwrap`.
+
+        `log` waits for this tracker from then on, so that all its calls keep one order. On ranks that do not log, its
+        methods do nothing; in place of its run object there is one that accepts every call.
+
+        Raises:
+            ConfigError: If no such tracker was started.
+        """
+        return self._trackers.take(name, unwrap=unwrap)
+
+    def log(
+        self,
+        values: Mapping[str, Any],
+        step: int | None = None,
+        log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Hand `values` to every tracker, without waiting for them.
+
+        Args:
+            values: Numbers, strings, tensors of one element, or dicts of these, by name.
+            step: Step of training they belong to.
+            log_kwargs: By a tracker's name, keywords for its `log`.
+        """
+        self._trackers.log(values, step, log_kwargs)
 
 
 __getattr__, __dir__, __all__ = face(__name__)

@@ -34,7 +34,7 @@ def test_a_save_behind_the_loop_holds_the_moment_of_the_call_on_a_device(tmp_pat
         assert torch.equal(torch.rand(3, device=accelerator.device), drawn)
     assert all(
         buffer.is_pinned()
-        for buffer in accelerator._checkpoint_saver._buffers._buffers.values()
+        for buffer in accelerator._checkpointer._saver._buffers._buffers.values()
         if buffer.numel() > 1
     )
 

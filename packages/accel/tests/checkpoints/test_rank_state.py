@@ -156,10 +156,10 @@ def test_each_rank_knows_by_itself_whether_its_window_was_open(tmp_path):
     own = RankState.read(
         found,
         list(files_below(tmp_path)),
-        first.accelerator._prepared_state(),
+        first.accelerator._checkpointer.content(),
         0,
         MeshLayout.of_replicas(1),
         Strictness(True),
     )
     with pytest.raises(CheckpointError, match="accumulated_gradients_0.safetensors"):
-        own.restore(first.accelerator._prepared_state())
+        own.restore(first.accelerator._checkpointer.content())

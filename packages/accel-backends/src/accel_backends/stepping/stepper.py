@@ -30,11 +30,8 @@ class Stepper:
         weights: Weighs losses by their number of items.
         models: The prepared models; the list may grow.
         optimizers: The prepared optimizers; likewise.
+        num_processes: Processes in the run.
         on_window_end: Called after the backward that ends a window.
-
-    Attributes:
-        step: Micro-batches since the last end of a loader; a multiple of `num_steps` where a window ends.
-        num_windows: Windows that ended since the run began, over all its restarts.
     """
 
     def __init__(
@@ -46,21 +43,33 @@ class Stepper:
         weights: WeightedLoss,
         models: Sequence[nn.Module],
         optimizers: Sequence[AcceleratedOptimizer],
+        num_processes: int,
         on_window_end: Callable[[], None],
     ) -> None:
-        self.step = 0
-        self.num_windows = 0
+        self._step = 0
+        self._num_windows = 0
         self._strategy = strategy
         self._precision = precision
         self._gradient = gradient
         self._weights = weights
         self._models = models
         self._optimizers = optimizers
+        self._num_processes = num_processes
         self._on_window_end = on_window_end
         self._owns_backward = strategy.capabilities.owns_backward
         self._can_defer_sync = strategy.capabilities.can_defer_sync
         self._block_models: tuple[nn.Module, ...] = ()
         self._is_uneven = False
+
+    @property
+    def step(self) -> int:
+        """Micro-batches since the last end of a loader; a multiple of `num_steps` where a window ends."""
+        return self._step
+
+    @property
+    def num_windows(self) -> int:
+        """Windows that ended since the run began, over all its restarts."""
+        return self._num_windows
 
     @property
     def num_steps(self) -> int:
@@ -70,7 +79,7 @@ class Stepper:
     @property
     def is_accumulating(self) -> bool:
         """Whether a window has begun and not ended, so that there are gradients of a part of it."""
-        return self.step % self.num_steps != 0
+        return self._step % self.num_steps != 0
 
     @property
     def can_defer_sync(self) -> bool:
@@ -80,7 +89,7 @@ class Stepper:
     def state_dict(self) -> dict[str, Any]:
         """Return where the window stands, in plain numbers. The gradients so far belong to it."""
         return {
-            "step": self.step,
+            "step": self._step,
             "num_steps": self.num_steps,
             "is_accumulating": self.is_accumulating,
             **self._weights.state_dict(),
@@ -88,10 +97,18 @@ class Stepper:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the window stood; the caller puts the gradients back."""
-        self.step = int(state["step"])
+        self._step = int(state["step"])
         self._block_models = ()
         self._weights.load_state_dict(state)
         self._gradient.sync_gradients = not self.is_accumulating
+
+    def set_step(self, step: int) -> None:
+        """Count micro-batches on from ``step``."""
+        self._step = step
+
+    def set_num_windows(self, num_windows: int) -> None:
+        """Count windows on from ``num_windows``, those of a run that is resumed."""
+        self._num_windows = num_windows
 
     def reset(self) -> None:
         """Begin anew, with the first micro-batch of a window."""
@@ -106,10 +123,10 @@ class Stepper:
         self._block_models = models
         gradient = self._gradient
         if gradient.sync_with_dataloader and self._ends_window_early():
-            self.step = 0
+            self._step = 0
             gradient.sync_gradients = True
         else:
-            self.step += 1
+            self._step += 1
             gradient.sync_gradients = not self.is_accumulating
         if gradient.sync_gradients or not self.can_defer_sync:
             return None
@@ -172,15 +189,20 @@ class Stepper:
                 loss = loss / num_steps
             self._strategy.backward(loss, **kwargs)
         if is_last:
-            self.num_windows += 1
+            self._num_windows += 1
             self._on_window_end()
 
     def fused_backward(self, loss: Tensor, learning_rate: float) -> None:
         """Compute gradients and update each parameter at once, by the one optimizer that can.
 
         Raises:
-            ConfigError: If not exactly one prepared optimizer can.
+            ConfigError: With several processes, or if not exactly one prepared optimizer can.
         """
+        if self._num_processes > 1:
+            raise ConfigError(
+                "`lomo_backward` updates parameters before their gradients are averaged over processes, which "
+                "would then train models of their own. Start one process, or use another optimizer."
+            )
         inner = [getattr(optimizer, "optimizer", optimizer) for optimizer in self._optimizers]
         fused = [optimizer for optimizer in inner if callable(getattr(optimizer, "fused_backward", None))]
         if len(fused) != 1:

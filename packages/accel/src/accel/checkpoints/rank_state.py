@@ -89,7 +89,7 @@ class RankState:
         On any other layout an accumulation begins anew.
         """
         if self.found.manifest is not None:
-            prepared.stepper.num_windows = self.found.manifest.step
+            prepared.stepper.set_num_windows(self.found.manifest.step)
         if self.saved == self.layout:
             self._restore_accumulation(prepared)
             self._restore_generators()

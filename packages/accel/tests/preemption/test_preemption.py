@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from accel import Accelerator
-from accel.preemption import REQUEUE, SIGNALS
+from accel.preemption.preemption import REQUEUE, SIGNALS
 from accel_state.errors import ConfigError, StateError
 from accel_state.testing import run_script
 from accel_state.testing.scripts import start_ranks

@@ -25,7 +25,7 @@ FAREWELL_S = 5.0
 """How long rank 0, with which the store may go, waits at most until the others ask it no more."""
 
 
-class StopAgreement:
+class PreemptionSync:
     """The same last step on every rank, at no cost until somebody asks for it.
 
     A thread waits for a request, and looks every half second whether another rank has one. If so, it
@@ -35,7 +35,7 @@ class StopAgreement:
     at a flag.
 
     Args:
-        store: Where the ranks leave word, the same for all; None in a single process.
+        store: The store that the ranks share; None in a single process.
         rank: This process.
         world_size: Processes that must agree.
         grace_period_s: Time from the request until the process is ended by force; None: never.

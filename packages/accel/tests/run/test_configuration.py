@@ -4,7 +4,7 @@ from typing import ClassVar
 import pytest
 
 from accel import DataLoaderConfiguration, ProjectConfiguration
-from accel.configuration import (
+from accel.run.configuration import (
     NOT_GIVEN,
     resolve_accumulation,
     resolve_dynamo,

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from accel.project import ProjectConfiguration
+from accel.run.handlers import Handlers
+from accel.run.project import ProjectConfiguration
 from accel_backends import Strategy, TorchDynamoPlugin
 from accel_data import DataLoaderConfiguration
 from accel_state import GradientAccumulationPlugin
@@ -39,8 +40,9 @@ class RunConfiguration:
     loader: DataLoaderConfiguration
     project: ProjectConfiguration
     dynamo: TorchDynamoPlugin
-    handlers: Mapping[type, KwargsHandler]
+    handlers: Handlers
     rng_types: tuple[RNGType, ...]
+    plugins: Mapping[str, Any]
     plugin: Any
     strategy: str | None
     device_placement: bool
@@ -51,8 +53,63 @@ class RunConfiguration:
     @property
     def process_group(self) -> InitProcessGroupKwargs | None:
         """How the process group is to be set up, where the user said so."""
-        handler = self.handlers.get(InitProcessGroupKwargs)
-        return handler if isinstance(handler, InitProcessGroupKwargs) else None
+        return self.handlers.of(InitProcessGroupKwargs)
+
+
+def resolve(
+    *,
+    device_placement: bool,
+    split_batches: bool,
+    gradient_accumulation_steps: int,
+    dataloader_config: DataLoaderConfiguration | None,
+    plugins: Mapping[str, Any],
+    rng_types: Sequence[str | RNGType] | None,
+    project_dir: str | os.PathLike[str] | None,
+    project_config: ProjectConfiguration | None,
+    gradient_accumulation_plugin: GradientAccumulationPlugin | None,
+    step_scheduler_with_optimizer: bool,
+    kwargs_handlers: Sequence[KwargsHandler] | None,
+    dynamo_backend: DynamoBackend | str | None,
+    dynamo_plugin: TorchDynamoPlugin | None,
+    scheduler_unit: Literal["process", "optimizer_step"],
+) -> RunConfiguration:
+    """Combine the arguments of `Accelerator` with the settings of the launcher.
+
+    Args:
+        device_placement: As in `Accelerator`; so are the others.
+        split_batches: `NOT_GIVEN` if left out.
+        gradient_accumulation_steps: As there.
+        dataloader_config: As there.
+        plugins: Engine plugins by the name of their argument; those left out are None.
+        rng_types: As there.
+        project_dir: As there.
+        project_config: As there; it is copied.
+        gradient_accumulation_plugin: As there.
+        step_scheduler_with_optimizer: As there.
+        kwargs_handlers: As there.
+        dynamo_backend: As there.
+        dynamo_plugin: As there.
+        scheduler_unit: As there.
+
+    Raises:
+        ConfigError: If arguments contradict each other.
+    """
+    plugin, strategy = resolve_engine(plugins)
+    return RunConfiguration(
+        handlers=Handlers(kwargs_handlers),
+        accumulation=resolve_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin),
+        loader=resolve_loader(split_batches, dataloader_config),
+        project=resolve_project(project_dir, project_config),
+        dynamo=resolve_dynamo(dynamo_backend, dynamo_plugin),
+        rng_types=resolve_rng_types(rng_types),
+        plugins=plugins,
+        plugin=plugin,
+        strategy=strategy,
+        device_placement=device_placement,
+        is_device_map_allowed=read("bypass_device_map"),
+        step_scheduler_with_optimizer=step_scheduler_with_optimizer,
+        scheduler_unit=scheduler_unit,
+    )
 
 
 def resolve_accumulation(

@@ -6,22 +6,22 @@ import time
 import pytest
 import torch.distributed as dist
 
-from accel import stop_agreement
-from accel.stop_agreement import StopAgreement
+from accel.preemption import sync
+from accel.preemption.sync import PreemptionSync
 from accel_state.errors import StateError
 
 
 @pytest.fixture
 def agreements(monkeypatch):
     """Makes agreements for ranks that share a store, and closes them."""
-    monkeypatch.setattr(stop_agreement, "POLL_S", 0.01)
+    monkeypatch.setattr(sync, "POLL_S", 0.01)
     made = []
 
     def make(world_size, *, store=None, ranks=None):
         store = store or dist.HashStore()
         for rank in range(world_size) if ranks is None else ranks:
             made.append(
-                StopAgreement(
+                PreemptionSync(
                     store if world_size > 1 else None,
                     rank=rank,
                     world_size=world_size,
@@ -108,7 +108,7 @@ def test_whoever_asks_all_stop_together_while_they_run(agreements, asking):
 
 
 def test_a_rank_that_does_not_answer_is_named(agreements, monkeypatch):
-    monkeypatch.setattr(stop_agreement, "ANSWER_S", 0.05)
+    monkeypatch.setattr(sync, "ANSWER_S", 0.05)
     (alone_of_two,) = agreements(2, ranks=[0])
     alone_of_two.ask()
     wait_until(lambda: alone_of_two._is_pending)
@@ -144,8 +144,8 @@ def test_a_lost_store_is_known_and_told(agreements):
 def test_a_rank_that_does_not_leave_in_time_is_ended_with_the_exit_code():
     code = """
 import time
-from accel.stop_agreement import StopAgreement
-agreement = StopAgreement(None, rank=4, world_size=1, grace_period_s=0.2, exit_code=99)
+from accel.preemption.sync import PreemptionSync
+agreement = PreemptionSync(None, rank=4, world_size=1, grace_period_s=0.2, exit_code=99)
 agreement.ask()
 time.sleep(60)
 """
@@ -159,8 +159,8 @@ time.sleep(60)
 def test_closing_calls_the_deadline_off():
     code = """
 import time
-from accel.stop_agreement import StopAgreement
-agreement = StopAgreement(None, rank=0, world_size=1, grace_period_s=1.0, exit_code=99)
+from accel.preemption.sync import PreemptionSync
+agreement = PreemptionSync(None, rank=0, world_size=1, grace_period_s=1.0, exit_code=99)
 agreement.ask()
 agreement.advance()
 agreement.close()

@@ -92,7 +92,7 @@ def log_lines(folder):
     accelerator.log({"rank": accelerator.process_index}, step=3)
     for tracker in accelerator.trackers:
         assert isinstance(tracker, GeneralTracker)
-    accelerator._background.drain()
+    accelerator.end_training()
 
 
 def test_only_the_main_process_logs(world, tmp_path):

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.utils.data import DataLoader
 
 from accel.loader_workers import keep_workers
-from accel.stop_agreement import StopAgreement
+from accel.preemption.sync import PreemptionSync
 from accel_state import current_runtime
 from accel_state.errors import ConfigError, StateError
 
@@ -47,7 +47,7 @@ class Preemption:
 
     Raises:
         ConfigError: If a signal cannot be handled, the grace period is not positive, the exit code is not
-            one, or the ranks have nowhere to leave word.
+            one, or the ranks have no store in common.
         StateError: Outside of the main thread, where signals cannot be handled.
     """
 
@@ -67,14 +67,14 @@ class Preemption:
         self._process = os.getpid()
         self._is_leaving = False
         self.is_open = True
-        self._agreement = StopAgreement(
-            meeting_place(next(_numbers)) if topology.world_size > 1 else None,
+        self._sync = PreemptionSync(
+            shared_store(next(_numbers)) if topology.world_size > 1 else None,
             rank=topology.rank,
             world_size=topology.world_size,
             grace_period_s=grace_period_s,
             exit_code=exit_code,
         )
-        self.advance = self._agreement.advance
+        self.advance = self._sync.advance
         """Count a step in a loop without `backward`; every rank must call it as often."""
         self._signals = list(signals)
         self._before: dict[int, Any] = {}
@@ -85,12 +85,12 @@ class Preemption:
     @property
     def should_stop(self) -> bool:
         """Whether all ranks have agreed to stop after the step that `advance` counted last."""
-        return self._agreement.is_agreed
+        return self._sync.is_agreed
 
     @property
     def remaining_s(self) -> float | None:
         """Time that is left of the grace period; None where there is none or nobody has asked."""
-        asked_at = self._agreement.asked_at
+        asked_at = self._sync.asked_at
         if asked_at is None or self.grace_period_s is None:
             return None
         return max(0.0, asked_at + self.grace_period_s - time.monotonic())
@@ -116,7 +116,7 @@ class Preemption:
         """
         self._is_leaving = True
         atexit.unregister(self.close)
-        self._agreement.settle()
+        self._sync.settle()
         self._before.clear()
         self._end()
         raise SystemExit(self.exit_code)
@@ -130,17 +130,17 @@ class Preemption:
         for signum, handler in self._before.items():
             if signal.getsignal(signum) == self._on_signal:
                 signal.signal(signum, signal.SIG_DFL if handler is None else handler)
-        self._agreement.close()
+        self._sync.close()
         atexit.unregister(self.close)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         before = self._before.get(signum)
         # A fork, such as a loader's worker, has nothing to agree on; nor has the last rank that is left.
-        if os.getpid() != self._process or not (self._agreement.is_possible or self._is_leaving):
+        if os.getpid() != self._process or not (self._sync.is_possible or self._is_leaving):
             signal.signal(signum, signal.SIG_DFL if before is None else before)
             os.kill(os.getpid(), signum)
             return
-        self._agreement.ask()
+        self._sync.ask()
         if callable(before) and before is not signal.default_int_handler:
             before(signum, frame)
 
@@ -160,11 +160,11 @@ def check(signals: Sequence[int], *, grace_period_s: float | None, exit_code: in
         raise ConfigError(f"`exit_code` must lie between 0 and 255, got {exit_code}.")
 
 
-def meeting_place(number: int) -> Store:
-    """Return the store in which the ranks leave word, on a connection of its own.
+def shared_store(number: int) -> Store:
+    """Return the store of the process group, under a prefix and on a connection of its own.
 
     Args:
-        number: Counts the places; the same on every rank.
+        number: Makes the prefix unique; the same on every rank.
 
     Raises:
         ConfigError: If there is no process group.

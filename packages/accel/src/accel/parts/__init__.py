@@ -1,1 +1,0 @@
-"""The Accelerator's methods, one file per concern; each delegates to the component that owns the work."""

@@ -1,0 +1,293 @@
+"""Save and load the whole state of a run; `accel.checkpoints` does the work."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.hooks import RemovableHandle
+
+import accel_ops
+from accel.preemption.guard import PreemptionGuard
+from accel.run.configuration import RunConfiguration
+from accel.run.prepared_objects import PreparedObjects
+from accel_backends import Precision, Strategy
+from accel_backends.stepping.stepper import Stepper
+from accel_state import GradientState, PartialState, current_runtime
+from accel_state.errors import ConfigError
+
+if TYPE_CHECKING:  # the modules that save and load are imported by the first method that needs them
+    from accel.checkpoints.collection import SaveHook, SaveOptions
+    from accel.checkpoints.loader import LoadHook
+    from accel.checkpoints.prepared import Prepared
+    from accel_checkpoint.saving.handle import SaveHandle
+    from accel_checkpoint.saving.pending_files import PendingFile
+    from accel_checkpoint.saving.saver import Saver
+    from accel_checkpoint.saving.stage import Stage
+    from accel_checkpoint.saving.transaction import Request
+
+
+class Checkpointer:
+    """Checkpoints of a run: registered objects and hooks, the saver, and the number of the next checkpoint.
+
+    Args:
+        configuration: The configuration of the run.
+        processes: The processes of the run.
+        strategy: Gives and takes the states of models and optimizers.
+        precision: Gives and takes the state of the gradient scaler.
+        prepared: The prepared objects.
+        stepper: Knows where the accumulation stands.
+        gradient_state: Knows which loaders are being read.
+        preemption: Tells whether the run handles preemption; it then goes on in the middle of an epoch.
+    """
+
+    def __init__(
+        self,
+        configuration: RunConfiguration,
+        *,
+        processes: PartialState,
+        strategy: Strategy,
+        precision: Precision,
+        prepared: PreparedObjects,
+        stepper: Stepper,
+        gradient_state: GradientState,
+        preemption: PreemptionGuard,
+    ) -> None:
+        self.custom_objects: list[Any] = []
+        self.project = configuration.project
+        self._uses_stateful_loaders = configuration.loader.use_stateful_dataloader
+        self._processes = processes
+        self._strategy = strategy
+        self._precision = precision
+        self._prepared = prepared
+        self._stepper = stepper
+        self._gradient_state = gradient_state
+        self._preemption = preemption
+        self._save_hooks: OrderedDict[int, SaveHook] = OrderedDict()
+        self._load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
+        self._saver: Saver | None = None
+
+    def register(self, *objects: Any) -> None:
+        """Save and load `objects` with the rest; see `Accelerator.register_for_checkpointing`."""
+        bad = [
+            f"number {index} ({type(one).__name__})"
+            for index, one in enumerate(objects)
+            if not callable(getattr(one, "state_dict", None))
+            or not callable(getattr(one, "load_state_dict", None))
+        ]
+        if bad:
+            raise ConfigError(
+                "Only objects with `state_dict` and `load_state_dict` can be registered for checkpointing, which "
+                f"these have not: {', '.join(bad)}. Give them both."
+            )
+        self.custom_objects.extend(objects)
+
+    def add_save_hook(self, hook: SaveHook) -> RemovableHandle:
+        """Call `hook` before each save; see `Accelerator.register_save_state_pre_hook`."""
+        return _add_hook(self._save_hooks, hook)
+
+    def add_load_hook(self, hook: LoadHook) -> RemovableHandle:
+        """Call `hook` before each load; see `Accelerator.register_load_state_pre_hook`."""
+        return _add_hook(self._load_hooks, hook)
+
+    def save(
+        self,
+        output_dir: str | os.PathLike[str] | None,
+        *,
+        safe_serialization: bool,
+        blocking: bool,
+        options: Mapping[str, Any],
+    ) -> str | SaveHandle:
+        """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it."""
+        from accel.checkpoints.collection import SaveOptions
+
+        unknown = sorted(set(options) - {"max_shard_size"})
+        if unknown:
+            raise ConfigError(
+                f"`save_state` knows no argument `{unknown[0]}`. Known: blocking, max_shard_size."
+            )
+        hooks = tuple(self._save_hooks.values())
+        how = SaveOptions(safe_serialization=safe_serialization, hooks=hooks, **options)
+        saver = self._get_saver()
+        request = self._request(output_dir)
+        stage = saver.stage(request, blocking=blocking, earlier=saver.unreported_failure())
+        try:
+            with stage:
+                stage.gather(partial(self._files_of_this_rank, target=request.target, options=how))
+        except BaseException:
+            # The number is used up behind the loop, and where what failed came after the checkpoint.
+            if not blocking or request.target.exists():
+                self._count(request)
+            raise
+        self._count(request)
+        return str(request.target) if stage.handle is None else stage.handle
+
+    def load(
+        self,
+        input_dir: str | os.PathLike[str] | None,
+        *,
+        load_kwargs: Mapping[str, Any] | None,
+        verify: bool,
+        strict: bool,
+        restore_loaders: bool | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Load a checkpoint; see `Accelerator.load_state`. Every rank must call it."""
+        from accel.checkpoints.loader import check_load_arguments, load_checkpoint
+
+        check_load_arguments(load_kwargs, options)
+        if restore_loaders is None:
+            restore_loaders = self._uses_stateful_loaders or self._preemption.was_asked_for
+        saver = self._get_saver()
+        saver.settle()
+        next_iteration = load_checkpoint(
+            self.content(),
+            None if input_dir is None else Path(input_dir),
+            folder_of_checkpoints=self._folder_of_checkpoints(),
+            saver=saver,
+            layout=current_runtime().layout,
+            hooks=tuple(self._load_hooks.values()),
+            verify=verify,
+            is_strict=strict,
+            restore_loaders=restore_loaders,
+        )
+        if next_iteration is not None and self.project.automatic_checkpoint_naming:
+            self.project.iteration = next_iteration
+
+    def save_object(self, obj: Any, file: str | os.PathLike[str], *, safe_serialization: bool) -> None:
+        """Write one object to a file; see `Accelerator.save`."""
+        from accel_checkpoint.functions import save
+
+        save(
+            obj,
+            file,
+            save_on_each_node=self.project.save_on_each_node,
+            safe_serialization=safe_serialization,
+        )
+
+    def settle(self) -> None:
+        """Wait for the save under way, if any; call it before the process group ends.
+
+        Raises:
+            CheckpointError: If it failed, and that has not been raised yet.
+        """
+        if self._saver is not None:
+            self._saver.settle()
+
+    def content(self) -> Prepared:
+        """Return what a checkpoint is made of at present."""
+        from accel.checkpoints.prepared import Prepared
+
+        return Prepared(
+            strategy=self._strategy,
+            precision=self._precision,
+            device=current_runtime().device,
+            models=self._prepared.models,
+            optimizers=self._prepared.optimizers,
+            schedulers=self._prepared.schedulers,
+            loaders=list(self._prepared.loaders),
+            custom=self.custom_objects,
+            stepper=self._stepper,
+            active_loaders=self._gradient_state.dataloader_references,
+        )
+
+    def _files_of_this_rank(self, stage: Stage, *, target: Path, options: SaveOptions) -> list[PendingFile]:
+        from accel.checkpoints.collection import collect
+
+        content = self.content()
+        stage.describe(content.class_names())
+        has_own_disk = stage.place != 0
+        is_spread = self.project.save_on_each_node and has_own_disk
+        if stage.is_owner and has_own_disk and not is_spread:
+            warnings.warn(
+                f"This machine shares no disk with the main process's, so `{target}` has models and "
+                "optimizers there only and cannot be loaded here. Set `save_on_each_node` in "
+                "`ProjectConfiguration`.",
+                stacklevel=2,
+            )
+        return collect(
+            content,
+            stage.path,
+            rank=self._processes.process_index,
+            is_writer=self._processes.is_main_process or (is_spread and stage.is_owner),
+            options=options,
+        )
+
+    def _get_saver(self) -> Saver:
+        if self._saver is None:
+            from accel_checkpoint.ranks.agreement import agreement_of
+            from accel_checkpoint.saving.saver import Saver
+
+            topology = current_runtime().topology
+            agreement = agreement_of(
+                rank=topology.rank, world_size=topology.world_size, gather=accel_ops.gather_object
+            )
+            self._saver = Saver(topology=topology, agreement=agreement)
+        return self._saver
+
+    def _folder_of_checkpoints(self) -> Path | None:
+        from accel_checkpoint.file_names import FOLDER_OF_CHECKPOINTS
+
+        folder = self.project.project_dir
+        return None if folder is None else Path(folder) / FOLDER_OF_CHECKPOINTS
+
+    def _request(self, output_dir: str | os.PathLike[str] | None) -> Request:
+        """Return what to save where."""
+        from accel_checkpoint.saving.transaction import Request
+
+        step, mesh = self._stepper.num_windows, current_runtime().layout.sizes
+        if self.project.automatic_checkpoint_naming:
+            return Request(
+                self._next_target(output_dir),
+                token="",
+                keep=self.project.total_limit,
+                step=step,
+                iteration=self.project.iteration,
+                mesh=mesh,
+            )
+        if output_dir is None:
+            raise ConfigError(
+                "`save_state` does not know where to save: pass `output_dir`, or let the project name its "
+                "checkpoints with `ProjectConfiguration(project_dir=…, automatic_checkpoint_naming=True)`."
+            )
+        return Request(Path(output_dir).resolve(), token="", step=step, mesh=mesh)
+
+    def _next_target(self, output_dir: str | os.PathLike[str] | None) -> Path:
+        """Return the folder of the next checkpoint that is named by number."""
+        from accel_checkpoint.file_names import checkpoint_name
+        from accel_checkpoint.reading.selection import is_part
+
+        if output_dir is not None:
+            warnings.warn(
+                f"`output_dir={os.fspath(output_dir)!r}` has no effect: the project names its checkpoints by itself. "
+                "Leave it out, or turn `automatic_checkpoint_naming` off.",
+                stacklevel=5,
+            )
+        folder = self._folder_of_checkpoints()
+        if folder is None:
+            raise ConfigError(
+                "`automatic_checkpoint_naming` needs a `project_dir`. Give the Accelerator one."
+            )
+        target = folder.resolve() / checkpoint_name(self.project.iteration)
+        # The main process knows nothing of one machine's part whose whole never came; this save replaces such a part.
+        if target.exists() and not is_part(target):
+            raise ConfigError(
+                f"The checkpoint `{target}` is there already. Load it to go on from it, or set "
+                "`accelerator.project_configuration.iteration` to the number to go on with."
+            )
+        return target
+
+    def _count(self, request: Request) -> None:
+        if request.iteration is not None:
+            self.project.iteration = request.iteration + 1
+
+
+def _add_hook(hooks: OrderedDict[int, Any], hook: Any) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle

@@ -1,0 +1,100 @@
+"""The strategy, the precision and the weighted loss of a run, made from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from accel.run.configuration import RunConfiguration, check_axes
+from accel_backends import (
+    CompileTransform,
+    Precision,
+    SchedulerSettings,
+    Strategy,
+    StrategyContext,
+    select_precision,
+    select_strategy,
+)
+from accel_backends.stepping.weighted_loss import WeightedLoss
+from accel_state import AcceleratorState, ConfigError, current_runtime
+
+
+def make_state(configuration: RunConfiguration, **arguments: Any) -> AcceleratorState:
+    """Return the state of this process, which sets up the process group as `configuration` says.
+
+    Args:
+        configuration: The configuration of the run.
+        **arguments: Further arguments of `AcceleratorState`.
+    """
+    group = configuration.process_group
+    return AcceleratorState(
+        dynamo_plugin=configuration.dynamo,
+        **configuration.plugins,
+        **arguments,
+        _from_accelerator=True,
+        **(group.to_kwargs() if group is not None else {}),
+    )
+
+
+def make_precision(configuration: RunConfiguration, state: AcceleratorState) -> Precision:
+    """Return the precision of forward and backward."""
+    return select_precision(
+        state.mixed_precision,
+        device_backend=current_runtime().device_backend,
+        handlers=configuration.handlers,
+    )
+
+
+def make_strategy(
+    configuration: RunConfiguration,
+    state: AcceleratorState,
+    *,
+    precision: Precision,
+    make_loader: Callable[..., Any],
+) -> Strategy:
+    """Return the strategy, set up for this run; `make_loader` prepares its loaders.
+
+    Raises:
+        ConfigError: If the run asks for what the strategy cannot do.
+    """
+    runtime = current_runtime()
+    strategy = select_strategy(configuration.strategy, topology=runtime.topology, plugin=configuration.plugin)
+    strategy.setup(
+        StrategyContext(
+            runtime,
+            precision=precision,
+            handlers=configuration.handlers,
+            plugin=configuration.plugin,
+            device_placement=configuration.device_placement,
+            make_loader=make_loader,
+            scheduling=SchedulerSettings(
+                step_with_optimizer=configuration.step_scheduler_with_optimizer,
+                split_batches=configuration.loader.split_batches,
+                unit=configuration.scheduler_unit,
+            ),
+            transforms=(CompileTransform(configuration.dynamo),),
+        )
+    )
+    check_axes(state.parallelism_config, strategy)
+    return strategy
+
+
+def make_weighted_loss(state: AcceleratorState) -> WeightedLoss:
+    """Return what weighs losses by their number of items, over the ranks that compute losses of different items."""
+    layout, mesh = current_runtime().layout, state.device_mesh
+    is_part = 1 < layout.num_loss_ranks < layout.world_size
+    group = mesh["loss"].get_group() if mesh is not None and is_part else None
+    return WeightedLoss(num_ranks=layout.num_loss_ranks, device=current_runtime().device, group=group)
+
+
+def check_native_amp(precision: Precision, is_wanted: bool) -> None:
+    """Refuse to turn autocast on or off otherwise than by the precision.
+
+    Raises:
+        ConfigError: If `is_wanted` is not what the precision does.
+    """
+    if is_wanted != (precision.dtype is not None):
+        raise ConfigError(
+            f"`native_amp` follows `mixed_precision`, which is {precision.name}, and cannot be {is_wanted}. "
+            f"Build the Accelerator with `mixed_precision={'bf16' if is_wanted else 'no'}`."
+        )

@@ -1,0 +1,50 @@
+"""Weights of prepared models in files that plain PyTorch reads; accel-bigmodel writes them."""
+
+from __future__ import annotations
+
+import os
+
+from torch import nn
+
+import accel_bigmodel
+from accel.run.project import ProjectConfiguration
+from accel_backends import Strategy
+from accel_state import PartialState
+
+
+class ModelSaver:
+    """Writes the weights of a model, on the ranks whose task that is.
+
+    Args:
+        project: Says whether each machine writes.
+        processes: The processes of the run.
+        strategy: Gives the whole state of a model.
+    """
+
+    def __init__(self, project: ProjectConfiguration, *, processes: PartialState, strategy: Strategy) -> None:
+        self._project = project
+        self._processes = processes
+        self._strategy = strategy
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this rank writes: rank 0, or each machine's with `save_on_each_node`."""
+        if self._project.save_on_each_node:
+            return self._processes.is_local_main_process
+        return self._processes.is_main_process
+
+    def save(
+        self,
+        model: nn.Module,
+        folder: str | os.PathLike[str],
+        *,
+        max_shard_size: int | str,
+        safe_serialization: bool,
+    ) -> None:
+        """Write the weights of `model`; return when they are there. Every rank must call it."""
+        state = self._strategy.model_state(model)
+        if self.is_writer:
+            accel_bigmodel.save_model(
+                state, folder, max_shard_size=max_shard_size, safe_serialization=safe_serialization
+            )
+        self._processes.wait_for_everyone()

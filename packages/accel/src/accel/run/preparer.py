@@ -1,0 +1,164 @@
+"""Make models, optimizers, schedulers and loaders ready for a run; the strategy and accel-data do the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+import accel_data
+import accel_ops
+from accel.evenness import dealing_evenly
+from accel.preemption.guard import PreemptionGuard
+from accel.run.configuration import RunConfiguration
+from accel.run.prepared_objects import PreparedObjects
+from accel_backends import Strategy
+from accel_backends.stepping.stepper import Stepper
+from accel_backends.strategies.bundle_builder import BundleBuilder
+from accel_backends.strategies.prepare_checks import check_parameters, check_placement
+from accel_state import PartialState
+from accel_state.errors import ConfigError
+
+
+class Preparer:
+    """Checks, prepares and remembers what the user hands over.
+
+    Args:
+        configuration: The configuration of the run.
+        processes: The processes of the run.
+        strategy: Prepares models, optimizers and schedulers.
+        prepared: Where prepared objects are remembered.
+        stepper: Knows where the accumulation stands.
+        preemption: Lets the workers of loaders outlive its signals.
+    """
+
+    def __init__(
+        self,
+        configuration: RunConfiguration,
+        *,
+        processes: PartialState,
+        strategy: Strategy,
+        prepared: PreparedObjects,
+        stepper: Stepper,
+        preemption: PreemptionGuard,
+    ) -> None:
+        self._configuration = configuration
+        self._processes = processes
+        self._strategy = strategy
+        self._prepared = prepared
+        self._stepper = stepper
+        self._preemption = preemption
+
+    def prepare(self, objects: Sequence[Any], device_placement: Sequence[bool] | None) -> Any:
+        """Return the prepared objects; one alone, not in a tuple. See `Accelerator.prepare`."""
+        if device_placement is not None and len(device_placement) != len(objects):
+            raise ConfigError(
+                f"`device_placement` has {len(device_placement)} entries for {len(objects)} objects. "
+                "Give one per object, or leave it out."
+            )
+        places = device_placement or [self._configuration.device_placement] * len(objects)
+        builder = BundleBuilder(objects, places, find_prepared=self._prepared.find)
+        self._check(builder.bundle.models, builder.bundle.optimizers)
+        ready = self._strategy.prepare(builder.bundle, device_placement=builder.placement)
+        self._prepared.add_models(ready.models)
+        self._prepared.add_optimizers(ready.optimizers)
+        self._prepared.add_schedulers(ready.schedulers)
+        results = builder.results(ready)
+        return results[0] if len(results) == 1 else results
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None, *, evaluation_mode: bool
+    ) -> nn.Module:
+        """Return the prepared model; see `Accelerator.prepare_model`."""
+        if not evaluation_mode:
+            earlier = self._prepared.find_model(model)
+            if earlier is not None:
+                return earlier
+            self._check([model], [])
+        ready = self._strategy.prepare_model(
+            model, device_placement=self._place(device_placement), evaluation_mode=evaluation_mode
+        )
+        self._prepared.add_models([ready], evaluation_only=evaluation_mode)
+        return ready
+
+    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None) -> Optimizer:
+        """Return the prepared optimizer; see `Accelerator.prepare_optimizer`."""
+        earlier: Optimizer | None = self._prepared.find(optimizer)
+        if earlier is not None:
+            return earlier
+        self._check([], [optimizer])
+        ready = self._strategy.prepare_optimizer(optimizer, device_placement=self._place(device_placement))
+        self._prepared.add_optimizers([ready])
+        return ready
+
+    def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
+        """Return the prepared scheduler; see `Accelerator.prepare_scheduler`."""
+        earlier = self._prepared.find(scheduler)
+        if earlier is not None:
+            return earlier
+        ready = self._strategy.prepare_scheduler(scheduler, optimizers=self._prepared.optimizers)
+        self._prepared.add_schedulers([ready])
+        return ready
+
+    def prepare_data_loader(
+        self,
+        loader: DataLoader[Any],
+        device_placement: bool | None,
+        slice_fn_for_dispatch: Callable[..., Any] | None,
+    ) -> DataLoader[Any]:
+        """Return the prepared loader; see `Accelerator.prepare_data_loader`."""
+        settings = self._configuration.loader
+        ready: DataLoader[Any] = accel_data.prepare_data_loader(
+            loader,
+            device=self._processes.device,
+            split_batches=settings.split_batches,
+            put_on_device=self._place(device_placement),
+            rng_types=list(self._configuration.rng_types),
+            dispatch_batches=settings.dispatch_batches,
+            even_batches=settings.even_batches,
+            slice_fn_for_dispatch=slice_fn_for_dispatch,
+            use_seedable_sampler=settings.use_seedable_sampler,
+            data_seed=settings.data_seed,
+            non_blocking=settings.non_blocking,
+            use_stateful_dataloader=settings.use_stateful_dataloader,
+        )
+        self._prepared.loaders.add(ready)
+        self._preemption.keep_workers(ready)
+        return ready
+
+    @contextmanager
+    def join_uneven_inputs(self, joinables: Sequence[nn.Module], even_batches: bool | None) -> Iterator[None]:
+        """Let ranks run out of data at different times in the block; see `Accelerator.join_uneven_inputs`."""
+        with ExitStack() as stack:
+            if even_batches is not None and self._processes.use_distributed:
+                for loader in self._prepared.loaders:
+                    stack.enter_context(dealing_evenly(loader, even_batches))
+            stack.enter_context(self._stepper.over_uneven_inputs())
+            stack.enter_context(self._strategy.join_uneven_inputs(joinables))
+            yield
+
+    def free_memory(self, objects: Sequence[Any]) -> Any:
+        """Forget everything prepared, and return a None for each of `objects`; see `Accelerator.free_memory`."""
+        self._prepared.clear()
+        self._stepper.reset()
+        return accel_ops.release_memory(*objects)
+
+    def _check(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        num_processes = self._processes.num_processes
+        for model in models:
+            check_placement(
+                model,
+                num_processes=num_processes,
+                is_bypassed=self._configuration.is_device_map_allowed,
+            )
+        trained = [*models, *self._prepared.trained_models]
+        for optimizer in optimizers:
+            check_parameters(optimizer, trained, num_processes=num_processes, stacklevel=5)
+
+    def _place(self, device_placement: bool | None) -> bool:
+        return self._configuration.device_placement if device_placement is None else device_placement

@@ -1,0 +1,109 @@
+"""The experiment trackers of a run; accel-trackers does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import accel_trackers
+from accel.run.ending import attempt_all
+from accel_state import PartialState
+from accel_state.errors import ConfigError
+
+if TYPE_CHECKING:  # a run without trackers does without their modules
+    from accel_state.enums import LoggerType
+    from accel_trackers import BackgroundLog, GeneralTracker
+
+
+class Trackers:
+    """The trackers that were chosen, those that were started, and the thread that hands them values.
+
+    Args:
+        log_with: The user's choice.
+        logging_dir: Folder of the local trackers.
+        processes: The processes of the run.
+
+    Raises:
+        ConfigError: If a tracker is unknown, or needs what is not there.
+    """
+
+    def __init__(
+        self,
+        log_with: str | LoggerType | GeneralTracker | Sequence[str | LoggerType | GeneralTracker] | None,
+        *,
+        logging_dir: str | None,
+        processes: PartialState,
+    ) -> None:
+        self.chosen = accel_trackers.filter_trackers(log_with, logging_dir)
+        self._logging_dir = logging_dir
+        self._processes = processes
+        self._started: list[GeneralTracker] = []
+        self._background: BackgroundLog | None = None
+
+    def start(
+        self,
+        project_name: str,
+        config: Mapping[str, Any] | None,
+        init_kwargs: Mapping[str, Mapping[str, Any]] | None,
+    ) -> None:
+        """Start all chosen trackers. Every rank must call it.
+
+        Raises:
+            ConfigError: If trackers were already started.
+        """
+        if self._background is not None:
+            raise ConfigError("Trackers were started already. Call `end_training` before starting new ones.")
+        self._started = accel_trackers.start_trackers(
+            self.chosen, project_name, logging_dir=self._logging_dir, config=config, init_kwargs=init_kwargs
+        )
+        self._background = accel_trackers.BackgroundLog(self._started)
+
+    def taken(self) -> list[GeneralTracker]:
+        """Return all started trackers, for the caller to call; `log` waits for them from then on."""
+        self._call_directly(self._started)
+        return self._started
+
+    def take(self, name: str, *, unwrap: bool) -> Any:
+        """Return one started tracker, for the caller to call; `log` waits for it from then on.
+
+        Args:
+            name: Its name.
+            unwrap: Return its run object; on ranks that do not log, one that accepts every call.
+
+        Raises:
+            ConfigError: If no such tracker was started.
+        """
+        tracker = next((one for one in self._started if one.name == name), None)
+        if tracker is None:
+            known = ", ".join(one.name for one in self._started) or "none"
+            raise ConfigError(f"No tracker `{name}` was started. Started: {known}. Name it in `log_with`.")
+        self._call_directly([tracker])
+        if not unwrap:
+            return tracker
+        is_silent = tracker.main_process_only and not self._processes.is_main_process
+        return accel_trackers.NoRun() if is_silent else tracker.tracker
+
+    def log(
+        self,
+        values: Mapping[str, Any],
+        step: int | None,
+        log_kwargs: Mapping[str, Mapping[str, Any]] | None,
+    ) -> None:
+        """Hand `values` to every started tracker, without waiting for it."""
+        if self._background is not None:
+            self._background.log(values, step=step, log_kwargs=log_kwargs)
+
+    def finish(self) -> None:
+        """Write out what was logged and close all trackers, also those after one that fails.
+
+        Raises:
+            TrackerError: If a tracker failed to log something.
+        """
+        background, started = self._background, self._started
+        self._background, self._started = None, []
+        write_out = [] if background is None else [background.close]
+        attempt_all([*write_out, *(tracker.finish for tracker in reversed(started))])
+
+    def _call_directly(self, trackers: Sequence[GeneralTracker]) -> None:
+        if self._background is not None:
+            self._background.call_directly(trackers)
