@@ -74,7 +74,7 @@ def text_problems(root: Path) -> Iterator[str]:
 
 
 def torch_free_modules(root: Path) -> list[str]:
-    """Return the modules that are imported without torch: faces, launcher, the lower half of accel_state."""
+    """Return the modules that are imported without torch: package roots, launcher, the lower half of accel_state."""
     packages = read_packages(root)
     free = tuple(contracts(root)["torch-free-state"]["source_modules"])
     modules = [package.import_name for package in packages.values()]

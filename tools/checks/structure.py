@@ -13,8 +13,11 @@ from tools.checks.reporting import report
 from tools.workspace import ROOT, Package, read_packages
 
 VAGUE = {"utils", "util", "helpers", "helper", "manager", "common", "misc"}
-FACES = {"accel/src/accel/utils"}
+USER_PATHS = {"accel/src/accel/utils"}
 """Vague names that users know and import from; these files only hand names on."""
+
+REAL_AT_ROOT = {"accel": {"__init__", "accelerator", "local_sgd", "evenness", "file_names", "loader_workers"}}
+"""Packages whose root folder holds alias modules, and the modules there that are none."""
 
 WHOLE_PACKAGE = {
     "accel-bigmodel/tests/test_never_silently_wrong.py",
@@ -110,8 +113,18 @@ def names_are_clear(package: Package) -> Iterator[str]:
     for _, file in package.modules():
         parts = file.relative_to(package.source).with_suffix("").parts
         place = file.relative_to(package.folder.parent).as_posix()
-        if VAGUE & set(parts) and not any(place.startswith(face) for face in FACES):
+        if VAGUE & set(parts) and not any(place.startswith(path) for path in USER_PATHS):
             yield f"{file}: `{next(iter(VAGUE & set(parts)))}` does not say what is in it"
+
+
+def alias_modules_are_apart(package: Package) -> Iterator[str]:
+    """A root folder of alias modules, which only hand names on, has no other ones."""
+    if package.import_name not in REAL_AT_ROOT:
+        return
+    for file in sorted(package.source.glob("*.py")):
+        is_alias = "= aliases(__name__)" in file.read_text(encoding="utf-8")
+        if not is_alias and file.stem not in REAL_AT_ROOT[package.import_name]:
+            yield f"{file}: this folder holds alias modules only; put the module into a folder for its subject"
 
 
 def environment_uses(tree: ast.AST) -> Iterator[int]:
@@ -142,6 +155,7 @@ RULES: tuple[Callable[[Package], Iterator[str]], ...] = (
     version_has_one_place,
     tests_mirror_source,
     names_are_clear,
+    alias_modules_are_apart,
     environment_has_one_door,
 )
 

@@ -9,8 +9,15 @@ from accel_state.lazy import attach
 if TYPE_CHECKING:
     from accel.accelerator import Accelerator as Accelerator
     from accel.file_names import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
+<<<<<<< HEAD
+=======
+    from accel.file_names import RNG_STATE_NAME as RNG_STATE_NAME
+    from accel.file_names import SAMPLER_NAME as SAMPLER_NAME
+    from accel.file_names import SCALER_NAME as SCALER_NAME
+    from accel.file_names import SCHEDULER_NAME as SCHEDULER_NAME
+    from accel.functions.progress import tqdm as tqdm
+>>>>>>> 0d10ed3 (The alias modules get their names from a table in aliases/names.toml, and lie apart from the real modules)
     from accel.local_sgd import LocalSGD as LocalSGD
-    from accel.progress import tqdm as tqdm
     from accel.run.project import ProjectConfiguration as ProjectConfiguration
     from accel_backends import AutocastKwargs as AutocastKwargs
     from accel_backends import DistributedDataParallelKwargs as DistributedDataParallelKwargs
@@ -80,7 +87,7 @@ EXPORTS = {
     "notebook_launcher": "accel_launch",
     "skip_first_batches": "accel_data",
     "synchronize_rng_states": "accel_ops",
-    "tqdm": "accel.progress",
+    "tqdm": "accel.functions.progress",
 }
 """Public name: the module that has it."""
 

@@ -19,16 +19,16 @@ from torch.utils.hooks import RemovableHandle
 import accel_backends
 import accel_data
 import accel_ops
-from accel.faces import face
+from accel.aliases import aliases
 from accel.preemption.guard import PreemptionGuard
-from accel.profiling import traced
 from accel.run import engine
 from accel.run.checkpointer import Checkpointer
-from accel.run.configuration import NOT_GIVEN, resolve
+from accel.run.configuration import NOT_GIVEN, RunConfiguration, resolve
 from accel.run.ending import attempt_all
 from accel.run.model_saver import ModelSaver
 from accel.run.prepared_objects import PreparedObjects
 from accel.run.preparer import Preparer
+from accel.run.profiling import traced
 from accel.run.project import ProjectConfiguration
 from accel.run.trackers import Trackers
 from accel.run.trigger import Trigger
@@ -107,6 +107,11 @@ class Accelerator:
         ConfigError: If arguments contradict each other, or ask for what is not there.
         StateError: If an earlier `Accelerator` of this process was built otherwise.
     """
+
+    configuration: RunConfiguration
+    state: AcceleratorState
+    processes: PartialState
+    gradient_state: GradientState
 
     def __init__(
         self,
@@ -215,11 +220,6 @@ class Accelerator:
     def strategy(self) -> Strategy:
         """How models are trained here."""
         return self._strategy
-
-    @property
-    def log_with(self) -> list[str | GeneralTracker]:
-        """The trackers that were chosen."""
-        return self._trackers.chosen
 
     @property
     def _models(self) -> list[nn.Module]:
@@ -1095,6 +1095,15 @@ class Accelerator:
         return self.configuration.project.logging_dir
 
     @property
+    def log_with(self) -> list[str | GeneralTracker]:
+        """The trackers that were chosen."""
+        return self._trackers.chosen
+
+    @log_with.setter
+    def log_with(self, value: Sequence[str | LoggerType | GeneralTracker]) -> None:
+        self._trackers.choose(value)
+
+    @property
     def trackers(self) -> list[GeneralTracker]:
         """The trackers that were started. `log` waits for them from then on, so that all their calls keep one order."""
         return self._trackers.taken()
@@ -1144,4 +1153,4 @@ class Accelerator:
         self._trackers.log(values, step, log_kwargs)
 
 
-__getattr__, __dir__, __all__ = face(__name__)
+__getattr__, __dir__, __all__ = aliases(__name__)

@@ -11,7 +11,7 @@ from types import TracebackType
 from torch import nn
 
 from accel.accelerator import Accelerator
-from accel.faces import face
+from accel.aliases import aliases
 from accel_ops.collectives.averaging import WeightAverage
 from accel_state.errors import ConfigError
 
@@ -78,4 +78,4 @@ class LocalSGD:
         return WeightAverage(weight for weight in self.model.parameters() if weight.is_floating_point())
 
 
-__getattr__, __dir__, __all__ = face(__name__)
+__getattr__, __dir__, __all__ = aliases(__name__)

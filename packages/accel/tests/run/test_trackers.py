@@ -82,6 +82,17 @@ def test_starting_twice_is_an_error():
     accelerator.end_training()
 
 
+def test_other_trackers_may_be_chosen_before_the_start():
+    accelerator, notebook = Accelerator(cpu=True), Notebook()
+    accelerator.log_with = [notebook]
+    assert accelerator.log_with == [notebook]
+    with pytest.raises(ConfigError, match="tensorbord"):
+        accelerator.log_with = ["tensorbord"]
+    accelerator.init_trackers("project")
+    assert accelerator.trackers == [notebook]
+    accelerator.end_training()
+
+
 def test_log_without_trackers_does_nothing():
     Accelerator(cpu=True).log({"loss": 1.0}, step=0)
 

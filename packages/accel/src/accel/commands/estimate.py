@@ -1,11 +1,11 @@
-"""Names that users import from `accel.commands.estimate`; see `accel.faces`. Also ``accel estimate-memory``."""
+"""Names that users import from `accel.commands.estimate`; see `accel.aliases`. Also ``accel estimate-memory``."""
 
 import sys
 
-from accel.faces import face
+from accel.aliases import aliases
 from accel_launch.cli import estimate_memory as main
 
 if __name__ == "__main__":
     sys.exit(main())
 
-__getattr__, __dir__, __all__ = face(__name__)
+__getattr__, __dir__, __all__ = aliases(__name__)

@@ -9,7 +9,7 @@ from accel_launch.cli import check
 from accel_launch.commands.launch import command as launch_command
 from accel_launch.options import add_options
 
-CHECK_MODULE = "accel.setup_check"
+CHECK_MODULE = "accel.commands.setup_check"
 
 
 class TestCommand:

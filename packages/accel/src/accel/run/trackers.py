@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # a run without trackers does without their modules
     from accel_state.enums import LoggerType
     from accel_trackers import BackgroundLog, GeneralTracker
 
+    TrackerChoices = str | LoggerType | GeneralTracker | Sequence[str | LoggerType | GeneralTracker] | None
+
 
 class Trackers:
     """The trackers that were chosen, those that were started, and the thread that hands them values.
@@ -29,16 +31,25 @@ class Trackers:
 
     def __init__(
         self,
-        log_with: str | LoggerType | GeneralTracker | Sequence[str | LoggerType | GeneralTracker] | None,
+        log_with: TrackerChoices,
         *,
         logging_dir: str | None,
         processes: PartialState,
     ) -> None:
-        self.chosen = accel_trackers.filter_trackers(log_with, logging_dir)
         self._logging_dir = logging_dir
+        self.choose(log_with)
         self._processes = processes
         self._started: list[GeneralTracker] = []
         self._background: BackgroundLog | None = None
+
+    @property
+    def chosen(self) -> list[str | GeneralTracker]:
+        """The trackers that `start` starts."""
+        return self._chosen
+
+    def choose(self, log_with: TrackerChoices) -> None:
+        """Choose other trackers, for the next `start`."""
+        self._chosen = accel_trackers.filter_trackers(log_with, self._logging_dir)
 
     def start(
         self,

@@ -1,5 +1,5 @@
-"""Names that users import from `accel.utils.launch`; see `accel.faces`."""
+"""Names that users import from `accel.utils.launch`; see `accel.aliases`."""
 
-from accel.faces import face
+from accel.aliases import aliases
 
-__getattr__, __dir__, __all__ = face(__name__)
+__getattr__, __dir__, __all__ = aliases(__name__)

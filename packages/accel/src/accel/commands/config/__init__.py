@@ -1,7 +1,7 @@
-"""Names that users import from `accel.commands.config`; see `accel.faces`."""
+"""Names that users import from `accel.commands.config`; see `accel.aliases`."""
 
-from accel.faces import face
+from accel.aliases import aliases
 from accel_launch.cli import config
 
 main = config
-__getattr__, __dir__, __all__ = face(__name__)
+__getattr__, __dir__, __all__ = aliases(__name__)

@@ -1,4 +1,4 @@
-"""Small functions and constants that libraries import beside the Accelerator, and that belong to no other package."""
+"""Small functions and constants that libraries import beside the Accelerator."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from accel.general_functions import (
+from accel.functions.general import (
     ThreadLocalSharedDict,
     do_nothing,
     get_free_port,

@@ -4,18 +4,18 @@ import sys
 
 import pytest
 
-from accel.faces import FACES, owners
+from accel.aliases import expected_names, owners
 
 
-@pytest.mark.parametrize("module_name", sorted(FACES))
-def test_every_name_that_a_face_offers_is_the_owners_own(module_name):
+@pytest.mark.parametrize("module_name", sorted(expected_names()))
+def test_every_alias_is_the_owners_own(module_name):
     module = importlib.import_module(module_name)
     for name in module.__all__:
         assert getattr(module, name) is getattr(importlib.import_module(owners()[name]), name)
 
 
-@pytest.mark.parametrize("module_name", sorted(FACES))
-def test_a_face_has_no_other_names(module_name):
+@pytest.mark.parametrize("module_name", sorted(expected_names()))
+def test_an_alias_module_has_no_other_names(module_name):
     with pytest.raises(AttributeError, match="no attribute `nothing_of_the_kind`"):
         importlib.import_module(module_name).nothing_of_the_kind
 
@@ -28,7 +28,7 @@ def test_the_tqdm_function_survives_an_import_of_the_module_of_the_same_name():
     assert importlib.import_module("accel.utils").tqdm is tqdm
 
 
-def test_importing_accel_and_its_faces_does_not_import_torch():
+def test_importing_accel_and_its_aliases_does_not_import_torch():
     code = (
         "import sys, accel, accel.utils, accel.utils.operations, accel.state, accel.tracking; "
         "sys.exit(int('torch' in sys.modules))"

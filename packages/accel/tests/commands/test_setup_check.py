@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from accel import setup_check
-from accel.setup_check import CheckError, check_processes
+from accel.commands import setup_check
+from accel.commands.setup_check import CheckError, check_processes
 from accel_state.testing import run_script
 
 NAMES = ["processes", "collectives", "random numbers", "loaders", "training"]
