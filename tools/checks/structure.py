@@ -16,7 +16,7 @@ VAGUE = {"utils", "util", "helpers", "helper", "manager", "common", "misc"}
 USER_PATHS = {"accel/src/accel/utils"}
 """Vague names that users know and import from; these files only hand names on."""
 
-REAL_AT_ROOT = {"accel": {"__init__", "accelerator", "local_sgd", "evenness", "file_names", "loader_workers"}}
+REAL_AT_ROOT = {"accel": {"__init__", "accelerator", "local_sgd", "evenness", "loader_workers"}}
 """Packages whose root folder holds alias modules, and the modules there that are none."""
 
 WHOLE_PACKAGE = {

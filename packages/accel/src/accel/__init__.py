@@ -8,15 +8,8 @@ from accel_state.lazy import attach
 
 if TYPE_CHECKING:
     from accel.accelerator import Accelerator as Accelerator
-    from accel.file_names import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
-<<<<<<< HEAD
-=======
-    from accel.file_names import RNG_STATE_NAME as RNG_STATE_NAME
-    from accel.file_names import SAMPLER_NAME as SAMPLER_NAME
-    from accel.file_names import SCALER_NAME as SCALER_NAME
-    from accel.file_names import SCHEDULER_NAME as SCHEDULER_NAME
+    from accel.functions.general import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
     from accel.functions.progress import tqdm as tqdm
->>>>>>> 0d10ed3 (The alias modules get their names from a table in aliases/names.toml, and lie apart from the real modules)
     from accel.local_sgd import LocalSGD as LocalSGD
     from accel.run.project import ProjectConfiguration as ProjectConfiguration
     from accel_backends import AutocastKwargs as AutocastKwargs
@@ -63,7 +56,7 @@ EXPORTS = {
     "InitProcessGroupKwargs": "accel_state",
     "LocalSGD": "accel.local_sgd",
     "OPTIMIZER_NAME": "accel_checkpoint.file_names",
-    "PROFILE_PATTERN_NAME": "accel.file_names",
+    "PROFILE_PATTERN_NAME": "accel.functions.general",
     "ParallelismConfig": "accel_state",
     "PartialState": "accel_state",
     "ProfileKwargs": "accel_backends",

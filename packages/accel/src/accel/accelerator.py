@@ -44,6 +44,7 @@ from accel_backends.stepping.stepper import Stepper
 from accel_backends.strategies.prepare_checks import has_device_map
 from accel_data import DataLoaderConfiguration
 from accel_state import (
+    AcceleratorState,
     GradientAccumulationPlugin,
     GradientState,
     PartialState,
@@ -60,10 +61,10 @@ from accel_state.enums import (
 from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
 
 if TYPE_CHECKING:  # what only annotations name is not imported
-    from accel_checkpoint.saving.handle import SaveHandle
     from accel.checkpoints.collection import SaveHook
     from accel.checkpoints.loader import LoadHook
     from accel.preemption.preemption import Preemption
+    from accel_checkpoint.saving.handle import SaveHandle
     from accel_state import ParallelismConfig
     from accel_trackers import GeneralTracker
 

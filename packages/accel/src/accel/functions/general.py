@@ -16,6 +16,7 @@ from accel_state.errors import StateError
 __all__ = [
     "CUDA_DISTRIBUTED_TYPES",
     "MITA_PROFILING_AVAILABLE_PYTORCH_VERSION",
+    "PROFILE_PATTERN_NAME",
     "TORCH_DISTRIBUTED_OPERATION_TYPES",
     "USE_TORCH_XLA",
     "XPU_PROFILING_AVAILABLE_PYTORCH_VERSION",
@@ -46,6 +47,8 @@ TORCH_DISTRIBUTED_OPERATION_TYPES = [
 """Names of `DistributedType` whose processes talk to each other through torch.distributed."""
 MITA_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.1.0"
 XPU_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.4.0"
+PROFILE_PATTERN_NAME = "profile_{suffix}.json"
+"""File of the Chrome trace of a rank."""
 USE_TORCH_XLA = True
 """Whether `torch_xla` is used where it is installed."""
 

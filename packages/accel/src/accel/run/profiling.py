@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from accel.file_names import PROFILE_PATTERN_NAME
+from accel.functions.general import PROFILE_PATTERN_NAME
 from accel_backends import ProfileKwargs
 
 

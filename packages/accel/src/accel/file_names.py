@@ -1,3 +1,0 @@
-"""How the files of a run are called."""
-
-PROFILE_PATTERN_NAME = "profile_{suffix}.json"
