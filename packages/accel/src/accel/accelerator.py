@@ -255,11 +255,13 @@ class Accelerator:
         attempt_all(
             (
                 self._checkpointer.settle,
-                self._preemption.close,
+                self._preemption.close,  # until the checkpoint is there, a signal must not end the process
                 self._trackers.finish,
                 self.processes.destroy_process_group,
             )
         )
+
+    # Processes
 
     @property
     def device(self) -> torch.device:
@@ -384,6 +386,8 @@ class Accelerator:
         """Do what `check_trigger` does, under its older name."""
         return self.check_trigger()
 
+    # The engine and the mesh
+
     @property
     def parallelism_config(self) -> ParallelismConfig | None:
         """How the processes are split over the axes of parallelism, where that was asked for."""
@@ -469,6 +473,8 @@ class Accelerator:
         """
         return dl
 
+    # Settings
+
     @property
     def dataloader_config(self) -> DataLoaderConfiguration:
         """How loaders are split over the processes."""
@@ -526,6 +532,8 @@ class Accelerator:
     @ddp_handler.setter
     def ddp_handler(self, handler: DistributedDataParallelKwargs | None) -> None:
         self.configuration.handlers.replace(DistributedDataParallelKwargs, handler)
+
+    # Preparing
 
     @property
     def device_placement(self) -> bool:
@@ -637,6 +645,8 @@ class Accelerator:
     def clear(self, *objects: Any) -> Any:
         """Do what `free_memory` does."""
         return self.free_memory(*objects)
+
+    # Training steps
 
     @property
     def step(self) -> int:
@@ -767,6 +777,8 @@ class Accelerator:
         """
         return traced(profile_handler or self.profile_handler or ProfileKwargs(), rank=self.process_index)
 
+    # Loaders and collectives
+
     @property
     def split_batches(self) -> bool:
         """Whether a loader's batch size is that of all ranks together."""
@@ -839,6 +851,8 @@ class Accelerator:
         """Return a loader that starts `num_batches` later, as for going on in the middle of an epoch."""
         return accel_data.skip_first_batches(dataloader, num_batches=num_batches)
 
+    # Preemption
+
     @property
     def should_stop(self) -> bool:
         """Whether the run has been asked to stop, as all ranks have agreed.
@@ -883,6 +897,8 @@ class Accelerator:
             StateError: If signals are being handled already, or outside of the main thread.
         """
         return self._preemption.handle(signals, grace_period_s=grace_period_s, exit_code=exit_code)
+
+    # Models
 
     @property
     def should_save_model(self) -> bool:
@@ -935,6 +951,8 @@ class Accelerator:
         self._model_saver.save(
             model, save_directory, max_shard_size=max_shard_size, safe_serialization=safe_serialization
         )
+
+    # Checkpoints
 
     @property
     def project_configuration(self) -> ProjectConfiguration:
@@ -1084,6 +1102,8 @@ class Accelerator:
             safe_serialization: safetensors, else `torch.save`.
         """
         self._checkpointer.save_object(obj, f, safe_serialization=safe_serialization)
+
+    # Trackers
 
     @property
     def project_dir(self) -> str | None:

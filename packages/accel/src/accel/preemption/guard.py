@@ -28,8 +28,8 @@ class PreemptionGuard:
         self._preemption: Preemption | None = None
 
     @property
-    def was_asked_for(self) -> bool:
-        """Whether the run has ever handled preemption."""
+    def is_enabled(self) -> bool:
+        """Whether `handle` was called."""
         return self._preemption is not None
 
     @property

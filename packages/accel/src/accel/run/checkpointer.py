@@ -142,7 +142,7 @@ class Checkpointer:
 
         check_load_arguments(load_kwargs, options)
         if restore_loaders is None:
-            restore_loaders = self._uses_stateful_loaders or self._preemption.was_asked_for
+            restore_loaders = self._uses_stateful_loaders or self._preemption.is_enabled
         saver = self._get_saver()
         saver.settle()
         next_iteration = load_checkpoint(

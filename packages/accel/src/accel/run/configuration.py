@@ -73,23 +73,9 @@ def resolve(
     dynamo_plugin: TorchDynamoPlugin | None,
     scheduler_unit: Literal["process", "optimizer_step"],
 ) -> RunConfiguration:
-    """Combine the arguments of `Accelerator` with the settings of the launcher.
+    """Combine the arguments of `Accelerator`, which have the same names, with the settings of the launcher.
 
-    Args:
-        device_placement: As in `Accelerator`; so are the others.
-        split_batches: `NOT_GIVEN` if left out.
-        gradient_accumulation_steps: As there.
-        dataloader_config: As there.
-        plugins: Engine plugins by the name of their argument; those left out are None.
-        rng_types: As there.
-        project_dir: As there.
-        project_config: As there; it is copied.
-        gradient_accumulation_plugin: As there.
-        step_scheduler_with_optimizer: As there.
-        kwargs_handlers: As there.
-        dynamo_backend: As there.
-        dynamo_plugin: As there.
-        scheduler_unit: As there.
+    `plugins` has the engine plugins by the name of their argument, None for those left out.
 
     Raises:
         ConfigError: If arguments contradict each other.
