@@ -43,5 +43,5 @@ def traced(handler: ProfileKwargs, *, rank: int) -> Iterator[torch.profiler.prof
         warnings.warn(
             f"The profile in `{folder}` has no trace: its `schedule_option` came to no active step. Call "
             "`profiler.step()` after every step, or shorten `skip_first`, `wait` and `warmup`.",
-            stacklevel=4,
+            stacklevel=3,
         )
