@@ -53,9 +53,9 @@ together(save)
 """
 
 _STOP = """
-from accel.stop_agreement import StopAgreement
+from accel.preemption.sync import PreemptionSync
 def stop(store, rank):
-    one = StopAgreement(store, rank=rank, world_size=NUM_RANKS, grace_period_s=None, exit_code=75)
+    one = PreemptionSync(store, rank=rank, world_size=NUM_RANKS, grace_period_s=None, exit_code=75)
     def wait():
         if rank == NUM_RANKS - 1: one.ask()
         one._answered.wait(60)
