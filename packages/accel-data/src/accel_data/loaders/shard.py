@@ -83,6 +83,11 @@ class DataLoaderShard(PreparedLoader):
         source.even_batches = even_batches
 
     @property
+    def can_set_even_batches(self) -> bool:
+        """False for a data set that shards itself: its batches cannot be completed."""
+        return self._dealing_source() is not None
+
+    @property
     def has_state_per_rank(self) -> bool:
         """Whether the ranks have states of their own: each reads a data set, or a part of one, that has a state."""
         base = self.base_dataloader

@@ -16,11 +16,11 @@ import accel_data
 import accel_ops
 from accel.arrangement import Arrangement
 from accel.configuration import RunConfiguration
-from accel.evenness import dealing_evenly
 from accel.ownership import check_parameters, check_placement, has_device_map
 from accel.prepared_loaders import PreparedLoaders
 from accel_backends import AcceleratedOptimizer, AcceleratedScheduler, Strategy
 from accel_backends.stepping.stepper import Stepper
+from accel_data import override_even_batches
 from accel_state import PartialState
 from accel_state.errors import ConfigError
 
@@ -244,7 +244,7 @@ class Preparation:
         with ExitStack() as stack:
             if even_batches is not None and self.processes.use_distributed:
                 for loader in self._dataloaders:
-                    stack.enter_context(dealing_evenly(loader, even_batches))
+                    stack.enter_context(override_even_batches(loader, even_batches))
             stack.enter_context(self._stepper.over_uneven_inputs())
             stack.enter_context(self._strategy.join_uneven_inputs(joinables))
             yield
