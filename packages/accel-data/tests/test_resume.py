@@ -303,7 +303,9 @@ def test_number_of_ranks_and_batch_size_may_change(
         stream: list[int] = []
         for batches in islice(zip_all(some), stop):
             shape = some[0].step_shape
-            stream += [row for batch, real in zip(batches, shape.real) for row in rows(batch)[:real]]
+            stream += [
+                row for batch, num_valid in zip(batches, shape.num_valid) for row in rows(batch)[:num_valid]
+            ]
         return stream
 
     whole = real_rows(loaders(1, 3), None)

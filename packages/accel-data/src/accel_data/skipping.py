@@ -31,4 +31,4 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
     if isinstance(dataloader, PreparedLoader):
         return dataloader.skipping(num_batches)
     check_loader(dataloader)
-    return SkipDataLoader.skipping(dataloader, num_batches)
+    return SkipDataLoader.around(dataloader, skip_batches=num_batches)

@@ -15,7 +15,7 @@ from accel_data.loaders.sharding import index_shard, is_iterable
 from accel_data.loaders.streams import has_state, stream_of
 from accel_data.loaders.worker_states import check_number
 from accel_data.mesh import DataRanks
-from accel_data.samplers.run import Position
+from accel_data.samplers.position import Position
 from accel_data.samplers.seedable import SeedableRandomSampler
 from accel_state.errors import CheckpointError
 
@@ -132,10 +132,9 @@ def _order_state(progress: Progress, base: DataLoader[Any]) -> tuple[torch.Tenso
     """Return the state that the epoch's order is drawn from, and whether it has been drawn already."""
     if isinstance(get_sampler(base), SeedableRandomSampler):
         return None, False  # the order follows from seed and epoch
-    if progress.resumption is not None and progress.resumption.order_state is not None:
-        return progress.resumption.order_state, True
-    if progress.run is not None and progress.run.has_drawn and progress.run.order_state is not None:
-        return progress.run.order_state, True
+    drawn = progress.drawn_order_state()
+    if drawn is not None:
+        return drawn, True
     generator = _generator(base)
     return None if generator is None else generator.get_state(), False
 

@@ -1,4 +1,4 @@
-"""One rank's version of a loader."""
+"""Loaders with one rank's part of the indices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def index_shard(loader: DataLoader[Any]) -> BatchSamplerShard | None:
 
 
 def with_sampler(loader: DataLoader[Any], sampler: Any) -> DataLoader[Any]:
-    """Return a loader like ``loader`` whose indices come from ``sampler``; the given one is left as it is."""
+    """Return a loader like ``loader`` whose indices come from ``sampler``; the given one is not changed."""
     if loader.batch_sampler is None and not isinstance(loader.sampler, BatchSampler):
         return clone_loader(loader, sampler=sampler)
     field = "sampler" if loader.batch_sampler is None else "batch_sampler"
@@ -65,9 +65,7 @@ def shard_indices(
     split_batches: bool,
     even_batches: bool,
 ) -> DataLoader[Any]:
-    """Return ``loader`` with one rank's share of its indices; a loader that has been sharded stays as it
-    is.
-    """
+    """Return ``loader`` with one rank's part of its indices; a loader that has been sharded stays as it is."""
     if index_shard(loader) is not None:
         return loader
     _refuse_distributed_sampler(loader, num_processes)
@@ -96,21 +94,6 @@ def _refuse_distributed_sampler(loader: DataLoader[Any], num_processes: int) -> 
     if num_processes > 1 and isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
         raise ConfigError(
             f"The sampler is a `DistributedSampler` that yields one part of {sampler.num_replicas} already; "
-            f"sharing that part among {num_processes} processes again would lose samples. Use `shuffle=True` "
+            f"dividing that part among {num_processes} processes again would lose samples. Use `shuffle=True` "
             "or a plain sampler."
         )
-
-
-def fork(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return a loader like ``loader`` whose shard can be at another place of the epoch; samplers below are
-    shared.
-    """
-    if isinstance(loader.batch_sampler, BatchSamplerShard):
-        return clone_loader(loader, batch_sampler=copy.copy(loader.batch_sampler))
-    if isinstance(loader.sampler, BatchSamplerShard):
-        return clone_loader(loader, sampler=copy.copy(loader.sampler))
-    if isinstance(loader.sampler, IndexSamplerShard):
-        single = copy.copy(loader.sampler)
-        single.batch_sampler = copy.copy(single.batch_sampler)
-        return clone_loader(loader, sampler=single)
-    return clone_loader(loader)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accel_data.step_shape import StepShape
+from accel_data.step import StepShape
 from accel_state.gradient_state import current_gradient
 
 

@@ -1,0 +1,168 @@
+"""The loader that reads for a prepared one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader
+
+from accel_data.batch_metadata import BatchMetadata, Fetched, MetadataCollate
+from accel_data.delegation import Delegating
+from accel_data.iterable_shard import IterableDatasetShard
+from accel_data.loaders.cloning import from_attributes, mixed_class, replaced_fields
+from accel_data.samplers.batch_shard import BatchSamplerShard
+from accel_data.samplers.index_shard import IndexSamplerShard
+from accel_data.samplers.sampler_pass import SamplerPass
+
+#: Attributes that a loader of torch changes by itself.
+_NOT_SETTINGS = frozenset({"_iterator", "_IterableDataset_len_called"})
+
+Batches = Iterator[tuple[Any, BatchMetadata | None]]
+
+
+class Reader(DataLoader[Any]):
+    """A copy of a loader, of the same class, that starts a pass where it is told and knows each batch's metadata.
+
+    Made by `make_reader`. It keeps persistent workers from pass to pass.
+    """
+
+    _made_from: dict[str, Any]
+    _passes: PassSampler | None
+    _latest: LatestMetadata | None
+    _start_with: dict[str, Any]
+
+    def is_made_from(self, loader: DataLoader[Any], *, has_metadata: bool) -> bool:
+        """Tell whether it still reads like ``loader``, whose attributes may have been set since."""
+        mine, wanted = self._made_from, _settings(loader)
+        return (
+            has_metadata == (self._latest is not None)
+            and mine.keys() == wanted.keys()
+            and all(mine[name] is wanted[name] for name in wanted)
+        )
+
+    def read(self, sampler_pass: SamplerPass | None = None) -> Batches:
+        """Start a pass, and return its batches with their metadata, None where there is none.
+
+        Args:
+            sampler_pass: Yields the indices of map-style data.
+        """
+        if self._passes is not None:
+            self._passes.current = sampler_pass
+        batches = iter(self)
+        return (
+            zip(batches, repeat(None), strict=False) if self._latest is None else self._latest.beside(batches)
+        )
+
+    def restart_workers_with(self, **fields: Any) -> None:
+        """Start new workers in the next pass, with other fields of the loader for them."""
+        self._iterator = None
+        self._start_with = fields
+
+    def _get_iterator(self) -> Any:
+        with replaced_fields(self, **self._start_with):
+            inner = super()._get_iterator()
+        self._start_with = {}
+        return inner if self._latest is None else _PlainBatches(inner, self._latest)
+
+
+class PassSampler(Delegating, BatchSampler):
+    """Hands torch the indices of one pass after the other. Other attributes are those of the sampler it replaces.
+
+    Torch keeps the sampler as long as its workers, which may be longer than a pass.
+
+    Args:
+        shard: The sampler that it replaces.
+    """
+
+    _wrapped_in = "shard"
+
+    def __init__(self, shard: BatchSamplerShard | IndexSamplerShard) -> None:
+        self.shard = shard
+        self.current: SamplerPass | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        assert self.current is not None, "the reader is given a pass"
+        batches = iter(self.current)
+        return (index for (index,) in batches) if isinstance(self.shard, IndexSamplerShard) else batches
+
+    def __len__(self) -> int:
+        return len(self.shard)
+
+
+class LatestMetadata:
+    """The metadata of the batch that was fetched last.
+
+    It is passed beside the batches, since the class of the loader may have an iteration of its own, which expects
+    plain batches.
+    """
+
+    def __init__(self) -> None:
+        self.value: BatchMetadata | None = None
+
+    def beside(self, batches: Iterator[Any]) -> Batches:
+        """Yield each batch with its metadata, None for a batch that came without."""
+        self.value = None
+        for batch in batches:
+            yield batch, self.value
+            self.value = None
+
+
+class _PlainBatches(Delegating):
+    """An iterator of torch's that returns plain batches instead of `Fetched` ones, and keeps their metadata."""
+
+    _wrapped_in = "_inner"
+
+    def __init__(self, inner: Any, latest: LatestMetadata) -> None:
+        self._inner = inner
+        # Not the reader itself: in a cycle, workers would live until the next garbage collection.
+        self._latest = latest
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        fetched = next(self._inner)
+        while isinstance(fetched, Fetched) and fetched.metadata.is_placeholder:
+            fetched = next(self._inner)
+        if not isinstance(fetched, Fetched):
+            return fetched
+        self._latest.value = fetched.metadata
+        return fetched.batch
+
+
+def make_reader(loader: DataLoader[Any], *, has_metadata: bool, stateful_dataset: Any = None) -> Reader:
+    """Return a reader that reads like ``loader``.
+
+    Args:
+        loader: The loader.
+        has_metadata: Whether to pass on the metadata of each batch.
+        stateful_dataset: Data set whose state is part of it.
+    """
+    fields: dict[str, Any] = {"_iterator": None, "_start_with": {}, "_passes": None, "_latest": None}
+    for name in ("batch_sampler", "sampler"):
+        shard = getattr(loader, name)
+        if isinstance(shard, (BatchSamplerShard, IndexSamplerShard)):
+            fields[name] = fields["_passes"] = PassSampler(shard)
+    if has_metadata:
+        fields["_latest"] = LatestMetadata()
+        fields["collate_fn"] = MetadataCollate(
+            loader.collate_fn,
+            stateful_dataset,
+            is_batching=loader._auto_collation,
+            batch_size=loader.batch_size,
+        )
+        if isinstance(loader.dataset, IterableDatasetShard):
+            fields["dataset"] = loader.dataset.marking()
+    fields["_made_from"] = _settings(loader)
+    reader: Reader = from_attributes(mixed_class(Reader, type(loader)), {**loader.__dict__, **fields})
+    return reader
+
+
+def _settings(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return what decides how ``loader`` reads, including what may be set between epochs."""
+    settings = {name: value for name, value in loader.__dict__.items() if name not in _NOT_SETTINGS}
+    if isinstance(loader.dataset, IterableDatasetShard):
+        settings["even_batches"] = loader.dataset.even_batches
+    return settings
