@@ -407,6 +407,28 @@ def test_workers_go_on_with_a_stateful_stream_where_each_of_them_left_off(
             break
 
 
+class LazyLoader(DataLoader):
+    """A loader class whose iteration starts the workers only when the first batch is asked for."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            yield batch + 100
+
+
+def test_workers_of_a_loader_class_with_an_iteration_of_its_own_are_resumed_too() -> None:
+    def loader() -> Any:
+        given = LazyLoader(DealtStream(11), batch_size=3, num_workers=2)
+        return prepare_data_loader(given, num_processes=1, process_index=0, dispatch_batches=False)
+
+    first = loader()
+    batches = iter(first)
+    assert [rows(next(batches)) for _ in range(3)] == [[100, 102, 104], [101, 103, 105], [106, 108, 110]]
+    second = loader()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert [rows(batch) for batch in second] == [[107, 109]]
+    assert len(list(second)) == 4
+
+
 def test_workers_go_on_with_a_stateful_stream_for_another_number_of_ranks() -> None:
     def loaders(num: int) -> list[Any]:
         given = [DataLoader(DealtStream(24), batch_size=2, num_workers=2) for _ in range(num)]

@@ -1,4 +1,4 @@
-"""The samples of one rank of a stream."""
+"""One rank's samples of a stream."""
 
 from __future__ import annotations
 

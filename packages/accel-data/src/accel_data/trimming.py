@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,35 +11,6 @@ import torch
 from accel_data.step import StepShape
 from accel_ops.nested.description import iterate_tensors
 from accel_ops.nested.structures import recursively_apply
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which rows of a gathered step to keep: of the blocks of some ranks the leading rows.
-
-    Args:
-        rows: Rows of each rank's block; all blocks have the same length.
-        num_valid: How many rows of each block are kept, in the order of the data.
-        ranks: The ranks of these blocks.
-    """
-
-    rows: int
-    num_valid: tuple[int, ...]
-    ranks: tuple[int, ...]
-
-    def of_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the kept rows, as a view if they are contiguous."""
-        parts = self._parts()
-        if all(one.stop == two.start for one, two in pairwise(parts)):
-            return tensor[parts[0].start : parts[-1].stop] if parts else tensor[:0]
-        return torch.cat([tensor[part] for part in parts])
-
-    def _parts(self) -> list[slice]:
-        return [
-            slice(rank * self.rows, rank * self.rows + num_valid)
-            for rank, num_valid in zip(self.ranks, self.num_valid, strict=True)
-            if num_valid
-        ]
 
 
 def select_rows(data: Any, shape: StepShape, ranks: tuple[int, ...], world_size: int) -> Any:
@@ -52,36 +23,39 @@ def select_rows(data: Any, shape: StepShape, ranks: tuple[int, ...], world_size:
         ranks: For each of these, the rank of the world whose rows are kept.
         world_size: The ranks of the world.
     """
-    rows = shape.rows[0]
-
-    def select(tensor: torch.Tensor) -> torch.Tensor:
-        own = tensor.shape[0] // world_size
-        num_valid = shape.num_valid if own == rows else (own,) * len(ranks)
-        return Selection(own, num_valid, ranks).of_tensor(tensor)
-
-    return recursively_apply(select, data)
+    return _select(
+        data,
+        ranks,
+        world_size,
+        lambda rows: shape.num_valid if rows == shape.rows[0] else [rows] * len(ranks),
+    )
 
 
 def select_blocks(data: Any, shape: StepShape, ranks: tuple[int, ...], world_size: int) -> Any:
-    """Return nested tensors as `select_rows` does, where the shape counts whole batches of any number of
-    rows.
-    """
-
-    def select(tensor: torch.Tensor) -> torch.Tensor:
-        rows = tensor.shape[0] // world_size
-        return Selection(
-            rows, tuple([rows if num_valid else 0 for num_valid in shape.num_valid]), ranks
-        ).of_tensor(tensor)
-
-    return recursively_apply(select, data)
+    """Return nested tensors as `select_rows` does, where the shape counts whole batches of any number of rows."""
+    return _select(data, ranks, world_size, lambda rows: [rows * bool(valid) for valid in shape.num_valid])
 
 
 def whole_blocks(data: Any, ranks: tuple[int, ...], world_size: int) -> Any:
     """Return gathered nested tensors with the rows of ``ranks`` only; all ranks have the same number."""
+    return _select(data, ranks, world_size, lambda rows: [rows] * len(ranks))
+
+
+def _select(
+    data: Any, ranks: tuple[int, ...], world_size: int, num_kept: Callable[[int], Sequence[int]]
+) -> Any:
+    """Keep the leading rows of the blocks of ``ranks``: ``num_kept(rows)`` for blocks of ``rows`` each."""
 
     def select(tensor: torch.Tensor) -> torch.Tensor:
         rows = tensor.shape[0] // world_size
-        return Selection(rows, (rows,) * len(ranks), ranks).of_tensor(tensor)
+        parts = [
+            slice(rank * rows, rank * rows + kept)
+            for rank, kept in zip(ranks, num_kept(rows), strict=True)
+            if kept
+        ]
+        if all(one.stop == two.start for one, two in pairwise(parts)):  # a view
+            return tensor[parts[0].start : parts[-1].stop] if parts else tensor[:0]
+        return torch.cat([tensor[part] for part in parts])
 
     return recursively_apply(select, data)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -18,12 +18,11 @@ from accel_data.loaders.prepared import PreparedLoader
 from accel_data.loaders.progress import Resumption
 from accel_data.loaders.reader import Batches
 from accel_data.loaders.sharding import index_shard, is_iterable
-from accel_data.mesh import DataRanks, data_ranks, ranks_of_run
+from accel_data.mesh import data_ranks, ranks_of_run
 from accel_data.samplers.plan import ShardPlan
 from accel_data.samplers.position import START, Position
 from accel_data.step import rows_of_rank
 from accel_ops.transport import current_transport
-from accel_state.enums import RNGType
 
 
 class DataLoaderDispatcher(PreparedLoader):
@@ -76,30 +75,15 @@ class DataLoaderDispatcher(PreparedLoader):
         self,
         base: DataLoader[Any],
         *,
-        device: torch.device | None = None,
-        rng_types: Sequence[str | RNGType] | None = None,
-        synchronized_generator: torch.Generator | None = None,
-        skip_batches: int = 0,
-        non_blocking: bool = False,
-        iteration: int = 0,
-        ranks: DataRanks | None = None,
         split_batches: bool = False,
         even_batches: bool = True,
         slice_fn: Callable[..., Any] | None = None,
+        **options: Any,
     ) -> None:
         self.split_batches = split_batches
         self.even_batches = even_batches
         self.slice_fn = slice_fn
-        super()._wrap(
-            base,
-            device=device,
-            rng_types=rng_types,
-            synchronized_generator=synchronized_generator,
-            skip_batches=skip_batches,
-            non_blocking=non_blocking,
-            iteration=iteration,
-            ranks=ranks,
-        )
+        super()._wrap(base, **options)
         self._scatter_plan()  # refuses a batch size that cannot be split
 
     @property

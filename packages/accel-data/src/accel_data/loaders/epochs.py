@@ -30,6 +30,14 @@ def set_sampler(dataloader: DataLoader[Any], sampler: Any) -> None:
         innermost_batch_sampler(dataloader.batch_sampler).sampler = sampler
 
 
+def batches_field(loader: DataLoader[Any]) -> str | None:
+    """Return the field of ``loader`` that yields lists of indices, None if there is none."""
+    if loader.batch_sampler is not None:
+        return "batch_sampler"
+    # Put there to read whole batches from the data set.
+    return "sampler" if isinstance(loader.sampler, BatchSampler) else None
+
+
 def innermost_batch_sampler(batch_sampler: Any) -> Any:
     """Return the user's batch sampler, without ours around it."""
     while (inner := getattr(batch_sampler, "batch_sampler", None)) is not None:

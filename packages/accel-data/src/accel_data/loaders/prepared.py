@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import DataLoader
 
 from accel_data.loaders.adapter import DataLoaderAdapter
 from accel_data.loaders.agreement import agree_on_order
 from accel_data.loaders.cloning import clone_loader, from_attributes
-from accel_data.loaders.epochs import get_sampler, set_epoch, set_sampler
+from accel_data.loaders.epochs import batches_field, get_sampler, set_epoch, set_sampler
 from accel_data.loaders.fork_rng import fork_rng
 from accel_data.loaders.placement import Placement, placement
 from accel_data.loaders.progress import Progress, Resumption
@@ -25,7 +25,7 @@ from accel_data.mesh import DataRanks, all_different
 from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_data.samplers.position import Position
 from accel_data.samplers.sampler_pass import SamplerPass
-from accel_data.stateful import knows_place
+from accel_data.stateful import has_position
 from accel_ops.collectives.objects import broadcast_object_list
 from accel_state.enums import RNGType
 
@@ -96,9 +96,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     @property
     def counts_batches(self) -> bool:
         """Whether steps are counted in whole batches: the data set makes them, so their rows are unknown."""
-        return not self.base_dataloader._auto_collation and not isinstance(
-            self.base_dataloader.sampler, BatchSampler
-        )
+        return batches_field(self.base_dataloader) is None
 
     @property
     def iteration(self) -> int:
@@ -294,7 +292,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """Return the state of the `StatefulDataLoader` that reads, None if it lacks the position in the stream."""
         reader: Any = self._reader
         state = reader.state_dict()
-        return state if knows_place(state) else None
+        return state if has_position(state) else None
 
     def _announce_epoch(self, *, is_shared: bool, ends_alike: bool = True) -> None:
         """Agree with the other ranks on the epoch and its order, and pass the epoch on to samplers and data set.

@@ -23,7 +23,7 @@ Batches = Iterator[tuple[Any, BatchMetadata | None]]
 
 
 class Reader(DataLoader[Any]):
-    """A copy of a loader, of the same class, that starts a pass where it is told and knows each batch's metadata.
+    """A copy of a loader, of the same class, whose passes start anywhere and return metadata with each batch.
 
     Made by `make_reader`. It keeps persistent workers from pass to pass.
     """

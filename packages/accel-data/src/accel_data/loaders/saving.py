@@ -1,4 +1,4 @@
-"""A loader's progress as plain data."""
+"""The state of a loader as plain data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KEYS = (
 def save_progress(
     progress: Progress, base: DataLoader[Any], ranks: DataRanks, *, is_per_rank: bool
 ) -> dict[str, Any]:
-    """Return the state of a loader: numbers and strings, and what a data set with a state of its own adds.
+    """Return the state of a loader: numbers, strings, and the state of a data set that has one.
 
     Args:
         progress: Of the loader.
@@ -78,7 +78,7 @@ def load_progress(
     is_per_rank: bool,
     position: bool,
 ) -> None:
-    """Let the next pass begin where ``state`` says.
+    """Set ``progress`` so that the next pass begins at the position in ``state``.
 
     Raises:
         CheckpointError: If the state is of another version, of a data set of another length, of another rank, or
@@ -158,8 +158,7 @@ def _dataset_state(progress: Progress, base: DataLoader[Any]) -> Any:
     if is_iterable(base):
         has_ended = progress.resumption is None and progress.is_complete and not base.num_workers
         if has_ended and has_state(stream_of(base)):
-            # The state right after the last batch may be one at whose end the next epoch would be, too: only when it
-            # was asked for more has the data set noticed that it had ended.
+            # Right after its last batch the data set may not know yet that the epoch has ended.
             return copy.deepcopy(stream_of(base).state_dict())
         return _kept(progress, "dataset_state")
     dataset: Any = base.dataset
@@ -196,16 +195,16 @@ def _check_keys(state: dict[str, Any]) -> None:
     missing = [key for key in _KEYS if key not in state]
     if missing:
         raise CheckpointError(
-            f"The state of a data loader lacks `{'`, `'.join(missing)}`, so it is none or not whole. Load what "
-            "`state_dict` of a prepared loader returned."
+            f"The state of a data loader lacks `{'`, `'.join(missing)}`. Load what `state_dict` of a prepared "
+            "loader returned."
         )
 
 
 def _check_rank(state: dict[str, Any], base: DataLoader[Any], ranks: DataRanks, *, is_per_rank: bool) -> None:
-    """Refuse a state that says what another rank has read, or all ranks together, where each reads for itself."""
+    """Refuse the state of another rank, or that of all ranks together where each has its own."""
     has_begun = Position(state["samples"], state["batches"]) != Position() or state["is_complete"]
     if "rank" not in state or not has_begun:
-        return  # of an earlier version, or of no rank's place
+        return  # of an earlier version, or at the start of an epoch
     then, is_part = state["rank"], state["rank"] is not None
     if is_iterable(base) and is_part != is_per_rank:
         whole, part = "all processes together", "one process, whose data set shards itself"

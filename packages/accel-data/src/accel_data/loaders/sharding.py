@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from accel_data.loaders.cloning import clone_loader
-from accel_data.loaders.epochs import get_sampler, innermost_batch_sampler
+from accel_data.loaders.epochs import batches_field, get_sampler, innermost_batch_sampler
 from accel_data.samplers import torchdata
 from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_data.samplers.index_shard import IndexSamplerShard
@@ -33,9 +33,9 @@ def index_shard(loader: DataLoader[Any]) -> BatchSamplerShard | None:
 
 def with_sampler(loader: DataLoader[Any], sampler: Any) -> DataLoader[Any]:
     """Return a loader like ``loader`` whose indices come from ``sampler``; the given one is not changed."""
-    if loader.batch_sampler is None and not isinstance(loader.sampler, BatchSampler):
+    field = batches_field(loader)
+    if field is None:
         return clone_loader(loader, sampler=sampler)
-    field = "sampler" if loader.batch_sampler is None else "batch_sampler"
     batches = copy.copy(innermost_batch_sampler(getattr(loader, field)))
     batches.sampler = sampler
     return clone_loader(loader, **({"sampler": sampler} | {field: batches}))
@@ -69,8 +69,8 @@ def shard_indices(
     if index_shard(loader) is not None:
         return loader
     _refuse_distributed_sampler(loader, num_processes)
-    batches = loader.batch_sampler
-    if batches is None and not isinstance(loader.sampler, BatchSampler):
+    field = batches_field(loader)
+    if field is None:
         single = IndexSamplerShard(
             loader.sampler,
             num_processes=num_processes,
@@ -78,13 +78,8 @@ def shard_indices(
             even_batches=even_batches,
         )
         return clone_loader(loader, sampler=single)
-    field = "batch_sampler" if batches is not None else "sampler"
     shard = BatchSamplerShard(
-        batches if batches is not None else loader.sampler,
-        num_processes,
-        process_index,
-        split_batches,
-        even_batches,
+        getattr(loader, field), num_processes, process_index, split_batches, even_batches
     )
     return clone_loader(loader, **{field: shard})
 

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import DataLoader
 
 from accel_data.loaders.adapter import DataLoaderAdapter, build_loader
 from accel_data.loaders.cloning import clone_loader
+from accel_data.loaders.epochs import batches_field
 from accel_data.loaders.sharding import is_iterable
 from accel_data.loaders.state_mixin import DataLoaderStateMixin
 from accel_data.samplers.skip import SkipBatchSampler
 
 
 class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
-    """Leave out the first batches of each epoch of an ordinary loader. Map-style data is not read up to
-    there.
+    """Leave out the first batches of each epoch of an ordinary loader, without reading them from map-style data.
 
     Args:
         dataset: As for `DataLoader`.
@@ -37,7 +37,7 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self._wrap(base, skip_batches=skip_batches)
 
     def _wrap(self, base: DataLoader[Any], *, skip_batches: int = 0) -> None:
-        field = _batches_field(base)
+        field = None if is_iterable(base) else batches_field(base)
         if field is not None:
             base = clone_loader(base, **{field: SkipBatchSampler(getattr(base, field), skip_batches)})
         self.skip_batches = skip_batches
@@ -61,12 +61,3 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def __len__(self) -> int:
         return max(0, len(self.base_dataloader) - self._num_read_over)
-
-
-def _batches_field(loader: DataLoader[Any]) -> str | None:
-    """Return the field that holds the batch sampler of ``loader``, None if it has none."""
-    if is_iterable(loader):
-        return None
-    if loader.batch_sampler is not None:
-        return "batch_sampler"
-    return "sampler" if isinstance(loader.sampler, BatchSampler) else None

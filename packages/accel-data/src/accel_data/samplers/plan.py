@@ -10,7 +10,7 @@ from accel_data.step import StepShape, deal_step, full_step, shape_of_step
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """Positions ``[start, num_samples)`` of an epoch, dealt to the ranks in steps of ``rows * num_ranks``.
+    """Deals positions ``[start, num_samples)`` of an epoch to the ranks in steps of ``rows * num_ranks``.
 
     At step ``i`` rank ``r`` reads ``rows`` positions from ``start + (i * num_ranks + r) * rows``, so what the
     ranks read in one step, one after the other, is a stretch of the epoch in its own order. Splitting a batch

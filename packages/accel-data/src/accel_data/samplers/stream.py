@@ -107,7 +107,7 @@ class StreamSharding:
                 )
         if not is_last and not self.even and len(group) < self.num_ranks:
             raise ConfigError(
-                f"`split_batches` cannot give each of {self.num_ranks} processes a part of a batch of {size} that "
+                f"`split_batches` cannot give each of {self.num_ranks} processes a part of the batch of {size} that "
                 f"`{self.source}` yielded before its last. Pass `split_batches=False`."
             )
 
