@@ -15,7 +15,7 @@ from accel_data.loaders.epochs import batches_field, get_sampler, set_epoch, set
 from accel_data.loaders.fork_rng import fork_rng
 from accel_data.loaders.placement import Placement, placement
 from accel_data.loaders.progress import Progress, Resumption
-from accel_data.loaders.reader import Batches, Reader, make_reader
+from accel_data.loaders.reader import Batches, Reader
 from accel_data.loaders.saving import load_progress, save_progress
 from accel_data.loaders.sharding import index_shard, is_iterable, shard_indices
 from accel_data.loaders.state_mixin import DataLoaderStateMixin
@@ -273,7 +273,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """
         if self._reader is None or not self._reader.is_made_from(loader, has_metadata=has_metadata):
             dataset = stream_of(loader) if self._keeps_dataset_state(loader) else None
-            self._reader = make_reader(loader, has_metadata=has_metadata, stateful_dataset=dataset)
+            self._reader = Reader(loader, has_metadata=has_metadata, stateful_dataset=dataset)
         return self._reader
 
     def _keeps_dataset_state(self, loader: DataLoader[Any]) -> bool:
@@ -290,8 +290,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def _loader_state(self) -> Any:
         """Return the state of the `StatefulDataLoader` that reads, None if it lacks the position in the stream."""
-        reader: Any = self._reader
-        state = reader.state_dict()
+        assert self._reader is not None, "asked for in a pass"
+        stateful: Any = self._reader.loader
+        state = stateful.state_dict()
         return state if has_position(state) else None
 
     def _announce_epoch(self, *, is_shared: bool, ends_alike: bool = True) -> None:

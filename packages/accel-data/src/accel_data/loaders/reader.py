@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
@@ -22,22 +23,45 @@ _NOT_SETTINGS = frozenset({"_iterator", "_IterableDataset_len_called"})
 Batches = Iterator[tuple[Any, BatchMetadata | None]]
 
 
-class Reader(DataLoader[Any]):
-    """A copy of a loader, of the same class, whose passes start anywhere and return metadata with each batch.
+class Reader:
+    """Reads for a prepared loader: its passes start anywhere and return metadata with each batch.
 
-    Made by `make_reader`. It keeps persistent workers from pass to pass.
+    It reads through a copy of the user's loader, which keeps persistent workers from pass to pass.
+
+    Args:
+        loader: The loader to copy.
+        has_metadata: Whether to return metadata.
+        stateful_dataset: Data set whose state is part of the metadata.
     """
 
-    _made_from: dict[str, Any]
-    _passes: PassSampler | None
-    _latest: LatestMetadata | None
-    _start_with: dict[str, Any]
+    def __init__(self, loader: DataLoader[Any], *, has_metadata: bool, stateful_dataset: Any = None) -> None:
+        self._made_from = _settings(loader)
+        self._sampler: PassSampler | None = None
+        self._start = _Start(LatestMetadata() if has_metadata else None)
+        fields: dict[str, Any] = {"_iterator": None, "_accel_start": self._start}
+        for name in ("batch_sampler", "sampler"):
+            shard = getattr(loader, name)
+            if isinstance(shard, (BatchSamplerShard, IndexSamplerShard)):
+                fields[name] = self._sampler = PassSampler(shard)
+        if has_metadata:
+            fields["collate_fn"] = MetadataCollate(
+                loader.collate_fn,
+                stateful_dataset,
+                is_batching=loader._auto_collation,
+                batch_size=loader.batch_size,
+            )
+            if isinstance(loader.dataset, IterableDatasetShard):
+                fields["dataset"] = loader.dataset.marking()
+        #: The copy. Its class is also the user's, whose iteration may do more than torch's.
+        self.loader: DataLoader[Any] = from_attributes(
+            mixed_class(_ReadingLoader, type(loader)), {**loader.__dict__, **fields}
+        )
 
     def is_made_from(self, loader: DataLoader[Any], *, has_metadata: bool) -> bool:
         """Tell whether it still reads like ``loader``, whose attributes may have been set since."""
         mine, wanted = self._made_from, _settings(loader)
         return (
-            has_metadata == (self._latest is not None)
+            has_metadata == (self._start.latest is not None)
             and mine.keys() == wanted.keys()
             and all(mine[name] is wanted[name] for name in wanted)
         )
@@ -48,23 +72,15 @@ class Reader(DataLoader[Any]):
         Args:
             sampler_pass: Yields the indices of map-style data.
         """
-        if self._passes is not None:
-            self._passes.current = sampler_pass
-        batches = iter(self)
-        return (
-            zip(batches, repeat(None), strict=False) if self._latest is None else self._latest.beside(batches)
-        )
+        if self._sampler is not None:
+            self._sampler.current = sampler_pass
+        batches, latest = iter(self.loader), self._start.latest
+        return zip(batches, repeat(None), strict=False) if latest is None else latest.beside(batches)
 
     def restart_workers_with(self, **fields: Any) -> None:
         """Start new workers in the next pass, with other fields of the loader for them."""
-        self._iterator = None
-        self._start_with = fields
-
-    def _get_iterator(self) -> Any:
-        with replaced_fields(self, **self._start_with):
-            inner = super()._get_iterator()
-        self._start_with = {}
-        return inner if self._latest is None else _PlainBatches(inner, self._latest)
+        self.loader._iterator = None
+        self._start.fields = fields
 
 
 class PassSampler(Delegating, BatchSampler):
@@ -109,6 +125,32 @@ class LatestMetadata:
             self.value = None
 
 
+@dataclass(slots=True)
+class _Start:
+    """How iterators of a copied loader are started.
+
+    Args:
+        latest: Keeps the metadata of each batch. None: batches have none.
+        fields: Fields of the loader while the next iterator, and with it the workers, are started.
+    """
+
+    latest: LatestMetadata | None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+class _ReadingLoader(DataLoader[Any]):
+    """The copy that a `Reader` reads through. It adds one attribute to the user's."""
+
+    _accel_start: _Start
+
+    def _get_iterator(self) -> Any:
+        start = self._accel_start
+        with replaced_fields(self, **start.fields):
+            inner = super()._get_iterator()
+        start.fields = {}
+        return inner if start.latest is None else _PlainBatches(inner, start.latest)
+
+
 class _PlainBatches(Delegating):
     """An iterator of torch's that returns plain batches instead of `Fetched` ones, and keeps their metadata."""
 
@@ -116,7 +158,7 @@ class _PlainBatches(Delegating):
 
     def __init__(self, inner: Any, latest: LatestMetadata) -> None:
         self._inner = inner
-        # Not the reader itself: in a cycle, workers would live until the next garbage collection.
+        # Not the loader: in a cycle, workers would live until the next garbage collection.
         self._latest = latest
 
     def __iter__(self) -> Iterator[Any]:
@@ -130,34 +172,6 @@ class _PlainBatches(Delegating):
             return fetched
         self._latest.value = fetched.metadata
         return fetched.batch
-
-
-def make_reader(loader: DataLoader[Any], *, has_metadata: bool, stateful_dataset: Any = None) -> Reader:
-    """Return a reader that reads like ``loader``.
-
-    Args:
-        loader: The loader.
-        has_metadata: Whether to pass on the metadata of each batch.
-        stateful_dataset: Data set whose state is part of it.
-    """
-    fields: dict[str, Any] = {"_iterator": None, "_start_with": {}, "_passes": None, "_latest": None}
-    for name in ("batch_sampler", "sampler"):
-        shard = getattr(loader, name)
-        if isinstance(shard, (BatchSamplerShard, IndexSamplerShard)):
-            fields[name] = fields["_passes"] = PassSampler(shard)
-    if has_metadata:
-        fields["_latest"] = LatestMetadata()
-        fields["collate_fn"] = MetadataCollate(
-            loader.collate_fn,
-            stateful_dataset,
-            is_batching=loader._auto_collation,
-            batch_size=loader.batch_size,
-        )
-        if isinstance(loader.dataset, IterableDatasetShard):
-            fields["dataset"] = loader.dataset.marking()
-    fields["_made_from"] = _settings(loader)
-    reader: Reader = from_attributes(mixed_class(Reader, type(loader)), {**loader.__dict__, **fields})
-    return reader
 
 
 def _settings(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -152,10 +152,10 @@ class StreamOpener:
             and not resumption.is_complete
         ):
             self._check_ranks(ranks_before, "a `StatefulDataLoader`")
-            stateful: Any = self.reader_for(base)
+            reader = self.reader_for(base)
+            stateful: Any = reader.loader
             stateful.load_state_dict(resumption.loader_state)
-            batches: Batches = stateful.read()
-            return batches
+            return reader.read()
         has_dataset_state = resumption.dataset_state is not None and base.num_workers == 0
         if has_dataset_state:
             stream_of(base).load_state_dict(resumption.dataset_state)

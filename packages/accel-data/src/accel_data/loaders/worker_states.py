@@ -93,13 +93,14 @@ def check_number(states: Sequence[Any], num_workers: int) -> None:
 
 def restore_workers(reader: Reader, states: Sequence[Any]) -> None:
     """Let the next pass of ``reader`` begin with new workers, each with one of ``states``."""
-    reader.restart_workers_with(worker_init_fn=RestoreState(states, reader.worker_init_fn))
+    reader.restart_workers_with(worker_init_fn=RestoreState(states, reader.loader.worker_init_fn))
 
 
 def resume_stream(reader: Reader, state: dict[str, Any]) -> Batches:
     """Return the rest of a stream that the workers of ``state`` have begun, read by new workers in their order."""
-    num_samples = (reader.batch_size or 1) if reader._auto_collation else 1
-    reader.restart_workers_with(dataset=_ResumedStream(reader.dataset, state, num_placeholders=num_samples))
+    loader = reader.loader
+    num_samples = (loader.batch_size or 1) if loader._auto_collation else 1
+    reader.restart_workers_with(dataset=_ResumedStream(loader.dataset, state, num_placeholders=num_samples))
     return reader.read()
 
 
