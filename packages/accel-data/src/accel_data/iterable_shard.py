@@ -10,7 +10,7 @@ from typing import Any, Self
 from torch.utils.data import IterableDataset
 
 from accel_data.dataset_proxy import DatasetProxy
-from accel_data.step import StepShape, deal_step, full_step, rows_of_rank, shape_of_step
+from accel_data.step import StepShape, full_step, rows_of_rank, shape_of_step, split_step
 
 
 class IterableDatasetShard(DatasetProxy):
@@ -109,7 +109,7 @@ class IterableDatasetShard(DatasetProxy):
                 yield step[mine], full
                 continue
             if not self.drop_last:
-                pieces, shape = deal_step(
+                pieces, shape = split_step(
                     step, rows=rows, num_ranks=ranks, even=self.even_batches, first=first
                 )
                 yield pieces[self.process_index], shape

@@ -52,7 +52,7 @@ def prepare_data_loader(
         num_processes: Processes that share the data. None: those of the run that read different data, by its
             `ParallelismConfig`. A mesh takes precedence.
         process_index: This process among them. None: likewise.
-        split_batches: Cut each batch into one piece for each process, instead of dealing whole batches.
+        split_batches: Cut each batch into one piece for each process, instead of distributing whole batches.
         put_on_device: Move the batches to the device.
         rng_types: Generators to synchronise at the start of each epoch. The one that the order is drawn from
             always is.

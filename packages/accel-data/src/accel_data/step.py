@@ -64,7 +64,7 @@ def shape_of_step(num_samples: int, *, rows: int, num_ranks: int, even: bool) ->
     return StepShape((rows,) * num_ranks if even else num_valid, num_valid)
 
 
-def deal_step(
+def split_step(
     samples: Sequence[T], *, rows: int, num_ranks: int, even: bool, first: Sequence[T]
 ) -> tuple[list[list[T]], StepShape]:
     """Return each rank's part of a step, and the shape.
@@ -82,7 +82,7 @@ def deal_step(
 
 
 def pad_pieces(pieces: Iterable[list[T]], *, rows: int, first: Sequence[T]) -> list[list[T]]:
-    """Return the pieces completed to ``rows`` with ``first``, over and over, where one goes on for the next."""
+    """Return the pieces completed to ``rows`` each, with the samples of ``first`` in turn, repeated as needed."""
     padding = cycle(first)
     return [piece + list(islice(padding, rows - len(piece))) for piece in pieces]
 

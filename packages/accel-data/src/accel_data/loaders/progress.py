@@ -124,11 +124,22 @@ class Progress:
         """Whether the next pass resumes an epoch in the middle."""
         return self.resumption is not None and self.resumption.position != START
 
-    def position(self) -> Position:
-        """Return how far the epoch has been read."""
+    def current(self) -> Resumption:
+        """Return what a pass needs to begin where this one stands."""
         if self.resumption is not None:
-            return self.resumption.position
-        if self.plan is not None and self.sampler_pass is not None:
-            batches = self.start.batches + self.steps * self.sampler_pass.batches_per_step
-            return Position(self.plan.consumed(self.steps), batches)
-        return self.end
+            return self.resumption
+        workers = self.worker_states
+        return Resumption(
+            position=self._position(),
+            dataset_state=self.dataset_state,
+            loader_state=self.loader_state,
+            worker_states=None if workers is None else workers.in_turn(),
+            stream_workers=None if workers is None else workers.of_stream(),
+            is_complete=self.is_complete,
+        )
+
+    def _position(self) -> Position:
+        if self.plan is None or self.sampler_pass is None:
+            return self.end
+        batches = self.start.batches + self.steps * self.sampler_pass.batches_per_step
+        return Position(self.plan.consumed(self.steps), batches)

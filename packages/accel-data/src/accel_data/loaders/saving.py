@@ -46,14 +46,14 @@ def save_progress(
         ranks: Ranks that share the data.
         is_per_rank: Whether the state is this rank's alone.
     """
-    position = progress.position()
+    current = progress.current()
     order_state, is_drawn = _order_state(progress, base)
     sampler = get_sampler(base)
     return {
         "version": VERSION,
         "epoch": progress.epoch,
-        "samples": position.samples,
-        "batches": position.batches,
+        "samples": current.position.samples,
+        "batches": current.position.batches,
         "num_processes": ranks.num_ranks,
         "rank": ranks.rank if is_per_rank else None,
         "num_samples": num_samples(base),
@@ -61,11 +61,11 @@ def save_progress(
         "generator": None if order_state is None else _to_text(order_state),
         "is_order_drawn": is_drawn,
         "dataset": _dataset_state(progress, base),
-        "workers": None if is_iterable(base) else _worker_states(progress),
-        "stream_workers": _stream_workers(progress) if is_iterable(base) else None,
+        "workers": None if is_iterable(base) else current.worker_states,
+        "stream_workers": current.stream_workers if is_iterable(base) else None,
         "num_workers": base.num_workers if is_iterable(base) else None,
-        "loader": _kept(progress, "loader_state"),
-        "is_complete": _kept(progress, "is_complete"),
+        "loader": current.loader_state,
+        "is_complete": current.is_complete,
     }
 
 
@@ -98,7 +98,9 @@ def load_progress(
         sampler.initial_seed, sampler.is_seed_given = state["seed"], True
     order_state = None if state["generator"] is None else _from_text(state["generator"])
     if not state["is_order_drawn"]:
-        _set_generator(base, order_state)
+        generator = _generator(base)
+        if generator is not None and order_state is not None:
+            generator.set_state(order_state)
         order_state = None
     progress.begin_pass(Position())
     progress.epoch = state["epoch"]
@@ -148,39 +150,17 @@ def _generator(base: DataLoader[Any]) -> torch.Generator | None:
     return shard.generator
 
 
-def _set_generator(base: DataLoader[Any], state: torch.Tensor | None) -> None:
-    generator = _generator(base)
-    if generator is not None and state is not None:
-        generator.set_state(state)
-
-
 def _dataset_state(progress: Progress, base: DataLoader[Any]) -> Any:
     if is_iterable(base):
         has_ended = progress.resumption is None and progress.is_complete and not base.num_workers
         if has_ended and has_state(stream_of(base)):
             # Right after its last batch the data set may not know yet that the epoch has ended.
             return copy.deepcopy(stream_of(base).state_dict())
-        return _kept(progress, "dataset_state")
+        return progress.current().dataset_state
     dataset: Any = base.dataset
     if not has_state(dataset):
         return None
     return dataset.state_dict() if progress.dataset_state is None else progress.dataset_state
-
-
-def _worker_states(progress: Progress) -> list[Any] | None:
-    if progress.resumption is not None:
-        return progress.resumption.worker_states
-    return None if progress.worker_states is None else progress.worker_states.in_turn()
-
-
-def _stream_workers(progress: Progress) -> dict[str, Any] | None:
-    if progress.resumption is not None:
-        return progress.resumption.stream_workers
-    return None if progress.worker_states is None else progress.worker_states.of_stream()
-
-
-def _kept(progress: Progress, name: str) -> Any:
-    return getattr(progress if progress.resumption is None else progress.resumption, name)
 
 
 def _check_version(state: dict[str, Any]) -> None:

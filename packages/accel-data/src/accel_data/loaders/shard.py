@@ -21,7 +21,7 @@ from accel_state.errors import StateError
 
 
 class DataLoaderShard(PreparedLoader):
-    """Read this rank's batches, put them on the device, and know which is the last.
+    """Read this rank's batches, put them on the device, and report which is the last.
 
     Args:
         dataset: As for `DataLoader`.
@@ -63,7 +63,7 @@ class DataLoaderShard(PreparedLoader):
 
     @property
     def even_batches(self) -> bool:
-        """Whether the last step is filled up so that all ranks get as much. May be set between epochs."""
+        """Whether the last step is completed so that all ranks get equally large batches. May be set between epochs."""
         source = _sharded_source(self.base_dataloader)
         return source is not None and source.even_batches
 

@@ -46,7 +46,7 @@ def shard_stream(
     """Return ``loader`` with one rank's part of its stream; a stream that has been sharded stays as it is.
 
     A data set that can shard itself (``shard`` and ``num_shards``) is asked to, if the ranks then get the same
-    number of shards: no rank reads what it does not need. How much such a rank has is not known beforehand.
+    number of shards: no rank reads what it does not need. The length of such a part is unknown.
     """
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDatasetShard):

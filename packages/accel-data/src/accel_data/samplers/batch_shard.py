@@ -29,7 +29,7 @@ class BatchSamplerShard(Delegating, BatchSampler):
             them. With ``drop_last`` only steps in which every rank has a full batch are kept.
         num_processes: Ranks that share the batches.
         process_index: The rank of this shard.
-        split_batches: Cut each batch into one piece for each rank, instead of dealing whole batches.
+        split_batches: Cut each batch into one piece for each rank, instead of distributing whole batches.
         even_batches: Complete the last step with samples from the beginning, so that all ranks get equally
             many, equally large batches. May be set between epochs.
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accel_data.step import StepShape, deal_step, full_step, shape_of_step
+from accel_data.step import StepShape, full_step, shape_of_step, split_step
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """Deals positions ``[start, num_samples)`` of an epoch to the ranks in steps of ``rows * num_ranks``.
+    """Distributes positions ``[start, num_samples)`` of an epoch to the ranks in steps of ``rows * num_ranks``.
 
     At step ``i`` rank ``r`` reads ``rows`` positions from ``start + (i * num_ranks + r) * rows``, so what the
     ranks read in one step, one after the other, is a stretch of the epoch in its own order. Splitting a batch
-    of ``rows * num_ranks`` and dealing whole batches of ``rows`` are the same thing.
+    of ``rows * num_ranks`` and distributing whole batches of ``rows`` are the same thing.
 
     Args:
         num_samples: Length of the epoch.
@@ -82,7 +82,7 @@ class ShardPlan:
         high = low + self.rows
         if high <= self.num_samples:
             return list(order[low:high])
-        pieces, _ = deal_step(
+        pieces, _ = split_step(
             order[self.start + step * self.global_rows : self.num_samples],
             rows=self.rows,
             num_ranks=self.num_ranks,

@@ -41,11 +41,11 @@ class SampledStep:
 
 
 class SamplerPass:
-    """Draws the order of a pass and yields this rank's batches. Iterate it once.
+    """One pass: draws the order and yields this rank's batches. Iterate it once.
 
     Args:
         source: What the order is drawn from.
-        sharding: How batches are dealt where there is no plan.
+        sharding: How batches are distributed if there is no plan.
         rank: This rank.
         plan: The arithmetic of the pass, where the order can be entered anywhere.
         start: Where the pass begins.

@@ -32,12 +32,12 @@ class StreamStep:
 
 @dataclass(frozen=True, slots=True)
 class StreamSharding:
-    """How a stream of batches is dealt to ``num_ranks`` ranks.
+    """How a stream of batches is distributed to ``num_ranks`` ranks.
 
     Args:
         num_ranks: Ranks that share the stream.
         rows: Rows of one rank in a full step; None when the batches have no fixed size.
-        split: Cut each batch into pieces instead of dealing whole batches.
+        split: Cut each batch into pieces instead of distributing whole batches.
         even: Complete short pieces with the first samples of the stream; needs ``rows``.
         drop_last: Leave out a last step in which a rank would have no batch.
         source: Name of what yields the batches, for messages.
@@ -63,7 +63,7 @@ class StreamSharding:
             first: The first samples of the stream, if ``batches`` does not begin with them.
 
         Raises:
-            ConfigError: If a batch has a size that cannot be dealt.
+            ConfigError: If a batch has a size that cannot be distributed.
         """
         group = self._next_group(batches)
         first = [] if first is None else list(first)
@@ -107,7 +107,7 @@ class StreamSharding:
                 )
         if not is_last and not self.even and len(group) < self.num_ranks:
             raise ConfigError(
-                f"`split_batches` cannot give each of {self.num_ranks} processes a part of the batch of {size} that "
+                f"`split_batches` cannot give each of {self.num_ranks} processes a part of a batch of {size} that "
                 f"`{self.source}` yielded before its last. Pass `split_batches=False`."
             )
 
