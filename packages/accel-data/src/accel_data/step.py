@@ -31,11 +31,6 @@ class StepShape:
         return sum(self.num_valid)
 
     @property
-    def is_padded(self) -> bool:
-        """Whether some rank has padding."""
-        return self.rows != self.num_valid
-
-    @property
     def is_even(self) -> bool:
         """Whether all ranks have the same number of rows."""
         return min(self.rows) == max(self.rows)
@@ -43,7 +38,7 @@ class StepShape:
     @property
     def is_full(self) -> bool:
         """Whether all ranks have the same number of rows, and none is padding."""
-        return self.is_even and not self.is_padded
+        return self.is_even and self.rows == self.num_valid
 
 
 def full_step(rows: int, num_ranks: int) -> StepShape:
