@@ -46,8 +46,8 @@ def test_ranks_that_differ_on_a_shared_axis_only_read_the_same(
 
 
 def test_one_reader_is_taken_for_each_part_of_the_data() -> None:
-    assert DataRanks(2, 0, (0, 1, 0, 1)).readers == (0, 1)
-    assert DataRanks(2, 0, (0, 0, 1, 1)).readers == (0, 2)
+    assert DataRanks(2, 0, (0, 1, 0, 1)).representatives == (0, 1)
+    assert DataRanks(2, 0, (0, 0, 1, 1)).representatives == (0, 2)
     assert DataRanks(2, 0, (0, 0, 1, 1)).is_shared
     assert not DataRanks(2, 0, (0, 1)).is_shared
 

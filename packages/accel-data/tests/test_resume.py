@@ -303,7 +303,9 @@ def test_number_of_ranks_and_batch_size_may_change(
         stream: list[int] = []
         for batches in islice(zip_all(some), stop):
             shape = some[0].step_shape
-            stream += [row for batch, real in zip(batches, shape.real) for row in rows(batch)[:real]]
+            stream += [
+                row for batch, num_valid in zip(batches, shape.num_valid) for row in rows(batch)[:num_valid]
+            ]
         return stream
 
     whole = real_rows(loaders(1, 3), None)
@@ -403,6 +405,28 @@ def test_workers_go_on_with_a_stateful_stream_where_each_of_them_left_off(
             assert rows(batch) == whole[num_seen]
             state = one_more.state_dict()
             break
+
+
+class LazyLoader(DataLoader):
+    """A loader class whose iteration starts the workers only when the first batch is asked for."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            yield batch + 100
+
+
+def test_workers_of_a_loader_class_with_an_iteration_of_its_own_are_resumed_too() -> None:
+    def loader() -> Any:
+        given = LazyLoader(DealtStream(11), batch_size=3, num_workers=2)
+        return prepare_data_loader(given, num_processes=1, process_index=0, dispatch_batches=False)
+
+    first = loader()
+    batches = iter(first)
+    assert [rows(next(batches)) for _ in range(3)] == [[100, 102, 104], [101, 103, 105], [106, 108, 110]]
+    second = loader()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert [rows(batch) for batch in second] == [[107, 109]]
+    assert len(list(second)) == 4
 
 
 def test_workers_go_on_with_a_stateful_stream_for_another_number_of_ranks() -> None:

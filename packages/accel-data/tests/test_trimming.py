@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from accel_data.step_shape import StepShape, full_step
+from accel_data.step import StepShape, full_step
 from accel_data.trimming import items_without_rows, select_blocks, select_rows, tensor_without_rows
 
 

@@ -6,10 +6,13 @@ from accel_state.lazy import attach
 
 if TYPE_CHECKING:
     from accel_data.configuration import DataLoaderConfiguration as DataLoaderConfiguration
+    from accel_data.even_batches import override_even_batches as override_even_batches
     from accel_data.iterable_shard import IterableDatasetShard as IterableDatasetShard
+    from accel_data.loader_workers import keep_workers as keep_workers
     from accel_data.loaders.adapter import DataLoaderAdapter as DataLoaderAdapter
     from accel_data.loaders.dispatcher import DataLoaderDispatcher as DataLoaderDispatcher
     from accel_data.loaders.epochs import get_sampler as get_sampler
+    from accel_data.loaders.prepared import PreparedLoader as PreparedLoader
     from accel_data.loaders.shard import DataLoaderShard as DataLoaderShard
     from accel_data.loaders.skip import SkipDataLoader as SkipDataLoader
     from accel_data.loaders.state_mixin import DataLoaderStateMixin as DataLoaderStateMixin
@@ -35,12 +38,15 @@ __getattr__, __dir__, __all__ = attach(
         "DataLoaderShard": "accel_data.loaders.shard",
         "DataLoaderStateMixin": "accel_data.loaders.state_mixin",
         "IterableDatasetShard": "accel_data.iterable_shard",
+        "PreparedLoader": "accel_data.loaders.prepared",
         "SeedableRandomSampler": "accel_data.samplers.seedable",
         "SkipBatchSampler": "accel_data.samplers.skip",
         "SkipDataLoader": "accel_data.loaders.skip",
         "gather_for_metrics": "accel_data.metrics",
         "get_sampler": "accel_data.loaders.epochs",
         "is_torchdata_stateful_dataloader_available": "accel_data.stateful",
+        "keep_workers": "accel_data.loader_workers",
+        "override_even_batches": "accel_data.even_batches",
         "prepare_data_loader": "accel_data.prepare",
         "skip_first_batches": "accel_data.skipping",
     },

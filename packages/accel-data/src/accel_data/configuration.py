@@ -10,20 +10,20 @@ from accel_state.errors import ConfigError
 
 @dataclass
 class DataLoaderConfiguration:
-    """Say once how every data loader of an `Accelerator` is prepared.
+    """Options for all data loaders of an `Accelerator`.
 
     Args:
         split_batches: Split each batch of the given loader over the processes, so that its batch size is the
             global one; it must be a multiple of the number of processes. When False each process reads whole
             batches, and the global batch is ``batch_size * num_processes``.
-        dispatch_batches: Read on the main process alone and send each process its part. None: True for an
+        dispatch_batches: Read on the main process only and send each process its part. None: True for an
             `IterableDataset`, False otherwise.
         even_batches: Complete the last global batch with samples from the start of the epoch, so that every
             process sees the same number of equally large batches.
-        use_seedable_sampler: Replace a `RandomSampler` by a `SeedableRandomSampler`, whose order depends on
-            the seed and the epoch alone.
+        use_seedable_sampler: Replace a `RandomSampler` by a `SeedableRandomSampler`, whose order depends
+            only on the seed and the epoch.
         data_seed: Seed of the seedable sampler. None: the current seed of torch on the main process.
-        non_blocking: Copy to the device without waiting. Useful with ``pin_memory=True`` only.
+        non_blocking: Copy to the device without waiting. Only useful with ``pin_memory=True``.
         use_stateful_dataloader: Build on `torchdata.stateful_dataloader.StatefulDataLoader`.
     """
 

@@ -1,29 +1,27 @@
-"""The samples of one rank of a stream."""
+"""One rank's samples of a stream."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from itertools import cycle, islice
+from itertools import islice
 from typing import Any, Self
 
 from torch.utils.data import IterableDataset
 
-from accel_data.stand_in import StandIn
-from accel_data.step_shape import StepShape, full_step
-from accel_state.errors import ConfigError
+from accel_data.dataset_proxy import DatasetProxy
+from accel_data.step import StepShape, full_step, rows_of_rank, shape_of_step, split_step
 
 
-class IterableDatasetShard(StandIn):
-    """Yield the samples of one rank, so that batches cut from them together are the stream in its order.
+class IterableDatasetShard(DatasetProxy):
+    """Yield the samples of one rank, so that the batches of all ranks together keep the order of the stream.
 
     On two processes, with a batch size of 4 and the samples ``0`` to ``7``, process 0 yields ``0, 1, 2, 3``
     and process 1 ``4, 5, 6, 7``; with ``split_batches`` process 0 yields ``0, 1, 4, 5`` and process 1 ``2, 3,
     6, 7``. Every rank reads the whole stream.
 
     Args:
-        dataset: The stream. In a worker process it yields what it yields there; it has to know about workers
-            itself.
+        dataset: The stream. If it is read by several workers, it has to divide itself among them.
         batch_size: Rows of each rank's batch, or of all ranks together with ``split_batches``.
         drop_last: Leave out the last samples if they do not fill a batch on every rank.
         num_processes: Ranks that share the stream.
@@ -46,11 +44,7 @@ class IterableDatasetShard(StandIn):
         *,
         even_batches: bool = True,
     ) -> None:
-        if split_batches and batch_size % num_processes:
-            raise ConfigError(
-                "`split_batches` needs a batch size that is a multiple of the number of processes "
-                f"({num_processes}), got {batch_size}. Change the batch size or pass `split_batches=False`."
-            )
+        rows_of_rank(batch_size, num_processes, split_batches=split_batches)
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.num_processes = num_processes
@@ -68,7 +62,7 @@ class IterableDatasetShard(StandIn):
         return self.batch_size // self.num_processes if self.split_batches else self.batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the stream its epoch, if it wants to know."""
+        """Pass the epoch on to the stream, if it has a ``set_epoch``."""
         self.epoch = epoch
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
@@ -80,7 +74,7 @@ class IterableDatasetShard(StandIn):
         return shard
 
     def marking(self) -> Self:
-        """Return a shard that yields `Marked` samples, which know the shape of their step."""
+        """Return a shard that yields `Marked` samples, which carry the shape of their step."""
         shard = copy.copy(self)
         shard._is_marking = True
         return shard
@@ -92,7 +86,8 @@ class IterableDatasetShard(StandIn):
             return full * rows
         if self.even_batches:
             return (full + bool(rest)) * rows
-        return full * rows + min(max(rest - self.process_index * rows, 0), rows)
+        last = shape_of_step(rest, rows=rows, num_ranks=self.num_processes, even=False)
+        return full * rows + last.rows[self.process_index]
 
     def __iter__(self) -> Iterator[Any]:
         for piece, shape in self._steps():
@@ -102,22 +97,22 @@ class IterableDatasetShard(StandIn):
                 yield from piece
 
     def _steps(self) -> Iterator[tuple[list[Any], StepShape]]:
-        """Yield this rank's samples step by step, having read no further than the step."""
+        """Yield this rank's samples of each step, reading no further than the end of the step."""
         rows, ranks = self.rows_per_rank, self.num_processes
         full, mine = full_step(rows, ranks), slice(self.process_index * rows, (self.process_index + 1) * rows)
         stream = iter(self.dataset)
-        head = list(islice(stream, min(self._start, rows * ranks)))
-        next(islice(stream, self._start - len(head), self._start - len(head)), None)
+        first = list(islice(stream, min(self._start, rows * ranks)))
+        next(islice(stream, self._start - len(first), self._start - len(first)), None)
         while step := list(islice(stream, rows * ranks)):
-            head += step[: rows * ranks - len(head)]
+            first += step[: rows * ranks - len(first)]
             if len(step) == rows * ranks:
                 yield step[mine], full
                 continue
             if not self.drop_last:
-                real = tuple(min(max(len(step) - rank * rows, 0), rows) for rank in range(ranks))
-                if self.even_batches:
-                    step += islice(cycle(head), rows * ranks - len(step))
-                yield step[mine], StepShape(full.rows if self.even_batches else real, real)
+                pieces, shape = split_step(
+                    step, rows=rows, num_ranks=ranks, even=self.even_batches, first=first
+                )
+                yield pieces[self.process_index], shape
             return
 
 

@@ -14,12 +14,12 @@ SHARED_AXES = frozenset(AXES) - frozenset(DATA_AXES)
 
 @dataclass(frozen=True, slots=True)
 class DataRanks:
-    """This rank's place among those that read different data.
+    """The data-parallel rank of this process: ranks of the world with the same one read the same data.
 
     Args:
-        num_ranks: How many there are.
-        rank: This rank's number among them.
-        of_world: That number of every rank of the world.
+        num_ranks: Data-parallel ranks.
+        rank: That of this process.
+        of_world: That of every rank of the world.
     """
 
     num_ranks: int
@@ -27,32 +27,32 @@ class DataRanks:
     of_world: tuple[int, ...]
 
     @property
-    def readers(self) -> tuple[int, ...]:
-        """For each number the first rank of the world that has it; gathered rows are taken from these."""
+    def representatives(self) -> tuple[int, ...]:
+        """For each number the first rank of the world that has it. Gathered rows are taken from these."""
         first: dict[int, int] = {}
-        for one, number in enumerate(self.of_world):
-            first.setdefault(number, one)
+        for rank, number in enumerate(self.of_world):
+            first.setdefault(number, rank)
         return tuple(first[number] for number in range(self.num_ranks))
 
     @property
     def is_shared(self) -> bool:
-        """Whether some ranks read the same."""
+        """Whether some ranks of the world read the same data."""
         return len(self.of_world) > self.num_ranks
 
 
 def all_different(num_ranks: int, rank: int) -> DataRanks:
-    """Return the place of ``rank`` where every rank reads data of its own."""
+    """Return the data ranks of a run in which every rank reads its own data."""
     return DataRanks(num_ranks, rank, tuple(range(num_ranks)))
 
 
 def ranks_of_layout(layout: MeshLayout, rank: int) -> DataRanks:
-    """Return the place of ``rank`` in a run of that layout."""
+    """Return the data ranks of a run of that layout, as seen by ``rank``."""
     of_world = layout.indices(*DATA_AXES)
     return DataRanks(layout.num_data_ranks, of_world[rank], of_world)
 
 
 def ranks_of_run() -> DataRanks:
-    """Return the place of this process in the run, whose state is built if it is not there yet."""
+    """Return the data ranks of this run; builds its state if there is none yet."""
     from accel_state.partial_state import PartialState
     from accel_state.runtime import current_runtime
 
@@ -62,8 +62,8 @@ def ranks_of_run() -> DataRanks:
 
 
 def data_ranks(mesh: Any) -> DataRanks:
-    """Return how the data is shared out on ``mesh``: along its data axes, never along tensor, context or pipeline
-    axes.
+    """Return the data ranks of ``mesh``: the data is divided along its data axes, not along tensor, context or
+    pipeline axes.
 
     Args:
         mesh: A `torch.distributed.device_mesh.DeviceMesh` with named axes, over all ranks of the world.
@@ -76,6 +76,6 @@ def data_ranks(mesh: Any) -> DataRanks:
             num_ranks, rank = num_ranks * size, rank * size + mesh.get_local_rank(name)
     data_axes = [axis for axis, name in enumerate(names) if name not in SHARED_AXES]
     shared_axes = [axis for axis, name in enumerate(names) if name in SHARED_AXES]
-    world = mesh.mesh.permute(*data_axes, *shared_axes).reshape(num_ranks, -1).tolist()
-    number_of = {one: number for number, ranks in enumerate(world) for one in ranks}
-    return DataRanks(num_ranks, rank, tuple(number_of[one] for one in sorted(number_of)))
+    groups = mesh.mesh.permute(*data_axes, *shared_axes).reshape(num_ranks, -1).tolist()
+    number_of = {member: number for number, group in enumerate(groups) for member in group}
+    return DataRanks(num_ranks, rank, tuple(number_of[member] for member in sorted(number_of)))

@@ -1,4 +1,4 @@
-"""Gather what was computed from a step: the samples of the data set, each once, in order."""
+"""Gather the results of a step without padding: one row for each sample, in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from accel_data.mesh import DataRanks, ranks_of_run
-from accel_data.step_shape import StepShape
+from accel_data.step import StepShape
 from accel_data.subgroup import gather_among
 from accel_data.trimming import (
     items_without_rows,
@@ -28,18 +28,19 @@ from accel_state.gradient_state import current_gradient
 
 
 def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> Any:
-    """Gather over all ranks and remove rows that are there twice: those that only filled up the last step, and
-    those of ranks that read the same, such as the ranks of a tensor-parallel group.
+    """Gather over all ranks and remove duplicate rows: the padding of the last step, and the rows of ranks that
+    read the same data, such as the ranks of a tensor-parallel group.
 
     Call it in the loop over a prepared loader, on every rank that has a batch. Over the whole loop it returns
     exactly the samples of the data set, in the order of the epoch. What has no row for each sample, such as the mean
-    of a batch, comes back from all ranks, with a warning if the last step is filled up. So does everything outside of
+    of a batch, is returned from all ranks, with a warning if the last step is padded. So is everything outside of
     loops, and the last step of a stream whose end is not known.
 
     Args:
         input_data: Nested tensors with one row for each row of this rank's batch, of equal shapes on all
             ranks; or objects, best a list with one item for each row.
-        use_gather_object: Gather objects instead of tensors; returns one list. So it is where there is no tensor.
+        use_gather_object: Gather objects instead of tensors, and return one list. Without any tensor this is
+            always done.
 
     Returns:
         The same structure on every rank that called it. In the last step of a loader with
@@ -63,23 +64,22 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
         return _gather_blocks(input_data, ranks, use_gather_object)
     if not shape.is_even:
         return _gather_uneven(input_data, shape, ranks, use_gather_object)
-    is_plain = shape.is_plain and not ranks.is_shared
-    if is_plain and not loader.will_pad:
+    needs_all = shape.is_full and not ranks.is_shared
+    if needs_all and not loader.will_pad:
         return _gather(input_data, use_gather_object)
     if not loader.counts_batches:
-        # From the first step on, if the last one is going to be filled up: better now than after a long
-        # evaluation.
+        # At the first step already: a warning at the last one would come after a long evaluation.
         found = (items_without_rows if use_gather_object else tensor_without_rows)(input_data, shape.rows[0])
         if found:
             _warn_of_missing_rows(found, shape.rows[0])
-    if is_plain:
+    if needs_all:
         return _gather(input_data, use_gather_object)
     if use_gather_object:
-        return _select_items(gather_object([input_data]), shape, ranks.readers, loader.counts_batches)
+        return _select_items(gather_object([input_data]), shape, ranks.representatives, loader.counts_batches)
     gathered = gather(input_data)
     if loader.counts_batches:
-        return select_blocks(gathered, shape, ranks.readers, len(ranks.of_world))
-    return select_rows(gathered, shape, ranks.readers, len(ranks.of_world))
+        return select_blocks(gathered, shape, ranks.representatives, len(ranks.of_world))
+    return select_rows(gathered, shape, ranks.representatives, len(ranks.of_world))
 
 
 def _gather(data: Any, use_gather_object: bool) -> Any:
@@ -87,13 +87,13 @@ def _gather(data: Any, use_gather_object: bool) -> Any:
 
 
 def _gather_blocks(data: Any, ranks: DataRanks, use_gather_object: bool) -> Any:
-    """Gather whatever each rank has, once from each of those that read different data."""
+    """Gather everything, from one of the ranks that read the same data."""
     if not ranks.is_shared:
         return _gather(data, use_gather_object)
     if use_gather_object:
         values = gather_object([data])
-        return [item for reader in ranks.readers for item in _items(values[reader])]
-    return whole_blocks(gather(data), ranks.readers, len(ranks.of_world))
+        return [item for rank in ranks.representatives for item in _items(values[rank])]
+    return whole_blocks(gather(data), ranks.representatives, len(ranks.of_world))
 
 
 def _holds_objects(data: Any) -> bool:
@@ -103,17 +103,17 @@ def _holds_objects(data: Any) -> bool:
 
 
 def _select_items(
-    values: list[Any], shape: StepShape, readers: tuple[int, ...], counts_batches: bool
+    values: list[Any], shape: StepShape, representatives: tuple[int, ...], counts_batches: bool
 ) -> list[Any]:
     selected: list[Any] = []
-    for reader, rows, real in zip(readers, shape.rows, shape.real, strict=True):
-        value = values[reader]
+    for rank, rows, num_valid in zip(representatives, shape.rows, shape.num_valid, strict=True):
+        value = values[rank]
         if counts_batches:
-            selected += _items(value) if real else []
+            selected += _items(value) if num_valid else []
         elif items_without_rows(value, rows):
             selected += _items(value)
         else:
-            selected += value[:real]
+            selected += value[:num_valid]
     return selected
 
 
@@ -123,12 +123,12 @@ def _items(value: Any) -> list[Any]:
 
 
 def _gather_uneven(data: Any, shape: StepShape, ranks: DataRanks, use_gather_object: bool) -> Any:
-    """Gather among the ranks with a batch, whose lengths may differ; nothing is repeated in such a step."""
-    members = tuple(one for one, number in enumerate(ranks.of_world) if shape.rows[number])
-    readers = set(ranks.readers)
+    """Gather among the ranks with a batch. Their lengths may differ, and such a step has no padding."""
+    members = tuple(rank for rank, number in enumerate(ranks.of_world) if shape.rows[number])
+    representatives = set(ranks.representatives)
     device = None if use_gather_object else find_device(data)
     values = gather_among(members, data if use_gather_object else send_to_device(data, torch.device("cpu")))
-    kept = [value for one, value in zip(members, values, strict=True) if one in readers]
+    kept = [value for rank, value in zip(members, values, strict=True) if rank in representatives]
     if not use_gather_object:
         joined = concatenate(kept)
         return joined if device is None else send_to_device(joined, device)
@@ -141,7 +141,7 @@ def _data_ranks(loader: Any) -> DataRanks:
     if len(ranks.of_world) != world_size:
         raise StateError(
             f"The active data loader was prepared for {len(ranks.of_world)} processes, but {world_size} are "
-            "running, so which of the gathered rows belong together cannot be known. Prepare it without "
+            "running, so it is unknown which of the gathered rows are duplicates. Prepare it without "
             "`num_processes`, or use `gather`."
         )
     return ranks
@@ -149,9 +149,9 @@ def _data_ranks(loader: Any) -> DataRanks:
 
 def _warn_of_unknown_end() -> None:
     warnings.warn(
-        "The data set of the active data loader ended at a place that this rank cannot know, so `gather_for_metrics` "
-        "removes nothing from the last step, of which rows may repeat others. Prepare the loader with "
-        "`dispatch_batches=True` to get each sample once.",
+        "It is unknown where the data set of the active data loader ended, so `gather_for_metrics` removes nothing "
+        "from the last step, which may contain duplicate rows. Prepare the loader with `dispatch_batches=True` to "
+        "get each sample once.",
         stacklevel=3,
     )
 
@@ -159,7 +159,7 @@ def _warn_of_unknown_end() -> None:
 def _warn_of_missing_rows(found: str, rows: int) -> None:
     warnings.warn(
         f"{found}, but this rank's batch has {rows}, so `gather_for_metrics` returns it from all ranks in each step, "
-        "also where they have read samples again to fill the last one. Pass one row for each sample (for a loss: "
+        "including those that repeat samples in the last one. Pass one row for each sample (for a loss: "
         "`reduction='none'`) to count each once.",
         stacklevel=3,
     )
@@ -167,7 +167,7 @@ def _warn_of_missing_rows(found: str, rows: int) -> None:
 
 def _warn_outside_of_loops() -> None:
     warnings.warn(
-        "`gather_for_metrics` was called outside of a loop over a prepared data loader: nothing is removed, "
-        "so samples that were read twice to fill the last step stay in. Call it in the loop, for each batch.",
+        "`gather_for_metrics` was called outside of a loop over a prepared data loader, so it removes nothing: "
+        "samples that were repeated in the last step are counted twice. Call it in the loop, for each batch.",
         stacklevel=3,
     )

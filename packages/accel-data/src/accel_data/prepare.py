@@ -1,4 +1,4 @@
-"""Make one rank's loader out of an ordinary one."""
+"""Prepare an ordinary loader for one rank."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def prepare_data_loader(
     use_stateful_dataloader: bool = False,
     torch_device_mesh: Any = None,
 ) -> DataLoader[Any]:
-    """Return a loader that yields this process's part of ``dataloader``, which stays as it is.
+    """Return a loader that yields this process's part of ``dataloader``, which is not changed.
 
     Args:
-        dataloader: The loader to share out. Its class, data set, workers, collation, pinning and generator
+        dataloader: The loader. Its class, data set, workers, collation, pinning and generator
             are kept.
         device: Where the batches go. None: the device of `PartialState`.
         num_processes: Processes that share the data. None: those of the run that read different data, by its
-            `ParallelismConfig`. A mesh is asked before both.
+            `ParallelismConfig`. A mesh takes precedence.
         process_index: This process among them. None: likewise.
-        split_batches: Cut each batch into one piece for each process, instead of dealing whole batches.
+        split_batches: Cut each batch into one piece for each process, instead of distributing whole batches.
         put_on_device: Move the batches to the device.
         rng_types: Generators to synchronise at the start of each epoch. The one that the order is drawn from
             always is.
@@ -61,7 +61,7 @@ def prepare_data_loader(
         slice_fn_for_dispatch: Cuts a batch when dispatching, called like `slice_tensors`.
         use_seedable_sampler: Replace a `RandomSampler` by a `SeedableRandomSampler`.
         data_seed: Seed of the seedable sampler. None: torch's current seed on the main process.
-        non_blocking: Copy to the device without waiting; wants ``pin_memory=True``.
+        non_blocking: Copy to the device without waiting; needs ``pin_memory=True``.
         use_stateful_dataloader: Build on torchdata's `StatefulDataLoader`.
         torch_device_mesh: Mesh of the run: ranks that differ only on its tensor, context or pipeline axes
             read the same.
@@ -76,46 +76,43 @@ def prepare_data_loader(
     ranks = _ranks(num_processes, process_index, torch_device_mesh)
     if use_stateful_dataloader:
         dataloader = to_stateful(dataloader)
-    streams = is_iterable(dataloader)
-    dispatch = streams if dispatch_batches is None else dispatch_batches
-    if slice_fn_for_dispatch is not None and not dispatch:
-        warnings.warn("`slice_fn_for_dispatch` has no effect without `dispatch_batches=True`.", stacklevel=2)
-    if use_seedable_sampler and not streams:
+    is_stream = is_iterable(dataloader)
+    if use_seedable_sampler and not is_stream:
         dataloader = with_seedable_sampler(dataloader, data_seed)
     even = even_batches and ranks.num_ranks > 1
-    if (
-        even
-        and streams
-        and not dispatch
-        and shards_itself(dataloader, ranks.num_ranks, split_batches=split_batches)
-    ):
+    options: dict[str, Any] = {
+        "device": _device(device) if put_on_device else None,
+        "rng_types": rng_types,
+        "non_blocking": non_blocking,
+        "ranks": ranks,
+    }
+    if is_stream if dispatch_batches is None else dispatch_batches:
+        return DataLoaderDispatcher.around(
+            dataloader,
+            **options,
+            synchronized_generator=_order_generator(dataloader),
+            split_batches=split_batches,
+            even_batches=even,
+            slice_fn=slice_fn_for_dispatch,
+        )
+    if slice_fn_for_dispatch is not None:
+        warnings.warn("`slice_fn_for_dispatch` has no effect without `dispatch_batches=True`.", stacklevel=2)
+    if is_stream and even and shards_itself(dataloader, ranks.num_ranks, split_batches=split_batches):
         warnings.warn(
             "`even_batches` has no effect on a data set that shards itself (`shard`, `num_shards`): some processes "
             "may get more batches than others. Pass `dispatch_batches=True`, or `even_batches=False` where the "
-            "loop can do with it.",
+            "loop copes with that.",
             stacklevel=2,
         )
-    if not dispatch and (not streams or len(ranks.of_world) > 1):
-        dataloader = (shard_stream if streams else shard_indices)(
+    if not is_stream or len(ranks.of_world) > 1:
+        dataloader = (shard_stream if is_stream else shard_indices)(
             dataloader,
             num_processes=ranks.num_ranks,
             process_index=ranks.rank,
             split_batches=split_batches,
             even_batches=even,
         )
-    prepared = (DataLoaderDispatcher if dispatch else DataLoaderShard)._around(dataloader)
-    prepared._set_up(
-        device=_device(device) if put_on_device else None,
-        rng_types=rng_types,
-        synchronized_generator=_order_generator(dataloader),
-        non_blocking=non_blocking,
-        ranks=ranks,
-    )
-    if isinstance(prepared, DataLoaderDispatcher):
-        prepared._set_up_dispatch(
-            split_batches=split_batches, even_batches=even, slice_fn=slice_fn_for_dispatch
-        )
-    return prepared
+    return DataLoaderShard.around(dataloader, **options, synchronized_generator=_order_generator(dataloader))
 
 
 def _order_generator(dataloader: DataLoader[Any]) -> torch.Generator | None:

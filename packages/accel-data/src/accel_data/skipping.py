@@ -1,4 +1,4 @@
-"""Loaders that begin in the middle of an epoch."""
+"""Loaders that start in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from accel_state.errors import ConfigError
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
     """Return a loader like ``dataloader`` without the first ``num_batches`` batches of each epoch.
 
-    Map-style data is not read at all up to there. The count is from the start of the epoch, whatever position
-    the loader was resumed at. Epochs are counted together with the given loader, which goes on with the next
-    one.
+    Skipped batches of map-style data are not read. They are counted from the start of the epoch, whatever
+    position the loader was resumed at. Both loaders count the same epochs.
 
     Args:
-        dataloader: A prepared loader or any other.
+        dataloader: A prepared or an ordinary loader.
         num_batches: Batches of this rank to leave out.
 
     Raises:
-        ConfigError: If ``num_batches`` is negative, or what is given is no loader.
+        ConfigError: If ``num_batches`` is negative, or ``dataloader`` is not a loader.
     """
     if num_batches < 0:
         raise ConfigError(f"`num_batches` must not be negative, got {num_batches}.")
     if isinstance(dataloader, PreparedLoader):
         return dataloader.skipping(num_batches)
     check_loader(dataloader)
-    return SkipDataLoader.skipping(dataloader, num_batches)
+    return SkipDataLoader.around(dataloader, skip_batches=num_batches)

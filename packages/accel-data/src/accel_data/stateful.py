@@ -34,15 +34,15 @@ def stateful_loader_class() -> type[DataLoader[Any]]:
     return loader_class
 
 
-def knows_place(state: Any) -> bool:
-    """Tell whether the state of a `StatefulDataLoader` holds the place of a stream, not just a number of
+def has_position(state: Any) -> bool:
+    """Tell whether the state of a `StatefulDataLoader` holds the position in a stream, not just a number of
     batches.
 
-    Without one torchdata reads from the beginning, and counts what it read twice when the next state is taken
-    (`next(self)` in `load_state_dict` of both iterators, torchdata 0.11.0); our own replay does not.
+    Without it torchdata reads the stream from its beginning, and counts the batches read again a second time in
+    its next state (`next(self)` in `load_state_dict` of both iterators, torchdata 0.11.0). Our own replay does not.
     """
     if not isinstance(state, dict):
         return False
     if state.get("dataset_state") is not None or state.get("dataset_iter_state") is not None:
         return True
-    return any(knows_place(value) for value in state.values())
+    return any(has_position(value) for value in state.values())

@@ -1,4 +1,4 @@
-"""Objects gathered among those ranks that still have a batch."""
+"""Objects gathered among the ranks that still have a batch."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from accel_ops.transport import current_transport
 
 
 class _Groups:
-    """The groups made so far, for the default group that they belong to."""
+    """Caches process groups for as long as the default group lives."""
 
     def __init__(self) -> None:
         self._world: weakref.ref[dist.ProcessGroup] | None = None
         self._of_ranks: dict[tuple[int, ...], weakref.ref[dist.ProcessGroup]] = {}
 
     def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        """Return the group of ``ranks``; only its members may ask."""
+        """Return the group of ``ranks``; only its members may call it."""
         world = dist.group.WORLD
         assert world is not None, "asked for while several ranks are running"
         if self._world is None or self._world() is not world:
             self._world, self._of_ranks = weakref.ref(world), {}
-        made = self._of_ranks.get(ranks)
-        group = None if made is None else made()
+        cached = self._of_ranks.get(ranks)
+        group = None if cached is None else cached()
         if group is None:
             group = dist.new_group(list(ranks), use_local_synchronization=True)
             self._of_ranks[ranks] = weakref.ref(group)
@@ -38,8 +38,7 @@ _groups = _Groups()
 def gather_among(ranks: tuple[int, ...], value: Any) -> list[Any]:
     """Return the values of ``ranks``, in their order, on each of them.
 
-    Only these ranks may call it, and all of them must. The others need not know: a group is set up by its
-    members alone.
+    Only these ranks may call it, and all of them must; the others take no part in making the group.
     """
     if len(ranks) == 1:
         return [value]

@@ -1,85 +1,61 @@
-"""Gathered rows without those that repeat others."""
+"""Gathered rows without duplicates."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from accel_data.step_shape import StepShape
+from accel_data.step import StepShape
 from accel_ops.nested.description import iterate_tensors
 from accel_ops.nested.structures import recursively_apply
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which rows of a gathered step to keep: from each reading rank's block its leading, real ones.
-
-    Args:
-        rows: Rows of each rank's block; all blocks have the same length.
-        real: For each reading rank, in the order of the data, how many of its rows are kept.
-        readers: For each of these, the number of its block.
-    """
-
-    rows: int
-    real: tuple[int, ...]
-    readers: tuple[int, ...]
-
-    def of_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the kept rows, as a view where they lie together."""
-        parts = self._parts()
-        if all(one.stop == two.start for one, two in pairwise(parts)):
-            return tensor[parts[0].start : parts[-1].stop] if parts else tensor[:0]
-        return torch.cat([tensor[part] for part in parts])
-
-    def _parts(self) -> list[slice]:
-        return [
-            slice(reader * self.rows, reader * self.rows + real)
-            for reader, real in zip(self.readers, self.real, strict=True)
-            if real
-        ]
-
-
-def select_rows(data: Any, shape: StepShape, readers: tuple[int, ...], world_size: int) -> Any:
-    """Return nested tensors, gathered from an even step, with the rows that are samples read for the first
-    time. Of tensors that have another number of rows, those of all ``readers`` are kept.
+def select_rows(data: Any, shape: StepShape, ranks: tuple[int, ...], world_size: int) -> Any:
+    """Return nested tensors, gathered from an even step, without padding. Of tensors that have another number of
+    rows, all rows of ``ranks`` are kept.
 
     Args:
         data: Tensors with the rows of all ranks of the world.
-        shape: The step over the ranks that read different data.
-        readers: For each of these, the rank of the world whose rows are taken.
+        shape: The step, over the ranks that read different data.
+        ranks: For each of these, the rank of the world whose rows are kept.
         world_size: The ranks of the world.
     """
-    rows = shape.rows[0]
-
-    def select(tensor: torch.Tensor) -> torch.Tensor:
-        own = tensor.shape[0] // world_size
-        real = shape.real if own == rows else (own,) * len(readers)
-        return Selection(own, real, readers).of_tensor(tensor)
-
-    return recursively_apply(select, data)
+    return _select(
+        data,
+        ranks,
+        world_size,
+        lambda rows: shape.num_valid if rows == shape.rows[0] else [rows] * len(ranks),
+    )
 
 
-def select_blocks(data: Any, shape: StepShape, readers: tuple[int, ...], world_size: int) -> Any:
-    """Return nested tensors as `select_rows` does, where the shape counts whole batches of any number of
-    rows.
-    """
+def select_blocks(data: Any, shape: StepShape, ranks: tuple[int, ...], world_size: int) -> Any:
+    """Return nested tensors as `select_rows` does, where the shape counts whole batches of any number of rows."""
+    return _select(data, ranks, world_size, lambda rows: [rows * bool(valid) for valid in shape.num_valid])
+
+
+def whole_blocks(data: Any, ranks: tuple[int, ...], world_size: int) -> Any:
+    """Return gathered nested tensors with the rows of ``ranks`` only; all ranks have the same number."""
+    return _select(data, ranks, world_size, lambda rows: [rows] * len(ranks))
+
+
+def _select(
+    data: Any, ranks: tuple[int, ...], world_size: int, num_kept: Callable[[int], Sequence[int]]
+) -> Any:
+    """Keep the leading rows of the blocks of ``ranks``: ``num_kept(rows)`` for blocks of ``rows`` each."""
 
     def select(tensor: torch.Tensor) -> torch.Tensor:
         rows = tensor.shape[0] // world_size
-        return Selection(rows, tuple([rows if real else 0 for real in shape.real]), readers).of_tensor(tensor)
-
-    return recursively_apply(select, data)
-
-
-def whole_blocks(data: Any, readers: tuple[int, ...], world_size: int) -> Any:
-    """Return gathered nested tensors with the rows of ``readers`` only; all ranks have as many."""
-
-    def select(tensor: torch.Tensor) -> torch.Tensor:
-        rows = tensor.shape[0] // world_size
-        return Selection(rows, (rows,) * len(readers), readers).of_tensor(tensor)
+        parts = [
+            slice(rank * rows, rank * rows + kept)
+            for rank, kept in zip(ranks, num_kept(rows), strict=True)
+            if kept
+        ]
+        if all(one.stop == two.start for one, two in pairwise(parts)):  # a view
+            return tensor[parts[0].start : parts[-1].stop] if parts else tensor[:0]
+        return torch.cat([tensor[part] for part in parts])
 
     return recursively_apply(select, data)
 

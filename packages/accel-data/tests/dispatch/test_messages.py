@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from accel_data.dispatch.dealing import Deal
 from accel_data.dispatch.messages import Kind, Messages
-from accel_data.step_shape import full_step
+from accel_data.dispatch.scatter import ScatteredStep
+from accel_data.step import full_step
 from accel_ops.transport import use_transport
 from accel_ops.transport.single_process import SingleProcess
 from accel_state.errors import StateError
@@ -34,18 +34,18 @@ class Tape(SingleProcess):
         return [sent]
 
 
-def deal(*pieces: Any) -> Deal:
-    return Deal(list(pieces), full_step(2, len(pieces)), len(pieces))
+def deal(*pieces: Any) -> ScatteredStep:
+    return ScatteredStep(list(pieces), full_step(2, len(pieces)), len(pieces))
 
 
-def exchange(deals: list[Deal]) -> tuple[list[Any], int]:
+def exchange(deals: list[ScatteredStep]) -> tuple[list[Any], int]:
     """Send steps and receive them at rank 1; return its pieces and the number of broadcasts."""
     tape = Tape()
     with use_transport(tape):
         sender = Messages(num_ranks=2, rank=0)
         for number, one in enumerate(deals):
             sender.send(one, num_following=0 if number == len(deals) - 1 else 2)
-        sender.send_word(Kind.END)
+        sender.send_kind(Kind.END)
         num_broadcasts = len(tape.recorded)
         tape.is_playing = True
         receiver = Messages(num_ranks=2, rank=1)
@@ -91,7 +91,7 @@ def test_pieces_have_memory_of_their_own() -> None:
 def test_a_failure_is_an_error_at_the_other_end() -> None:
     tape = Tape()
     with use_transport(tape):
-        Messages(num_ranks=2, rank=0).send_word(Kind.FAILURE)
+        Messages(num_ranks=2, rank=0).send_kind(Kind.FAILURE)
         tape.is_playing = True
         with pytest.raises(StateError, match="Rank 0 reads the data for all ranks and failed"):
             Messages(num_ranks=2, rank=1).receive()

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from accel_data.dispatch.dealing import Deal, Dealer
+from accel_data.batch_metadata import BatchMetadata
 from accel_data.dispatch.messages import Kind
+from accel_data.dispatch.scatter import ScatteredStep, ScatterPlan
 from accel_data.dispatch.source import read_steps, send_steps
-from accel_data.loaders.tagging import Note
 
 
 class Diary:
@@ -17,23 +17,23 @@ class Diary:
     def __init__(self) -> None:
         self.entries: list[str] = []
 
-    def send(self, deal: Deal, *, num_following: int) -> None:
+    def send(self, deal: ScatteredStep, *, num_following: int) -> None:
         self.entries.append(f"send {deal.pieces[0][0]}, {num_following} follow")
 
-    def send_word(self, kind: Kind) -> None:
+    def send_kind(self, kind: Kind) -> None:
         self.entries.append(kind.name.lower())
 
-    def batches(self, size: int, *, fails: bool = False) -> Iterator[tuple[list[str], Note]]:
+    def batches(self, size: int, *, fails: bool = False) -> Iterator[tuple[list[str], BatchMetadata]]:
         for number in range(size):
             self.entries.append(f"read {number}")
-            yield [str(number)], Note(num_samples=1)
+            yield [str(number)], BatchMetadata(num_samples=1)
         if fails:
             raise KeyError("the disk is full")
 
 
 def run(size: int, **flags: Any) -> list[str]:
     diary = Diary()
-    dealer = Dealer(num_ranks=1, rows=1, split=False, even=False)
+    dealer = ScatterPlan(num_ranks=1, rows=1, split=False, even=False)
     steps = read_steps(diary.batches(size, **flags), dealer, drop_last=False, loader_state=None)
     try:
         for step, _ in send_steps(steps, diary, rank=0):  # type: ignore[arg-type]

@@ -169,7 +169,7 @@ def dispatch_expanded() -> list[Any]:
     prepared = prepare_data_loader(
         DataLoader(list(range(5)), batch_size=2, collate_fn=expanding), dispatch_batches=True
     )
-    return [(batch.tolist(), prepared.step_shape.real) for batch in prepared]  # type: ignore[attr-defined]
+    return [(batch.tolist(), prepared.step_shape.num_valid) for batch in prepared]  # type: ignore[attr-defined]
 
 
 def test_batches_whose_rows_are_not_samples_are_handed_on_whole(world: Callable[[int], Any]) -> None:

@@ -27,7 +27,7 @@ def test_batches_are_copied_when_they_are_asked_for() -> None:
     assert isinstance(place, DirectPlacement)
     moved: Any = place.finish(place.begin({"x": torch.zeros(2)}))
     assert moved["x"].device.type == "meta"
-    source = iter([torch.zeros(1), torch.zeros(1)])
+    source = iter([(torch.zeros(1), None), (torch.zeros(1), None)])
     next(iter(place.all_of(source)))
     assert len(list(source)) == 1
 
@@ -85,11 +85,13 @@ def test_each_batch_is_waited_for_after_the_copy_of_the_next_has_begun(
 ) -> None:
     streams = Streams(monkeypatch)
     place = SideStreamPlacement(torch.device("meta"))
-    batches = place.all_of(iter([{"x": torch.zeros(1)}, {"x": torch.zeros(2)}]))
-    moved: Any = next(batches)
+    batches = place.all_of(iter([({"x": torch.zeros(1)}, "first"), ({"x": torch.zeros(2)}, "second")]))
+    moved: Any
+    moved, beside = next(batches)
+    assert beside == "first"
     assert moved["x"].device.type == "meta"
     assert streams.log == ["done 0 on side", "done 1 on side", "main waits for 0", "kept"]
-    assert [batch["x"].shape for batch in batches] == [(2,)]
+    assert [(batch["x"].shape, beside) for batch, beside in batches] == [((2,), "second")]
     assert streams.log[4:] == ["main waits for 1", "kept"]
 
 
@@ -99,7 +101,8 @@ def test_an_object_that_moves_itself_is_copied_on_the_current_stream(monkeypatch
             return f"moved to {device}"
 
     streams = Streams(monkeypatch)
-    assert list(SideStreamPlacement(torch.device("meta")).all_of(iter([Opaque()]))) == ["moved to meta"]
+    place = SideStreamPlacement(torch.device("meta"))
+    assert list(place.all_of(iter([(Opaque(), None)]))) == [("moved to meta", None)]
     assert streams.log == []
 
 

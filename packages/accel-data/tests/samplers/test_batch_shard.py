@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from accel_data import BatchSamplerShard
-from accel_data.samplers.run import Position
+from accel_data.samplers.position import Position
 from accel_state.errors import ConfigError
 
 
@@ -137,8 +137,8 @@ def test_what_the_sampler_tells_of_each_step(split: bool, is_planned: bool) -> N
         source: Any = BatchSampler(SequentialSampler(range(size)), batch_size, drop_last=False)
         source = source if is_planned else OneByOne(source)
         for rank, shard in enumerate(shards(source, num, split_batches=split, even_batches=even)):
-            run = shard.begin_run(Position())
-            batches = list(shard)
+            run = shard.new_pass()
+            batches = list(run)
             plan = run.plan
             if plan is not None:
                 shapes = [plan.shape(step) for step in range(len(batches))]
@@ -152,7 +152,7 @@ def test_what_the_sampler_tells_of_each_step(split: bool, is_planned: bool) -> N
             assert [shape.rows[rank] for shape in shapes] == [len(batch) for batch in batches]
             assert ends == [min((step + 1) * num * rows, size) for step in range(len(batches))]
             if even:
-                assert sum(shape.num_real for shape in shapes) == size
+                assert sum(shape.num_samples for shape in shapes) == size
 
 
 @given(
@@ -175,15 +175,18 @@ def test_an_epoch_left_at_n_ranks_goes_on_at_m(
 
     def read(num: int, rows: int, start: Position, stop: int | None) -> tuple[list[int], Position]:
         ranks = [BatchSamplerShard(source(rows), num, rank, even_batches=even) for rank in range(num)]
-        runs = [shard.begin_run(start) for shard in ranks]
-        batches = [list(islice(shard, stop)) for shard in ranks]
+        runs = [shard.new_pass(start) for shard in ranks]
+        batches = [list(islice(run, stop)) for run in runs]
         stream, end = [], start.samples
         for number in range(len(batches[0])):
             shape = runs[0].plan.shape(number) if runs[0].plan else list(runs[0].steps)[number].shape
             stream += [
-                index for one, real in zip(batches, shape.real) if real for index in one[number][:real]
+                index
+                for one, valid in zip(batches, shape.num_valid)
+                if valid
+                for index in one[number][:valid]
             ]
-            end += shape.num_real
+            end += shape.num_samples
         return stream, Position(end, 0)
 
     before, position = read(*first, Position(), steps)
@@ -207,8 +210,8 @@ class Unordered:
 def test_a_resumed_epoch_is_completed_from_its_beginning() -> None:
     for source in (BatchSampler(range(10), 2, False), OneByOne(BatchSampler(range(10), 2, False))):
         shard = BatchSamplerShard(source, 2, 1)
-        shard.begin_run(Position(samples=8, batches=4))
-        assert list(shard) == [[0, 1]]
+        assert list(shard.new_pass(Position(samples=8, batches=4))) == [[0, 1]]
+        assert len(list(shard)) == 3
 
 
 def test_batches_without_a_size_are_dealt_as_they_are() -> None:
@@ -251,9 +254,9 @@ def test_a_short_batch_in_the_middle_is_completed_and_told() -> None:
             return iter([[0, 1], [2], [3, 4], [5, 6]])
 
     ranks = shards(Buckets(), 2)
-    runs = [shard.begin_run(Position()) for shard in ranks]
-    assert [list(shard) for shard in ranks] == [[[0, 1], [3, 4]], [[2, 0], [5, 6]]]
-    assert [step.shape.real for step in runs[0].steps] == [(2, 1), (2, 2)]
+    runs = [shard.new_pass() for shard in ranks]
+    assert [list(run) for run in runs] == [[[0, 1], [3, 4]], [[2, 0], [5, 6]]]
+    assert [step.shape.num_valid for step in runs[0].steps] == [(2, 1), (2, 2)]
 
 
 def test_what_the_given_sampler_offers_stays_within_reach() -> None:

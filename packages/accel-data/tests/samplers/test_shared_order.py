@@ -137,7 +137,7 @@ def test_orders_that_differ_between_ranks_are_an_error_that_names_the_sampler(
 ) -> None:
     for messages in world(2).run(message_of, kind):
         assert len(messages) == 2
-        assert all(f"`{kind}` yields other indices on each process" in message for message in messages)
+        assert all(f"`{kind}` yields different indices on each process" in message for message in messages)
 
 
 def numbers_after_each_epoch(arguments: dict[str, Any], dispatch: bool) -> list[list[float]]:

@@ -1,10 +1,13 @@
 import os
 import signal
+import subprocess
 import threading
 import time
 from functools import partial
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 from accel import Accelerator
 from accel.preemption.preemption import REQUEUE, SIGNALS
@@ -28,6 +31,37 @@ def handling():
     yield handle
     for preemption in opened:
         preemption.close()
+
+
+def test_loaders_prepared_later_are_kept_too_until_handling_ends(handling):
+    accelerator, preemption = handling()
+    loader = accelerator.prepare(DataLoader([0, 1], num_workers=1))
+    assert list(loader.worker_init_fn.signals) == [signal.SIGTERM, signal.SIGUSR1]
+    assert accelerator.prepare(DataLoader([0, 1])).worker_init_fn is None
+    preemption.close()
+    assert not loader.worker_init_fn.signals
+
+
+class Pids(Dataset):
+    """Samples that tell which process has read them."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.tensor([index, os.getpid()])
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_loader_workers_outlive_a_signal_to_the_whole_job(handling, signum):
+    accelerator, _ = handling()
+    seen = []
+    for (sample,) in accelerator.prepare(DataLoader(Pids(), batch_size=1, num_workers=2)):
+        seen.append(sample[0].item())
+        if len(seen) == 3:
+            # Not by this process, which is the one that may end its workers.
+            subprocess.run(["kill", f"-{int(signum)}", str(sample[1].item())], check=True)
+    assert seen == list(range(64))
 
 
 def send(signum):

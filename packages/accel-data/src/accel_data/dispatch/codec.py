@@ -25,9 +25,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a rank needs to rebuild its piece: the structure with a `Slot` for each tensor, and its bytes'
-    place.
-    """
+    """What a rank needs to rebuild its piece: the structure with a `Slot` for each tensor, and where its bytes are."""
 
     skeleton: Any
     start: int
@@ -35,8 +33,7 @@ class Outline:
 
 
 def outline_pieces(pieces: list[Any]) -> tuple[bytes, list[tuple[int, torch.Tensor]], int]:
-    """Return the pickled outlines of the pieces, the tensors with the place of each, and the size of all
-    together.
+    """Return the pickled outlines of the pieces, the tensors with their offsets, and the total size.
 
     Tensors are numbered from the start of their own piece, so that equal pieces have equal outlines.
     """
@@ -59,17 +56,17 @@ def outline_pieces(pieces: list[Any]) -> tuple[bytes, list[tuple[int, torch.Tens
     return pickle.dumps(outlines, protocol=pickle.HIGHEST_PROTOCOL), tensors, begin
 
 
-def write_tensors(tensors: list[tuple[int, torch.Tensor]], room: torch.Tensor) -> None:
-    """Copy the bytes of the tensors to their places in ``room`` (uint8)."""
+def write_tensors(tensors: list[tuple[int, torch.Tensor]], buffer: torch.Tensor) -> None:
+    """Copy the bytes of the tensors to their offsets in ``buffer`` (uint8)."""
     for start, tensor in tensors:
         if tensor.numel():
             flat = tensor.reshape(-1).view(torch.uint8)
-            room[start : start + flat.numel()].copy_(flat)
+            buffer[start : start + flat.numel()].copy_(flat)
 
 
-def read_piece(outline: Outline, room: torch.Tensor) -> Any:
-    """Return the piece that was written to ``room``, in memory of its own."""
-    own = room[outline.start : outline.start + outline.num_bytes].clone()
+def read_piece(outline: Outline, buffer: torch.Tensor) -> Any:
+    """Return a copy of the piece that was written to ``buffer``."""
+    own = buffer[outline.start : outline.start + outline.num_bytes].clone()
 
     def fetch(slot: Slot) -> torch.Tensor:
         return own[slot.start : slot.start + slot.num_bytes].view(slot.dtype).view(slot.shape)
@@ -78,7 +75,7 @@ def read_piece(outline: Outline, room: torch.Tensor) -> Any:
 
 
 def _is_dense(value: object) -> bool:
-    """Tell whether the value is a tensor whose elements lie in rows; others are pickled with what is around them."""
+    """Tell whether the value is a strided tensor; others are pickled with the structure."""
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested
 
 

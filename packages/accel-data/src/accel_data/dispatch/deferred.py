@@ -1,4 +1,4 @@
-"""An error that is raised when its time has come."""
+"""An error that is kept and raised later."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import TracebackType
 
 
 class DeferredError:
-    """Keep an error that is raised in a ``with`` block, for `raise_now`."""
+    """Keep the error of a ``with`` block until `raise_now`."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None

@@ -1,4 +1,4 @@
-"""Count, cut and join the rows of a batch, be they rows of tensors or items of lists."""
+"""Count, cut and join the rows of a batch: rows of tensors, or items of lists."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from accel_ops.nested.structures import is_container, is_namedtuple, map_childre
 
 
 def num_rows(batch: Any) -> int | None:
-    """Return the rows of a batch: those of its first tensor, else the items of its first list; None if it has
-    neither.
-    """
+    """Return the number of rows of a batch: of its first tensor, else of its first list; None if it has neither."""
     found = _tensor_rows(batch)
     return found if found is not None else _list_rows(batch)
 
 
 def take_rows(batch: Any, low: int, high: int) -> Any:
-    """Return rows ``low`` to ``high``: of tensors as views, of lists without tensors that have an item for
-    each row.
+    """Return rows ``low`` to ``high`` of tensors, as views, and of lists with one item for each row.
 
-    What has another number of rows belongs to the batch as a whole and is handed on.
+    What has another number of rows belongs to the whole batch and is returned as it is.
     """
     rows = num_rows(batch)
 
@@ -67,11 +64,11 @@ def children(value: Any) -> list[Any]:
     """Return the direct children of a container."""
     found: list[Any] = []
 
-    def note(child: Any) -> Any:
+    def collect(child: Any) -> Any:
         found.append(child)
         return child
 
-    map_children(value, note)
+    map_children(value, collect)
     return found
 
 
@@ -92,9 +89,7 @@ def _list_rows(value: Any) -> int | None:
 
 
 def _is_row_list(value: Any) -> bool:
-    """Tell a list with an item for each row from a container: it holds no tensors, and no lists (these are
-    columns).
-    """
+    """Tell a list with one item for each row from a container, which holds tensors or lists (columns)."""
     if not isinstance(value, (list, tuple)) or is_namedtuple(value):
         return False
     return not any(

@@ -1,4 +1,4 @@
-"""The reading rank's side of a dispatched epoch."""
+"""What the main process does in a dispatched epoch: read, scatter, send."""
 
 from __future__ import annotations
 
@@ -9,83 +9,91 @@ from typing import Any
 
 import torch
 
-from accel_data.dispatch.dealing import Deal, Dealer
+from accel_data.batch_metadata import BatchMetadata
 from accel_data.dispatch.deferred import DeferredError
-from accel_data.dispatch.messages import Kind, Messages, Step
-from accel_data.loaders.tagging import Note
+from accel_data.dispatch.messages import Kind, Messages, OwnStep
+from accel_data.dispatch.scatter import ScatteredStep, ScatterPlan
 from accel_ops.nested.structures import recursively_apply
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """A step that has been read, and what was noted right after each of its batches."""
+class ReadStep:
+    """A step that has been read.
 
-    deal: Deal
-    notes: list[Note]
+    Args:
+        scattered: The pieces of all ranks.
+        metadata: Of each batch that was read.
+        loader_state: State of a stateful loader after the last of these batches.
+    """
+
+    scattered: ScatteredStep
+    metadata: list[BatchMetadata]
     loader_state: Any
 
 
 def read_steps(
-    batches: Iterator[tuple[Any, Note | None]],
-    dealer: Dealer,
+    batches: Iterator[tuple[Any, BatchMetadata | None]],
+    plan: ScatterPlan,
     *,
     drop_last: bool,
     loader_state: Callable[[], Any] | None,
-) -> Iterator[Read]:
-    """Yield the steps of an epoch, having read no further.
+) -> Iterator[ReadStep]:
+    """Yield the steps of an epoch, reading no further than the step that is asked for.
 
     Args:
-        batches: The whole data: batches with their notes.
-        dealer: Cuts it.
+        batches: The whole data: batches with their metadata.
+        plan: Scatters them.
         drop_last: Leave out a last step with too few batches.
         loader_state: Returns the state of a stateful loader.
     """
-    head: list[Any] = []
-    while group := list(islice(batches, dealer.batches_per_step)):
-        if drop_last and len(group) < dealer.batches_per_step:
+    first: list[Any] = []
+    while group := list(islice(batches, plan.batches_per_step)):
+        if drop_last and len(group) < plan.batches_per_step:
             return
         plain = [batch for batch, _ in group]
-        if dealer.even and not head:
+        if plan.even and not first:
             # Copies: a rank may change its batch of the first step in place.
-            head = [recursively_apply(torch.clone, batch) for batch in plain]
-        sizes = [None if note is None else note.num_samples for _, note in group]
-        notes = [note for _, note in group if note is not None]
-        yield Read(dealer.deal(plain, head, sizes), notes, None if loader_state is None else loader_state())
+            first = [recursively_apply(torch.clone, batch) for batch in plain]
+        sizes = [None if metadata is None else metadata.num_samples for _, metadata in group]
+        yield ReadStep(
+            plan.scatter(plain, first, sizes),
+            [metadata for _, metadata in group if metadata is not None],
+            None if loader_state is None else loader_state(),
+        )
 
 
-def send_steps(steps: Iterator[Read], messages: Messages | None, *, rank: int) -> Iterator[tuple[Step, Read]]:
-    """Yield this rank's steps and send all ranks theirs.
+def send_steps(
+    steps: Iterator[ReadStep], messages: Messages | None, *, rank: int
+) -> Iterator[tuple[OwnStep, ReadStep]]:
+    """Send all ranks their steps and yield this rank's.
 
-    The step after the next is read right after a step was sent: the other ranks work meanwhile, and the next
-    step is ready when they ask for it. An error while reading is raised where its step would have come: until
-    then all ranks go on.
+    The step after the next is read right after a step was sent, while the other ranks work. An error while
+    reading is raised when its step is due; until then all ranks go on.
 
     Args:
         steps: The epoch.
-        messages: The way to the other ranks, None if there are none.
-        rank: Of the pieces, the one for this rank.
+        messages: Connects the other ranks, None if there are none.
+        rank: This rank among those that read different data.
     """
     deferred = DeferredError()
     current, following = _next(steps, deferred), _next(steps, deferred)
     if current is None:
         _end(messages, deferred)
     while current is not None:
-        num_following = current.deal.num_with_batch if deferred.error else 0
+        step = current.scattered
+        num_following = step.num_with_batch if deferred.error else 0
         if following is not None:
-            num_following = following.deal.num_with_batch
+            num_following = following.scattered.num_with_batch
         if messages is not None:
-            messages.send(current.deal, num_following=num_following)
+            messages.send(step, num_following=num_following)
         upcoming = _next(steps, deferred) if following is not None else None
-        yield (
-            Step(current.deal.pieces[rank], current.deal.shape, num_following, current.deal.num_batches),
-            current,
-        )
+        yield OwnStep(step.pieces[rank], step.shape, num_following, step.num_batches), current
         if following is None and deferred.error is not None:
             _end(messages, deferred)
         current, following = following, upcoming
 
 
-def _next(steps: Iterator[Read], deferred: DeferredError) -> Read | None:
+def _next(steps: Iterator[ReadStep], deferred: DeferredError) -> ReadStep | None:
     if deferred.error is None:
         with deferred:
             return next(steps, None)
@@ -93,7 +101,7 @@ def _next(steps: Iterator[Read], deferred: DeferredError) -> Read | None:
 
 
 def _end(messages: Messages | None, deferred: DeferredError) -> None:
-    """Tell the others that no step comes, and raise what was the reason if there is one."""
+    """Tell the other ranks that there is no further step, and raise the error if there is one."""
     if messages is not None:
-        messages.send_word(Kind.END if deferred.error is None else Kind.FAILURE)
+        messages.send_kind(Kind.END if deferred.error is None else Kind.FAILURE)
     deferred.raise_now()

@@ -1,6 +1,4 @@
-"""A loader around a loader: it is one, of the same class, and everything it does not know is the inner
-one's.
-"""
+"""A loader that wraps another one, of the same class, and offers its attributes too."""
 
 from __future__ import annotations
 
@@ -9,14 +7,16 @@ from typing import Any, Self
 
 from torch.utils.data import DataLoader
 
+from accel_data.delegation import Delegating
+from accel_data.loaders.cloning import clone_loader, from_attributes, mixed_class, unmixed_class
 from accel_data.stateful import stateful_loader_class
 
 
-class DataLoaderAdapter(DataLoader[Any]):
+class DataLoaderAdapter(Delegating, DataLoader[Any]):
     """Wrap a `DataLoader`, or a `StatefulDataLoader` of torchdata, built from the same arguments.
 
     An instance is of the class of the inner loader as well, so `isinstance` keeps its answers. Attributes
-    that are the inner loader's are read from it and written to it.
+    that are the inner loader's are read from it and set on it.
 
     Args:
         dataset: As for `DataLoader`.
@@ -25,11 +25,13 @@ class DataLoaderAdapter(DataLoader[Any]):
         **kwargs: As for `DataLoader`.
     """
 
+    _wrapped_in = "base_dataloader"
     base_dataloader: DataLoader[Any]
+    use_stateful_dataloader: bool
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if kwargs.get("use_stateful_dataloader"):
-            mixed: type[Self] = class_around(cls, stateful_loader_class())
+            mixed: type[Self] = mixed_class(cls, stateful_loader_class())
             return super().__new__(mixed)
         return super().__new__(cls)
 
@@ -40,28 +42,19 @@ class DataLoaderAdapter(DataLoader[Any]):
         batch_sampler: Iterable[list[int]] | None = None,
         **kwargs: Any,
     ) -> None:
-        loader_class = stateful_loader_class() if use_stateful_dataloader else DataLoader
-        self._adopt(loader_class(dataset, batch_sampler=batch_sampler, **kwargs))
-
-    def _adopt(self, base: DataLoader[Any]) -> None:
-        """Become an adapter of ``base``."""
-        self.__dict__["base_dataloader"] = base
-        self.__dict__["use_stateful_dataloader"] = hasattr(base, "load_state_dict")
+        self._wrap(build_loader(dataset, use_stateful_dataloader, batch_sampler=batch_sampler, **kwargs))
 
     @classmethod
-    def _around(cls, base: DataLoader[Any]) -> Self:
-        """Return an adapter of ``base`` that has not been set up any further."""
-        adapter: Self = object.__new__(class_around(cls, type(base)))
-        adapter._adopt(base)
+    def around(cls, base: DataLoader[Any], **options: Any) -> Self:
+        """Return an adapter of an existing loader, with the options of `_wrap`."""
+        adapter: Self = object.__new__(mixed_class(cls, type(base)))
+        adapter._wrap(base, **options)
         return adapter
 
-    def __getattr__(self, name: str) -> Any:
-        base = self.__dict__.get("base_dataloader")
-        if base is None:
-            raise AttributeError(
-                f"`{type(self).__name__}` object has no attribute `{name}`.", name=name, obj=self
-            )
-        return getattr(base, name)
+    def _wrap(self, base: DataLoader[Any]) -> None:
+        """Initialise an adapter of ``base``. Subclasses set their own attributes first, whatever ``base`` has."""
+        self.use_stateful_dataloader = hasattr(base, "load_state_dict")
+        self.base_dataloader = base
 
     def __setattr__(self, name: str, value: Any) -> None:
         base = self.__dict__.get("base_dataloader")
@@ -77,22 +70,12 @@ class DataLoaderAdapter(DataLoader[Any]):
         return len(self.base_dataloader)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = (
-            self.__dict__ | {"base_dataloader": _without_workers(self.base_dataloader)} | self._not_carried()
-        )
-        return _restore, (type(self)._ours, state)
+        attributes = self.__dict__ | {"base_dataloader": clone_loader(self.base_dataloader)}
+        return _restore, (unmixed_class(type(self)), attributes | self._not_pickled())
 
-    def _not_carried(self) -> dict[str, Any]:
+    def _not_pickled(self) -> dict[str, Any]:
         """Return attributes that cannot be pickled, with the values that a copy begins with."""
         return {}
-
-    #: The class of this package that an instance is of, whatever it was mixed with.
-    _ours: type[DataLoaderAdapter]
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if cls.__dict__.get("_ours") is None:
-            cls._ours = cls
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the inner loader, where it has one."""
@@ -104,35 +87,17 @@ class DataLoaderAdapter(DataLoader[Any]):
         self.base_dataloader.load_state_dict(state_dict)  # type: ignore[attr-defined]
 
     def adjust_state_dict_for_prefetch(self) -> None:
-        """Do nothing: a state is taken at the last batch that was handed out, never at one that was fetched
-        ahead.
-        """
+        """Do nothing: a state is always that of the last batch that was yielded, not of one that was prefetched."""
 
 
-DataLoaderAdapter._ours = DataLoaderAdapter
+def build_loader(dataset: Any, use_stateful_dataloader: bool, **kwargs: Any) -> DataLoader[Any]:
+    """Build the inner loader."""
+    loader_class = stateful_loader_class() if use_stateful_dataloader else DataLoader
+    return loader_class(dataset, **kwargs)
 
 
-_mixed: dict[tuple[Any, Any], type[Any]] = {}
-
-
-def class_around(ours: type[DataLoaderAdapter], theirs: type[DataLoader[Any]]) -> type[Any]:
-    """Return a class that is ``ours`` first and ``theirs`` as well."""
-    if issubclass(ours, theirs):
-        return ours
-    mixed = _mixed.get((ours, theirs))
-    if mixed is None:
-        own = {"__module__": ours.__module__, "__doc__": ours.__doc__, "_ours": ours}
-        mixed = _mixed[ours, theirs] = type(ours.__name__, (ours, theirs), own)
-    return mixed
-
-
-def _without_workers(base: DataLoader[Any]) -> DataLoader[Any]:
-    from accel_data.loaders.cloning import clone_loader
-
-    return clone_loader(base)
-
-
-def _restore(ours: type[DataLoaderAdapter], state: dict[str, Any]) -> DataLoaderAdapter:
-    adapter = ours._around(state["base_dataloader"])
-    adapter.__dict__.update(state)
+def _restore(ours: type[DataLoaderAdapter], attributes: dict[str, Any]) -> DataLoaderAdapter:
+    adapter: DataLoaderAdapter = from_attributes(
+        mixed_class(ours, type(attributes["base_dataloader"])), attributes
+    )
     return adapter

@@ -1,4 +1,4 @@
-"""What the ranks must agree on before an epoch: the randomness of its order."""
+"""The randomness that the ranks share before an epoch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from accel_state.enums import RNGType
 def agree_on_order(
     sampler: Any, generator: torch.Generator | None, *, rng_types: Sequence[str | RNGType], is_shared: bool
 ) -> None:
-    """Give every rank the main process's randomness; all ranks must call it.
+    """Give every rank the main process's randomness. Every rank must call it; it blocks until all do.
 
     Args:
         sampler: The sampler of the loader.
         generator: What the order is drawn from.
-        rng_types: Further generators to synchronise. That of the order always is when the ranks share it:
-            they would otherwise read different samples.
+        rng_types: Further generators to synchronise. That of the order always is if the ranks share it.
         is_shared: Whether other ranks read by the same order, other parts of it or the same.
     """
     others = [kind for kind in rng_types if RNGType(kind) != RNGType.GENERATOR]

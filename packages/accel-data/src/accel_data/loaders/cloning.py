@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from torch.utils.data import DataLoader
 
 from accel_data.stateful import stateful_loader_class
 from accel_state.errors import ConfigError
+
+Loader = TypeVar("Loader", bound=DataLoader[Any])
 
 _ALWAYS = (
     "dataset",
@@ -26,10 +30,10 @@ _ALWAYS = (
 
 
 def check_loader(loader: object) -> None:
-    """Refuse what is no loader of torch.
+    """Refuse what is not a loader of torch.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If it is not one.
     """
     if not isinstance(loader, DataLoader):
         raise ConfigError(
@@ -39,27 +43,66 @@ def check_loader(loader: object) -> None:
 
 
 def check_keeps_order(loader: DataLoader[Any]) -> None:
-    """Refuse a loader whose workers may hand out batches in another order than they were asked for.
+    """Refuse a loader whose workers may return batches in another order than they were asked for.
 
     Raises:
         ConfigError: If it is one.
     """
     if loader.num_workers > 0 and not getattr(loader, "in_order", True):
         raise ConfigError(
-            "`in_order=False` lets the workers hand out batches in any order, so neither the position in the data "
-            "nor the rows that complete the last batch could be known. Build the `DataLoader` with `in_order=True`."
+            "`in_order=False` lets the workers return batches in any order, so neither the position in the data "
+            "nor the padding of the last batch could be known. Build the `DataLoader` with `in_order=True`."
         )
 
 
-def clone_loader(loader: DataLoader[Any], **fields: Any) -> DataLoader[Any]:
-    """Return a loader of the same class and with the same settings, except for ``fields``.
+def from_attributes(loader_class: type[Loader], attributes: Mapping[str, Any]) -> Loader:
+    """Return a loader with these attributes.
 
-    The class is not asked to build it, since the signature of a subclass is its own. Workers are not shared.
+    The class is not asked to build it, since the signature of a subclass is its own.
     """
-    clone: DataLoader[Any] = object.__new__(type(loader))
-    clone.__dict__.update(loader.__dict__)
-    clone.__dict__.update(fields, _iterator=None)
-    return clone
+    loader = object.__new__(loader_class)
+    loader.__dict__.update(attributes)
+    return loader
+
+
+def clone_loader(loader: DataLoader[Any], **fields: Any) -> DataLoader[Any]:
+    """Return a loader of the same class and with the same settings, except for ``fields``. Workers are not shared."""
+    return from_attributes(type(loader), {**loader.__dict__, **fields, "_iterator": None})
+
+
+def set_fields(loader: DataLoader[Any], **fields: Any) -> None:
+    """Set fields of a loader, those too that torch refuses to set after its constructor."""
+    loader.__dict__.update(fields)
+
+
+@contextmanager
+def replaced_fields(loader: DataLoader[Any], **fields: Any) -> Iterator[None]:
+    """Set fields of a loader as `set_fields` does, and give them their old values after the body."""
+    before = {name: loader.__dict__[name] for name in fields}
+    set_fields(loader, **fields)
+    try:
+        yield
+    finally:
+        set_fields(loader, **before)
+
+
+_mixed: dict[tuple[Any, Any], type[Any]] = {}
+
+
+def mixed_class(ours: type[Any], theirs: type[DataLoader[Any]]) -> type[Any]:
+    """Return a class that is ``ours`` first and ``theirs`` as well, so that `isinstance` keeps its answers."""
+    if issubclass(ours, theirs):
+        return ours
+    mixed = _mixed.get((ours, theirs))
+    if mixed is None:
+        own = {"__module__": ours.__module__, "__doc__": ours.__doc__}
+        mixed = _mixed[ours, theirs] = type(ours.__name__, (ours, theirs), own)
+    return mixed
+
+
+def unmixed_class(mixed: type[Any]) -> type[Any]:
+    """Return the ``ours`` that `mixed_class` made ``mixed`` of, or ``mixed`` if it is a plain class."""
+    return mixed.__bases__[0] if mixed in _mixed.values() else mixed
 
 
 def constructor_arguments(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""Where an epoch number has to arrive."""
+"""The samplers of a loader, and their epoch."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader
+
+from accel_data.loaders.cloning import set_fields
 
 
 def get_sampler(dataloader: DataLoader[Any]) -> Any:
@@ -23,22 +25,28 @@ def set_sampler(dataloader: DataLoader[Any], sampler: Any) -> None:
     if isinstance(dataloader.sampler, BatchSampler):
         innermost_batch_sampler(dataloader.sampler).sampler = sampler
         return
-    dataloader.__dict__["sampler"] = sampler
+    set_fields(dataloader, sampler=sampler)
     if dataloader.batch_sampler is not None:
         innermost_batch_sampler(dataloader.batch_sampler).sampler = sampler
 
 
+def batches_field(loader: DataLoader[Any]) -> str | None:
+    """Return the field of ``loader`` that yields lists of indices, None if there is none."""
+    if loader.batch_sampler is not None:
+        return "batch_sampler"
+    # Put there to read whole batches from the data set.
+    return "sampler" if isinstance(loader.sampler, BatchSampler) else None
+
+
 def innermost_batch_sampler(batch_sampler: Any) -> Any:
-    """Return the batch sampler that the user gave, without ours around it."""
+    """Return the user's batch sampler, without ours around it."""
     while (inner := getattr(batch_sampler, "batch_sampler", None)) is not None:
         batch_sampler = inner
     return batch_sampler
 
 
 def set_epoch(dataloader: DataLoader[Any], epoch: int) -> None:
-    """Tell ``epoch`` to everything of the loader that has a ``set_epoch``: batch sampler, sampler, data
-    set.
-    """
+    """Call ``set_epoch`` of the batch sampler, the sampler and the data set that have one, once each."""
     told: list[Any] = []
     sources = (dataloader.batch_sampler, dataloader.sampler, get_sampler(dataloader), dataloader.dataset)
     for source in sources:

@@ -1,39 +1,41 @@
-"""Batches on their way to the device."""
+"""Copies of batches to the device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from accel_ops.nested.placement import moves_itself, send_to_device
 from accel_ops.nested.structures import is_container, recursively_apply
 
+T = TypeVar("T")
+
 
 class Placement(Protocol):
     """Puts batches on a device, in two parts so that the copy can run while the batch before is used."""
 
-    #: Whether `all_of` takes batches before the one before is asked for.
-    reads_ahead: bool
+    #: Whether `all_of` takes a batch before the one before it is yielded.
+    prefetches: bool
 
     def begin(self, batch: Any) -> Any:
-        """Begin to copy, as early as possible; return what `finish` needs."""
+        """Start the copy; return what `finish` needs."""
         ...
 
     def finish(self, begun: Any) -> Any:
         """Return the batch on the device."""
         ...
 
-    def all_of(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches on the device."""
+    def all_of(self, batches: Iterator[tuple[Any, T]]) -> Iterator[tuple[Any, T]]:
+        """Yield the batches on the device, each with what comes with it."""
         ...
 
 
 class DirectPlacement:
     """Copy when the batch is asked for."""
 
-    reads_ahead = False
+    prefetches = False
 
     def __init__(self, device: torch.device, *, non_blocking: bool) -> None:
         self._device = device
@@ -45,14 +47,14 @@ class DirectPlacement:
     def finish(self, begun: Any) -> Any:
         return send_to_device(begun, self._device, non_blocking=self._non_blocking)
 
-    def all_of(self, batches: Iterator[Any]) -> Iterator[Any]:
-        return map(self.finish, batches)
+    def all_of(self, batches: Iterator[tuple[Any, T]]) -> Iterator[tuple[Any, T]]:
+        return ((self.finish(batch), metadata) for batch, metadata in batches)
 
 
 class SideStreamPlacement:
     """Copy on a CUDA stream of its own, one batch ahead; for batches in pinned memory."""
 
-    reads_ahead = True
+    prefetches = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -60,7 +62,7 @@ class SideStreamPlacement:
 
     def begin(self, batch: Any) -> tuple[Any, torch.cuda.Event | None]:
         if not _is_transparent(batch):
-            # Nobody could tell the allocator which tensors of the object the other stream uses.
+            # The allocator cannot be told which tensors of the object the other stream uses.
             return send_to_device(batch, self._device, non_blocking=True), None
         with torch.cuda.stream(self._side):
             copied = send_to_device(batch, self._device, non_blocking=True)
@@ -76,15 +78,15 @@ class SideStreamPlacement:
             recursively_apply(lambda tensor: tensor.record_stream(current), copied)
         return copied
 
-    def all_of(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def all_of(self, batches: Iterator[tuple[Any, T]]) -> Iterator[tuple[Any, T]]:
         before = None
-        for batch in batches:
-            begun = self.begin(batch)
+        for batch, metadata in batches:
+            begun = self.begin(batch), metadata
             if before is not None:
-                yield self.finish(before)
+                yield self.finish(before[0]), before[1]
             before = begun
         if before is not None:
-            yield self.finish(before)
+            yield self.finish(before[0]), before[1]
 
 
 def placement(
@@ -95,9 +97,9 @@ def placement(
     On a machine without an accelerator batches are on the CPU already.
 
     Args:
-        device: Where to.
+        device: The target.
         non_blocking: Do not wait for the copies.
-        is_pinned: Whether the batches come in pinned memory.
+        is_pinned: Whether the batches are in pinned memory.
     """
     if device is None:
         return None
@@ -110,7 +112,7 @@ def placement(
 
 
 def _is_transparent(batch: Any) -> bool:
-    """Tell whether all that moves are tensors in containers that can be looked into."""
+    """Tell whether everything that is moved is a tensor in a container of a known kind."""
     opaque: list[Any] = []
 
     def visit(value: Any) -> Any:

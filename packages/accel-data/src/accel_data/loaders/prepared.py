@@ -6,30 +6,28 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import DataLoader
 
-from accel_data.iterable_shard import IterableDatasetShard
 from accel_data.loaders.adapter import DataLoaderAdapter
 from accel_data.loaders.agreement import agree_on_order
-from accel_data.loaders.epochs import get_sampler, set_epoch, set_sampler
+from accel_data.loaders.cloning import clone_loader, from_attributes
+from accel_data.loaders.epochs import batches_field, get_sampler, set_epoch, set_sampler
+from accel_data.loaders.fork_rng import fork_rng
 from accel_data.loaders.placement import Placement, placement
 from accel_data.loaders.progress import Progress, Resumption
+from accel_data.loaders.reader import Batches, Reader
 from accel_data.loaders.saving import load_progress, save_progress
-from accel_data.loaders.sharding import fork, index_shard, is_iterable, shard_indices
+from accel_data.loaders.sharding import index_shard, is_iterable, shard_indices
 from accel_data.loaders.state_mixin import DataLoaderStateMixin
-from accel_data.loaders.streams import has_state, open_stream, stream_of
-from accel_data.loaders.tagging import Notes, tagging
-from accel_data.loaders.unmoved import generators_unmoved
-from accel_data.loaders.worker_states import WorkerStates, iterate_with
+from accel_data.loaders.streams import StreamOpener, has_state, stream_of
+from accel_data.loaders.worker_states import WorkerStates, restore_workers
 from accel_data.mesh import DataRanks, all_different
 from accel_data.samplers.batch_shard import BatchSamplerShard
-from accel_data.samplers.run import Position, SamplerRun
-from accel_data.stateful import knows_place
+from accel_data.samplers.position import Position
+from accel_data.samplers.sampler_pass import SamplerPass
+from accel_data.stateful import has_position
 from accel_ops.collectives.objects import broadcast_object_list
 from accel_state.enums import RNGType
-
-#: Attributes that a loader of torch changes by itself.
-_NOT_SETTINGS = frozenset({"_iterator", "_IterableDataset_len_called"})
 
 
 class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
@@ -50,17 +48,14 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     synchronized_generator: torch.Generator | None
     _non_blocking: bool
     _progress: Progress
-    _notes: Notes
-    #: The loader that reads, with what it was made from.
-    _reader_of: dict[str, tuple[dict[str, Any], DataLoader[Any]]]
-    #: What the workers of the pass that is opened next begin with.
-    _restored: list[Any] | None
+    _reader: Reader | None
 
-    #: Whether the sampler's plan says what this rank is handed at each step.
+    #: Whether the sampler's plan says what this rank gets at each step.
     _reads_by_plan: ClassVar[bool] = True
 
-    def _set_up(
+    def _wrap(
         self,
+        base: DataLoader[Any],
         *,
         device: torch.device | None = None,
         rng_types: Sequence[str | RNGType] | None = None,
@@ -70,30 +65,25 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         iteration: int = 0,
         ranks: DataRanks | None = None,
     ) -> None:
-        base = self.base_dataloader
+        self.data_ranks = ranks or all_different(1, 0)
+        self.device = device
+        self.rng_types = rng_types
+        self.synchronized_generator = synchronized_generator
+        self.skip_batches = skip_batches
+        self._non_blocking = non_blocking
+        self._progress = Progress(epoch=iteration)
+        self._reader = None
+        self.reset()
         if not is_iterable(base):
             base = shard_indices(
                 base, num_processes=1, process_index=0, split_batches=False, even_batches=False
             )
-        self.__dict__.update(
-            base_dataloader=base,
-            data_ranks=ranks or all_different(1, 0),
-            device=device,
-            rng_types=rng_types,
-            synchronized_generator=synchronized_generator,
-            skip_batches=skip_batches,
-            _non_blocking=non_blocking,
-            _progress=Progress(epoch=iteration),
-            _notes=Notes(),
-            _reader_of={},
-            _restored=None,
-        )
-        self.reset()
+        super()._wrap(base)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.begin()
         try:
-            with generators_unmoved(self._goes_on()):
+            with fork_rng(enabled=self._is_resumed()):
                 batches = self._read()
             yield from batches
             self._progress.finish_epoch()
@@ -105,16 +95,12 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def counts_batches(self) -> bool:
-        """Whether steps are counted in whole batches, since the data set makes them and their rows are its
-        own affair.
-        """
-        return not self.base_dataloader._auto_collation and not isinstance(
-            self.base_dataloader.sampler, BatchSampler
-        )
+        """Whether steps are counted in whole batches: the data set makes them, so their rows are unknown."""
+        return batches_field(self.base_dataloader) is None
 
     @property
     def iteration(self) -> int:
-        """The epoch that is being read, or comes next."""
+        """The epoch that is being read or comes next."""
         return self._progress.epoch
 
     def get_sampler(self) -> Any:
@@ -126,7 +112,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         set_sampler(self.base_dataloader, sampler)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that is read next, and tell samplers and data set that have a ``set_epoch``."""
+        """Choose the epoch that is read next, and call ``set_epoch`` of the samplers and the data set that have one."""
         self._progress.choose_epoch(epoch)
         set_epoch(self.base_dataloader, epoch)
 
@@ -134,11 +120,15 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """Return a loader without this rank's first ``num_batches`` batches, which counts epochs together
         with this one.
         """
-        other: Self = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        other.__dict__.update(base_dataloader=fork(self.base_dataloader))
-        other.__dict__.update(skip_batches=self.skip_batches + num_batches, _notes=Notes(), _reader_of={})
-        return other
+        return from_attributes(
+            type(self),
+            {
+                **self.__dict__,
+                "base_dataloader": clone_loader(self.base_dataloader),
+                "skip_batches": self.skip_batches + num_batches,
+                "_reader": None,
+            },
+        )
 
     @property
     def has_state_per_rank(self) -> bool:
@@ -151,20 +141,20 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def state_dict(self) -> dict[str, Any]:
         """Return epoch, position and the randomness of the order, as plain numbers and strings.
 
-        The position is that of the last batch handed out, over all ranks together; unless
-        `has_state_per_rank`, it is the same on every rank, and is good for any number of ranks. Where one rank
-        reads for all, its state is the one to keep: the others know the position, but not the randomness.
+        The position is that of the last batch yielded, over all ranks together. Unless `has_state_per_rank`, it
+        is the same on every rank, and can be loaded with any number of ranks. If the main process reads for all
+        ranks, save its state: the others know the position but not the randomness.
         """
         return save_progress(
             self._progress, self.base_dataloader, self.data_ranks, is_per_rank=self.has_state_per_rank
         )
 
     def load_state_dict(self, state_dict: dict[str, Any], *, position: bool = True) -> None:
-        """Go on where `state_dict` was called.
+        """Resume where `state_dict` was called.
 
         Args:
             state_dict: The state.
-            position: Go to the position as well. If False the epoch begins anew, in the order that it had.
+            position: Restore the position too. If False the epoch begins anew, in the order that it had.
 
         Raises:
             CheckpointError: If the state does not fit the loader.
@@ -179,15 +169,15 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         )
 
     def state_after(self, num_batches: int) -> dict[str, Any]:
-        """Return the state of the epoch at hand after ``num_batches`` of this rank's batches.
+        """Return the state of the current epoch after ``num_batches`` of this rank's batches.
 
-        It is for a position that comes from elsewhere; the order is the one that the loader would draw next.
+        For a position that is known from elsewhere; the order is the one that the loader would draw next.
         """
         position = self._position_after(num_batches)
         return {**self.state_dict(), "samples": position.samples, "batches": position.batches}
 
     def shares_progress_with(self, other: object) -> bool:
-        """Whether a pass over ``other`` is one over this loader: it is the same, or one came by `skipping`."""
+        """Whether a pass over ``other`` is one over this loader: it is the same, or one was made by `skipping`."""
         return isinstance(other, PreparedLoader) and other._progress is self._progress
 
     @property
@@ -204,36 +194,36 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """Yield this rank's batches of one pass, keeping progress and gradient state up to date."""
         raise NotImplementedError
 
-    def _goes_on(self) -> bool:
-        """Tell whether the next pass goes on with an epoch that was opened before, whose order is known."""
+    def _is_resumed(self) -> bool:
+        """Tell whether the next pass resumes an epoch that was opened before, whose order is known."""
         shard, resumption = index_shard(self.base_dataloader), self._progress.resumption
         is_known = resumption is not None and resumption.order_state is not None
-        if shard is not None and shard.draws_from_default and not is_known:
+        if shard is not None and shard.order_source.draws_from_default and not is_known:
             return False
         return self.skip_batches > 0 or self._progress.is_within_epoch
 
-    def _begin_index_pass(self, shard: BatchSamplerShard) -> SamplerRun:
-        """Announce to the sampler where the pass begins."""
-        resumption = self._progress.resumption or Resumption()
+    def _begin_index_pass(
+        self, shard: BatchSamplerShard, *, has_metadata: bool
+    ) -> tuple[SamplerPass, Batches]:
+        """Begin a pass over map-style data, with workers whose copies of the data set have the states saved."""
+        progress, base = self._progress, self.base_dataloader
+        resumption = progress.resumption or Resumption()
         start = self._position_after(self.skip_batches) if self.skip_batches else resumption.position
         is_shared = self._reads_by_plan and len(self.data_ranks.of_world) > 1
-        run = shard.begin_run(start, order_state=resumption.order_state, is_shared=is_shared)
-        self._progress.begin_pass(start, run, run.plan if self._reads_by_plan else None)
-        self._restored = resumption.worker_states
-        return run
-
-    def _open(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """Return the batches of map-style data, which leave their notes, with workers that go on where others
-        left off.
-        """
-        reader, states = self._reader(loader), self._restored
-        self._restored = None
-        if not loader.num_workers or not has_state(loader.dataset):
-            return iter(reader)
-        if states is not None or self._progress.worker_states is None:
-            begin_with = states or [None] * loader.num_workers
-            self._progress.worker_states = WorkerStates(begin_with, live_on=loader.persistent_workers)
-        return iter(reader) if states is None else iterate_with(reader, states)
+        sampler_pass = shard.new_pass(start, order_state=resumption.order_state, is_shared=is_shared)
+        progress.begin_pass(
+            start, sampler_pass=sampler_pass, plan=sampler_pass.plan if self._reads_by_plan else None
+        )
+        reader = self._reader_for(base, has_metadata=has_metadata)
+        if base.num_workers and has_state(base.dataset):
+            states = resumption.worker_states
+            if states is not None:
+                restore_workers(reader, states)
+            if states is not None or progress.worker_states is None:
+                progress.worker_states = WorkerStates(
+                    states or [None] * base.num_workers, are_persistent=base.persistent_workers
+                )
+        return sampler_pass, reader.read(sampler_pass)
 
     def _position_after(self, steps: int) -> Position:
         """Return where the epoch stands after ``steps`` steps."""
@@ -242,56 +232,54 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             return shard.position_after(steps * size.batches // shard.batches_per_step)
         return Position(steps * size.samples, steps * size.batches)
 
-    def _begin_stream_pass(self, *, is_whole: bool) -> Iterator[Any]:
-        """Return the batches of the stream from where the pass begins."""
-        resumption, generator = self._progress.resumption, self.synchronized_generator
+    def _begin_stream_pass(self, *, is_whole: bool) -> Batches:
+        """Begin a pass over a stream.
+
+        Args:
+            is_whole: Whether this rank reads the whole stream, for all ranks.
+        """
+        progress, generator = self._progress, self.synchronized_generator
+        resumption = progress.resumption
         if generator is not None and resumption is not None and resumption.order_state is not None:
             generator.set_state(resumption.order_state)
         order_state = None if generator is None else generator.get_state()
-        batches, start = open_stream(
-            self.base_dataloader,
-            skip_steps=self.skip_batches,
-            resumption=resumption,
+        opener = StreamOpener(
+            base=self.base_dataloader,
             step_size=self._step_size(),
             num_ranks=self.data_ranks.num_ranks,
             is_whole=is_whole,
-            reader=self._reader,
+            reader_for=self._reader_for,
         )
-        self._progress.begin_pass(start, SamplerRun(start, order_state=order_state, has_drawn=True))
-        self._progress.worker_states = self._stream_workers(resumption)
+        batches, start = opener.open(resumption, skip_steps=self.skip_batches)
+        progress.begin_pass(start, order_state=order_state)
+        progress.worker_states = self._stream_workers(resumption)
         return batches
 
     def _stream_workers(self, resumption: Resumption | None) -> WorkerStates | None:
-        """Return what the workers of a stream begin a pass with, None where their states are not noted."""
+        """Return the states that the workers of a stream begin a pass with, None if they are not kept."""
         base = self.base_dataloader
-        if not base.num_workers or not self._is_noted(base):
+        if not base.num_workers or not self._keeps_dataset_state(base):
             return None
         if resumption is None or resumption.stream_workers is None:
-            return WorkerStates([None] * base.num_workers, live_on=False)
-        return WorkerStates(**resumption.stream_workers, live_on=False)
+            return WorkerStates([None] * base.num_workers, are_persistent=False)
+        return WorkerStates(**resumption.stream_workers, are_persistent=False)
 
-    def _not_carried(self) -> dict[str, Any]:
-        return {"_notes": Notes(), "_reader_of": {}}
+    def _not_pickled(self) -> dict[str, Any]:
+        return {"_reader": None}
 
-    def _reader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """Return a loader that reads like ``loader`` and keeps notes, the same one while nothing is changed:
-        it may have workers that live on."""
-        made = self._reader_of.get("reader")
-        wanted = _settings(loader)
-        if (
-            made is None
-            or made[0].keys() != wanted.keys()
-            or any(made[0][key] is not wanted[key] for key in wanted)
-        ):
-            dataset = stream_of(loader) if self._is_noted(loader) else None
-            made = wanted, tagging(loader, self._notes, stateful_dataset=dataset)
-            self._reader_of["reader"] = made
-        return made[1]
+    def _reader_for(self, loader: DataLoader[Any], *, has_metadata: bool = True) -> Reader:
+        """Return the reader for ``loader``: the last one while nothing has changed, since its workers may be
+        persistent.
+        """
+        if self._reader is None or not self._reader.is_made_from(loader, has_metadata=has_metadata):
+            dataset = stream_of(loader) if self._keeps_dataset_state(loader) else None
+            self._reader = Reader(loader, has_metadata=has_metadata, stateful_dataset=dataset)
+        return self._reader
 
-    def _is_noted(self, loader: DataLoader[Any]) -> bool:
-        """Tell whether the state of the data set is noted after each batch.
+    def _keeps_dataset_state(self, loader: DataLoader[Any]) -> bool:
+        """Tell whether the state of the data set is kept after each batch.
 
-        A `StatefulDataLoader` keeps the states of a stream in its workers by itself.
+        A `StatefulDataLoader` keeps the states of a stream that its workers read.
         """
         keeps_itself = self.use_stateful_dataloader and is_iterable(loader) and loader.num_workers > 0
         return has_state(stream_of(loader)) and not keeps_itself
@@ -301,20 +289,19 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return placement(self.device, non_blocking=self._non_blocking, is_pinned=is_pinned)
 
     def _loader_state(self) -> Any:
-        """Return the state of the `StatefulDataLoader` that reads, None if it does not hold the place of the
-        stream.
-        """
-        reader: Any = self._reader_of["reader"][1]
-        state = reader.state_dict()
-        return state if knows_place(state) else None
+        """Return the state of the `StatefulDataLoader` that reads, None if it lacks the position in the stream."""
+        assert self._reader is not None, "asked for in a pass"
+        stateful: Any = self._reader.loader
+        state = stateful.state_dict()
+        return state if has_position(state) else None
 
     def _announce_epoch(self, *, is_shared: bool, ends_alike: bool = True) -> None:
-        """Agree with the other ranks on the epoch and its order, and tell them to what wants to know.
+        """Agree with the other ranks on the epoch and its order, and pass the epoch on to samplers and data set.
 
         Args:
             is_shared: Whether other ranks read by the same order, other parts of it or the same.
-            ends_alike: Whether all ranks have as many batches. If not, and the loop was left early, those with fewer
-                may have gone on to the next epoch already, while the first rank, which has the most, has not.
+            ends_alike: Whether all ranks have the same number of batches. If not, and the loop was left early,
+                ranks with fewer may be in the next epoch already; the first rank, which has the most, is right.
         """
         if is_shared and not ends_alike:
             self._progress.choose_epoch(broadcast_object_list([self._progress.epoch])[0])
@@ -332,11 +319,3 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             return Position((shard.rows_per_rank or 1) * shard.num_processes, shard.batches_per_step)
         num_ranks = self.data_ranks.num_ranks
         return Position((self.base_dataloader.batch_size or 1) * num_ranks, num_ranks)
-
-
-def _settings(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return what decides how ``loader`` reads, also what may be set between epochs."""
-    settings = {name: value for name, value in loader.__dict__.items() if name not in _NOT_SETTINGS}
-    if isinstance(loader.dataset, IterableDatasetShard):
-        settings["even_batches"] = loader.dataset.even_batches
-    return settings

@@ -1,4 +1,4 @@
-"""A loader's progress as plain data."""
+"""The state of a loader as plain data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accel_data.loaders.sharding import index_shard, is_iterable
 from accel_data.loaders.streams import has_state, stream_of
 from accel_data.loaders.worker_states import check_number
 from accel_data.mesh import DataRanks
-from accel_data.samplers.run import Position
+from accel_data.samplers.position import Position
 from accel_data.samplers.seedable import SeedableRandomSampler
 from accel_state.errors import CheckpointError
 
@@ -38,7 +38,7 @@ _KEYS = (
 def save_progress(
     progress: Progress, base: DataLoader[Any], ranks: DataRanks, *, is_per_rank: bool
 ) -> dict[str, Any]:
-    """Return the state of a loader: numbers and strings, and what a data set with a state of its own adds.
+    """Return the state of a loader: numbers, strings, and the state of a data set that has one.
 
     Args:
         progress: Of the loader.
@@ -46,14 +46,14 @@ def save_progress(
         ranks: Ranks that share the data.
         is_per_rank: Whether the state is this rank's alone.
     """
-    position = progress.position()
+    current = progress.current()
     order_state, is_drawn = _order_state(progress, base)
     sampler = get_sampler(base)
     return {
         "version": VERSION,
         "epoch": progress.epoch,
-        "samples": position.samples,
-        "batches": position.batches,
+        "samples": current.position.samples,
+        "batches": current.position.batches,
         "num_processes": ranks.num_ranks,
         "rank": ranks.rank if is_per_rank else None,
         "num_samples": num_samples(base),
@@ -61,11 +61,11 @@ def save_progress(
         "generator": None if order_state is None else _to_text(order_state),
         "is_order_drawn": is_drawn,
         "dataset": _dataset_state(progress, base),
-        "workers": None if is_iterable(base) else _worker_states(progress),
-        "stream_workers": _stream_workers(progress) if is_iterable(base) else None,
+        "workers": None if is_iterable(base) else current.worker_states,
+        "stream_workers": current.stream_workers if is_iterable(base) else None,
         "num_workers": base.num_workers if is_iterable(base) else None,
-        "loader": _kept(progress, "loader_state"),
-        "is_complete": _kept(progress, "is_complete"),
+        "loader": current.loader_state,
+        "is_complete": current.is_complete,
     }
 
 
@@ -78,7 +78,7 @@ def load_progress(
     is_per_rank: bool,
     position: bool,
 ) -> None:
-    """Let the next pass begin where ``state`` says.
+    """Set ``progress`` so that the next pass begins at the position in ``state``.
 
     Raises:
         CheckpointError: If the state is of another version, of a data set of another length, of another rank, or
@@ -98,7 +98,9 @@ def load_progress(
         sampler.initial_seed, sampler.is_seed_given = state["seed"], True
     order_state = None if state["generator"] is None else _from_text(state["generator"])
     if not state["is_order_drawn"]:
-        _set_generator(base, order_state)
+        generator = _generator(base)
+        if generator is not None and order_state is not None:
+            generator.set_state(order_state)
         order_state = None
     progress.begin_pass(Position())
     progress.epoch = state["epoch"]
@@ -132,10 +134,9 @@ def _order_state(progress: Progress, base: DataLoader[Any]) -> tuple[torch.Tenso
     """Return the state that the epoch's order is drawn from, and whether it has been drawn already."""
     if isinstance(get_sampler(base), SeedableRandomSampler):
         return None, False  # the order follows from seed and epoch
-    if progress.resumption is not None and progress.resumption.order_state is not None:
-        return progress.resumption.order_state, True
-    if progress.run is not None and progress.run.has_drawn and progress.run.order_state is not None:
-        return progress.run.order_state, True
+    drawn = progress.drawn_order_state()
+    if drawn is not None:
+        return drawn, True
     generator = _generator(base)
     return None if generator is None else generator.get_state(), False
 
@@ -149,40 +150,17 @@ def _generator(base: DataLoader[Any]) -> torch.Generator | None:
     return shard.generator
 
 
-def _set_generator(base: DataLoader[Any], state: torch.Tensor | None) -> None:
-    generator = _generator(base)
-    if generator is not None and state is not None:
-        generator.set_state(state)
-
-
 def _dataset_state(progress: Progress, base: DataLoader[Any]) -> Any:
     if is_iterable(base):
         has_ended = progress.resumption is None and progress.is_complete and not base.num_workers
         if has_ended and has_state(stream_of(base)):
-            # The state right after the last batch may be one at whose end the next epoch would be, too: only when it
-            # was asked for more has the data set noticed that it had ended.
+            # Right after its last batch the data set may not know yet that the epoch has ended.
             return copy.deepcopy(stream_of(base).state_dict())
-        return _kept(progress, "dataset_state")
+        return progress.current().dataset_state
     dataset: Any = base.dataset
     if not has_state(dataset):
         return None
     return dataset.state_dict() if progress.dataset_state is None else progress.dataset_state
-
-
-def _worker_states(progress: Progress) -> list[Any] | None:
-    if progress.resumption is not None:
-        return progress.resumption.worker_states
-    return None if progress.worker_states is None else progress.worker_states.in_turn()
-
-
-def _stream_workers(progress: Progress) -> dict[str, Any] | None:
-    if progress.resumption is not None:
-        return progress.resumption.stream_workers
-    return None if progress.worker_states is None else progress.worker_states.of_stream()
-
-
-def _kept(progress: Progress, name: str) -> Any:
-    return getattr(progress if progress.resumption is None else progress.resumption, name)
 
 
 def _check_version(state: dict[str, Any]) -> None:
@@ -197,16 +175,16 @@ def _check_keys(state: dict[str, Any]) -> None:
     missing = [key for key in _KEYS if key not in state]
     if missing:
         raise CheckpointError(
-            f"The state of a data loader lacks `{'`, `'.join(missing)}`, so it is none or not whole. Load what "
-            "`state_dict` of a prepared loader returned."
+            f"The state of a data loader lacks `{'`, `'.join(missing)}`. Load what `state_dict` of a prepared "
+            "loader returned."
         )
 
 
 def _check_rank(state: dict[str, Any], base: DataLoader[Any], ranks: DataRanks, *, is_per_rank: bool) -> None:
-    """Refuse a state that says what another rank has read, or all ranks together, where each reads for itself."""
+    """Refuse the state of another rank, or that of all ranks together where each has its own."""
     has_begun = Position(state["samples"], state["batches"]) != Position() or state["is_complete"]
     if "rank" not in state or not has_begun:
-        return  # of an earlier version, or of no rank's place
+        return  # of an earlier version, or at the start of an epoch
     then, is_part = state["rank"], state["rank"] is not None
     if is_iterable(base) and is_part != is_per_rank:
         whole, part = "all processes together", "one process, whose data set shards itself"

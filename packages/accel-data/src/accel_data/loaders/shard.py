@@ -1,4 +1,4 @@
-"""The loader of a rank that reads for itself."""
+"""The loader of a rank that reads its own batches."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from accel_data.iterable_shard import IterableDatasetShard
+from accel_data.loaders.adapter import build_loader
 from accel_data.loaders.prepared import PreparedLoader
-from accel_data.loaders.reading import read_ahead, read_noted, read_planned, read_streamed
+from accel_data.loaders.reading import read_planned, read_sampled, read_stream
 from accel_data.loaders.sharding import index_shard, is_iterable
 from accel_data.loaders.streams import has_state
 from accel_data.mesh import DataRanks, data_ranks, ranks_of_run
@@ -19,7 +21,7 @@ from accel_state.errors import StateError
 
 
 class DataLoaderShard(PreparedLoader):
-    """Read this rank's batches, put them on the device, and know which is the last.
+    """Read this rank's batches, put them on the device, and report which is the last.
 
     Args:
         dataset: As for `DataLoader`.
@@ -47,40 +49,38 @@ class DataLoaderShard(PreparedLoader):
         iteration: int = 0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(dataset, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
-        self._set_up(
+        base = build_loader(dataset, use_stateful_dataloader, **kwargs)
+        self._wrap(
+            base,
             device=device,
             rng_types=rng_types,
             synchronized_generator=synchronized_generator,
             skip_batches=skip_batches,
             non_blocking=_non_blocking,
             iteration=iteration,
-            ranks=self._ranks_of_source() if torch_device_mesh is None else data_ranks(torch_device_mesh),
+            ranks=_ranks_of(base) if torch_device_mesh is None else data_ranks(torch_device_mesh),
         )
-
-    def _ranks_of_source(self) -> DataRanks | None:
-        """Return the ranks of the run where the data is shared out among as many, None where that is not known."""
-        source = self._dealing_source()
-        if source is None and not is_iterable(self.base_dataloader):
-            return None
-        ranks = ranks_of_run()
-        return ranks if source is None or source.num_processes == ranks.num_ranks else None
 
     @property
     def even_batches(self) -> bool:
-        """Whether the last step is filled up so that all ranks get as much. May be set between epochs."""
-        source = self._dealing_source()
+        """Whether the last step is completed so that all ranks get equally large batches. May be set between epochs."""
+        source = _sharded_source(self.base_dataloader)
         return source is not None and source.even_batches
 
     @even_batches.setter
     def even_batches(self, even_batches: bool) -> None:
-        source = self._dealing_source()
+        source = _sharded_source(self.base_dataloader)
         if source is None:
             raise StateError(
-                "`even_batches` cannot be set on this data loader: its data set shards itself, so nobody "
-                "deals its batches."
+                "`even_batches` cannot be set on this data loader: its data set shards itself. Prepare it with "
+                "`dispatch_batches=True`."
             )
         source.even_batches = even_batches
+
+    @property
+    def can_set_even_batches(self) -> bool:
+        """False for a data set that shards itself: its batches cannot be completed."""
+        return _sharded_source(self.base_dataloader) is not None
 
     @property
     def has_state_per_rank(self) -> bool:
@@ -92,39 +92,42 @@ class DataLoaderShard(PreparedLoader):
             return not isinstance(base.dataset, IterableDatasetShard)
         return has_state(base.dataset)
 
-    def _dealing_source(self) -> BatchSamplerShard | IterableDatasetShard | None:
-        dataset: Any = self.base_dataloader.dataset
-        return dataset if isinstance(dataset, IterableDatasetShard) else index_shard(self.base_dataloader)
-
     def _read(self) -> Iterator[Any]:
-        source = self._dealing_source()
+        base, progress, place = self.base_dataloader, self._progress, self._placement()
+        source = _sharded_source(base)
         ends_alike = source is not None and (source.even_batches or source.drop_last)
         self._announce_epoch(is_shared=len(self.data_ranks.of_world) > 1, ends_alike=ends_alike)
-        place = self._placement()
-        progress, base = self._progress, self.base_dataloader
         shard = index_shard(base)
         if shard is None:
-            batches = self._notes.beside(self._begin_stream_pass(is_whole=False))
-            state = self._loader_state if self.use_stateful_dataloader else None
-            step_size = self._step_size()
-            return read_ahead(
-                batches,
+            return read_stream(
+                self._begin_stream_pass(is_whole=False),
                 place,
                 loader=self,
                 progress=progress,
-                step_size=step_size,
+                step_size=self._step_size(),
                 ends_alike=ends_alike or self.data_ranks.num_ranks == 1,
-                loader_state=state,
+                loader_state=self._loader_state if self.use_stateful_dataloader else None,
             )
-        run = self._begin_index_pass(shard)
+        # The data set may have been read further than to the batch that is yielded.
+        prefetches = base.num_workers > 0 or (place is not None and place.prefetches)
+        sampler_pass, batches = self._begin_index_pass(
+            shard, has_metadata=prefetches and has_state(base.dataset)
+        )
+        if sampler_pass.plan is not None:
+            return read_planned(batches, sampler_pass.plan, place, loader=self, progress=progress)
+        return read_sampled(batches, sampler_pass, place, loader=self, progress=progress)
 
-        def read(batches: Iterator[Any]) -> Iterator[Any]:
-            if run.plan is not None:
-                return read_planned(batches, run.plan, place, loader=self, progress=progress)
-            return read_streamed(batches, run, place, loader=self, progress=progress)
 
-        if not has_state(base.dataset) or (
-            base.num_workers == 0 and (place is None or not place.reads_ahead)
-        ):
-            return read(iter(base))
-        return read_noted(self._open(base), read, notes=self._notes, progress=progress)
+def _sharded_source(loader: DataLoader[Any]) -> BatchSamplerShard | IterableDatasetShard | None:
+    """Return what gives ``loader`` this rank's part, None for a data set that shards itself."""
+    dataset: Any = loader.dataset
+    return dataset if isinstance(dataset, IterableDatasetShard) else index_shard(loader)
+
+
+def _ranks_of(loader: DataLoader[Any]) -> DataRanks | None:
+    """Return the ranks of the run if ``loader`` is sharded for as many, None if that is not known."""
+    source = _sharded_source(loader)
+    if source is None and not is_iterable(loader):
+        return None
+    ranks = ranks_of_run()
+    return ranks if source is None or source.num_processes == ranks.num_ranks else None

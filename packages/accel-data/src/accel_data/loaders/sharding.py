@@ -1,14 +1,14 @@
-"""One rank's version of a loader."""
+"""Loaders with one rank's part of the indices."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from accel_data.loaders.cloning import clone_loader
-from accel_data.loaders.epochs import get_sampler, innermost_batch_sampler
+from accel_data.loaders.epochs import batches_field, get_sampler, innermost_batch_sampler
 from accel_data.samplers import torchdata
 from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_data.samplers.index_shard import IndexSamplerShard
@@ -32,10 +32,10 @@ def index_shard(loader: DataLoader[Any]) -> BatchSamplerShard | None:
 
 
 def with_sampler(loader: DataLoader[Any], sampler: Any) -> DataLoader[Any]:
-    """Return a loader like ``loader`` whose indices come from ``sampler``; the given one is left as it is."""
-    if loader.batch_sampler is None and not isinstance(loader.sampler, BatchSampler):
+    """Return a loader like ``loader`` whose indices come from ``sampler``; the given one is not changed."""
+    field = batches_field(loader)
+    if field is None:
         return clone_loader(loader, sampler=sampler)
-    field = "sampler" if loader.batch_sampler is None else "batch_sampler"
     batches = copy.copy(innermost_batch_sampler(getattr(loader, field)))
     batches.sampler = sampler
     return clone_loader(loader, **({"sampler": sampler} | {field: batches}))
@@ -65,14 +65,12 @@ def shard_indices(
     split_batches: bool,
     even_batches: bool,
 ) -> DataLoader[Any]:
-    """Return ``loader`` with one rank's share of its indices; a loader that has been sharded stays as it
-    is.
-    """
+    """Return ``loader`` with one rank's part of its indices; a loader that has been sharded stays as it is."""
     if index_shard(loader) is not None:
         return loader
     _refuse_distributed_sampler(loader, num_processes)
-    batches = loader.batch_sampler
-    if batches is None and not isinstance(loader.sampler, BatchSampler):
+    field = batches_field(loader)
+    if field is None:
         single = IndexSamplerShard(
             loader.sampler,
             num_processes=num_processes,
@@ -80,13 +78,8 @@ def shard_indices(
             even_batches=even_batches,
         )
         return clone_loader(loader, sampler=single)
-    field = "batch_sampler" if batches is not None else "sampler"
     shard = BatchSamplerShard(
-        batches if batches is not None else loader.sampler,
-        num_processes,
-        process_index,
-        split_batches,
-        even_batches,
+        getattr(loader, field), num_processes, process_index, split_batches, even_batches
     )
     return clone_loader(loader, **{field: shard})
 
@@ -96,21 +89,6 @@ def _refuse_distributed_sampler(loader: DataLoader[Any], num_processes: int) -> 
     if num_processes > 1 and isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
         raise ConfigError(
             f"The sampler is a `DistributedSampler` that yields one part of {sampler.num_replicas} already; "
-            f"sharing that part among {num_processes} processes again would lose samples. Use `shuffle=True` "
+            f"dividing that part among {num_processes} processes again would lose samples. Use `shuffle=True` "
             "or a plain sampler."
         )
-
-
-def fork(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return a loader like ``loader`` whose shard can be at another place of the epoch; samplers below are
-    shared.
-    """
-    if isinstance(loader.batch_sampler, BatchSamplerShard):
-        return clone_loader(loader, batch_sampler=copy.copy(loader.batch_sampler))
-    if isinstance(loader.sampler, BatchSamplerShard):
-        return clone_loader(loader, sampler=copy.copy(loader.sampler))
-    if isinstance(loader.sampler, IndexSamplerShard):
-        single = copy.copy(loader.sampler)
-        single.batch_sampler = copy.copy(single.batch_sampler)
-        return clone_loader(loader, sampler=single)
-    return clone_loader(loader)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Self
+from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import DataLoader
 
-from accel_data.loaders.adapter import DataLoaderAdapter
+from accel_data.loaders.adapter import DataLoaderAdapter, build_loader
 from accel_data.loaders.cloning import clone_loader
+from accel_data.loaders.epochs import batches_field
 from accel_data.loaders.sharding import is_iterable
 from accel_data.loaders.state_mixin import DataLoaderStateMixin
 from accel_data.samplers.skip import SkipBatchSampler
 
 
 class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
-    """Leave out the first batches of each epoch of an ordinary loader. Map-style data is not read up to
-    there.
+    """Leave out the first batches of each epoch of an ordinary loader, without reading them from map-style data.
 
     Args:
         dataset: As for `DataLoader`.
@@ -33,32 +33,17 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def __init__(
         self, dataset: Any, skip_batches: int = 0, use_stateful_dataloader: bool = False, **kwargs: Any
     ) -> None:
-        super().__init__(dataset, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
-        self._skip(skip_batches)
+        base = build_loader(dataset, use_stateful_dataloader, **kwargs)
+        self._wrap(base, skip_batches=skip_batches)
 
-    @classmethod
-    def skipping(cls, loader: DataLoader[Any], skip_batches: int) -> Self:
-        """Return ``loader`` without its first batches."""
-        skipping = cls._around(loader)
-        skipping._skip(skip_batches)
-        return skipping
-
-    def _skip(self, skip_batches: int) -> None:
-        base = self.base_dataloader
-        field = None
-        if not is_iterable(base):
-            if base.batch_sampler is not None:
-                field = "batch_sampler"
-            elif isinstance(base.sampler, BatchSampler):
-                field = "sampler"
+    def _wrap(self, base: DataLoader[Any], *, skip_batches: int = 0) -> None:
+        field = None if is_iterable(base) else batches_field(base)
         if field is not None:
             base = clone_loader(base, **{field: SkipBatchSampler(getattr(base, field), skip_batches)})
-        self.__dict__.update(
-            base_dataloader=base,
-            skip_batches=skip_batches,
-            _num_read_over=0 if field is not None else skip_batches,
-        )
+        self.skip_batches = skip_batches
+        self._num_read_over = skip_batches if field is None else 0
         self.reset()
+        super()._wrap(base)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.begin()

@@ -1,21 +1,21 @@
-"""What a loader tells the gradient state while it is read."""
+"""What the gradient state knows about the loader that is being read."""
 
 from __future__ import annotations
 
-from accel_data.step_shape import StepShape
+from accel_data.step import StepShape
 from accel_state.gradient_state import current_gradient
 
 
 class DataLoaderStateMixin:
-    """Make a loader known to `GradientState` between `begin` and `end`.
+    """A loader that `GradientState` knows between `begin` and `end`.
 
     Attributes:
-        end_of_dataloader: Whether the batch at hand is this rank's last.
+        end_of_dataloader: Whether the current batch is this rank's last.
         ends_some_rank: Whether it is the last of any rank; None where that cannot be known.
         remainder: Samples in the last global batch if it is not full; 0 if it is full; -1 while that is
             unknown.
-        will_pad: Whether the last step is known to repeat samples.
-        step_shape: Rows and real rows of every rank in the step at hand; None when they cannot be known.
+        will_pad: Whether the last step is known to be padded.
+        step_shape: Rows of every rank in the current step, and how many are no padding; None if unknown.
     """
 
     end_of_dataloader: bool = False

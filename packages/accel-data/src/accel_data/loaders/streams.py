@@ -1,4 +1,4 @@
-"""Streams: shared out, resumed, and replayed where nothing better is possible."""
+"""Streams: sharded, resumed, and replayed where nothing better is possible."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from accel_data.iterable_shard import IterableDatasetShard
 from accel_data.loaders.cloning import clone_loader
 from accel_data.loaders.progress import Resumption
-from accel_data.loaders.worker_states import continue_stream
-from accel_data.samplers.run import Position
+from accel_data.loaders.reader import Batches, Reader
+from accel_data.loaders.worker_states import resume_stream
+from accel_data.samplers.position import START, Position
 from accel_state.errors import CheckpointError
-
-Reader = Callable[[DataLoader[Any]], DataLoader[Any]]
 
 
 class SkippedStream(IterableDataset[Any]):
@@ -44,10 +43,10 @@ def shard_stream(
     split_batches: bool,
     even_batches: bool,
 ) -> DataLoader[Any]:
-    """Return ``loader`` with one rank's share of its stream; what has been shared out already stays as it is.
+    """Return ``loader`` with one rank's part of its stream; a stream that has been sharded stays as it is.
 
-    A data set that can cut itself (``shard`` and ``num_shards``) is asked to, if the ranks then get equally
-    many parts: no rank reads what it does not need. Where such a rank's part ends is not known beforehand.
+    A data set that can shard itself (``shard`` and ``num_shards``) is asked to, if the ranks then get the same
+    number of shards: no rank reads what it does not need. The length of such a part is unknown.
     """
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDatasetShard):
@@ -68,7 +67,7 @@ def shard_stream(
 
 
 def shards_itself(loader: DataLoader[Any], num_processes: int, *, split_batches: bool) -> bool:
-    """Tell whether the data set is asked to cut itself into ``num_processes`` parts."""
+    """Tell whether the data set is asked to shard itself among ``num_processes``."""
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDatasetShard) or split_batches or not hasattr(dataset, "shard"):
         return False
@@ -85,7 +84,7 @@ def cut_into(loader: DataLoader[Any], rows: int) -> DataLoader[Any]:
 
 
 def skip_samples(loader: DataLoader[Any], num_samples: int) -> DataLoader[Any]:
-    """Return a loader of what follows the first ``num_samples`` samples, which are read and thrown away."""
+    """Return a loader that reads the first ``num_samples`` samples and yields those that follow."""
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDatasetShard):
         return clone_loader(loader, dataset=dataset.starting_at(num_samples))
@@ -93,7 +92,7 @@ def skip_samples(loader: DataLoader[Any], num_samples: int) -> DataLoader[Any]:
 
 
 def warn_of_replay(what: str) -> None:
-    """Say that a stream is read again from its beginning."""
+    """Warn that a stream is read again from its beginning."""
     warnings.warn(
         f"The data set is a stream that cannot be entered in the middle: {what} are read again and thrown "
         "away. Give the data set `state_dict` and `load_state_dict`, or use map-style data, to resume at "
@@ -103,114 +102,117 @@ def warn_of_replay(what: str) -> None:
 
 
 def stream_of(loader: DataLoader[Any]) -> Any:
-    """Return the data set that the user gave, without our shard around it."""
+    """Return the user's data set, without our shard around it."""
     dataset: Any = loader.dataset
     return dataset.dataset if isinstance(dataset, IterableDatasetShard) else dataset
 
 
-def open_stream(
-    base: DataLoader[Any],
-    *,
-    skip_steps: int,
-    resumption: Resumption | None,
-    step_size: Position,
-    num_ranks: int,
-    is_whole: bool,
-    reader: Reader,
-) -> tuple[Iterator[Any], Position]:
-    """Return the batches of ``base`` from where the pass begins, and that place.
+@dataclass(frozen=True, slots=True)
+class StreamOpener:
+    """Opens a pass over a stream.
 
     Args:
         base: Reads this rank's part.
-        skip_steps: Steps to leave out, from the start of the epoch.
-        resumption: Where to go on instead.
         step_size: What one step of all ranks reads.
         num_ranks: Ranks that share the stream.
-        is_whole: Whether ``base`` reads the whole stream, to give the others their parts.
-        reader: Returns the loader that really reads for a given one, and keeps notes.
-
-    Raises:
-        CheckpointError: If that place cannot be found with this number of ranks or workers.
-    """
-    if skip_steps:
-        start = Position(skip_steps * step_size.samples, skip_steps * step_size.batches)
-        return _replay(base, start, step_size, _Ranks(num_ranks, num_ranks, is_whole), reader), start
-    if resumption is None or resumption.position == Position():
-        return iter(reader(base)), Position()
-    start, ranks = resumption.position, _Ranks(num_ranks, resumption.num_ranks, is_whole)
-    _check_workers(resumption, base)
-    if resumption.is_complete:
-        if resumption.dataset_state is not None and base.num_workers == 0:
-            stream_of(base).load_state_dict(resumption.dataset_state)
-        return iter(()), start
-    if resumption.loader_state is not None and hasattr(base, "load_state_dict"):
-        ranks.check("a `StatefulDataLoader`")
-        stateful: Any = reader(base)
-        stateful.load_state_dict(resumption.loader_state)
-        return iter(stateful), start
-    if resumption.dataset_state is not None and base.num_workers == 0:
-        stream_of(base).load_state_dict(resumption.dataset_state)
-        return iter(reader(base)), start
-    if resumption.stream_workers is not None and not hasattr(base, "load_state_dict"):
-        if _is_part(base, ranks):
-            ranks.check("a data set that shards itself")
-        return continue_stream(reader(base), resumption.stream_workers), start
-    return _replay(base, start, step_size, ranks, reader), start
-
-
-@dataclass(frozen=True, slots=True)
-class _Ranks:
-    """How many ranks share the stream now, how many did when the state was saved, and whether one reads for
-    all.
+        is_whole: Whether ``base`` reads the whole stream, for all ranks.
+        reader_for: Returns the reader for a loader.
     """
 
-    now: int
-    then: int
+    base: DataLoader[Any]
+    step_size: Position
+    num_ranks: int
     is_whole: bool
+    reader_for: Callable[[DataLoader[Any]], Reader]
 
-    def check(self, what: str) -> None:
-        if self.now != self.then and not self.is_whole:
+    def open(self, resumption: Resumption | None, *, skip_steps: int) -> tuple[Batches, Position]:
+        """Return the batches from where the pass begins, and that position.
+
+        Args:
+            resumption: Where to resume.
+            skip_steps: Steps to leave out from the start of the epoch; takes precedence.
+
+        Raises:
+            CheckpointError: If the position cannot be found with this number of ranks or workers.
+        """
+        if skip_steps:
+            start = Position(skip_steps * self.step_size.samples, skip_steps * self.step_size.batches)
+            return self._replay(start, ranks_before=self.num_ranks), start
+        if resumption is None or resumption.position == START:
+            return self.reader_for(self.base).read(), START
+        return self._resume(resumption), resumption.position
+
+    def _resume(self, resumption: Resumption) -> Batches:
+        """Return the batches after the position, by the fastest way that the saved states allow."""
+        base, ranks_before = self.base, resumption.num_ranks
+        self._check_workers(resumption)
+        if (
+            resumption.loader_state is not None
+            and hasattr(base, "load_state_dict")
+            and not resumption.is_complete
+        ):
+            self._check_ranks(ranks_before, "a `StatefulDataLoader`")
+            reader = self.reader_for(base)
+            stateful: Any = reader.loader
+            stateful.load_state_dict(resumption.loader_state)
+            return reader.read()
+        has_dataset_state = resumption.dataset_state is not None and base.num_workers == 0
+        if has_dataset_state:
+            stream_of(base).load_state_dict(resumption.dataset_state)
+        if resumption.is_complete:
+            return iter(())
+        if has_dataset_state:
+            return self.reader_for(base).read()
+        if resumption.stream_workers is not None and not hasattr(base, "load_state_dict"):
+            if self._is_part:
+                self._check_ranks(ranks_before, "a data set that shards itself")
+            return resume_stream(self.reader_for(base), resumption.stream_workers)
+        return self._replay(resumption.position, ranks_before=ranks_before)
+
+    def _replay(self, start: Position, *, ranks_before: int) -> Batches:
+        """Return the batches after ``start``; what comes before is read again and thrown away."""
+        base = self.base
+        if base.num_workers == 0:
+            num_samples = start.samples
+            if self._is_part:
+                self._check_ranks(ranks_before, "a data set that shards itself")
+                num_samples //= self.num_ranks
+            warn_of_replay(f"{num_samples} samples")
+            return self.reader_for(skip_samples(base, num_samples)).read()
+        self._check_ranks(ranks_before, "a stream read by workers")
+        per_batch = (base.batch_size or 1) if self.is_whole else self.step_size.samples
+        num_batches, rest = divmod(start.samples, per_batch)
+        if rest:
             raise CheckpointError(
-                f"The state was saved with {self.then} processes. Resuming {what} with {self.now} is not "
+                f"The saved position, after {start.samples} samples of the stream, is inside a batch: batches have "
+                f"{per_batch} samples. Resume with the batch size of the saved run, or with `num_workers=0`."
+            )
+        warn_of_replay(f"{num_batches} batches")
+        return islice(self.reader_for(base).read(), num_batches, None)
+
+    @property
+    def _is_part(self) -> bool:
+        """Whether ``base`` reads a part of a stream that shards itself."""
+        return (
+            not self.is_whole
+            and self.num_ranks > 1
+            and not isinstance(self.base.dataset, IterableDatasetShard)
+        )
+
+    def _check_ranks(self, ranks_before: int, what: str) -> None:
+        if self.num_ranks != ranks_before and not self.is_whole:
+            raise CheckpointError(
+                f"The state was saved with {ranks_before} processes. Resuming {what} with {self.num_ranks} is not "
                 "possible: each process has a state of its own. Use the same number, or "
                 "`dispatch_batches=True`."
             )
 
-
-def _is_part(base: DataLoader[Any], ranks: _Ranks) -> bool:
-    """Tell whether ``base`` reads a part of the stream that the data set itself has cut."""
-    return not ranks.is_whole and ranks.now > 1 and not isinstance(base.dataset, IterableDatasetShard)
-
-
-def _check_workers(resumption: Resumption, base: DataLoader[Any]) -> None:
-    """Refuse another number of workers than have read the stream so far: it is them who deal it among each other."""
-    then, now = resumption.num_workers, base.num_workers
-    if then is not None and max(then, 1) != max(now, 1) and not resumption.is_complete:
-        raise CheckpointError(
-            f"The stream was read with `num_workers={then}` when the state was saved. Which samples "
-            f"`num_workers={now}` would have read by then cannot be known. Use `num_workers={then}`, or begin the "
-            "epoch anew with `position=False`."
-        )
-
-
-def _replay(
-    base: DataLoader[Any], start: Position, step_size: Position, ranks: _Ranks, reader: Reader
-) -> Iterator[Any]:
-    """Return the batches of ``base`` from ``start`` on; what comes before is read again and thrown away."""
-    if base.num_workers == 0:
-        is_part = _is_part(base, ranks)
-        if is_part:
-            ranks.check("a data set that shards itself")
-        num_samples = start.samples // ranks.now if is_part else start.samples
-        warn_of_replay(f"{num_samples} samples")
-        return iter(reader(skip_samples(base, num_samples)))
-    ranks.check("a stream read by workers")
-    per_batch = (base.batch_size or 1) if ranks.is_whole else step_size.samples
-    num_batches, rest = divmod(start.samples, per_batch)
-    if rest:
-        raise CheckpointError(
-            f"The stream was left after {start.samples} samples, which are no whole number of batches of "
-            f"{per_batch}. Resume with the batch size of the saved run, or with `num_workers=0`."
-        )
-    warn_of_replay(f"{num_batches} batches")
-    return islice(iter(reader(base)), num_batches, None)
+    def _check_workers(self, resumption: Resumption) -> None:
+        """Refuse another number of workers than before: the part that each reads depends on it."""
+        before, now = resumption.num_workers, self.base.num_workers
+        if before is not None and max(before, 1) != max(now, 1) and not resumption.is_complete:
+            raise CheckpointError(
+                f"The stream was read with `num_workers={before}` when the state was saved. Which samples "
+                f"`num_workers={now}` would have read by then cannot be known. Use `num_workers={before}`, or begin "
+                "the epoch anew with `position=False`."
+            )

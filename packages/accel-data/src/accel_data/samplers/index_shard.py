@@ -1,4 +1,4 @@
-"""The indices of one rank, for loaders that read without batches."""
+"""The indices of one rank, for loaders without automatic batching."""
 
 from __future__ import annotations
 

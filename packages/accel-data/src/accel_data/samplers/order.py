@@ -1,6 +1,4 @@
-"""The order of an epoch as a sequence that can be entered anywhere, for the samplers where that is
-possible.
-"""
+"""The order of an epoch as a sequence, for samplers whose order can be drawn without iterating them."""
 
 from __future__ import annotations
 
@@ -14,14 +12,10 @@ _BLOCK = 1 << 14
 
 
 class TensorOrder(Sequence[int]):
-    """A drawn order whose numbers become Python integers a block at a time, so that an epoch starts at
-    once.
-    """
+    """A drawn order whose numbers become Python integers one block at a time, so that an epoch starts at once."""
 
     def __init__(self, drawn: torch.Tensor, *, finish: Callable[[], object] | None = None) -> None:
-        """Wrap ``drawn``; ``finish`` is what the sampler still draws, and throws away, when it has been read
-        out.
-        """
+        """Wrap ``drawn``; ``finish`` draws what the sampler draws at the end of the epoch without using it."""
         self._drawn = drawn
         self.finish = finish
         self._length = len(drawn)
@@ -47,13 +41,13 @@ class TensorOrder(Sequence[int]):
 
 
 def draw_order(sampler: Iterable[int], generator: torch.Generator | None = None) -> Sequence[int] | None:
-    """Draw the order of one epoch from ``sampler``, or return None where only iterating it can tell.
+    """Draw the order of one epoch from ``sampler``, or return None if it is known only by iterating.
 
-    The numbers, and what is drawn from which generator, are those that iterating the sampler gives.
+    The numbers, and the draws from each generator, are the same as when the sampler is iterated.
 
     Args:
         sampler: The sampler.
-        generator: What it draws from. None: its own generator, or torch's default one if it has none.
+        generator: Replaces its generator. None: its own, or torch's default one if it has none.
     """
     if isinstance(sampler, (list, tuple, range)):
         return sampler
@@ -65,7 +59,7 @@ def draw_order(sampler: Iterable[int], generator: torch.Generator | None = None)
 
 
 def has_order(sampler: Iterable[int]) -> bool:
-    """Tell whether `draw_order` can tell the order of ``sampler``."""
+    """Tell whether `draw_order` returns an order for ``sampler``."""
     return isinstance(sampler, (list, tuple, range)) or type(sampler).__iter__ in _DRAWS
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accel_data.step_shape import StepShape, full_step
+from accel_data.step import StepShape, full_step, shape_of_step, split_step
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """Positions ``[start, num_samples)`` of an epoch, dealt to the ranks in steps of ``rows * num_ranks``.
+    """Distributes positions ``[start, num_samples)`` of an epoch to the ranks in steps of ``rows * num_ranks``.
 
     At step ``i`` rank ``r`` reads ``rows`` positions from ``start + (i * num_ranks + r) * rows``, so what the
     ranks read in one step, one after the other, is a stretch of the epoch in its own order. Splitting a batch
-    of ``rows * num_ranks`` and dealing whole batches of ``rows`` are the same thing.
+    of ``rows * num_ranks`` and distributing whole batches of ``rows`` are the same thing.
 
     Args:
         num_samples: Length of the epoch.
@@ -82,18 +82,20 @@ class ShardPlan:
         high = low + self.rows
         if high <= self.num_samples:
             return list(order[low:high])
-        if not self.even:
-            return list(order[low : self.num_samples])
-        return [order[position % self.num_samples] for position in range(low, high)]
+        pieces, _ = split_step(
+            order[self.start + step * self.global_rows : self.num_samples],
+            rows=self.rows,
+            num_ranks=self.num_ranks,
+            even=self.even,
+            first=order[: self.global_rows],
+        )
+        return pieces[self.rank]
 
     def full_shape(self) -> StepShape:
-        """Return the shape of every step but perhaps the last."""
+        """Return the shape of every step except perhaps the last."""
         return full_step(self.rows, self.num_ranks)
 
     def shape(self, step: int) -> StepShape:
         """Return the shape of ``step``."""
-        left = self.remaining - step * self.global_rows
-        if left >= self.global_rows:
-            return self.full_shape()
-        real = tuple(min(max(left - rank * self.rows, 0), self.rows) for rank in range(self.num_ranks))
-        return StepShape((self.rows,) * self.num_ranks if self.even else real, real)
+        left = min(self.remaining - step * self.global_rows, self.global_rows)
+        return shape_of_step(left, rows=self.rows, num_ranks=self.num_ranks, even=self.even)

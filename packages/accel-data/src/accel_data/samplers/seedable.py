@@ -1,4 +1,4 @@
-"""A random sampler whose order depends on a seed and the epoch alone."""
+"""A random sampler whose order depends only on a seed and the epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from accel_data.samplers.order import draw_random, register_draw
 
 
 class SeedableRandomSampler(RandomSampler):
-    """Shuffle like `RandomSampler`, in the order that belongs to ``seed + epoch``.
+    """Shuffle like `RandomSampler`, seeded with ``seed + epoch``.
 
     Args:
         *args: As for `RandomSampler`.

@@ -1,4 +1,4 @@
-"""One order on all ranks that read parts of it."""
+"""Make sure that all ranks read by the same order."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from accel_state.errors import ConfigError
 
 
 def share_generator(generator: torch.Generator) -> None:
-    """Give ``generator`` the state that it has on rank 0; every rank must call it."""
+    """Give ``generator`` the state that it has on rank 0; a collective."""
     synchronize_rng_states([RNGType.GENERATOR], generator)
 
 
 def check_same_order(source: Any, first: Sequence[Any]) -> None:
-    """Compare the beginning of the order on all ranks; every rank must call it.
+    """Compare the beginning of the order on all ranks; a collective.
 
     Args:
         source: The sampler or batch sampler, for the message.
@@ -32,7 +32,7 @@ def check_same_order(source: Any, first: Sequence[Any]) -> None:
     digest = hashlib.sha256(repr(first).encode()).hexdigest()
     if len(set(gather_object([digest]))) > 1:
         raise ConfigError(
-            f"The sampler `{type(source).__name__}` yields other indices on each process, so samples would be read "
+            f"The sampler `{type(source).__name__}` yields different indices on each process, so samples would be read "
             "twice or never. Let it draw from an attribute `generator`, which all processes are given in the same "
             "state, or from a seed of its own and `set_epoch`; or pass `dispatch_batches=True`."
         )

@@ -1,25 +1,27 @@
-"""Batches from the middle of an epoch on."""
+"""A batch sampler without its first batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
 
 from torch.utils.data import BatchSampler
 
+from accel_data.delegation import Delegating
 from accel_data.samplers.batch_shard import BatchSamplerShard
 
 
-class SkipBatchSampler(BatchSampler):
+class SkipBatchSampler(Delegating, BatchSampler):
     """Yield the batches of ``batch_sampler`` without the first ``skip_batches``.
 
-    Where the order can be entered anywhere this takes no longer than beginning at its start.
+    Where the order can be entered anywhere, this takes no longer than starting at its beginning.
 
     Args:
         batch_sampler: Yields lists of indices.
         skip_batches: Batches to leave out in each epoch.
     """
+
+    _wrapped_in = "batch_sampler"
 
     def __init__(self, batch_sampler: BatchSampler | Iterable[list[int]], skip_batches: int = 0) -> None:
         self.batch_sampler = batch_sampler
@@ -49,12 +51,4 @@ class SkipBatchSampler(BatchSampler):
             shard = BatchSamplerShard(shard, even_batches=False)
         if not shard.can_start_anywhere:
             return islice(iter(self.batch_sampler), self.skip_batches, None)
-        shard.begin_run(shard.position_after(self.skip_batches))
-        return iter(shard)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "batch_sampler" not in self.__dict__:
-            raise AttributeError(
-                f"`{type(self).__name__}` object has no attribute `{name}`.", name=name, obj=self
-            )
-        return getattr(self.batch_sampler, name)
+        return iter(shard.new_pass(shard.position_after(self.skip_batches)))

@@ -1,13 +1,13 @@
-"""Sharding of batches that can only be read one after the other."""
+"""Sharding of batches whose order is only known by reading them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import islice
 from typing import Any
 
-from accel_data.step_shape import StepShape
+from accel_data.step import StepShape, pad_pieces
 from accel_state.errors import ConfigError
 
 Batch = list[Any]
@@ -19,7 +19,7 @@ class StreamStep:
 
     Args:
         pieces: What each rank reads.
-        shape: How much of that is read for the first time.
+        shape: How many rows these are, and how many are new.
         num_following: Ranks, the first ones, that also have a batch in the next step.
         num_batches: Batches of the stream that this step took.
     """
@@ -32,13 +32,13 @@ class StreamStep:
 
 @dataclass(frozen=True, slots=True)
 class StreamSharding:
-    """How a stream of batches is dealt to ``num_ranks`` ranks.
+    """How a stream of batches is distributed to ``num_ranks`` ranks.
 
     Args:
         num_ranks: Ranks that share the stream.
         rows: Rows of one rank in a full step; None when the batches have no fixed size.
-        split: Cut each batch into pieces instead of dealing whole batches.
-        even: Complete short pieces with samples from the beginning of the stream; needs ``rows``.
+        split: Cut each batch into pieces instead of distributing whole batches.
+        even: Complete short pieces with the first samples of the stream; needs ``rows``.
         drop_last: Leave out a last step in which a rank would have no batch.
         source: Name of what yields the batches, for messages.
     """
@@ -50,25 +50,30 @@ class StreamSharding:
     drop_last: bool
     source: str = "BatchSampler"
 
-    def steps(self, batches: Iterator[Batch], *, head: Batch | None = None) -> Iterator[StreamStep]:
-        """Yield the steps, each as soon as it is known whether another one follows.
+    @property
+    def batches_per_step(self) -> int:
+        """Batches of the stream in one step."""
+        return 1 if self.split else self.num_ranks
+
+    def steps(self, batches: Iterator[Batch], *, first: Batch | None = None) -> Iterator[StreamStep]:
+        """Yield the steps, each once it is known whether another one follows.
 
         Args:
             batches: What remains of the stream.
-            head: The first samples of the stream where ``batches`` does not begin with them.
+            first: The first samples of the stream, if ``batches`` does not begin with them.
 
         Raises:
-            ConfigError: If a batch has a size that cannot be dealt.
+            ConfigError: If a batch has a size that cannot be distributed.
         """
         group = self._next_group(batches)
-        head = [] if head is None else list(head)
+        first = [] if first is None else list(first)
         while group:
             following = self._next_group(batches)
             self._check_sizes(group, is_last=not following)
-            if self.even and len(head) < self._full_rows:
-                head += [index for piece in group for index in piece][: self._full_rows - len(head)]
+            if self.even and len(first) < self._full_rows:
+                first += [index for piece in group for index in piece][: self._full_rows - len(first)]
             yield self._step(
-                group, head, num_following=self.num_ranks if following and self.even else len(following)
+                group, first, num_following=self.num_ranks if following and self.even else len(following)
             )
             group = following
 
@@ -106,19 +111,10 @@ class StreamSharding:
                 f"`{self.source}` yielded before its last. Pass `split_batches=False`."
             )
 
-    def _is_full(self, group: list[Batch]) -> bool:
-        if len(group) < self.num_ranks:
-            return False
-        return self.rows is None or all(len(piece) == self.rows for piece in group)
-
-    def _step(self, group: list[Batch], head: Batch, *, num_following: int) -> StreamStep:
+    def _step(self, group: list[Batch], first: Batch, *, num_following: int) -> StreamStep:
         num_batches = 1 if self.split else len(group)
         pieces = group + [[] for _ in range(self.num_ranks - len(group))]
-        real = tuple(map(len, pieces))
-        if self.even and not self._is_full(pieces):
-            filler = cycle(head)
-            pieces = [
-                piece + list(islice(filler, self._full_rows // self.num_ranks - len(piece)))
-                for piece in pieces
-            ]
-        return StreamStep(pieces, StepShape(tuple(map(len, pieces)), real), num_following, num_batches)
+        num_valid = tuple(map(len, pieces))
+        if self.even and self.rows is not None:
+            pieces = pad_pieces(pieces, rows=self.rows, first=first)
+        return StreamStep(pieces, StepShape(tuple(map(len, pieces)), num_valid), num_following, num_batches)

@@ -1,4 +1,4 @@
-"""The samplers that torchdata's `StatefulDataLoader` makes for itself, known without importing it."""
+"""The samplers of torchdata's `StatefulDataLoader`, recognised without importing it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from accel_data.samplers.order import TensorOrder, register_draw
 
 
 def makes_batches(batch_sampler: Any) -> bool:
-    """Tell whether ``batch_sampler`` is torchdata's, which cuts the indices of its ``sampler`` as torch's own does."""
+    """Tell whether ``batch_sampler`` is torchdata's `BatchSampler`, which works as torch's does."""
     ours = _loaded("BatchSampler")
     return ours is not None and type(batch_sampler).__iter__ is ours.__iter__
 
 
 def shuffles(sampler: Any) -> bool:
-    """Tell whether ``sampler`` is torchdata's random one, which is none of torch's but has the same attributes."""
+    """Tell whether ``sampler`` is torchdata's `RandomSampler`, which has the attributes of torch's."""
     ours = _loaded("RandomSampler")
     return ours is not None and isinstance(sampler, ours)
 
 
 def _loaded(name: str) -> Any:
-    """Return a class of torchdata's if someone has imported it: nobody can have an instance otherwise."""
+    """Return a class of torchdata's, None if it was not imported: then there is no instance of it."""
     module = sys.modules.get("torchdata.stateful_dataloader.sampler")
     if module is None:
         return None

@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from accel.checkpoints.gradients import open_gradients
-from accel.checkpoints.loader_files import to_file as to_loader_file
 from accel.checkpoints.prepared import Prepared, has_state_per_rank, is_being_read
 from accel_checkpoint.file_names import (
     LOADER_NAME,
@@ -25,6 +24,7 @@ from accel_checkpoint.file_names import (
 )
 from accel_checkpoint.random_states import to_file
 from accel_checkpoint.saving.pending_files import PendingFile, SafetensorsFile, TorchFile, pending_weights
+from accel_data.loader_files import to_file as to_loader_file
 from accel_ops.random.state import capture_rng_states
 
 SaveHook = Callable[[list[nn.Module], list[Mapping[str, Any]], str], None]

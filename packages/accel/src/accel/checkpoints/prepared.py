@@ -12,7 +12,7 @@ from torch import nn
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_checkpoint.file_names import OPTIMIZER_NAME, SCHEDULER_NAME
-from accel_data.loaders.prepared import PreparedLoader
+from accel_data import PreparedLoader
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 from torch import nn
 
 from accel.checkpoints.inventory import check_inventory, weights_file
-from accel.checkpoints.loader_files import load_into
 from accel.checkpoints.model_files import load_weights
 from accel.checkpoints.optimizer_state import misfit_of, without_file
 from accel.checkpoints.prepared import Prepared, class_name, has_state_per_rank
@@ -23,6 +22,7 @@ from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.reading.listing import Found
 from accel_checkpoint.reading.strictness import Strictness
 from accel_checkpoint.reading.weights import files_of_model, open_weights
+from accel_data.loader_files import load_into
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
 

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.utils.data import DataLoader
 
-from accel.loader_workers import keep_workers
 from accel.preemption.sync import PreemptionSync
+from accel_data import keep_workers
 from accel_state import current_runtime
 from accel_state.errors import ConfigError, StateError
 

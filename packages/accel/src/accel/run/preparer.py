@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 import accel_data
 import accel_ops
-from accel.evenness import dealing_evenly
 from accel.preemption.guard import PreemptionGuard
 from accel.run.configuration import RunConfiguration
 from accel.run.prepared_objects import PreparedObjects
@@ -21,6 +20,7 @@ from accel_backends import Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_backends.strategies.bundle_builder import BundleBuilder
 from accel_backends.strategies.prepare_checks import check_parameters, check_placement
+from accel_data import override_even_batches
 from accel_state import PartialState
 from accel_state.errors import ConfigError
 
@@ -137,7 +137,7 @@ class Preparer:
         with ExitStack() as stack:
             if even_batches is not None and self._processes.use_distributed:
                 for loader in self._prepared.loaders:
-                    stack.enter_context(dealing_evenly(loader, even_batches))
+                    stack.enter_context(override_even_batches(loader, even_batches))
             stack.enter_context(self._stepper.over_uneven_inputs())
             stack.enter_context(self._strategy.join_uneven_inputs(joinables))
             yield

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from accel_data.stand_in import StandIn
+from accel_data.dataset_proxy import DatasetProxy
 
 
 class Stream:
     part = 0
 
 
-class Named(StandIn):
+class Named(DatasetProxy):
     def __init__(self, dataset: Any) -> None:
         self.part = "own"
         super().__init__(dataset)
@@ -21,7 +21,7 @@ class Named(StandIn):
 
 def test_attributes_of_the_data_set_are_read_and_set_through_it() -> None:
     stream = Stream()
-    stand_in = StandIn(stream)
+    stand_in = DatasetProxy(stream)
     stand_in.part = 3
     assert (stand_in.part, stream.part) == (3, 3)
     assert "part" not in stand_in.__dict__
@@ -38,9 +38,9 @@ def test_what_a_subclass_has_assigned_before_is_its_own() -> None:
 
 @pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_copies_stand_for_the_data_set_too(twin: Any) -> None:
-    assert twin(StandIn(Stream())).part == 0
+    assert twin(DatasetProxy(Stream())).part == 0
 
 
 def test_what_neither_has_is_missing() -> None:
     with pytest.raises(AttributeError, match="nothing"):
-        StandIn(Stream()).nothing
+        DatasetProxy(Stream()).nothing

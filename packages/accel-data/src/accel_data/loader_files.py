@@ -1,4 +1,7 @@
-"""The position of a loader in a file, in the form that the peer's stateful loaders read and write too."""
+"""The state of a loader as the content of a checkpoint file, in a form that torchdata reads and writes too.
+
+`Accelerator.save_state` writes `to_file` and `Accelerator.load_state` reads it with `load_into`.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +33,19 @@ def to_file(loader: Any, *, is_under_way: bool) -> dict[str, Any]:
 
 
 def load_into(loader: Any, content: Any, *, position: bool, file_name: str) -> bool:
-    """Let ``loader`` go on in the epoch that the content of its file names, and return whether that had begun.
+    """Resume ``loader`` from the content of its file, and return whether a pass was under way when it was saved.
 
-    Of a file of torchdata's `StatefulDataLoader`, which is what the peer writes, that is the number of batches:
-    it does not say in which order they were drawn.
+    A file of torchdata's `StatefulDataLoader`, which is what Accelerate writes, holds the number of batches but
+    not their order.
 
     Args:
         loader: A prepared loader.
-        content: Of its file.
-        position: Go on in the middle of the epoch, if it was saved there; else at its beginning.
+        content: What the file holds.
+        position: Resume in the middle of the epoch, if it was saved there. If False the epoch begins anew.
         file_name: For messages.
 
     Raises:
-        CheckpointError: If the content is of another kind.
+        CheckpointError: If the content is not the state of a loader.
     """
     if not isinstance(content, Mapping):
         raise CheckpointError(f"`{file_name}` holds a {type(content).__name__}, not the state of a loader.")
@@ -53,7 +56,7 @@ def load_into(loader: Any, content: Any, *, position: bool, file_name: str) -> b
     if num_batches is None or not isinstance(loader, PreparedLoader):
         raise CheckpointError(
             f"`{file_name}` was written neither by this package nor by torchdata, so the position in the data is "
-            "not known. Go to it with `skip_first_batches`."
+            "unknown. Skip the batches that were read with `skip_first_batches`."
         )
     if position:
         loader.load_state_dict(loader.state_after(num_batches), position=True)
@@ -61,7 +64,7 @@ def load_into(loader: Any, content: Any, *, position: bool, file_name: str) -> b
 
 
 def _for_torchdata(num_batches: int) -> dict[str, Any]:
-    """Return what a `StatefulDataLoader` without workers takes for its own state (torchdata 0.11)."""
+    """Return the state of a `StatefulDataLoader` without workers (torchdata 0.11)."""
     return {
         "_index_sampler_state": None,
         "_sampler_iter_state": None,
@@ -76,7 +79,7 @@ def _for_torchdata(num_batches: int) -> dict[str, Any]:
 
 
 def _batches_by_torchdata(content: Mapping[str, Any]) -> int | None:
-    """Return how many batches a `StatefulDataLoader` had handed out; None if the content is not its."""
+    """Return how many batches a `StatefulDataLoader` had yielded; None if it did not write the content."""
     if content.get("_iterator_finished") is True:
         return 0
     snapshot = content.get(_SNAPSHOT)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from accel import Accelerator
-from accel.loader_workers import WorkerStart, keep_workers
+from accel_data import keep_workers, prepare_data_loader
+from accel_data.loader_workers import WorkerStart
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_state"),
@@ -28,18 +28,14 @@ class Pids(Dataset):
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
 def test_workers_outlive_a_signal_to_the_whole_job(signum):
-    accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(DataLoader(Pids(), batch_size=1, num_workers=2))
-    preemption = accelerator.handle_preemption()
-    try:
-        seen = []
-        for (sample,) in loader:
-            seen.append(sample[0].item())
-            if len(seen) == 3:
-                # Not by this process, which is the one that may end its workers.
-                subprocess.run(["kill", f"-{int(signum)}", str(sample[1].item())], check=True)
-    finally:
-        preemption.close()
+    loader = prepare_data_loader(DataLoader(Pids(), batch_size=1, num_workers=2))
+    keep_workers(loader, [signum])
+    seen = []
+    for (sample,) in loader:
+        seen.append(sample[0].item())
+        if len(seen) == 3:
+            # Not by this process, which is the one that may end its workers.
+            subprocess.run(["kill", f"-{int(signum)}", str(sample[1].item())], check=True)
     assert seen == list(range(64))
 
 
@@ -59,18 +55,6 @@ def test_a_spawned_worker_outlives_a_signal_while_it_starts():
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert [int(row[0]) for batch in loader for row in batch] == list(range(64))
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
-
-
-def test_loaders_prepared_later_are_kept_too_until_handling_ends():
-    accelerator = Accelerator(cpu=True)
-    preemption = accelerator.handle_preemption()
-    try:
-        loader = accelerator.prepare(DataLoader(Pids(), num_workers=1))
-        assert list(loader.worker_init_fn.signals) == [signal.SIGTERM, signal.SIGUSR1]
-        assert accelerator.prepare(DataLoader(Pids())).worker_init_fn is None
-    finally:
-        preemption.close()
-    assert not loader.worker_init_fn.signals
 
 
 def start_worker(start):

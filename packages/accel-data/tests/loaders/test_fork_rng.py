@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from accel_data import prepare_data_loader, skip_first_batches
-from accel_data.loaders.unmoved import generators_unmoved
+from accel_data.loaders.fork_rng import fork_rng
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -24,7 +24,7 @@ def draws(batches, *, num_batches: int) -> list[tuple[list[int], float]]:
 
 
 def test_what_is_drawn_in_the_block_is_drawn_again_after_it():
-    with generators_unmoved(is_continued=True):
+    with fork_rng(enabled=True):
         first = torch.rand(3)
     assert torch.equal(torch.rand(3), first)
 
@@ -33,7 +33,7 @@ def test_at_the_start_of_an_epoch_generators_move():
     torch.manual_seed(0)
     expected = torch.rand(2)[1]
     torch.manual_seed(0)
-    with generators_unmoved(is_continued=False):
+    with fork_rng(enabled=False):
         torch.rand(())
     assert torch.rand(()) == expected
 

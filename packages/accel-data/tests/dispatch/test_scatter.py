@@ -4,13 +4,13 @@ from itertools import product
 
 import torch
 
-from accel_data.dispatch.dealing import NO_BATCH, Dealer
-from accel_data.step_shape import StepShape, full_step
+from accel_data.dispatch.scatter import NO_BATCH, ScatterPlan
+from accel_data.step import StepShape, full_step
 
 
 def test_full_batches_are_handed_on_untouched() -> None:
     batches = [torch.arange(2), torch.arange(2, 4)]
-    deal = Dealer(num_ranks=2, rows=2, split=False, even=True).deal(batches, batches)
+    deal = ScatterPlan(num_ranks=2, rows=2, split=False, even=True).scatter(batches, batches)
     assert all(piece is batch for piece, batch in zip(deal.pieces, batches, strict=True))
     assert deal.shape == full_step(2, 2)
 
@@ -23,11 +23,11 @@ def test_every_small_step() -> None:
         data = torch.arange(100, 100 + size)
         batches = [data] if split else list(data.split(rows))
         head = [torch.arange(num * rows)] if split else list(torch.arange(num * rows).split(rows))
-        deal = Dealer(num, rows, split, even).deal(batches, head)
+        deal = ScatterPlan(num, rows, split, even).scatter(batches, head)
         stream = [row for piece in deal.pieces if piece is not NO_BATCH for row in piece.tolist()]
         assert stream[:size] == data.tolist()
         assert [0 if piece is NO_BATCH else len(piece) for piece in deal.pieces] == list(deal.shape.rows)
-        assert deal.shape.num_real == size
+        assert deal.shape.num_samples == size
         assert stream[size:] == (list(range(num * rows - size)) if even else [])
         assert deal.num_with_batch == sum(piece is not NO_BATCH for piece in deal.pieces)
         assert deal.num_batches == len(batches)
@@ -35,13 +35,13 @@ def test_every_small_step() -> None:
 
 def test_rows_that_do_not_join_are_completed_with_their_own() -> None:
     batches = [torch.ones(2, 3), torch.full((1, 5), 7.0)]
-    deal = Dealer(num_ranks=3, rows=2, split=False, even=True).deal(batches, batches)
+    deal = ScatterPlan(num_ranks=3, rows=2, split=False, even=True).scatter(batches, batches)
     assert deal.shape == StepShape((2, 2, 2), (2, 1, 0))
     assert [tuple(piece.shape) for piece in deal.pieces] == [(2, 3), (2, 5), (2, 3)]
 
 
 def test_without_a_known_size_a_rank_that_lacks_a_batch_repeats_rows() -> None:
     batches = [torch.arange(3)]
-    deal = Dealer(num_ranks=2, rows=None, split=False, even=True).deal(batches, batches)
+    deal = ScatterPlan(num_ranks=2, rows=None, split=False, even=True).scatter(batches, batches)
     assert deal.shape.is_even
-    assert deal.shape.num_real == 3
+    assert deal.shape.num_samples == 3

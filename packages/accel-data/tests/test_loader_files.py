@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from accel.checkpoints.loader_files import load_into, to_file
 from accel_data import prepare_data_loader
+from accel_data.loader_files import load_into, to_file
 from accel_state.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")

@@ -1,0 +1,20 @@
+"""Objects that wrap another one and offer its attributes too."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class Delegating:
+    """Read attributes that an object lacks from the object that it wraps."""
+
+    #: The attribute that holds the wrapped object.
+    _wrapped_in: ClassVar[str]
+
+    def __getattr__(self, name: str) -> Any:
+        # Without the wrapped object, as in an instance that is being unpickled, looking for it would not end.
+        if name.startswith("__") or self._wrapped_in not in self.__dict__:
+            raise AttributeError(
+                f"`{type(self).__name__}` object has no attribute `{name}`.", name=name, obj=self
+            )
+        return getattr(self.__dict__[self._wrapped_in], name)

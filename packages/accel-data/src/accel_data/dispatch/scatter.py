@@ -1,0 +1,174 @@
+"""Which rows each rank gets of the batches that the main process has read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from accel_data.dispatch.rows import can_join, join_rows, num_rows, take_rows
+from accel_data.step import StepShape, shape_of_step
+from accel_state.errors import ConfigError
+
+SliceRows = Callable[..., Any]
+
+
+class Absent(Enum):
+    """Marks a rank without a batch, since a batch may be None."""
+
+    NO_BATCH = "no batch"
+
+
+NO_BATCH = Absent.NO_BATCH
+
+
+@dataclass(frozen=True, slots=True)
+class ScatteredStep:
+    """One step of all ranks.
+
+    Args:
+        pieces: The batch of each rank, `NO_BATCH` for a rank without one.
+        shape: The rows of the pieces.
+        num_batches: Batches that were read for the step.
+    """
+
+    pieces: list[Any]
+    shape: StepShape
+    num_batches: int
+
+    @property
+    def num_with_batch(self) -> int:
+        """Ranks with a batch; they are the first ones."""
+        return sum(piece is not NO_BATCH for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterPlan:
+    """Scatter batches to ``num_ranks`` ranks: one batch each, or one batch cut into as many pieces.
+
+    Args:
+        num_ranks: Ranks to scatter to.
+        rows: Rows of each rank in a full step; None if that is not known.
+        split: Cut each batch.
+        even: Complete the last step with rows of the first one.
+        slice_fn: Cuts a batch, called like `accel_ops.slice_tensors`. None: `take_rows`.
+    """
+
+    num_ranks: int
+    rows: int | None
+    split: bool
+    even: bool
+    slice_fn: SliceRows | None = None
+
+    @property
+    def batches_per_step(self) -> int:
+        """Batches to read for one step."""
+        return 1 if self.split else self.num_ranks
+
+    def scatter(
+        self, batches: list[Any], first: list[Any], sizes: list[int | None] | None = None
+    ) -> ScatteredStep:
+        """Return the pieces of one step.
+
+        Args:
+            batches: What was read: `batches_per_step` batches, fewer at the end.
+            first: The batches of the first step of the epoch.
+            sizes: Samples that each batch was collated from. Where a batch has another number of rows, its
+                rows are not samples, and a short batch cannot be completed with rows of others.
+
+        Raises:
+            ConfigError: If a batch must be cut and has no rows.
+        """
+        counts = [num_rows(batch) for batch in batches]
+        rows_are_samples = sizes is None or all(
+            size in (None, count) for size, count in zip(sizes, counts, strict=True)
+        )
+        if not self.split and self.slice_fn is None and (not rows_are_samples or self._are_full(counts)):
+            pieces, shape = self._whole(batches, counts)
+            return ScatteredStep(pieces, shape, len(batches))
+        known = [_checked(count, batch) for count, batch in zip(counts, batches, strict=True)]
+        rows = (self.rows if rows_are_samples else None) or -(-sum(known) // self.num_ranks)
+        if all(can_join(batches[0], other) for other in batches[1:]):
+            pieces, shape = self._cut(join_rows(batches), sum(known), rows, first)
+        else:
+            pieces, shape = self._pad_each(batches, known, rows)
+        return ScatteredStep(pieces, shape, len(batches))
+
+    def _are_full(self, counts: list[int | None]) -> bool:
+        """Tell whether each rank can be given a batch as it was read."""
+        if not self.even:
+            return True
+        if self.rows is None:
+            return len(counts) == self.num_ranks or None in counts or len(set(counts)) > 1
+        return len(counts) == self.num_ranks and all(count == self.rows for count in counts)
+
+    def _whole(self, batches: list[Any], counts: list[int | None]) -> tuple[list[Any], StepShape]:
+        """Give each rank a batch as it was read. A batch without rows counts as one."""
+        return self._complete(batches, [1 if count is None else count for count in counts], batches)
+
+    def _complete(
+        self, pieces: list[Any], num_valid: list[int], padding: list[Any]
+    ) -> tuple[list[Any], StepShape]:
+        """Give ranks that lack a piece one of ``padding``, or none if the step need not be even.
+
+        Args:
+            pieces: Of the first ranks.
+            num_valid: Their new rows.
+            padding: Pieces to repeat.
+        """
+        missing = self.num_ranks - len(pieces)
+        valid = (*num_valid, *[0] * missing)
+        if not self.even:
+            return [*pieces, *[NO_BATCH] * missing], StepShape(valid, valid)
+        pieces = pieces + [padding[index % len(padding)] for index in range(missing)]
+        rows = [*num_valid, *[num_valid[index % len(num_valid)] for index in range(missing)]]
+        return pieces, StepShape(tuple(rows), valid)
+
+    def _cut(self, joined: Any, num_samples: int, rows: int, first: list[Any]) -> tuple[list[Any], StepShape]:
+        """Cut joined rows into the pieces, after completing the last step of an epoch."""
+        shape = shape_of_step(num_samples, rows=rows, num_ranks=self.num_ranks, even=self.even)
+        if sum(shape.rows) > num_samples:
+            joined = _padded(joined, sum(shape.rows) - num_samples, first)
+        pieces = [
+            self._slice(joined, rank * rows, rank * rows + size, rank) if size else NO_BATCH
+            for rank, size in enumerate(shape.rows)
+        ]
+        return pieces, shape
+
+    def _slice(self, batch: Any, low: int, high: int, rank: int) -> Any:
+        if self.slice_fn is None:
+            return take_rows(batch, low, high)
+        return self.slice_fn(batch, slice(low, high), process_index=rank, num_processes=self.num_ranks)
+
+    def _pad_each(self, batches: list[Any], counts: list[int], rows: int) -> tuple[list[Any], StepShape]:
+        """Scatter batches that cannot be joined, because their rows differ in shape: each is completed with its
+        own rows.
+        """
+        if not self.even:
+            return self._complete(batches, counts, batches)
+        rows = max(rows, *counts)
+        pieces = [
+            _padded(batch, rows - count, [batch]) if count < rows else batch
+            for batch, count in zip(batches, counts, strict=True)
+        ]
+        pieces, shape = self._complete(pieces, counts, pieces)
+        return pieces, StepShape((rows,) * self.num_ranks, shape.num_valid)
+
+
+def _padded(batch: Any, missing: int, first: list[Any]) -> Any:
+    """Return ``batch`` and ``missing`` rows more, of the first step, or its own if those do not fit."""
+    source = join_rows(first) if all(can_join(batch, other) for other in first) else batch
+    size = num_rows(source)
+    assert size, "a batch with rows was read"
+    whole, rest = divmod(missing, size)
+    return join_rows([batch, *[source] * whole, *([take_rows(source, 0, rest)] if rest else [])])
+
+
+def _checked(count: int | None, batch: Any) -> int:
+    if count is None:
+        raise ConfigError(
+            f"A batch of type `{type(batch).__name__}` has no rows, so it cannot be cut for the processes. "
+            "Return tensors or lists from `collate_fn`, or pass `dispatch_batches=False`."
+        )
+    return count

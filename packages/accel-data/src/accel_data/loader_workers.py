@@ -1,0 +1,101 @@
+"""Loader workers that ignore signals to the whole job, so that their process can save before it ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing import resource_tracker
+from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+
+class WorkerStart:
+    """A `worker_init_fn` after which these signals end a worker only if its own process sends them.
+
+    Schedulers and torchrun signal every process of a job, workers included. A worker that dies makes torch raise
+    in the process that uses it, which then cannot save. Programs that a worker starts inherit the blocked signals.
+    A spawned worker is protected from its start by `SignalBlockingProcess`; one from a fork server only from here on.
+
+    Args:
+        signals: Numbers of the signals, read when a worker starts. None of them: the worker is left as it is.
+        then: The loader's own `worker_init_fn`.
+    """
+
+    def __init__(self, signals: Sequence[int], then: Callable[[int], Any] | None) -> None:
+        self.signals = signals
+        self.then = then
+
+    def __call__(self, worker_id: int) -> None:
+        if self.signals:
+            # Blocked in this thread and those it starts, they wait for the thread that asks who sent them.
+            signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
+            threading.Thread(
+                target=_exit_on_signal_of,
+                args=(_owner(), tuple(self.signals)),
+                name="accel-worker-signals",
+                daemon=True,
+            ).start()
+        if self.then is not None:
+            self.then(worker_id)
+
+
+def _owner() -> int:
+    """Return the pid of the process that this one works for; its parent may be a fork server."""
+    started_by = multiprocessing.parent_process()
+    return os.getppid() if started_by is None or started_by.pid is None else started_by.pid
+
+
+def _exit_on_signal_of(owner: int, signals: Sequence[int]) -> None:
+    """Wait for blocked signals, and end this process at the first one sent by ``owner``."""
+    while signal.sigwaitinfo(signals).si_pid != owner:
+        pass
+    os._exit(0)
+
+
+class SignalBlockingProcess(SpawnProcess):
+    """A spawned process that starts with the signals of the `WorkerStart` among its arguments blocked.
+
+    Before `WorkerStart` runs it imports for seconds, and starts threads.
+    """
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        starts = [argument for argument in process_obj._args if isinstance(argument, WorkerStart)]
+        signals = {signum for start in starts for signum in start.signals}
+        resource_tracker.ensure_running()  # started together with the worker it would unblock SIGTERM here
+        blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        try:
+            return SpawnProcess._Popen(process_obj)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
+
+
+class SignalBlockingContext(SpawnContext):
+    """The spawn context whose processes are `SignalBlockingProcess`."""
+
+    Process = SignalBlockingProcess
+
+
+def keep_workers(loader: DataLoader[Any], signals: Sequence[int]) -> None:
+    """Make workers that ``loader`` starts from now on ignore ``signals`` from other processes.
+
+    Does nothing where the system does not tell who sent a signal (macOS, Windows).
+
+    Args:
+        loader: The loader; its own `worker_init_fn` still runs.
+        signals: Numbers of the signals; the sequence is read again whenever a worker starts.
+    """
+    if not loader.num_workers or not hasattr(signal, "sigwaitinfo"):
+        return
+    start = loader.worker_init_fn
+    loader.worker_init_fn = WorkerStart(signals, start.then if isinstance(start, WorkerStart) else start)
+    context = loader.multiprocessing_context
+    if type(context) is SpawnContext or (
+        context is None and multiprocessing.get_start_method(allow_none=True) == "spawn"
+    ):
+        loader.multiprocessing_context = SignalBlockingContext()

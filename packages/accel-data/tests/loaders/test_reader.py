@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from accel_data.loaders.cloning import clone_loader
+from accel_data.loaders.reader import Reader
+from accel_data.samplers.batch_shard import BatchSamplerShard
+from accel_data.samplers.position import Position
+
+
+class Counted(IterableDataset):
+    """A stream that counts what it has yielded, and tells the count as its state."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.count < 6:
+            self.count += 1
+            yield self.count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+class Namesake(DataLoader):
+    """A loader class whose own names are those of a reader, and whose batches are its own."""
+
+    _start = fields = latest = "mine"
+
+    def read(self) -> str:
+        return "mine"
+
+    def __iter__(self) -> Any:
+        assert self.read() == self._start == self.fields == self.latest == "mine"
+        return (batch * 10 for batch in super().__iter__())
+
+
+@pytest.mark.parametrize("loader_class", [DataLoader, Namesake])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_each_batch_comes_with_the_state_after_it(loader_class: type[DataLoader], num_workers: int) -> None:
+    dataset = Counted()
+    loader = loader_class(dataset, batch_size=2, num_workers=num_workers)
+    reader = Reader(loader, has_metadata=True, stateful_dataset=dataset)
+    factor = 1 if loader_class is DataLoader else 10
+    read = [(batch.tolist(), metadata) for batch, metadata in reader.read()]
+    assert [batch for batch, _ in read] == [
+        [factor, 2 * factor],
+        [3 * factor, 4 * factor],
+        [5 * factor, 6 * factor],
+    ]
+    assert [metadata.dataset_state["count"] for _, metadata in read if metadata] == [2, 4, 6]
+    assert [metadata.worker for _, metadata in read if metadata] == [0 if num_workers else None] * 3
+
+
+def sharded(**options: Any) -> tuple[DataLoader, BatchSamplerShard]:
+    shard = BatchSamplerShard(BatchSampler(range(8), 2, drop_last=False))
+    loader = DataLoader(torch.arange(8), batch_size=2, **options)
+    return clone_loader(loader, batch_sampler=shard), shard
+
+
+def test_passes_start_where_they_are_told_and_share_persistent_workers() -> None:
+    loader, shard = sharded(num_workers=1, persistent_workers=True)
+    reader = Reader(loader, has_metadata=False)
+    workers = []
+    for samples in (0, 4, 2):
+        read = [batch.tolist() for batch, _ in reader.read(shard.new_pass(Position(samples)))]
+        assert read == [[first, first + 1] for first in range(samples, 8, 2)]
+        workers.append(reader.loader._iterator._workers[0].pid)
+    assert len(set(workers)) == 1
+    # The sampler that the user sees knows nothing of these passes.
+    assert len(list(shard)) == 4
+
+
+def test_a_reader_is_replaced_once_a_setting_of_the_loader_has_changed() -> None:
+    loader, _ = sharded()
+    reader = Reader(loader, has_metadata=False)
+    assert reader.is_made_from(loader, has_metadata=False)
+    assert not reader.is_made_from(loader, has_metadata=True)
+    loader.collate_fn = list
+    assert not reader.is_made_from(loader, has_metadata=False)
