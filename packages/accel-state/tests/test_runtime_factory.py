@@ -1,9 +1,13 @@
 """Building the state: devices, places, and requests that cannot be met."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from accel_state.devices import device_backend
+from accel_state.environment import snapshot
 from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.partial_state import PartialState
 from accel_state.runtime import current_runtime
@@ -136,3 +140,28 @@ def test_failed_building_leaves_nothing(two_ranks):
     with pytest.raises(ConfigError, match="it is unknown where they meet"):
         PartialState(cpu=True)
     assert not PartialState.is_initialized()
+
+
+def test_several_processes_on_an_old_kernel_are_warned_of(two_ranks, monkeypatch):
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    monkeypatch.setattr("platform.release", lambda: "4.18.0-553")
+    with (
+        pytest.warns(UserWarning, match="The Linux kernel 4.18.0-553 is older than 5.5.0"),
+        pytest.raises(ConfigError, match="backend `mpi` is not part of this torch"),
+    ):
+        PartialState(cpu=True, backend="mpi")
+
+
+@pytest.mark.parametrize(("asked", "is_rich"), [("true", True), ("false", False)])
+def test_tracebacks_are_richs_where_asked_for(asked, is_rich):
+    code = "from accel_state import PartialState\nPartialState(cpu=True)\nraise ValueError('x')\n"
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**snapshot(), "ACCELERATE_ENABLE_RICH": asked, "TERM": "dumb"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ("╭" in finished.stderr or "+-" in finished.stderr) is is_rich, finished.stderr
+    assert finished.stderr.splitlines()[-1] == "ValueError: x"

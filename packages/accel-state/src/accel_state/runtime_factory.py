@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from accel_state import process_group
+from accel_state.availability.checks import check_os_kernel
+from accel_state.availability.packages import is_rich_available
 from accel_state.devices.protocol import DeviceBackend
 from accel_state.devices.selection import current_device_backend, device_backend, require_device_backend
 from accel_state.enums import DistributedType
@@ -42,6 +44,10 @@ def get_or_create_runtime(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
 
 
 def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
+    if is_rich_available():
+        from rich.traceback import install
+
+        install()
     is_cpu_forced = cpu or read("use_cpu")
     device_backend, chosen = _choose_device(is_cpu_forced)
     topology = device_backend.refine_topology(_topology(options))
@@ -123,6 +129,8 @@ def _set_up_group(topology: Topology, device_backend: DeviceBackend, options: Ma
             f"{topology.world_size} processes were asked for, but processes on `{device_backend.name}` cannot talk "
             "to each other. Start one process, or pass `cpu=True` (`--cpu`)."
         )
+    if topology.local_rank == 0:
+        check_os_kernel()
     process_group.set_up_group(
         topology, backend=backend, options={**device_backend.process_group_options(), **options}
     )
