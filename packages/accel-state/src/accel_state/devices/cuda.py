@@ -35,9 +35,9 @@ class CudaBackend(TorchModuleBackend):
         names = (self.module.get_device_name(number) for number in range(self.count()))
         if unset and any(LACKING_P2P in name for name in names) and not check_cuda_p2p_ib_support():
             warnings.warn(
-                f"Several GPUs of the {LACKING_P2P} series hang in direct exchange under this driver, so it is switched "
-                f"off: {' '.join(f'{name}={value}' for name, value in unset.items())}. A newer driver needs no such "
-                "setting.",
+                f"Several GPUs of the {LACKING_P2P} series hang in direct exchange under this driver, so it is "
+                f"switched off: {' '.join(f'{name}={value}' for name, value in unset.items())}. A newer driver "
+                "needs no such setting.",
                 stacklevel=2,
             )
             export(unset)
