@@ -56,7 +56,7 @@ def test_other_models_of_timm_are_looked_up_on_the_hub(timm, hub):
     assert timm.made == [("hf-hub:timm/newer", False)]
     hub["timm/newer"] = "repo"
     with pytest.raises(
-        ConfigError, match="There is no model `timm/newer`: neither a folder here nor on the Hub"
+        ConfigError, match="There is no model `timm/newer`, neither as a folder here nor on the Hub"
     ):
         create_empty_model("timm/newer")
     with pytest.raises(ConfigError, match="timm has no model `resnet5`.*Did you mean `resnet50`"):
