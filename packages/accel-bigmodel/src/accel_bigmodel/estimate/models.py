@@ -76,13 +76,16 @@ def _from_timm(name: str, *, token: str | None) -> nn.Module:
         if known == name:
             raise ConfigError(f"timm has no model `{name}`.{did_you_mean(name, timm.list_models())}")
         _refuse_missing(name, verify_on_hub(name, token))
+    return _made_by_timm(timm, known)
+
+
+def _made_by_timm(timm: Any, name: str) -> nn.Module:
     with init_empty_weights():
-        model: nn.Module = timm.create_model(known, pretrained=False)
+        model: nn.Module = timm.create_model(name, pretrained=False)
     return model
 
 
 def _from_hub(name: str, library: str | None, *, trust_remote_code: bool, token: str | None) -> nn.Module:
-    _imported("transformers", name)
     try:
         info = verify_on_hub(name, token)
     except NotAvailableError as unreachable:
@@ -92,7 +95,7 @@ def _from_hub(name: str, library: str | None, *, trust_remote_code: bool, token:
             raise unreachable from None
     _refuse_missing(name, info)
     if library is None and getattr(info, "library_name", None) == "timm":
-        return _from_timm(name, token=token)
+        return _made_by_timm(_imported("timm", name), f"hf-hub:{name}")
     return _from_transformers(name, trust_remote_code=trust_remote_code, token=token)
 
 
