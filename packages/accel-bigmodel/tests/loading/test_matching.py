@@ -14,19 +14,19 @@ ONE, TWO = torch.Size([1]), torch.Size([2])
 def test_what_fits_is_silent():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        match({"a": ONE, "b": TWO}, {"b": TWO, "a": ONE}).settle("file", strict=True)
-        match({}, {}).settle("file", strict=True)
+        match({"a": ONE, "b": TWO}, {"b": TWO, "a": ONE}).raise_or_warn("file", strict=True)
+        match({}, {}).raise_or_warn("file", strict=True)
 
 
 def test_one_name_of_a_tie_is_enough():
-    match({"a": ONE, "b": ONE}, {"b": ONE}, ties=[["a", "b"]]).settle("file", strict=True)
+    match({"a": ONE, "b": ONE}, {"b": ONE}, ties=[["a", "b"]]).raise_or_warn("file", strict=True)
     assert match({"a": ONE, "b": ONE, "c": ONE}, {"c": ONE}, ties=[["a", "b"]]).missing == ["a", "b"]
 
 
 def test_everything_that_differs_stands_in_one_message():
     found = match({"a": ONE, "linear.weight": ONE, "x": ONE}, {"a": TWO, "linear.wieght": ONE, "z": None})
     with pytest.raises(CheckpointError) as caught:
-        found.settle("some/file", strict=True)
+        found.raise_or_warn("some/file", strict=True)
     assert str(caught.value).splitlines() == [
         "`some/file` does not fit the model:",
         "- `a` has the shape (2,) in the checkpoint and (1,) in the model",
@@ -39,23 +39,23 @@ def test_without_strict_names_are_a_warning_and_shapes_still_an_error():
     with pytest.warns(
         UserWarning, match=r"(?s)not all of it fits.*not in the checkpoint: `b`.*not in the model: `c`"
     ):
-        match({"a": ONE, "b": ONE}, {"a": ONE, "c": ONE}).settle("file", strict=False)
+        match({"a": ONE, "b": ONE}, {"a": ONE, "c": ONE}).raise_or_warn("file", strict=False)
     with pytest.raises(CheckpointError, match="has the shape"):
-        match({"a": ONE}, {"a": TWO}).settle("file", strict=False)
+        match({"a": ONE}, {"a": TWO}).raise_or_warn("file", strict=False)
 
 
 def test_a_checkpoint_with_no_common_name_is_refused():
     with pytest.raises(CheckpointError, match="does not fit"):
-        match({"a": ONE}, {"module.a": ONE}).settle("file", strict=False)
+        match({"a": ONE}, {"module.a": ONE}).raise_or_warn("file", strict=False)
 
 
 def test_long_lists_are_cut_and_counted():
     found = match({f"n{i}": ONE for i in range(8)}, {f"m{i}": ONE for i in range(7)})
     with pytest.raises(CheckpointError, match=r"(?s)`n4` and 3 more.*`m4`.* and 2 more"):
-        found.settle("file", strict=True)
+        found.raise_or_warn("file", strict=True)
 
 
 def test_values_without_a_shape_fit_anything():
-    match({"state": None}, {"state": TWO}).settle("file", strict=True)
+    match({"state": None}, {"state": TWO}).raise_or_warn("file", strict=True)
     with pytest.raises(CheckpointError, match="no tensor in the checkpoint"):
-        match({"a": ONE}, {"a": None}).settle("file", strict=True)
+        match({"a": ONE}, {"a": None}).raise_or_warn("file", strict=True)

@@ -49,7 +49,7 @@ def test_damage_is_told(tmp_path):
     with pytest.raises(CheckpointError, match="no offloaded weights"):
         read_offload_index(tmp_path)
     (tmp_path / "w.dat").write_bytes(b"123")
-    with pytest.raises(CheckpointError, match=r"w\.dat` is missing or cut short"):
+    with pytest.raises(CheckpointError, match=r"w\.dat` is missing or truncated"):
         load_offloaded_weight(tmp_path / "w.dat", {"dtype": "float32", "shape": [2]})
     with pytest.raises(CheckpointError, match="no values"):
         offload_weight(torch.empty(1, device="meta"), "w", tmp_path)

@@ -20,12 +20,12 @@ def mapped(tmp_path):
 
 def test_values_that_are_used_where_they_lie_are_not_copied(mapped):
     for ahead in (False, True):
-        transfer = start_transfer(mapped, CPU, ahead=ahead)
-        assert transfer.take() is mapped
+        transfer = start_transfer(mapped, CPU, prefetch=ahead)
+        assert transfer.wait() is mapped
 
 
 def test_after_a_fetch_ahead_all_of_it_is_in_memory(mapped):
-    start_transfer(mapped, CPU, ahead=True)
+    start_transfer(mapped, CPU, prefetch=True)
     if sys.platform == "linux":
         assert is_in_memory(mapped)
     assert mapped[:256].tolist() == list(range(256))

@@ -110,7 +110,7 @@ def test_fallback_looks_for_parts_that_fit():
 
 def test_no_room_is_an_error_that_says_how_much_is_missing_where():
     message = (
-        r"100 bytes have no place, from `linear2` on \(100 bytes\)\. `cpu` holds 64 bytes of 170 bytes; "
+        r"100 bytes are left over, from `linear2` on \(100 bytes\)\. `cpu` holds 64 bytes of 170 bytes; "
         r"`disk` holds 72 bytes of 80 bytes"
     )
     with pytest.raises(ConfigError, match=message):
@@ -129,7 +129,7 @@ def test_verbose_tells_every_decision(caplog):
     with caplog.at_level(logging.INFO):
         infer_auto_device_map(Small(), {0: 200, 1: 200}, verbose=True)
     assert "`linear1` (64 bytes) goes to `0`" in caplog.text
-    assert "`batchnorm` (72 bytes) does not fit on `0` any more" in caplog.text
+    assert "`batchnorm` (72 bytes) does not fit on `0`" in caplog.text
 
 
 @settings(max_examples=60, deadline=None)
@@ -156,6 +156,6 @@ def test_every_map_covers_the_model_and_exceeds_no_limit(widths, limits, fallbac
 
 
 def test_a_device_that_nothing_fits_on_is_logged(caplog):
-    with caplog.at_level("INFO"), pytest.warns(UserWarning, match="cannot be brought back"):
+    with caplog.at_level("INFO"), pytest.warns(UserWarning, match="cannot be loaded there to run"):
         infer_auto_device_map(nn.Sequential(nn.Linear(10, 10)), {0: 100, "cpu": 10**6})
     assert "No part of the model fits on device `0` (100 bytes)." in caplog.text

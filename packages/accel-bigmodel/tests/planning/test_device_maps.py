@@ -37,7 +37,7 @@ def test_maps_that_cover_the_model_pass(device_map):
 
 def test_a_map_with_a_hole_is_refused_by_what_falls_through():
     with pytest.raises(
-        ConfigError, match=r"says nothing of block2\.linear1\.weight, block2\.linear1\.bias\. Add"
+        ConfigError, match=r"does not cover block2\.linear1\.weight, block2\.linear1\.bias\. Add"
     ):
         check_device_map(MODEL, {"block1": 0, "block2.linear2": 1})
 

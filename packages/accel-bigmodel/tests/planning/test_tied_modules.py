@@ -22,7 +22,7 @@ def test_leaves_are_the_names_with_nothing_inside():
 def test_a_tie_adds_the_other_module_without_the_shared_weight():
     size, names, modules = get_module_size_with_ties(["1.weight"], 100, SIZES, list(BLOCKS.named_children()))
     assert (size, names, modules) == (112, ["1"], [BLOCKS[1]])
-    with pytest.raises(ConfigError, match="`7.weight` lies in none"):
+    with pytest.raises(ConfigError, match="`7.weight` is in none"):
         get_module_size_with_ties(["7.weight"], 100, SIZES, list(BLOCKS.named_children()))
 
 

@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     from accel_launch.config.objects import ClusterConfig as ClusterConfig
     from accel_launch.config.objects import SageMakerConfig as SageMakerConfig
     from accel_launch.config.objects import load_config_from_file as load_config_from_file
+    from accel_launch.constants import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
+    from accel_launch.constants import DYNAMO_BACKENDS as DYNAMO_BACKENDS
+    from accel_launch.constants import (
+        ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION as ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
+    )
+    from accel_launch.constants import SAGEMAKER_PARALLEL_EC2_INSTANCES as SAGEMAKER_PARALLEL_EC2_INSTANCES
+    from accel_launch.constants import SAGEMAKER_PYTHON_VERSION as SAGEMAKER_PYTHON_VERSION
+    from accel_launch.constants import SAGEMAKER_PYTORCH_VERSION as SAGEMAKER_PYTORCH_VERSION
+    from accel_launch.constants import SAGEMAKER_TRANSFORMERS_VERSION as SAGEMAKER_TRANSFORMERS_VERSION
+    from accel_launch.constants import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
+    from accel_launch.constants import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
     from accel_launch.launchers.protocol import Launcher as Launcher
     from accel_launch.notebook import debug_launcher as debug_launcher
     from accel_launch.notebook import notebook_launcher as notebook_launcher
@@ -28,6 +39,15 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "ClusterConfig": "accel_launch.config.objects",
+        "DEEPSPEED_MULTINODE_LAUNCHERS": "accel_launch.constants",
+        "DYNAMO_BACKENDS": "accel_launch.constants",
+        "ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION": "accel_launch.constants",
+        "SAGEMAKER_PARALLEL_EC2_INSTANCES": "accel_launch.constants",
+        "SAGEMAKER_PYTHON_VERSION": "accel_launch.constants",
+        "SAGEMAKER_PYTORCH_VERSION": "accel_launch.constants",
+        "SAGEMAKER_TRANSFORMERS_VERSION": "accel_launch.constants",
+        "TORCH_DYNAMO_MODES": "accel_launch.constants",
+        "TORCH_LAUNCH_PARAMS": "accel_launch.constants",
         "LaunchPlan": "accel_launch.plan",
         "LaunchRequest": "accel_launch.request",
         "Launcher": "accel_launch.launchers.protocol",

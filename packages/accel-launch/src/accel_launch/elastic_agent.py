@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
@@ -97,7 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _tell_of_no_meeting(config, error)
         else:
             failure = None
-    report = report_on({} if failure is None else failure.failures, logs.last_lines)
+    report = report_on(
+        {} if failure is None else failure.failures, num_ranks=logs.num_ranks, last_lines=logs.last_lines
+    )
     if failure is not None and arguments.is_verbose:
         sys.stderr.write(f"{failure}\n")
     return tell(report, is_quiet=arguments.is_quiet, file=arguments.report)
@@ -177,6 +179,7 @@ class TailedLogs:
     def __init__(self, logs_specs: Any) -> None:
         self._logs_specs = logs_specs
         self._outputs: dict[int, Output] = {}
+        self.num_ranks = 0  # of all machines, in the last attempt
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._pass_on, daemon=True)
@@ -189,6 +192,7 @@ class TailedLogs:
     def reify(self, envs: dict[int, dict[str, str]]) -> Any:
         """Say where each rank of a new attempt writes to; torch calls it."""
         destinations = self._logs_specs.reify(envs)
+        self.num_ranks = int(envs[0]["WORLD_SIZE"])
         with self._lock:
             self._close()
             for local_rank in envs:
@@ -240,8 +244,16 @@ class TailedLogs:
             output.started()
 
 
-def report_on(failures: Mapping[int, Failure], last_lines: Any = lambda local_rank: ()) -> RunReport:
-    """Return the report of the ranks in ``failures``; torch tells nothing of the others."""
+def report_on(
+    failures: Mapping[int, Failure],
+    *,
+    num_ranks: int,
+    last_lines: Callable[[int], tuple[str, ...]] = lambda local_rank: (),
+) -> RunReport:
+    """Return the report of the ranks in ``failures``; torch tells nothing of the others of ``num_ranks``.
+
+    The agent of torch 2.8 also leaves out ranks that it ended because another had failed.
+    """
     # On the clock of the tracebacks, and at the end of the second that torch has rounded down.
     offset_s = time.monotonic() - time.time() + 1
     return make_report(
@@ -257,7 +269,8 @@ def report_on(failures: Mapping[int, Failure], last_lines: Any = lambda local_ra
                 ),
             )
             for rank, failure in sorted(failures.items())
-        ]
+        ],
+        num_ranks=num_ranks,
     )
 
 

@@ -29,6 +29,7 @@ from accel_state.errors import ConfigError, LaunchError, StateError
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+_FORKED = {"FORK_LAUNCHED": "1"}  # what `PartialState.fork_launched` is read from
 # What torch's agent handles, as long as it runs and beyond.
 _AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -42,7 +43,7 @@ class Rank:
 
     def __call__(self, index: int, *args: Any) -> Any:
         """Call the function as local rank ``index``."""
-        own = {"LOCAL_RANK": str(index), "RANK": str(index)}
+        own = {"LOCAL_RANK": str(index), "RANK": str(index), **_FORKED}
         with patch_environment(**(self.variables | own)):
             return self.function(*args)
 
@@ -291,7 +292,7 @@ class ElasticRank:
         for signum in _AGENT_SIGNALS:
             signal.signal(signum, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        with patch_environment(**self.variables):
+        with patch_environment(**self.variables, **_FORKED):
             return self.function(*args)
 
 

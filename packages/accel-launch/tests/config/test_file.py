@@ -62,6 +62,18 @@ def test_older_spellings_become_the_newer_ones(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("fp16: true\n", {"mixed_precision": "fp16"}),
+        ("fp16: false\n", {}),
+        ("fp16: true\nmixed_precision: bf16\n", {"mixed_precision": "bf16"}),
+    ],
+)
+def test_the_old_switch_of_half_precision_yields_to_the_newer_key(tmp_path, text, values):
+    assert dict(read_config(write(tmp_path / "c.yaml", text)).values) == values
+
+
+@pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("c.yaml", "mixed_precison: fp16\n", "`mixed_precison` .* Did you mean `mixed_precision`"),

@@ -29,6 +29,17 @@ SAID = {
         "DEEPSPEED",
         {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_MIXED_PRECISION": "fp16"},
     ),
+    "fp8_msamp": (None, {"ACCELERATE_FP8_BACKEND": "MSAMP", "ACCELERATE_FP8_OPT_LEVEL": "O2"}),
+    "fp8_te": (
+        None,
+        {
+            "ACCELERATE_FP8_BACKEND": "TE",
+            "ACCELERATE_FP8_AMAX_HISTORY_LEN": "1024",
+            "ACCELERATE_FP8_AMAX_COMPUTE_ALGO": "max",
+            "FP8_OVERRIDE_FPROP": "false",
+            "FP8_OVERRIDE_WGRAD": "false",
+        },
+    ),
     "fsdp1": (
         "FSDP",
         {

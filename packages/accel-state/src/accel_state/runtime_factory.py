@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from accel_state import process_group
+from accel_state.availability.checks import check_os_kernel, why_not
 from accel_state.devices.protocol import DeviceBackend
 from accel_state.devices.selection import current_device_backend, device_backend, require_device_backend
 from accel_state.enums import DistributedType
@@ -42,6 +44,8 @@ def get_or_create_runtime(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
 
 
 def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
+    if read("enable_rich"):
+        _install_rich_tracebacks()
     is_cpu_forced = cpu or read("use_cpu")
     device_backend, chosen = _choose_device(is_cpu_forced)
     topology = device_backend.refine_topology(_topology(options))
@@ -72,6 +76,16 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
         fork_launched=parse_flag_from_env("FORK_LAUNCHED"),
         group_request=dict(options),
     )
+
+
+def _install_rich_tracebacks() -> None:
+    reason = why_not("rich")
+    if reason is not None:
+        warnings.warn(f"`ACCELERATE_ENABLE_RICH` has no effect: {reason}", stacklevel=2)
+        return
+    from rich.traceback import install
+
+    install()
 
 
 def _topology(options: Mapping[str, Any]) -> Topology:
@@ -123,6 +137,8 @@ def _set_up_group(topology: Topology, device_backend: DeviceBackend, options: Ma
             f"{topology.world_size} processes were asked for, but processes on `{device_backend.name}` cannot talk "
             "to each other. Start one process, or pass `cpu=True` (`--cpu`)."
         )
+    if topology.local_rank == 0:
+        check_os_kernel()
     process_group.set_up_group(
         topology, backend=backend, options={**device_backend.process_group_options(), **options}
     )

@@ -6,6 +6,7 @@ import types
 import pytest
 import torch
 
+from accel_state.availability import is_torch_xla_available
 from accel_state.devices import device_backend
 from accel_state.devices.protocol import DeviceBackend
 from accel_state.topology import Topology
@@ -44,6 +45,14 @@ def test_xla_tells_device_and_place(calls):
     assert backend.count() == 4
     assert backend.place(Topology()) == torch.device("xla", 0)
     assert backend.refine_topology(Topology()) == Topology(6, 8, 2, 4, 1, 2, source="xla")
+
+
+def test_xla_can_be_switched_off(calls, monkeypatch):
+    monkeypatch.setenv("USE_TORCH_XLA", "false")
+    assert device_backend("xla").why_not() == "No XLA device: `USE_TORCH_XLA` is false."
+    assert not is_torch_xla_available()
+    monkeypatch.setenv("USE_TORCH_XLA", "true")
+    assert is_torch_xla_available()
 
 
 def test_xla_meets_through_its_own_runtime(calls):

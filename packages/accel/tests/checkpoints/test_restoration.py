@@ -228,15 +228,3 @@ def test_a_loader_goes_on_where_preemption_is_handled(tmp_path):
         assert [batch.item() for batch in loader] == [2, 3]
     finally:
         preemption.close()
-
-
-def test_skipping_by_hand_after_loading_skips_once(tmp_path):
-    accelerator = build()
-    [loader] = accelerator._dataloaders
-    for batch in loader:
-        if batch.item() == 1:
-            accelerator.save_state(tmp_path / "a")
-            break
-    accelerator.load_state(tmp_path / "a")
-    assert [batch.item() for batch in accelerator.skip_first_batches(loader, 2)] == [2, 3]
-    assert [batch.item() for batch in loader] == [0, 1, 2, 3]

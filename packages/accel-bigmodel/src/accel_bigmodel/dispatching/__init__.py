@@ -1,1 +1,1 @@
-"""Models spread over devices, memory and disk."""
+"""Models distributed over devices, memory and disk."""

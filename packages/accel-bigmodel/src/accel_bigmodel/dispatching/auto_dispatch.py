@@ -1,4 +1,4 @@
-"""From a checkpoint to a model that runs, in one call."""
+"""Load a checkpoint and dispatch the model, in one call."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import nn
 
 from accel_bigmodel.dispatching.dispatch import dispatch_model
 from accel_bigmodel.loading.checkpoints import load_checkpoint_in_model, load_weights
+from accel_bigmodel.loading.distributed import holds_dtensors
 from accel_bigmodel.loading.filling import Destination
-from accel_bigmodel.loading.over_processes import holds_dtensors
 from accel_bigmodel.planning.allocation import infer_auto_device_map
 from accel_bigmodel.planning.device_maps import DeviceMap
 from accel_bigmodel.planning.max_memory import MaxMemory, get_balanced_memory
@@ -44,35 +44,34 @@ def load_checkpoint_and_dispatch(
     prefetch: bool = True,
     exact: bool = False,
 ) -> nn.Module:
-    """Load a checkpoint into ``model``, spread it over the devices, and make it ready to run.
+    """Load a checkpoint into ``model``, distribute it over the devices, and make it ready to run.
 
-    Weights that stay on disk are read from their safetensors files, which must stay where they are; only what cannot
-    be read from there is written to ``offload_folder``.
+    Offloaded weights are read from their safetensors files, which must not be moved; only weights that cannot be read
+    from there are written to ``offload_folder``.
 
     Args:
         model: Usually a skeleton from `init_empty_weights`.
         checkpoint: A weight file, an index (``.json``), or a folder with one of them.
-        device_map: A map, or how to find one: ``"auto"`` and ``"balanced"`` spread evenly, ``"balanced_low_0"`` keeps
-            the first accelerator free, ``"sequential"`` fills one after the other. ``None`` only loads.
+        device_map: A map, or how to compute one: ``"auto"`` and ``"balanced"`` distribute evenly, ``"balanced_low_0"``
+            keeps the first accelerator free, ``"sequential"`` fills one after the other. ``None`` only loads.
         max_memory: As for `get_max_memory`.
         no_split_module_classes: Names of classes that stay on one device.
         offload_folder: For weights on disk that have no safetensors file.
         offload_buffers: Offload buffers too.
-        dtype: What floating-point weights are converted to.
-        offload_state_dict: Changes nothing: the peak of memory that it lowers does not arise here.
+        dtype: The dtype of floating-point weights.
+        offload_state_dict: Has no effect: the peak of memory that it lowers does not arise here.
         skip_keys: Keyword arguments (such as caches) that are never moved.
-        preload_module_classes: Names of classes whose whole inside is brought at once.
-        force_hooks: Add hooks even if all is on one device.
+        preload_module_classes: Names of classes whose submodules are loaded together with them.
+        force_hooks: Add hooks even if everything is on one device.
         strict: As for `load_checkpoint_in_model`, and so are the next three.
         full_state_dict: See there.
         broadcast_from_rank0: See there.
         mmap: See there.
-        prefetch: Bring the next module's offloaded weights while one computes.
-        exact: As for `OffloadedWeightsLoader`: what runs from disk gives the results of the resident model to the
-            last bit.
+        prefetch: Load the next module's offloaded weights while one computes.
+        exact: As for `OffloadedWeightsLoader`: results are bit-identical to those of the resident model.
 
     Raises:
-        UnknownNameError: If ``device_map`` is a word that is not known.
+        UnknownNameError: If ``device_map`` is an unknown mode.
         CheckpointError: If the checkpoint does not fit.
     """
     placed = _device_map(

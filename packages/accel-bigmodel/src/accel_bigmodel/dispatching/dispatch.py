@@ -1,4 +1,4 @@
-"""Models spread over devices, memory and disk, ready to run."""
+"""Dispatch models over devices, memory and disk."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from accel_bigmodel.hooks.attaching import add_hook_to_module, hooks_of, remove_
 from accel_bigmodel.hooks.blocks import HookSettings, attach_blocks
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.offload.folder import offload_state_dict
-from accel_bigmodel.offload.placeholders import weight_of
-from accel_bigmodel.offload.prefetch import Prefetcher
-from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader
-from accel_bigmodel.offload.whereabouts import (
+from accel_bigmodel.offload.locations import (
     Placement,
     WeightSource,
     offloaded_weights,
@@ -26,6 +23,9 @@ from accel_bigmodel.offload.whereabouts import (
     with_ties,
     without_duplicates,
 )
+from accel_bigmodel.offload.placeholders import weight_of
+from accel_bigmodel.offload.prefetch import Prefetcher
+from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader
 from accel_bigmodel.planning.device_maps import (
     DeviceMap,
     check_device_map,
@@ -45,15 +45,15 @@ def cpu_offload(
     *,
     prefetch: bool = True,
 ) -> nn.Module:
-    """Keep all parameters of ``model`` in memory, and bring each module's to a device for its forward.
+    """Keep all parameters of ``model`` in CPU memory, and load each module's onto a device for its forward pass.
 
     Args:
         model: Changed in place and returned.
-        execution_device: Where it runs; by default where its first parameter is.
+        execution_device: The device on which it runs; by default that of its first parameter.
         offload_buffers: Offload buffers too.
         state_dict: The weights; by default those of the model, moved to the CPU.
-        preload_module_classes: Names of classes whose whole inside is brought at once.
-        prefetch: Bring the next module's weights while one computes.
+        preload_module_classes: Names of classes whose submodules are loaded together with them.
+        prefetch: Load the next module's weights while one computes.
     """
     remove_hook_from_submodules(model)
     device = _execution_device(model, execution_device)
@@ -71,12 +71,12 @@ def cpu_offload_with_hook(
     execution_device: int | str | torch.device | None = None,
     prev_module_hook: UserCpuOffloadHook | None = None,
 ) -> tuple[nn.Module, UserCpuOffloadHook]:
-    """Keep a whole model on the CPU until it is called; it stays on its device until the hook sends it back.
+    """Keep a whole model on the CPU until it is called; it then stays on its device until the hook offloads it.
 
     Args:
         model: Changed in place.
-        execution_device: Where it runs; by default the first accelerator, else the CPU.
-        prev_module_hook: Of the model before it in a pipeline, which is sent back when this one is called.
+        execution_device: The device on which it runs; by default the first accelerator, else the CPU.
+        prev_module_hook: The hook of the previous model in a pipeline, which is offloaded when this one is called.
 
     Returns:
         The model, and the hook with ``offload()`` and ``remove()``.
@@ -95,7 +95,7 @@ def disk_offload(
     *,
     prefetch: bool = True,
 ) -> nn.Module:
-    """Keep all parameters of ``model`` in a folder, and bring each module's to a device for its forward.
+    """Keep all parameters of ``model`` in a folder, and load each module's onto a device for its forward pass.
 
     Args:
         model: Changed in place and returned. Its weights are written to the folder; if it has none (it is on the
@@ -103,8 +103,8 @@ def disk_offload(
         offload_dir: Made if missing.
         execution_device: Where it runs; by default where its first parameter is, the CPU for a skeleton.
         offload_buffers: Offload buffers too.
-        preload_module_classes: Names of classes whose whole inside is brought at once.
-        prefetch: Bring the next module's weights while one computes.
+        preload_module_classes: Names of classes whose submodules are loaded together with them.
+        prefetch: Load the next module's weights while one computes.
     """
     remove_hook_from_submodules(model)
     device = _execution_device(model, execution_device)
@@ -134,25 +134,25 @@ def dispatch_model(
     prefetch: bool = True,
     exact: bool = False,
 ) -> nn.Module:
-    """Put every part of ``model`` where ``device_map`` says, and make it run from there.
+    """Move every part of ``model`` to its device in ``device_map``, and make the model run there.
 
-    The map is kept as ``model.hf_device_map``. Offloaded weights are shown by tensors on the meta device;
-    gradients for them are refused, as they would be lost.
+    The map is stored as ``model.hf_device_map``. Offloaded weights appear as tensors on the meta device; computing
+    gradients for them is an error, because they would be lost.
 
     Args:
         model: Changed in place and returned.
         device_map: A device, ``"cpu"`` or ``"disk"`` for every part.
-        main_device: Runs what is offloaded; by default the first device of the map that is neither ``"cpu"`` nor
-            ``"disk"``, else the CPU, and then what is on ``"cpu"`` simply stays there.
+        main_device: Runs the offloaded modules; by default the first device of the map that is neither ``"cpu"`` nor
+            ``"disk"``, else the CPU, where modules on ``"cpu"`` simply stay.
         state_dict: The weights of the parts on the CPU; by default those of the model.
         offload_dir: For parts on disk: written to, unless ``offload_index`` says where the weights are.
         offload_index: As for `OffloadedWeightsLoader`.
         offload_buffers: Offload buffers too.
         skip_keys: Keyword arguments (such as caches) that are never moved.
-        preload_module_classes: Names of classes whose whole inside is brought at once.
-        force_hooks: Add hooks even if all is on one device.
-        prefetch: Bring the next module's weights while one computes.
-        exact: As for `OffloadedWeightsLoader`: give the results of the resident model to the last bit.
+        preload_module_classes: Names of classes whose submodules are loaded together with them.
+        force_hooks: Add hooks even if everything is on one device.
+        prefetch: Load the next module's weights while one computes.
+        exact: As for `OffloadedWeightsLoader`: results are bit-identical to those of the resident model.
 
     Raises:
         ConfigError: If the map does not fit the model, or there is no folder for weights on disk.

@@ -1,4 +1,4 @@
-"""A model that has been spread over devices is not moved as a whole by mistake."""
+"""Protect dispatched models from being moved as a whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOVES = ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa")
 
 
 class GuardedMove:
-    """Stands in place of a method of a dispatched model that would move it."""
+    """Replaces a method that would move a dispatched model."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
         self.model, self.name = model, name
@@ -29,8 +29,8 @@ class GuardedMove:
             )
         if any(hooks_of(module) for module in self.model.modules()):
             warnings.warn(
-                "You shouldn't move a model that is dispatched using accelerate hooks: its parts no longer lie where "
-                "`hf_device_map` says, and are moved back in the next forward.",
+                "You shouldn't move a model that is dispatched using accelerate hooks: its parts no longer match "
+                "`hf_device_map`, and are moved back in the next forward pass.",
                 stacklevel=2,
             )
         return getattr(type(self.model), self.name)(self.model, *args, **kwargs)

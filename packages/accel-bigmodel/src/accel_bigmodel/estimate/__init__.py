@@ -1,1 +1,1 @@
-"""How much memory a model will take, before anything of it is loaded."""
+"""Estimate the memory of a model without loading its weights."""

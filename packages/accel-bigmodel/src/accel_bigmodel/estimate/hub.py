@@ -1,4 +1,4 @@
-"""Whether a model is on the Hub, and why it could not be made from there."""
+"""Look models up on the Hub."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from accel_state.errors import NotAvailableError
 
 
 def verify_on_hub(repo: str, token: str | None = None) -> Any:
-    """Return what the Hub says of a model: its info, ``"gated"`` if it wants a login, ``"repo"`` if it is not there.
+    """Return the Hub's info about a model, ``"gated"`` if it requires a login, ``"repo"`` if it does not exist.
 
     Args:
-        repo: Name on the Hub.
-        token: Of an account; by default that of the last login.
+        repo: Name of the model on the Hub.
+        token: Access token; by default the one of the last login.
 
     Raises:
         NotAvailableError: If `huggingface_hub` is not installed, or the Hub cannot be reached.
@@ -23,7 +23,7 @@ def verify_on_hub(repo: str, token: str | None = None) -> Any:
         errors: Any = importlib.import_module("huggingface_hub.errors")
     except ImportError as error:
         raise NotAvailableError(
-            f"`{repo}` is looked up with the package `huggingface_hub`, which cannot be imported: {error}. "
+            f"Looking up `{repo}` needs the package `huggingface_hub`, which cannot be imported: {error}. "
             "Run `pip install huggingface_hub`."
         ) from error
     try:
@@ -32,18 +32,18 @@ def verify_on_hub(repo: str, token: str | None = None) -> Any:
         return "gated"
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
         return "repo"
-    except (OSError, *errors.HfHubHTTPError.__bases__) as error:  # of whichever HTTP library it uses
+    except (OSError, *errors.HfHubHTTPError.__bases__) as error:  # the base belongs to its HTTP library
         raise NotAvailableError(
-            f"The Hub cannot be reached to look up `{repo}`: {error}. Give a folder or `config.json` of the model, "
-            "`module:factory` of one of your own, or a name whose files the cache of the Hub has."
+            f"The Hub cannot be reached to look up `{repo}`: {error}. Give the folder or `config.json` of the model, "
+            "`module:factory` for a model of your own, or the name of a model in the local Hub cache."
         ) from error
 
 
 def check_has_model(error: BaseException) -> str:
-    """Return which library raised ``error`` for want of a model: ``timm``, ``transformers`` or ``unknown``."""
-    told = str(error.args[0]) if error.args else ""
-    if isinstance(error, RuntimeError) and "Unknown model" in told:
+    """Return the library that raised ``error`` over a missing model: ``timm``, ``transformers`` or ``unknown``."""
+    message = str(error.args[0]) if error.args else ""
+    if isinstance(error, RuntimeError) and "Unknown model" in message:
         return "timm"
-    if isinstance(error, OSError) and "does not appear to have a file named" in told:
+    if isinstance(error, OSError) and "does not appear to have a file named" in message:
         return "transformers"
     return "unknown"

@@ -1,4 +1,4 @@
-"""Models to be measured, made without weights from a name."""
+"""Build a model without weights from its name."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def create_empty_model(
     """Return a model on the meta device.
 
     Args:
-        model_name: ``module:factory`` (something to import and call), a folder or ``config.json`` of transformers, or
-            a name that timm knows (``timm/resnet50``), or one on the Hub.
-        library_name: ``"transformers"`` or ``"timm"``; by default timm for names that begin with ``timm/``, else what
-            the Hub says.
+        model_name: ``module:factory`` (a callable to import), a folder or ``config.json`` of transformers, a name
+            that timm knows (``timm/resnet50``), or the name of a model on the Hub.
+        library_name: ``"transformers"`` or ``"timm"``; by default timm for names that begin with ``timm/``, otherwise
+            the library that the Hub names.
         trust_remote_code: Whether code from the Hub may run.
-        access_token: For the Hub.
+        access_token: Access token of the Hub.
 
     Raises:
-        ConfigError: If there is no such model, or it wants a login.
+        ConfigError: If the model does not exist, or requires a login.
         NotAvailableError: If the library is not installed, or the Hub is needed and cannot be reached.
     """
     if Path(model_name).exists():
@@ -44,7 +44,7 @@ def create_empty_model(
 
 
 def add_timm_hub_prefix(model_name: str) -> str:
-    """Return what timm calls a model of the Hub."""
+    """Return the name by which timm finds a model on the Hub."""
     return f"hf-hub:{model_name}" if model_name.startswith("timm/") else model_name
 
 
@@ -70,19 +70,22 @@ def _from_factory(name: str) -> nn.Module:
 def _from_timm(name: str, *, token: str | None) -> nn.Module:
     timm = _imported("timm", name)
     known = name.removeprefix("timm/")
-    # What timm has the code of needs no network: the Hub would only add its weights.
+    # A model that timm defines needs no network: the Hub would only provide its weights.
     if not timm.is_model(known):
         known = add_timm_hub_prefix(name)
         if known == name:
             raise ConfigError(f"timm has no model `{name}`.{did_you_mean(name, timm.list_models())}")
         _refuse_missing(name, verify_on_hub(name, token))
+    return _made_by_timm(timm, known)
+
+
+def _made_by_timm(timm: Any, name: str) -> nn.Module:
     with init_empty_weights():
-        model: nn.Module = timm.create_model(known, pretrained=False)
+        model: nn.Module = timm.create_model(name, pretrained=False)
     return model
 
 
 def _from_hub(name: str, library: str | None, *, trust_remote_code: bool, token: str | None) -> nn.Module:
-    _imported("transformers", name)
     try:
         info = verify_on_hub(name, token)
     except NotAvailableError as unreachable:
@@ -92,15 +95,15 @@ def _from_hub(name: str, library: str | None, *, trust_remote_code: bool, token:
             raise unreachable from None
     _refuse_missing(name, info)
     if library is None and getattr(info, "library_name", None) == "timm":
-        return _from_timm(name, token=token)
+        return _made_by_timm(_imported("timm", name), f"hf-hub:{name}")
     return _from_transformers(name, trust_remote_code=trust_remote_code, token=token)
 
 
 def _refuse_missing(name: str, info: Any) -> None:
     if info == "repo":
         raise ConfigError(
-            f"There is no model `{name}`: neither a folder here nor on the Hub. Check the name; a private model needs "
-            "a login (`hf auth login`)."
+            f"There is no model `{name}`, neither as a folder here nor on the Hub. Check the name; a private model "
+            "requires a login (`hf auth login`)."
         )
     if info == "gated":
         raise ConfigError(
@@ -134,21 +137,21 @@ def _imported(library: str, name: str) -> Any:
         if error.name != library:
             raise _broken(library, name, error) from error
         raise NotAvailableError(
-            f"`{name}` needs the package `{library}`, which is not installed. Run `pip install {library}`, or name any "
-            "model of your own as `module:factory`."
+            f"`{name}` needs the package `{library}`, which is not installed. Run `pip install {library}`, or give "
+            "a model of your own as `module:factory`."
         ) from error
-    except (ImportError, RuntimeError) as error:  # torchvision, say, that was built for another torch
+    except (ImportError, RuntimeError) as error:  # for example a torchvision built for another torch
         raise _broken(library, name, error) from error
 
 
 def _broken(library: str, name: str, error: Exception) -> NotAvailableError:
     return NotAvailableError(
-        f"`{name}` needs the package `{library}`, which is installed but cannot be imported: {error}. Install what it "
-        "misses, built for this torch."
+        f"`{name}` needs the package `{library}`, which is installed but cannot be imported: {error}. Install what is "
+        "missing, built for this torch."
     )
 
 
 def _architecture(transformers: Any, config: Any) -> Any:
-    """Return the class that the config names, if transformers has it: ``AutoModel`` would leave out its head."""
+    """Return the class that the config names, if transformers has it; ``AutoModel`` would omit the head."""
     names = getattr(config, "architectures", None) or [None]
     return getattr(transformers, names[0], None) if names[0] else None

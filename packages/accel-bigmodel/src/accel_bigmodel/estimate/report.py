@@ -1,4 +1,4 @@
-"""The answer of ``accel estimate-memory``: as data and as a table."""
+"""The result of ``accel estimate-memory``, as data and as a table."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from accel_bigmodel.estimate.choices import SHOWN
+from accel_bigmodel.estimate.choices import DEFAULT_DTYPES
+from accel_bigmodel.estimate.forward_memory import example_inputs, kv_cache_bytes, measure_activations
 from accel_bigmodel.estimate.models import create_empty_model
-from accel_bigmodel.estimate.running import example_inputs, kv_cache_bytes, measure_activations
 from accel_bigmodel.estimate.training import estimate_training_usage, training_bytes
 from accel_bigmodel.planning.sizes import compute_module_sizes, get_max_layer_size
 from accel_bigmodel.tensors.module_tensors import named_module_tensors
@@ -20,48 +20,48 @@ HEADERS = ["dtype", "Largest Layer", "Total Size", "Training using Adam"]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What is asked; the fields are the flags of the command."""
+class EstimateOptions:
+    """What to estimate; the fields are the flags of the command."""
 
     name: str
-    dtypes: tuple[str, ...] = SHOWN
+    dtypes: tuple[str, ...] = DEFAULT_DTYPES
     strategy: str | None = None
     num_processes: int = 1
     batch_size: int | None = None
     sequence_length: int = 512
 
 
-def estimate(model: nn.Module, question: Question) -> dict[str, Any]:
-    """Return bytes, by dtype and by what was asked beside it.
+def estimate(model: nn.Module, options: EstimateOptions) -> dict[str, Any]:
+    """Return the bytes by dtype, and those of training and running if requested.
 
     Args:
-        model: On the meta device.
-        question: What is asked.
+        model: A model on the meta device.
+        options: What to estimate.
     """
-    answer: dict[str, Any] = {
-        "model": question.name,
-        "dtypes": {d: _sizes(model, d) for d in question.dtypes},
+    result: dict[str, Any] = {
+        "model": options.name,
+        "dtypes": {d: _sizes(model, d) for d in options.dtypes},
     }
-    if question.strategy is not None:
+    if options.strategy is not None:
         trained = sum(p.numel() * 4 for p in model.parameters() if p.requires_grad)
         full = _sizes(model, "float32")
-        spread = training_bytes(
-            question.strategy, weights=full["total"], trained=trained, largest_layer=full["largest_layer"],
-            num_processes=question.num_processes,
+        per_process = training_bytes(
+            options.strategy, weights=full["total"], trained=trained, largest_layer=full["largest_layer"],
+            num_processes=options.num_processes,
         )  # fmt: skip
-        answer["training"] = {
-            "strategy": question.strategy, "num_processes": question.num_processes, **spread.as_dict()
+        result["training"] = {
+            "strategy": options.strategy, "num_processes": options.num_processes, **per_process.as_dict()
         }  # fmt: skip
-    if question.batch_size is not None:
-        answer["running"] = _running(model, question, question.batch_size)
-    return answer
+    if options.batch_size is not None:
+        result["running"] = _running(model, options, options.batch_size)
+    return result
 
 
 def gather_data(args: Any) -> list[list[Any]]:
     """Return a row for each dtype: its name, bytes of the largest layer, of the model, and of training with Adam.
 
     Args:
-        args: What `estimate_command_parser` parsed: ``model_name``, and if they are there ``library_name``,
+        args: Arguments parsed by `estimate_command_parser`: ``model_name`` and, optionally, ``library_name``,
             ``dtypes`` and ``trust_remote_code``.
     """
     model = create_empty_model(
@@ -69,31 +69,31 @@ def gather_data(args: Any) -> list[list[Any]]:
     )
     full = _sizes(model, "float32")["total"]
     rows = []
-    for dtype in getattr(args, "dtypes", None) or SHOWN:
+    for dtype in getattr(args, "dtypes", None) or DEFAULT_DTYPES:
         sizes = _sizes(model, dtype)
         rows.append([dtype, sizes["largest_layer"], sizes["total"], estimate_training_usage(full, dtype)])
     return rows
 
 
-def as_text(answer: Mapping[str, Any]) -> str:
-    """Return the table, and a line for each other part."""
+def as_text(result: Mapping[str, Any]) -> str:
+    """Return the table, followed by lines for training and running."""
     rows = [
         [dtype, *(convert_bytes(sizes[key]) for key in ("largest_layer", "total", "training_adam"))]
-        for dtype, sizes in answer["dtypes"].items()
+        for dtype, sizes in result["dtypes"].items()
     ]
-    lines = [create_ascii_table(HEADERS, rows, f"Memory Usage for loading `{answer['model']}`")]
-    if "training" in answer:
-        parts = answer["training"]
-        told = ", ".join(
+    lines = [create_ascii_table(HEADERS, rows, f"Memory Usage for loading `{result['model']}`")]
+    if "training" in result:
+        parts = result["training"]
+        sizes = ", ".join(
             f"{name} {convert_bytes(parts[name])}"
             for name in ("parameters", "gradients", "optimizer", "working", "total")
         )
         host = f"; on the host {convert_bytes(parts['host'])}" if parts["host"] else ""
         lines.append(
-            f"Each of {parts['num_processes']} with {parts['strategy']}, float32, Adam: {told}{host}"
+            f"Each of {parts['num_processes']} with {parts['strategy']}, float32, Adam: {sizes}{host}"
         )
-    if "running" in answer:
-        parts = answer["running"]
+    if "running" in result:
+        parts = result["running"]
         shape = f"batch {parts['batch_size']}, {parts['sequence_length']} tokens"
         kept, peak = convert_bytes(parts["activations"]), convert_bytes(parts["activations_peak"])
         lines.append(f"Activations kept for the backward ({shape}): {kept}; when it begins {peak}")
@@ -103,7 +103,7 @@ def as_text(answer: Mapping[str, Any]) -> str:
 
 
 def create_ascii_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], title: str) -> str:
-    """Return a table with a title, drawn in boxes, each cell in the middle."""
+    """Return a table with a title, drawn with boxes, its cells centred."""
     columns = [[str(header), *(str(row[number]) for row in rows)] for number, header in enumerate(headers)]
     widths = [max(len(cell) for cell in column) for column in columns]
     spare = len(title) - (sum(widths) + len(widths) - 1)
@@ -135,19 +135,19 @@ def _sizes(model: nn.Module, dtype: str) -> dict[str, int]:
     }
 
 
-def _running(model: nn.Module, question: Question, batch_size: int) -> dict[str, Any]:
-    inputs = example_inputs(model, batch_size=batch_size, sequence_length=question.sequence_length)
+def _running(model: nn.Module, options: EstimateOptions, batch_size: int) -> dict[str, Any]:
+    inputs = example_inputs(model, batch_size=batch_size, sequence_length=options.sequence_length)
     config = getattr(model, "config", None)
     caches = {
         dtype: kv_cache_bytes(
-            config, batch_size=batch_size, sequence_length=question.sequence_length, dtype=dtype
+            config, batch_size=batch_size, sequence_length=options.sequence_length, dtype=dtype
         )
-        for dtype in question.dtypes
+        for dtype in options.dtypes
     }
     activations = measure_activations(model, inputs)
     return {
         "batch_size": batch_size,
-        "sequence_length": question.sequence_length,
+        "sequence_length": options.sequence_length,
         "activations": activations.kept,
         "activations_peak": activations.peak,
         "kv_cache": {dtype: size for dtype, size in caches.items() if size is not None},

@@ -1,4 +1,4 @@
-"""Bytes of training with Adam, for each process, by how the work is spread."""
+"""Bytes per process of training with Adam, by strategy."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ def estimate_training_usage(
     mixed_precision: str,
     msamp_config: str | None = None,
 ) -> dict[str, float]:
-    """Return the bytes of a training step with Adam in plain numbers.
+    """Return the bytes of a training step with Adam.
 
     Args:
-        bytes: Of the model in float32.
-        mixed_precision: ``"float32"``, ``"float16"`` or ``"bfloat16"``; -1 everywhere for others, which do not train.
+        bytes: Size of the model in float32.
+        mixed_precision: ``"float32"``, ``"float16"`` or ``"bfloat16"``. For other dtypes, which cannot be
+            trained, every value is -1.
         msamp_config: Not used.
 
     Returns:
-        ``model``, ``optimizer``, ``gradients``, and ``step``: all at once.
+        ``model``, ``optimizer``, ``gradients``, and ``step``, the peak of all together.
     """
     if mixed_precision == "float32":
         return {"model": bytes, "optimizer": bytes * 2, "gradients": bytes, "step": bytes * 4}
@@ -31,7 +32,7 @@ def estimate_training_usage(
 
 @dataclass(frozen=True, slots=True)
 class TrainingBytes:
-    """What one process holds on its device, and on the host beside it."""
+    """Bytes of one process on its device, and on the host."""
 
     parameters: int
     gradients: int
@@ -41,7 +42,7 @@ class TrainingBytes:
 
     @property
     def total(self) -> int:
-        """All on the device."""
+        """The total on the device."""
         return self.parameters + self.gradients + self.optimizer + self.working
 
     def as_dict(self) -> dict[str, int]:
@@ -52,15 +53,16 @@ class TrainingBytes:
 def training_bytes(
     strategy: str, *, weights: int, trained: int, largest_layer: int, num_processes: int
 ) -> TrainingBytes:
-    """Return what each process holds while it trains with Adam; activations come on top.
+    """Return the bytes of each process during training with Adam, activations excluded.
 
     Args:
-        strategy: ``ddp``, ``fsdp``, ``zero1``, ``zero2``, ``zero3`` or ``offload`` (the optimizer's
-            state is on the host).
+        strategy: ``ddp``, ``fsdp``, ``zero1``, ``zero2``, ``zero3`` or ``offload`` (optimizer
+            states on the host).
         weights: Bytes of parameters and buffers.
         trained: Bytes of parameters that get gradients.
-        largest_layer: Bytes of the largest layer, which is whole while it computes, and for which Adam needs room.
-        num_processes: Over which it is spread.
+        largest_layer: Bytes of the largest layer, which is gathered for its computation and updated with temporary
+            memory of its size.
+        num_processes: Number of processes that share the work.
     """
     if num_processes < 1:
         raise ConfigError(f"`num_processes` must be at least 1, not {num_processes}.")
@@ -70,7 +72,7 @@ def training_bytes(
 
     moments = 2 * trained
     if strategy == "ddp":
-        # Beside the gradients there are the buckets in which they travel.
+        # DDP copies the gradients into buckets for the all-reduce.
         buckets = trained if num_processes > 1 else 0
         return TrainingBytes(weights, trained + buckets, moments, largest_layer)
     if strategy == "zero1":
@@ -78,7 +80,7 @@ def training_bytes(
     if strategy == "zero2":
         return TrainingBytes(weights, share(trained), share(moments), 2 * largest_layer)
     if strategy in ("zero3", "fsdp"):
-        # The layer at work and the next one are gathered, and the gradient of one is whole.
+        # The current layer and the next one are gathered, and the gradient of one layer is unsharded.
         gathered = 3 * largest_layer if num_processes > 1 else largest_layer
         return TrainingBytes(share(weights), share(trained), share(moments), gathered)
     if strategy == "offload":

@@ -1,1 +1,1 @@
-"""Code around the forward of modules: the protocol, and one file per kind of hook."""
+"""Hooks around the forward pass of modules: the protocol, and one file per kind of hook."""

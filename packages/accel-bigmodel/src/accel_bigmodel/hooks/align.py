@@ -1,4 +1,4 @@
-"""The hook that brings weights and inputs together on one device."""
+"""The hook that puts the weights and inputs of a module on one device."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from accel_bigmodel.hooks.protocol import ModelHook
+from accel_bigmodel.offload.locations import in_memory
 from accel_bigmodel.offload.placeholders import placeholder_for, weight_of
 from accel_bigmodel.offload.prefetch import Prefetcher
 from accel_bigmodel.offload.residency import Residency, Slot
 from accel_bigmodel.offload.weight import OffloadedWeight
 from accel_bigmodel.offload.weights_map import is_shared
-from accel_bigmodel.offload.whereabouts import in_memory
 from accel_bigmodel.tensors.placing import TiedParams, set_module_tensor_to_device
 from accel_ops.nested.description import find_device
 from accel_ops.nested.placement import send_to_device
 from accel_state.errors import StateError
 
 Placeholders: TypeAlias = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""By identity of a weight, the weight and the placeholder that stands for it."""
+"""The weight and its placeholder, by the identity of the weight."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,9 +31,9 @@ class ModelContext:
     """What the hooks of one model share.
 
     Args:
-        owns_weights: The stored weights belong to the model, so that they may be used, and written, where they are.
-        prefetcher: Told which module runs; it fetches the weights of the next.
-        placeholders: Those made so far, while hooks are being attached; emptied afterwards.
+        owns_weights: The stored weights belong to the model, so that they may be used and written to without a copy.
+        prefetcher: Prefetches the weights of the next module.
+        placeholders: The placeholders made while hooks are being attached; emptied afterwards.
     """
 
     owns_weights: bool = False
@@ -42,20 +42,20 @@ class ModelContext:
 
 
 class AlignDevicesHook(ModelHook):
-    """Moves inputs to the device of a module, and brings the module's offloaded weights there for its forward.
+    """Moves inputs to the device of a module, and loads the module's offloaded weights for its forward pass.
 
     Args:
-        execution_device: Where the module runs; by default where its inputs are.
-        offload: Keep the weights elsewhere between forwards.
-        io_same_device: Move the output to where the input was.
-        weights_map: Where offloaded weights are kept, by name in the module; by default a copy on the CPU.
+        execution_device: The device on which the module runs; by default that of its inputs.
+        offload: Offload the weights between forward passes.
+        io_same_device: Move the output to the device of the input.
+        weights_map: The stored weights, by name in the module; by default a copy on the CPU.
         offload_buffers: Offload buffers too.
-        place_submodules: Care for the weights of everything inside, not only the module's own.
+        place_submodules: Handle the weights of all submodules, not only the module's own.
         skip_keys: Keyword arguments that are not moved.
-        tied_params_map: By address, what has already been moved to a device.
+        tied_params_map: Tied weights already moved to a device, by address.
         module_name: The dotted name of the module, for messages.
-        context: What it shares with the other hooks of the model.
-        refuses_empty_output: An output on the meta device is an error: something read a weight without values.
+        context: State shared with the other hooks of the model.
+        refuses_empty_output: Raise if the output is on the meta device: a weight without values was used.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class AlignDevicesHook(ModelHook):
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if torch.compiler.is_compiling():
-            # Its import needs torch's compiler, which this process has loaded by now.
+            # The module imports torch's compiler, which is loaded by now.
             from accel_bigmodel.hooks.outside_graphs import run_outside_graph
 
             args, kwargs = run_outside_graph(self.prepare, module, args, kwargs)
@@ -127,13 +127,13 @@ class AlignDevicesHook(ModelHook):
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Do what comes before the forward, and return its arguments."""
+        """Load weights and move inputs before the forward pass, and return its arguments."""
         if self.io_same_device:
             self.input_device = find_device([args, kwargs])
         if self.offload:
-            self.residency.bring()
+            self.residency.onload()
             if self._context is not None and self._context.prefetcher is not None and self.residency.slots:
-                self._context.prefetcher.entered(self.residency)
+                self._context.prefetcher.block_started(self.residency)
         if self.execution_device is None:
             return args, kwargs
         try:
@@ -145,9 +145,9 @@ class AlignDevicesHook(ModelHook):
         return args, kwargs
 
     def finish(self, module: nn.Module, output: Any) -> Any:
-        """Do what comes after the forward, and return the output."""
+        """Offload weights after the forward pass, and return the output."""
         if self.offload:
-            self.residency.put_back()
+            self.residency.offload()
         if self.io_same_device and self.input_device is not None:
             if self._refuses_empty_output and self.input_device.type != "meta":
                 _refuse_empty(module, output)
@@ -156,7 +156,7 @@ class AlignDevicesHook(ModelHook):
 
     def after_error(self, module: nn.Module) -> None:
         if self.offload:
-            self.residency.put_back()
+            self.residency.offload()
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         for slot in self.residency.slots:
@@ -168,7 +168,7 @@ class AlignDevicesHook(ModelHook):
         return module
 
     def _place(self, place: _Place) -> None:
-        """Put a weight that is not offloaded where the module runs."""
+        """Move a weight that is not offloaded to the execution device."""
         assert self.execution_device is not None
         if weight_of(place.tensor) is None:
             set_module_tensor_to_device(
@@ -206,20 +206,20 @@ class AlignDevicesHook(ModelHook):
         name = f"{self._module_name}.{place.full_name}".lstrip(".")
         if place.full_name not in weights:
             raise StateError(
-                f"`{name}` cannot be offloaded: it has no values, and they are not in the weights that were given. "
+                f"`{name}` cannot be offloaded: it is on the meta device, and the given weights do not include it. "
                 "Load the checkpoint first, or give the state dict or folder that has it."
             )
         is_owned = self.weights_map is None or (self._context is not None and self._context.owns_weights)
         weight = OffloadedWeight(
             weights, place.full_name, name=name, device=device, dtype=tensor.dtype,
-            is_borrowed=not is_owned and is_shared(weights, place.full_name),
+            copy_on_write=not is_owned and is_shared(weights, place.full_name),
         )  # fmt: skip
         return placeholder_for(tensor, weight, place.owner)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a module holds a tensor."""
+    """A tensor of a module, and where it is held."""
 
     full_name: str
     owner: nn.Module
@@ -243,6 +243,6 @@ def _refuse_empty(module: nn.Module, output: Any) -> None:
     device = find_device(output)
     if device is not None and device.type == "meta":
         raise StateError(
-            f"`{type(module).__name__}` returned a tensor without values: something in it reads a weight that was "
-            "never loaded. Load it, or make it a parameter of a module."
+            f"`{type(module).__name__}` returned a tensor without values, because it used a weight that was never "
+            "loaded. Load it, or make it a parameter of a module."
         )

@@ -1,4 +1,4 @@
-"""Add hooks to modules and take them away."""
+"""Add hooks to modules and remove them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from accel_bigmodel.hooks.protocol import ModelHook, SequentialHook
 
 
 class HookedForward:
-    """Stands in place of a module's ``forward``.
+    """Replaces a module's ``forward``.
 
-    It finds hook and forward through its module, so that a deep copy of the module runs the copy's own.
+    It looks up hook and forward in its module, so that a deep copy of the module runs its own.
     """
 
     def __init__(self, module: Any) -> None:
@@ -53,7 +53,7 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
     parts: Any = module
     earlier = getattr(parts, "_hf_hook", None)
     if append and earlier is not None:
-        # The earlier one is at work already: only the new one is still to be prepared.
+        # The earlier one is initialised already.
         module = hook.init_hook(module)
         parts._hf_hook = SequentialHook(*_flat(earlier), hook)
         return module
@@ -71,11 +71,11 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
 
 
 def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Module:
-    """Take the hook away, if there is one, and return the module as it was before.
+    """Remove the hook, if there is one, and return the module in its original state.
 
     Args:
         module: Changed in place.
-        recurse: Also those inside.
+        recurse: Remove the hooks of all submodules, too.
     """
     parts: Any = module
     hook = parts.__dict__.pop("_hf_hook", None)
@@ -94,12 +94,12 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
 
 
 def remove_hook_from_submodules(module: nn.Module) -> None:
-    """Take the hooks of ``module`` and of everything inside away."""
+    """Remove the hooks of ``module`` and of all its submodules."""
     remove_hook_from_module(module, recurse=True)
 
 
 def hooks_of(module: nn.Module) -> list[ModelHook]:
-    """Return the hooks of a module, one by one."""
+    """Return the hooks of a module as a flat list."""
     hook = getattr(module, "_hf_hook", None)
     return [] if hook is None else _flat(hook)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from accel_bigmodel.hooks.align import AlignDevicesHook, ModelContext
 from accel_bigmodel.hooks.attaching import add_hook_to_module, hooks_of
-from accel_bigmodel.hooks.bring import BringWeightsHook
+from accel_bigmodel.hooks.onload import OnloadWeightsHook
 from accel_bigmodel.hooks.protocol import ModelHook
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.offload.residency import Residency
@@ -33,13 +33,13 @@ def attach_execution_device_hook(
     preload_module_classes: Sequence[str] | None = None,
     tied_params_map: TiedParams | None = None,
 ) -> None:
-    """Make every module inside that has weights and no hook move its inputs to ``execution_device``.
+    """Make every submodule with weights and without a hook move its inputs to ``execution_device``.
 
     Args:
         module: Its weights must be on that device already, or be moved there by their hooks.
-        execution_device: Where the modules run.
+        execution_device: The device on which the modules run.
         skip_keys: Keyword arguments that are not moved.
-        preload_module_classes: Names of classes whose insides need no hook of their own.
+        preload_module_classes: Names of classes whose submodules get no hooks.
         tied_params_map: As for `AlignDevicesHook`.
     """
     if not hooks_of(module) and _own_tensors(module):
@@ -64,17 +64,17 @@ def attach_align_device_hook(
     preload_module_classes: Sequence[str] | None = None,
     tied_params_map: TiedParams | None = None,
 ) -> None:
-    """Add an `AlignDevicesHook` to every module inside that has weights of its own.
+    """Add an `AlignDevicesHook` to every submodule that has weights of its own.
 
     Args:
-        module: Where to begin.
-        execution_device: Where the modules run.
-        offload: Keep their weights in ``weights_map`` between forwards.
-        weights_map: By dotted names from the model down.
+        module: The module to start from.
+        execution_device: The device on which the modules run.
+        offload: Offload their weights to ``weights_map`` between forward passes.
+        weights_map: Stored weights by full dotted name.
         offload_buffers: Offload buffers too.
         module_name: The dotted name of ``module`` in the model.
         skip_keys: Keyword arguments that are not moved.
-        preload_module_classes: Names of classes whose whole inside is brought at once.
+        preload_module_classes: Names of classes whose submodules are loaded together with them.
         tied_params_map: As for `AlignDevicesHook`.
     """
     settings = HookSettings.of_user(
@@ -94,17 +94,17 @@ def attach_align_device_hook_on_blocks(
     preload_module_classes: Sequence[str] | None = None,
     tied_params_map: TiedParams | None = None,
 ) -> None:
-    """Add hooks block by block: each runs on its own device, offloaded or not; outputs return to the input's device.
+    """Add hooks block by block, each with its own device and offloading; outputs return to the input's device.
 
     Args:
         module: The model.
         execution_device: One device, or one for each block by dotted name (``""`` for the rest).
-        offload: Whether a block's weights are kept in ``weights_map``; one answer, or one for each block.
-        weights_map: By dotted names from the model down.
+        offload: Whether to offload weights to ``weights_map``, for all blocks or for each.
+        weights_map: Stored weights by full dotted name.
         offload_buffers: Offload buffers too.
         module_name: The dotted name of ``module``.
         skip_keys: Keyword arguments that are not moved.
-        preload_module_classes: Names of classes whose whole inside is brought at once.
+        preload_module_classes: Names of classes whose submodules are loaded together with them.
         tied_params_map: As for `AlignDevicesHook`.
     """
     devices = execution_device if isinstance(execution_device, Mapping) else {module_name: execution_device}
@@ -122,27 +122,27 @@ def attach_blocks(
     offloads: Mapping[str, bool],
     settings: HookSettings,
 ) -> None:
-    """Do what `attach_align_device_hook_on_blocks` says."""
+    """Add hooks block by block, as `attach_align_device_hook_on_blocks` does."""
     attach(plan_hooks(module, name, devices, offloads, settings), module, settings)
     outer = AlignDevicesHook(
         devices.get(name), io_same_device=True, skip_keys=settings.skip_keys,
         refuses_empty_output=any(offloads.values()),
     )  # fmt: skip
-    # The outermost hook of all: what comes back from the others is moved last.
+    # The outermost hook, so that it moves the output last.
     add_hook_to_module(module, outer, append=bool(hooks_of(module)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HookSettings:
-    """What holds for all hooks of a model.
+    """Settings of all hooks of a model.
 
     Args:
-        weights: Where offloaded weights are kept, by dotted names from the model down.
+        weights: Stored weights by full dotted name.
         offload_buffers: Offload buffers too.
         skip_keys: Keyword arguments that are not moved.
-        preload: Names of classes whose whole inside is brought at once.
+        preload: Names of classes whose submodules are loaded together with them.
         tied_params_map: As for `AlignDevicesHook`.
-        context: What the hooks share.
+        context: State shared by the hooks.
     """
 
     weights: Mapping[str, Any] | None
@@ -174,23 +174,23 @@ class HookSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedHook:
-    """A hook that a module is to get.
+    """A hook to be added to a module.
 
     Args:
         module: The module.
         name: Its dotted name.
-        device: Where it runs.
-        offload: Whether its weights are kept elsewhere.
-        covers_inside: The hook cares for everything inside, which gets no hooks of its own.
-        needs_weights_of: The hook only brings the offloaded weights of this other module.
+        device: The device on which it runs.
+        offload: Whether its weights are offloaded.
+        includes_submodules: The hook handles all submodules, which get no hooks of their own.
+        uses_weights_of: The hook only loads the offloaded weights of this other module.
     """
 
     module: nn.Module
     name: str
     device: Device | None
     offload: bool
-    covers_inside: bool = False
-    needs_weights_of: nn.Module | None = None
+    includes_submodules: bool = False
+    uses_weights_of: nn.Module | None = None
 
 
 def plan_hooks(
@@ -200,14 +200,14 @@ def plan_hooks(
     offloads: Mapping[str, bool],
     settings: HookSettings,
 ) -> list[PlannedHook]:
-    """Return the hooks that ``module`` and everything inside need; nothing is changed.
+    """Return the hooks that ``module`` and its submodules need; nothing is changed.
 
     Args:
-        module: Where to begin.
+        module: The module to start from.
         name: Its dotted name in the model.
-        devices: By dotted name, each entry for what is inside it and has no entry of its own.
-        offloads: In the same way.
-        settings: Which classes are brought as a whole.
+        devices: Devices by dotted name; an entry holds for all submodules without one of their own.
+        offloads: Whether to offload, in the same form.
+        settings: Settings of the hooks.
 
     Raises:
         StateError: If a scripted module is to be offloaded.
@@ -216,7 +216,7 @@ def plan_hooks(
 
 
 def attach(plan: Sequence[PlannedHook], module: nn.Module, settings: HookSettings) -> None:
-    """Add the planned hooks; plain attributes that hold a weight without values get its placeholder, too."""
+    """Add the planned hooks; plain attributes that hold a weight on the meta device get its placeholder, too."""
     for planned in plan:
         if not planned.offload:
             _restore(planned)
@@ -245,33 +245,33 @@ def _planned(
     if isinstance(module, torch.jit.ScriptModule) and offload:
         _refuse_scripted(module, name)
     is_whole = type(module).__name__ in settings.preload or isinstance(module, _FUSED)
-    covers_inside = offload and is_whole and not _has_inner_entry(name, devices)
-    if covers_inside or (_own_tensors(module) and not _has_align_hook(module)):
-        yield PlannedHook(module, name, device, offload, covers_inside)
-    if covers_inside:
+    includes_submodules = offload and is_whole and not _has_inner_entry(name, devices)
+    if includes_submodules or (_own_tensors(module) and not _has_align_hook(module)):
+        yield PlannedHook(module, name, device, offload, includes_submodules)
+    if includes_submodules:
         return
     for child_name, child in module.named_children():
         inner = f"{name}.{child_name}" if name else child_name
         yield from _planned(child, inner, devices, offloads, settings, entry, seen)
     if isinstance(module, nn.TransformerEncoder) and len(module.layers):
-        # It chooses how to treat padding by the weights of its first layer.
-        yield PlannedHook(module, name, device, offload, needs_weights_of=module.layers[0])
+        # It decides how to handle padding from the weights of its first layer.
+        yield PlannedHook(module, name, device, offload, uses_weights_of=module.layers[0])
 
 
 def _hook(planned: PlannedHook, settings: HookSettings) -> ModelHook | None:
-    if planned.needs_weights_of is not None:
-        residency = Residency.of_placeholders_in(planned.needs_weights_of)
-        return BringWeightsHook(residency) if residency.slots else None
+    if planned.uses_weights_of is not None:
+        residency = Residency.of_placeholders_in(planned.uses_weights_of)
+        return OnloadWeightsHook(residency) if residency.slots else None
     return AlignDevicesHook(
         planned.device, planned.offload, weights_map=settings.weights_of(planned.name),
-        offload_buffers=settings.offload_buffers, place_submodules=planned.covers_inside,
+        offload_buffers=settings.offload_buffers, place_submodules=planned.includes_submodules,
         skip_keys=settings.skip_keys, tied_params_map=settings.tied_params_map, module_name=planned.name,
         context=settings.context,
     )  # fmt: skip
 
 
 def _restore(planned: PlannedHook) -> None:
-    """Give a module that is not offloaded the values of weights that an earlier call offloaded."""
+    """Restore weights that an earlier call offloaded, in a module that is not to be offloaded now."""
     owner: Any = planned.module
     device = torch.device("cpu" if planned.device is None else planned.device)
     for name, tensor in [*owner._parameters.items(), *owner._buffers.items()]:
@@ -297,6 +297,6 @@ def _refuse_scripted(module: nn.Module, name: str) -> None:
     parameters = [inner for inner, _ in module.named_parameters()]
     if parameters:
         raise StateError(
-            f"`{name}.{parameters[0]}` belongs to a scripted module, which reads its weights where no hook can help. "
-            f"Leave `{name}` out of the offload in `device_map`, or use the module before `torch.jit.script`."
+            f"`{name}.{parameters[0]}` belongs to a scripted module, whose weights hooks cannot load. Do not offload "
+            f"`{name}` in `device_map`, or use the module before `torch.jit.script`."
         )

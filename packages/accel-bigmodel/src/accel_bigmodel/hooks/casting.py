@@ -1,4 +1,4 @@
-"""Weights kept in a small dtype and cast up for their module's forward."""
+"""Store weights in a small dtype, and upcast them for the forward pass of their module."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING: tuple[type[nn.Module], ...] = (
 
 
 class LayerwiseCastingHook(ModelHook):
-    """Keeps the weights of a module in ``storage_dtype`` and casts them up for its forward.
+    """Stores the weights of a module in ``storage_dtype``, and upcasts them for its forward pass.
 
     Args:
-        storage_dtype: Between forwards, such as ``torch.float8_e4m3fn``.
-        compute_dtype: During the forward.
+        storage_dtype: The dtype between forward passes, such as ``torch.float8_e4m3fn``.
+        compute_dtype: The dtype during a forward pass.
         non_blocking: Do not wait for the casts.
     """
 
@@ -69,9 +69,9 @@ def attach_layerwise_casting_hooks(
         module: The model, or a part of it.
         storage_dtype: As for the hook.
         compute_dtype: As for the hook.
-        skip_modules_pattern: Regular expressions, searched in dotted names; what they find is left alone. ``None``
+        skip_modules_pattern: Regular expressions; modules whose dotted names match are left unchanged. ``None``
             (and no classes) casts ``module`` as a whole.
-        skip_modules_classes: Classes that are left alone.
+        skip_modules_classes: Classes that are left unchanged.
         non_blocking: As for the hook.
     """
     hook = LayerwiseCastingHook(storage_dtype, compute_dtype, non_blocking)

@@ -1,4 +1,4 @@
-"""Whole models that wait on the CPU until they are called."""
+"""Keep whole models on the CPU until they are called."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from accel_state.devices import current_device_backend
 
 
 class CpuOffload(ModelHook):
-    """Keeps a model on the CPU until its forward is called, then moves it and leaves it there.
+    """Keeps a model on the CPU until it is called, then moves it to its device and leaves it there.
 
     Args:
-        execution_device: Where it runs; by default the first accelerator, else the CPU.
-        prev_module_hook: Of the model that runs before it in a pipeline, and is sent back first.
+        execution_device: The device on which it runs; by default the first accelerator, else the CPU.
+        prev_module_hook: The hook of the previous model in a pipeline, which is offloaded first.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CpuOffload(ModelHook):
 
 
 class UserCpuOffloadHook:
-    """What `cpu_offload_with_hook` returns: sends the model back to the CPU when its user says so."""
+    """The hook that `cpu_offload_with_hook` returns, to offload the model by hand."""
 
     def __init__(self, model: nn.Module, hook: ModelHook) -> None:
         self.model = model
@@ -59,7 +59,7 @@ class UserCpuOffloadHook:
         clear_device_cache()
 
     def remove(self) -> None:
-        """Take the hook off the model, which stays where it is."""
+        """Remove the hook; the model stays on its device."""
         remove_hook_from_module(self.model)
 
 

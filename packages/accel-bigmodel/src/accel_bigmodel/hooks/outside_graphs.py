@@ -1,4 +1,4 @@
-"""The work of hooks, kept out of the graphs of ``torch.compile``; imported only while a graph is being made."""
+"""Run hooks outside of the graphs of ``torch.compile``; imported only while a graph is compiled."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ def _run(work: Callable[..., Any], *args: Any) -> Any:
 
 
 run_outside_graph: Callable[..., Any] = torch.compiler.disable(_run)  # type: ignore[no-untyped-call]
-"""Calls its first argument with the others; the graph breaks there."""
+"""Calls its first argument with the others, behind a graph break."""

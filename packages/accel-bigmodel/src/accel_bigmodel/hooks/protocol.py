@@ -1,4 +1,4 @@
-"""What a hook is, and several as one."""
+"""The protocol of hooks, and a sequence of hooks."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class ModelHook:
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        """Return what the caller gets instead of ``output``."""
+        """Return the output for the caller."""
         return output
 
     def after_error(self, module: nn.Module) -> None:
-        """Put right what `pre_forward` did, when the forward raised and `post_forward` is not called."""
+        """Undo `pre_forward` if the forward pass raised, so that `post_forward` is not called."""
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         """Undo `init_hook` when the hook is removed, and return ``module``."""

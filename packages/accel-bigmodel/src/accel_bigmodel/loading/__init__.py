@@ -1,1 +1,1 @@
-"""Checkpoints into models: which files, which names, and how each tensor is read."""
+"""Load checkpoints into models: match names and shapes, and read each tensor."""

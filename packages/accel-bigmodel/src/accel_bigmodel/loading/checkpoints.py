@@ -1,4 +1,4 @@
-"""Loading checkpoints, whole or sharded, into state dicts and into models."""
+"""Load checkpoints, in one file or several, into state dicts and models."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.loading.filling import Destination, Filling, collection_paused, shapes_in
+from accel_bigmodel.loading.distributed import holds_dtensors, load_distributed
+from accel_bigmodel.loading.filling import Destination, Filling, gc_paused, shapes_in
 from accel_bigmodel.loading.matching import match
-from accel_bigmodel.loading.over_processes import holds_dtensors, load_over_processes
 from accel_bigmodel.loading.targets import extra_states, targets
 from accel_bigmodel.planning.device_maps import DeviceMap, check_covered, check_device_map, device_of
 from accel_bigmodel.tensors.dtypes import as_torch_dtype
@@ -25,17 +25,17 @@ from accel_state.errors import CheckpointError, ConfigError
 def load_state_dict(
     checkpoint_file: str | os.PathLike[str], device_map: DeviceMap | None = None
 ) -> dict[str, Any]:
-    """Return the state dict in one weight file; second names of tied weights are in it too.
+    """Return the state dict in one weight file, with tied weights under all of their names.
 
-    Nothing in the file can run: safetensors, or ``torch.load`` with ``weights_only``.
+    No code in the file can run: it is read by safetensors, or by ``torch.load`` with ``weights_only``.
 
     Args:
-        checkpoint_file: A safetensors file, by its name's end, or one that ``torch.save`` wrote.
-        device_map: Where each module's tensors go; ``"disk"`` leaves them on the CPU, and so does no map.
+        checkpoint_file: A ``.safetensors`` file, or one written by ``torch.save``.
+        device_map: The device of each module's tensors. Without a map, and for ``"disk"``, they stay on the CPU.
 
     Raises:
         CheckpointError: If the file is missing, damaged, or holds more than tensors and plain values.
-        ConfigError: If ``device_map`` says nothing of some of the names.
+        ConfigError: If ``device_map`` does not cover all names.
     """
     path = Path(checkpoint_file)
     if not path.is_file():
@@ -65,36 +65,35 @@ def load_checkpoint_in_model(
     *,
     mmap: bool = False,
 ) -> None:
-    """Load a checkpoint into ``model``, straight into the final tensors, without ever holding a whole state dict.
+    """Load a checkpoint into ``model``, directly into the final tensors, without a whole state dict in memory.
 
-    Names and shapes are compared before the first tensor is touched. Parameters that are where they should be
-    are filled in place, so that optimizers keep them; those on the meta device are replaced, ties and
-    ``requires_grad`` kept.
+    Names and shapes are compared before any tensor is changed. Parameters that are already on their device are filled
+    in place, so that optimizers keep them; those on the meta device are replaced. Ties and ``requires_grad`` are kept.
 
     Args:
-        model: Real or a skeleton from `init_empty_weights`.
+        model: A model, or a skeleton from `init_empty_weights`.
         checkpoint: A weight file, an index (``.json``), or a folder with one of them.
-        device_map: Where each module's tensors go; must cover the model. Without it every tensor stays on its
-            device, those on meta go to the CPU. What goes to ``"disk"`` stays on the meta device until
-            `dispatch_model` gets the same folder.
-        offload_folder: For ``"disk"``. Weights in safetensors files stay where they are, only their places are
-            noted; others (``.bin``, another dtype) are written to it.
-        dtype: What floating-point weights are converted to; by default to what the model has.
-        offload_state_dict: Changes nothing: the peak of memory that it lowers does not arise here.
-        offload_buffers: Leave buffers of modules on disk there too; else they go to the CPU.
-        keep_in_fp32_modules: Modules (by name, or part of a dotted name) whose weights become float32 rather
-            than ``dtype``.
-        offload_8bit_bnb: Refused: `load_and_quantize_model` quantises what goes to disk.
-        strict: Refuse weights that the model does not know or the checkpoint does not have; else they are
-            named in a warning. Wrong shapes are always refused, and so is a checkpoint without a common name.
-        full_state_dict: For models of DTensors: whether the checkpoint holds whole tensors, the same for all
-            processes; else each process names the file that it wrote of its own parts with ``torch.save``.
-        broadcast_from_rank0: Only the first process reads; it sends the weights to the others, and all must call this.
-        mmap: Map safetensors files instead of reading them, for what goes to the CPU in its stored dtype: takes no
-            time, reads what is used, and processes of one machine share the memory. Written weights become private.
+        device_map: The device of each module's tensors; must cover the model. Without it tensors stay on their device,
+            and those on the meta device go to the CPU. Tensors for ``"disk"`` stay on the meta device until
+            `dispatch_model` is called with the same folder.
+        offload_folder: For ``"disk"``. Weights in safetensors files stay there, and the folder gets an index of them;
+            others (``.bin``, another dtype) are written to it.
+        dtype: The dtype of floating-point weights; by default that of the model.
+        offload_state_dict: Has no effect: the peak of memory that it lowers does not arise here.
+        offload_buffers: Offload buffers of modules on disk too; otherwise they go to the CPU.
+        keep_in_fp32_modules: Modules (by name, or part of a dotted name) whose weights are loaded in float32 instead
+            of ``dtype``.
+        offload_8bit_bnb: Refused: `load_and_quantize_model` quantises weights on disk.
+        strict: Refuse a checkpoint with missing or unexpected weights; otherwise a warning names them. Wrong shapes,
+            and checkpoints without any name of the model, are always refused.
+        full_state_dict: For models of DTensors: the checkpoint holds full tensors, the same for all processes;
+            otherwise each process names the file that it wrote of its own shards with ``torch.save``.
+        broadcast_from_rank0: Only the first process reads, and sends the weights to the others; all must call this.
+        mmap: Map safetensors files instead of reading them, for tensors on the CPU in their stored dtype. Only what is
+            used is read, and processes of one machine share the memory; tensors that are written to become private.
 
     Raises:
-        CheckpointError: If the checkpoint is missing, damaged, or does not fit; the model is then untouched.
+        CheckpointError: If the checkpoint is missing, damaged, or does not fit; the model is not changed then.
         ConfigError: If ``device_map`` does not fit the model, or there is no folder for weights on disk.
     """
     destination = Destination(
@@ -109,10 +108,10 @@ def load_checkpoint_in_model(
     if broadcast_from_rank0 or holds_dtensors(model):
         if device_map is not None:
             raise ConfigError(
-                "`device_map` says nothing where the weights are spread over processes, or one process reads for all. "
-                "Leave it out; each process keeps its part where the model has it."
+                "`device_map` has no meaning if weights are sharded over processes, or one process reads for all. "
+                "Leave it out; each process keeps its part on the device of the model."
             )
-        load_over_processes(
+        load_distributed(
             model,
             checkpoint,
             destination,
@@ -123,7 +122,7 @@ def load_checkpoint_in_model(
         return
     if device_map is not None and "disk" in device_map.values() and offload_folder is None:
         raise ConfigError(
-            "`device_map` leaves weights on disk. Give `offload_folder`, where their places are noted."
+            "`device_map` leaves weights on disk. Give an `offload_folder` for them or their index."
         )
     load_weights(model, checkpoint, destination, strict=strict)
 
@@ -136,14 +135,14 @@ def load_weights(
     strict: bool,
     ignored: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Do what `load_checkpoint_in_model` says in this process, and return the index of what stays on disk.
+    """Load a checkpoint in this process, and return the index of the weights that stay on disk.
 
-    Names in the checkpoint that end with one of ``ignored`` are no weights.
+    Names in the checkpoint that end with one of ``ignored`` are skipped.
     """
     if destination.device_map is not None:
         check_device_map(model, destination.device_map)
     files = checkpoint_files(checkpoint)
-    with collection_paused():
+    with gc_paused():
         places, extras = targets(model), extra_states(model)
         layouts = {file.path: read_layout(file.path) for file in files if file.path.suffix == ".safetensors"}
         shapes = {
@@ -156,7 +155,7 @@ def load_weights(
             {**{name: place.tensor.shape for name, place in places.items()}, **dict.fromkeys(extras)},
             shapes,
             ties=[place.names for place in places.values() if len(place.names) > 1],
-        ).settle(checkpoint, strict=strict)
+        ).raise_or_warn(checkpoint, strict=strict)
         filling = Filling(model, places, extras, destination)
         for file in files:
             filling.fill_from(file, layouts.get(file.path))

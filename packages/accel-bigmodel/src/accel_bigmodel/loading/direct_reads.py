@@ -1,4 +1,4 @@
-"""Read bytes of a file straight into the memory of tensors: in file order, by several threads, without a buffer."""
+"""Read bytes of a file directly into the memory of tensors, in file order, with several threads and no buffer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from accel_state.errors import CheckpointError
 
 _JOB_BYTES = 32 << 20
-_MOST_BUFFERS = 512  # a call of the system takes 1024 at most
+_MOST_BUFFERS = 512  # the system allows 1024 per call
 _NUM_THREADS = 4
 
 
@@ -23,7 +23,7 @@ Segment: TypeAlias = tuple[int, int, int]
 
 
 class DirectReads:
-    """What is to be read from one file.
+    """Reads from one file.
 
     The tensors must be contiguous, on the CPU, and stay alive until `run` returns.
     """
@@ -47,7 +47,7 @@ class DirectReads:
             self._segments.append((start, num_bytes, tensor.data_ptr()))
 
     def jobs(self) -> Iterator[list[Segment]]:
-        """Yield adjoining segments, as many as one read takes."""
+        """Yield adjacent segments, as many as fit into one read."""
         job: list[Segment] = []
         begin = end = 0
         for segment in sorted(self._segments):
@@ -66,7 +66,7 @@ class DirectReads:
             yield job
 
     def run(self) -> None:
-        """Read everything; returns when it is there.
+        """Perform all reads.
 
         Raises:
             CheckpointError: If the file ends too early.
@@ -92,7 +92,7 @@ class DirectReads:
             self._read_rest(file.fileno(), buffers, position, skip=got)
 
     def _read_rest(self, descriptor: int, buffers: Sequence[Any], position: int, *, skip: int) -> None:
-        """Finish what one call left undone: the system may stop early, and not each can read into several places."""
+        """Read what one call left out: it may return early, and not every system can read into several buffers."""
         for buffer in buffers:
             view = memoryview(buffer).cast("B")
             position += len(view)
@@ -110,7 +110,7 @@ class DirectReads:
 def _read_at(descriptor: int, view: memoryview, begin: int) -> int:
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [view], begin)
-    # Only systems without `pread` come here; a descriptor of its own keeps the position of others alone.
+    # For systems without `pread`; the duplicated descriptor leaves the position of others unchanged.
     with open(os.dup(descriptor), "rb", buffering=0) as file:  # noqa: PTH123
         file.seek(begin)
         return file.readinto(view) or 0

@@ -1,4 +1,4 @@
-"""Fill a model from files: for each tensor, decide where it goes and how, then do that."""
+"""Fill a model from files: decide for each tensor where it goes and how, then load it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where tensors go, and as what type of number; the fields are arguments of `load_checkpoint_in_model`."""
+    """The devices and dtypes of loaded tensors; the fields are arguments of `load_checkpoint_in_model`."""
 
     device_map: DeviceMap | None = None
     dtype: torch.dtype | None = None
@@ -37,14 +37,14 @@ class Destination:
     may_map: bool = False
 
     def dtype_of(self, name: str, tensor: torch.Tensor) -> torch.dtype:
-        """Return what a tensor is stored as in the model."""
+        """Return the dtype of a tensor in the model."""
         if self.dtype is None or not tensor.is_floating_point():
             return tensor.dtype
         kept = any(f".{module}." in f".{name}" for module in self.keep_in_fp32_modules)
         return torch.float32 if kept else self.dtype
 
 
-class Way(Enum):
+class LoadMethod(Enum):
     """How the values of one tensor get from a file into the model."""
 
     LEAVE_IN_FILE = auto()
@@ -57,15 +57,15 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of one tensor.
+    """How one tensor is loaded.
 
     Args:
-        way: How.
-        device: Where it goes; ``None`` for the disk.
-        dtype: What it is in the model.
+        method: The method.
+        device: Its device; ``None`` for the disk.
+        dtype: Its dtype in the model.
     """
 
-    way: Way
+    method: LoadMethod
     device: torch.device | None
     dtype: torch.dtype
 
@@ -79,32 +79,34 @@ def decide(
     *,
     is_raw: bool,
 ) -> Decision:
-    """Return what becomes of a tensor of a file.
+    """Return how to load a tensor from a file.
 
     Args:
-        old: What is in the model now.
-        stored: The dtype in the file.
-        device: Where it goes, ``None`` for the disk.
+        old: The tensor in the model now.
+        stored: Its dtype in the file.
+        device: The device to load it to, ``None`` for the disk.
         to: What the caller wants.
-        name: In the model.
-        is_raw: The file holds the plain bytes, so that they can be read straight into memory, or stay there.
+        name: Its name in the model.
+        is_raw: The file holds plain bytes, which can be read directly into memory or stay in the file.
     """
     dtype = to.dtype_of(name, old)
     if device is None:
         stays = is_raw and (stored == dtype or to.folder is None)
-        return Decision(Way.LEAVE_IN_FILE if stays else Way.WRITE_TO_FOLDER, None, dtype)
+        return Decision(LoadMethod.LEAVE_IN_FILE if stays else LoadMethod.WRITE_TO_FOLDER, None, dtype)
     if stored != dtype or device.type != "cpu":
-        return Decision(Way.CONVERT, device, dtype)
+        return Decision(LoadMethod.CONVERT, device, dtype)
     if to.may_map:
-        return Decision(Way.MAP, device, dtype)
+        return Decision(LoadMethod.MAP, device, dtype)
     if not is_raw:
-        return Decision(Way.CONVERT, device, dtype)
+        return Decision(LoadMethod.CONVERT, device, dtype)
     is_plain = type(old) in (torch.Tensor, nn.Parameter) and old.is_cpu and old.is_contiguous()
-    return Decision(Way.READ_IN_PLACE if is_plain and old.dtype == dtype else Way.READ, device, dtype)
+    return Decision(
+        LoadMethod.READ_IN_PLACE if is_plain and old.dtype == dtype else LoadMethod.READ, device, dtype
+    )
 
 
 class Filling:
-    """One load: fills the places of a model from one file after the other."""
+    """Fills the tensors of a model from one file after the other."""
 
     def __init__(
         self, model: nn.Module, places: dict[str, Target], extras: dict[str, nn.Module], to: Destination
@@ -116,7 +118,7 @@ class Filling:
         self._devices = None if to.device_map is None else DeviceLookup(_resolved(to.device_map))
 
     def fill_from(self, file: CheckpointFile, layout: SafetensorsLayout | None) -> None:
-        """Fill all places that ``file`` has values for; ``layout`` is that of a safetensors file."""
+        """Fill all tensors that ``file`` has values for; ``layout`` is given for safetensors files."""
         if layout is not None:
             self._from_safetensors(file, layout)
             return
@@ -128,7 +130,7 @@ class Filling:
                     self._from_value(name, reader.read(name), file)
 
     def finish(self) -> None:
-        """Note in the offload folder where the weights on disk are."""
+        """Write the places of weights on disk to the index of the offload folder."""
         replaced = {
             id(target.tensor): target.fresh
             for target in self._places.values()
@@ -140,7 +142,7 @@ class Filling:
             save_offload_index(self.offload_index, self._to.folder)
 
     def _device(self, target: Target) -> torch.device | None:
-        """Return where a tensor goes, ``None`` for the disk; one with several names to where it is needed."""
+        """Return the device of a tensor, ``None`` for the disk; tied weights prefer a device over the disk."""
         tensor = target.tensor
         if self._devices is None:
             return _CPU if tensor.is_meta else tensor.device
@@ -162,15 +164,15 @@ class Filling:
             if target is None:
                 continue
             place = layout[name]
-            if self._is_second(name, target):
+            if self._is_duplicate(name, target):
                 if name not in layout.second_names:
                     duplicates.append((name, target, place))
                 continue
             decision = decide(target.tensor, place.dtype, self._device(target), self._to, name, is_raw=True)
-            if decision.way is Way.LEAVE_IN_FILE:
+            if decision.method is LoadMethod.LEAVE_IN_FILE:
                 self._leave_in_file(name, target, decision.dtype, layout)
-            elif decision.way in (Way.READ_IN_PLACE, Way.READ):
-                if decision.way is Way.READ_IN_PLACE:
+            elif decision.method in (LoadMethod.READ_IN_PLACE, LoadMethod.READ):
+                if decision.method is LoadMethod.READ_IN_PLACE:
                     tensor = target.memory()
                 else:
                     tensor = torch.empty(place.shape, dtype=decision.dtype)
@@ -188,20 +190,20 @@ class Filling:
 
     def _from_value(self, name: str, value: Any, file: CheckpointFile) -> None:
         target = self._places[name]
-        if self._is_second(name, target):
+        if self._is_duplicate(name, target):
             self._check_duplicate(name, target, value)
             return
         decision = decide(target.tensor, value.dtype, self._device(target), self._to, name, is_raw=False)
         self._put(name, target, value, decision, file.path)
 
-    def _is_second(self, name: str, target: Target) -> bool:
-        """Whether tied weights that a target holds came under another name before."""
+    def _is_duplicate(self, name: str, target: Target) -> bool:
+        """Whether the tied weight of a target has already been loaded under another name."""
         return len(target.names) > 1 and self._first_names.setdefault(id(target), name) != name
 
     def _put(self, name: str, target: Target, value: torch.Tensor, decision: Decision, path: Path) -> None:
-        if decision.way is Way.WRITE_TO_FOLDER:
+        if decision.method is LoadMethod.WRITE_TO_FOLDER:
             self._write_to_folder(name, target, value.to(decision.dtype), path)
-        elif decision.way is Way.MAP:
+        elif decision.method is LoadMethod.MAP:
             target.replace(value)
         else:
             assert decision.device is not None
@@ -221,15 +223,15 @@ class Filling:
     def _write_to_folder(self, name: str, target: Target, value: torch.Tensor, path: Path) -> None:
         if self._to.folder is None:
             raise ConfigError(
-                f"`device_map` leaves `{name}` on disk, but it cannot be read from `{path}` piece by piece. Give "
-                "`offload_folder`, to which it is written, or convert the checkpoint to safetensors."
+                f"`device_map` leaves `{name}` on disk, but `{path}` cannot be read tensor by tensor. Give an "
+                "`offload_folder` to write it to, or convert the checkpoint to safetensors."
             )
         self._to.folder.mkdir(parents=True, exist_ok=True)
         offload_weight(value, name, self._to.folder, self.offload_index)
         target.empty(value.dtype)
 
     def _check_duplicate(self, name: str, target: Target, value: torch.Tensor) -> None:
-        """Check that a second name of tied weights comes with the same values."""
+        """Check that a tied weight has the same values under its other name."""
         now = target.current()
         if not now.is_meta and not torch.equal(now, value.to(now)):
             raise CheckpointError(
@@ -243,11 +245,11 @@ def _resolved(device_map: DeviceMap) -> dict[str, str | torch.device]:
 
 
 @contextmanager
-def collection_paused() -> Iterator[None]:
-    """Keep Python from searching for garbage meanwhile.
+def gc_paused() -> Iterator[None]:
+    """Pause the garbage collector.
 
-    Each of many thousand new tensors would count towards a search through all objects of the process; there is no
-    garbage in cycles here.
+    The allocation of many thousand tensors would trigger collections over all objects of the process, and loading
+    creates no reference cycles.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -259,7 +261,7 @@ def collection_paused() -> Iterator[None]:
 
 
 def shapes_in(file: CheckpointFile, layout: SafetensorsLayout | None) -> dict[str, torch.Size | None]:
-    """Return the names in a file that count, with their shapes; ``None`` for what is no tensor."""
+    """Return the relevant names in a file with their shapes, ``None`` for values that are not tensors."""
     if layout is not None:
         names = names_in(file, [*layout.ranges, *layout.second_names], set(layout.second_names))
         return {name: torch.Size(layout[name].shape) for name in names}
@@ -268,13 +270,13 @@ def shapes_in(file: CheckpointFile, layout: SafetensorsLayout | None) -> dict[st
 
 
 def names_in(file: CheckpointFile, names: list[str], second_names: set[str]) -> list[str]:
-    """Return the names in a file that count, which are all it holds or those that its index lists."""
+    """Return the relevant names in a file: those that its index lists, or all if there is no index."""
     if file.names is None:
         return names
-    lacking = sorted(file.names.difference(names))
-    if lacking:
+    missing = sorted(file.names.difference(names))
+    if missing:
         raise CheckpointError(
-            f"`{file.path}` lacks {', '.join(lacking[:5])}, promised by its index. "
+            f"`{file.path}` lacks {', '.join(missing[:5])}, which its index lists. "
             "Files of two different saves may have been mixed."
         )
     return [name for name in names if name in file.names or name in second_names]

@@ -16,28 +16,28 @@ _NUM_LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A checkpoint held against a model.
+    """The differences between a checkpoint and a model.
 
     Args:
-        missing: Names that the model has and the checkpoint has not.
-        unexpected: Names that the checkpoint has and the model has not.
-        misshapen: What is wrong with the shapes, one line each.
-        num_common: How many names both have.
+        missing: Names in the model that are not in the checkpoint.
+        unexpected: Names in the checkpoint that are not in the model.
+        wrong_shapes: Differences between shapes, one line each.
+        num_common: The number of names in both.
     """
 
     missing: list[str]
     unexpected: list[str]
-    misshapen: list[str]
+    wrong_shapes: list[str]
     num_common: int
 
-    def settle(self, checkpoint: str | os.PathLike[str], *, strict: bool) -> None:
-        """Raise for what cannot be loaded, warn of what is left out.
+    def raise_or_warn(self, checkpoint: str | os.PathLike[str], *, strict: bool) -> None:
+        """Raise if the checkpoint cannot be loaded, warn if it does not fit completely.
 
         Raises:
-            CheckpointError: If a shape is wrong, no name is common, or with ``strict`` if any name is not.
+            CheckpointError: If a shape is wrong, no name is in both, or with ``strict`` if any name is not.
         """
         differences = self._differences()
-        if self.misshapen or (strict and differences) or (self.num_common == 0 and differences):
+        if self.wrong_shapes or (strict and differences) or (self.num_common == 0 and differences):
             raise CheckpointError("\n- ".join([f"`{checkpoint}` does not fit the model:", *differences]))
         if differences:
             warnings.warn(
@@ -46,11 +46,11 @@ class Match:
             )
 
     def _differences(self) -> list[str]:
-        differences = list(self.misshapen)
+        differences = list(self.wrong_shapes)
         if self.missing:
             differences.append(f"not in the checkpoint: {_listed(f'`{name}`' for name in self.missing)}")
         if self.unexpected:
-            # The nearest name is looked for among those that lack a value: the others are taken.
+            # Suggest only names that are missing: the others have their values.
             hints = [f"`{name}`{did_you_mean(name, self.missing)}" for name in self.unexpected[:_NUM_LISTED]]
             differences.append(f"not in the model: {_listed([*hints, *self.unexpected[_NUM_LISTED:]])}")
         return differences
@@ -62,12 +62,12 @@ def match(
     *,
     ties: Iterable[Iterable[str]] = (),
 ) -> Match:
-    """Hold the names and shapes of a checkpoint against those of a model.
+    """Compare the names and shapes of a checkpoint with those of a model.
 
     Args:
-        model_shapes: By name; ``None`` stands for a value that has no shape.
-        checkpoint_shapes: The same of the checkpoint.
-        ties: Groups of names in the model of which one value is enough.
+        model_shapes: Shapes by name; ``None`` for a value without a shape.
+        checkpoint_shapes: The same for the checkpoint.
+        ties: Groups of tied names in the model, for which one value is enough.
     """
     if model_shapes == checkpoint_shapes:
         return Match([], [], [], num_common=len(model_shapes))
@@ -76,7 +76,7 @@ def match(
     return Match(
         missing=[name for name in model_shapes if name not in filled],
         unexpected=[name for name in checkpoint_shapes if name not in model_shapes],
-        misshapen=[
+        wrong_shapes=[
             f"`{name}` has the shape {_shape(checkpoint_shapes[name])} in the checkpoint and "
             f"{_shape(model_shapes[name])} in the model"
             for name in common

@@ -1,4 +1,4 @@
-"""The places of a model that a state dict fills, and how a tensor gets into one of them."""
+"""The tensors of a model that a state dict fills, and the ways to fill them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _PLAIN_SETATTR = nn.Module.__setattr__
 
 @dataclass(slots=True, eq=False)
 class Target:
-    """All places that hold one tensor; more than one where weights are tied.
+    """One tensor of a model with all its places; more than one if it is tied.
 
     Args:
-        tensor: What was there when the model was looked at.
-        places: The modules, and what they call it.
+        tensor: The tensor before loading.
+        places: The modules that hold it, each with its name there.
         names: All its names in the state dict.
-        fresh: What took its place since then.
+        fresh: The tensor that replaced it, if any.
     """
 
     tensor: torch.Tensor
@@ -32,34 +32,34 @@ class Target:
     fresh: torch.Tensor | None = None
 
     def fill(self, value: torch.Tensor, *, device: torch.device, dtype: torch.dtype) -> None:
-        """Give every place the values of ``value``: in place where the tensor stays what and where it is."""
+        """Load ``value``, in place if device and dtype stay the same."""
         with torch.no_grad():
             if self.tensor.device == device and self.tensor.dtype == dtype and not self.tensor.is_meta:
                 self.tensor.copy_(value)
                 return
-            # A copy even where nothing changes: `value` may be a read-only map of the file.
+            # Always copy: `value` may be a read-only mapping of the file.
             fresh = value.to(device=device, dtype=dtype, copy=True)
             self.replace(fresh)
 
     def memory(self) -> torch.Tensor:
-        """Return the tensor itself, to be overwritten."""
-        # A backward that saved this tensor must notice that it changed.
+        """Return the tensor itself, to be written to."""
+        # A backward pass that saved this tensor must notice the change.
         torch.autograd.graph.increment_version(self.tensor)
         return self.tensor
 
     def empty(self, dtype: torch.dtype) -> None:
-        """Leave every place without values, as a tensor of ``dtype`` on the meta device."""
+        """Replace the tensor by one of ``dtype`` on the meta device."""
         if not self.tensor.is_meta or self.tensor.dtype != dtype:
             self.replace(torch.empty_like(self.tensor, dtype=dtype, device="meta"))
 
     def current(self) -> torch.Tensor:
-        """Return the tensor that is in these places now."""
+        """Return the tensor that is in the model now."""
         return (self.tensor if self.fresh is None else self.fresh).detach()
 
     def replace(self, fresh: torch.Tensor) -> None:
         """Put ``fresh`` itself into every place.
 
-        A parameter that has values stays the same object, so that optimizers keep it, and gets new memory.
+        A parameter with values stays the same object, so that optimizers keep it, and gets the memory of ``fresh``.
         """
         is_parameter = isinstance(self.tensor, nn.Parameter)
         if type(self.tensor) is nn.Parameter and not self.tensor.is_meta and not fresh.is_meta:
@@ -74,11 +74,11 @@ class Target:
                 members: dict[str, Any] = module._parameters if is_parameter else module._buffers
                 members[name] = fresh
             else:
-                setattr(module, name, fresh)  # recurrent layers keep a list of their weights beside
+                setattr(module, name, fresh)  # recurrent layers also keep a list of their weights
 
 
 def targets(model: nn.Module) -> dict[str, Target]:
-    """Return what each name of the model's state dict stands for; names of tied weights share one target."""
+    """Return the targets by name in the model's state dict; tied names share one target."""
     by_name: dict[str, Target] = {}
     for found in named_tensors(model):
         if found.is_persistent:
@@ -87,7 +87,7 @@ def targets(model: nn.Module) -> dict[str, Target]:
 
 
 def extra_states(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that keep a state of their own beside tensors, by its name in the state dict."""
+    """Return the modules with extra state, by its name in the state dict."""
     base = nn.Module.get_extra_state
     return {
         f"{path}.{EXTRA_STATE}" if path else EXTRA_STATE: module

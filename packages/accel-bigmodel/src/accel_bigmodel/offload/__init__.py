@@ -1,1 +1,1 @@
-"""Weights that are not in the model: where they lie, how they are read, and what stands in for them."""
+"""Offloaded weights: where they are stored, how they are read, and their placeholders in the model."""

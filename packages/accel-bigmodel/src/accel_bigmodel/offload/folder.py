@@ -27,10 +27,10 @@ def offload_weight(
     offload_folder: str | os.PathLike[str],
     index: MutableMapping[str, Any] | None = None,
 ) -> MutableMapping[str, Any] | None:
-    """Write one weight to ``offload_folder`` as raw bytes; note it in ``index`` and return that.
+    """Write one weight to ``offload_folder`` as raw bytes, add it to ``index``, and return ``index``.
 
     Raises:
-        CheckpointError: If the weight has no values, or its name is no name of a file.
+        CheckpointError: If the weight is on the meta device, or its name cannot be a file name.
     """
     if weight.is_meta:
         raise CheckpointError(f"`{weight_name}` cannot be offloaded: on the meta device it has no values.")
@@ -40,7 +40,7 @@ def offload_weight(
     staged = path.with_name(path.name + ".part")
     with staged.open("wb") as file:
         file.write(raw.numpy().data)
-    staged.replace(path)  # a model that still maps the earlier file keeps its values
+    staged.replace(path)  # models that map the previous file keep their values
     if index is not None:
         index[weight_name] = {"dtype": str(dense.dtype).removeprefix("torch."), "shape": list(dense.shape)}
     return index
@@ -53,7 +53,7 @@ def load_offloaded_weight(
 
     Args:
         weight_file: The file.
-        weight_info: What the index says of it: ``dtype`` and ``shape``.
+        weight_info: Its entry in the index, with ``dtype`` and ``shape``.
 
     Raises:
         CheckpointError: If the file is missing or shorter than the index says.
@@ -63,7 +63,7 @@ def load_offloaded_weight(
     num_bytes = math.prod(shape) * dtype.itemsize
     if not path.is_file() or path.stat().st_size < num_bytes:
         raise CheckpointError(
-            f"The offloaded weight `{path}` is missing or cut short. Offload the model again."
+            f"The offloaded weight `{path}` is missing or truncated. Offload the model again."
         )
     if num_bytes == 0:
         return torch.empty(shape, dtype=dtype)
@@ -85,7 +85,7 @@ def read_offload_index(offload_folder: str | os.PathLike[str]) -> dict[str, Any]
     """Return the index of an offload folder.
 
     Raises:
-        CheckpointError: If there is none, or it is not readable.
+        CheckpointError: If there is none, or it cannot be read.
     """
     path = Path(offload_folder, INDEX_NAME)
     if not path.is_file():
@@ -95,7 +95,7 @@ def read_offload_index(offload_folder: str | os.PathLike[str]) -> dict[str, Any]
     except ValueError as error:
         raise CheckpointError(f"The index `{path}` is not readable JSON: {error}") from error
     if not isinstance(index, dict):
-        raise CheckpointError(f"The index `{path}` must be a table of weights.")
+        raise CheckpointError(f"The index `{path}` must be a JSON object with one entry per weight.")
     return index
 
 
@@ -111,16 +111,16 @@ def offload_state_dict(save_dir: str | os.PathLike[str], state_dict: Mapping[str
 def load_offloaded_weights(
     model: nn.Module, index: Mapping[str, Any] | None, offload_folder: str | os.PathLike[str]
 ) -> None:
-    """Put the weights that ``index`` names back into ``model``, on the CPU."""
+    """Load the weights in ``index`` back into ``model``, on the CPU."""
     for name, info in (index or {}).items():
         weight = load_offloaded_weight(weight_file(Path(offload_folder), name), info)
         set_module_tensor_to_device(model, name, "cpu", value=weight.clone())
 
 
 class FolderState:
-    """Which files an offload folder held when a model began to use it.
+    """The files of an offload folder at the time a model started to use it.
 
-    Every save replaces files by new ones of the same name, so that a file of another identity has other values.
+    Every save replaces files by new ones of the same name, so a file with another identity has other values.
     """
 
     def __init__(self, files: Mapping[str, tuple[int, int]]) -> None:
@@ -128,7 +128,7 @@ class FolderState:
 
     @classmethod
     def of(cls, folder: Path) -> FolderState:
-        """Return the state of a folder now."""
+        """Return the current state of a folder."""
         if not folder.is_dir():
             return cls({})
         with os.scandir(folder) as entries:
@@ -137,16 +137,16 @@ class FolderState:
             )
 
     def check(self, path: Path) -> None:
-        """Refuse a file that was replaced since.
+        """Check that a file has not been replaced.
 
         Raises:
-            CheckpointError: If it was.
+            CheckpointError: If it has.
         """
         known = self._files.get(path.name)
         if known is not None and path.is_file() and _identity(path.stat()) != known:
             raise CheckpointError(
-                f"`{path}` was replaced since this model was offloaded: another model uses the same offload folder. "
-                "Give each model a folder of its own, and offload this one again."
+                f"`{path}` has been replaced since this model was offloaded: another model uses the same offload "
+                "folder. Give each model a folder of its own, and offload this one again."
             )
 
 
@@ -155,7 +155,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def weight_file(folder: Path, name: str) -> Path:
-    """Return the file of a weight; a name that reaches out of the folder is refused."""
+    """Return the file of a weight; names that lead out of the folder are refused."""
     if not is_plain(f"{name}.dat"):
         raise CheckpointError(f"`{name}` cannot be the name of a file inside `{folder}`.")
     return folder / f"{name}.dat"

@@ -1,9 +1,9 @@
-"""What stands in a module for a weight that is elsewhere.
+"""Placeholders: tensors that represent offloaded weights in a module.
 
-A placeholder is a tensor on the meta device that knows its `OffloadedWeight`. During its module's forward a hook puts
-the values in its place. Whoever uses it at another time, by whatever torch function, gets the right result too: the
-function is called with the values. What it writes is kept, and so is what is written later through a view or an
-array that it returned.
+A placeholder is a tensor on the meta device that refers to its `OffloadedWeight`. A hook replaces it by the values for
+the forward pass of its module. Any torch function called on a placeholder at another time is called with the values
+instead. Everything that it writes is stored, and so is what is written later through a view or an array that it
+returned.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from accel_state.errors import StateError
 
 
 class _Placeholder(torch.Tensor):
-    """What both kinds of placeholders do."""
+    """Behaviour shared by both kinds of placeholders."""
 
     _weight: OffloadedWeight
     resident_class: type
@@ -52,26 +52,26 @@ class _Placeholder(torch.Tensor):
 
 
 class OffloadedParameter(_Placeholder, nn.Parameter):
-    """Stands in for a parameter."""
+    """The placeholder of a parameter."""
 
 
 class OffloadedBuffer(_Placeholder):
-    """Stands in for a buffer."""
+    """The placeholder of a buffer."""
 
 
 class ForwardDepth(threading.local):
-    """How many forwards of modules with offloaded weights this thread is in, and what they hold to the end."""
+    """The nesting depth of forward passes with offloaded weights in this thread, and the weights held until the end."""
 
     def __init__(self) -> None:
         self.depth = 0
         self.held: list[OffloadedWeight] = []
 
     def enter(self) -> None:
-        """Begin a forward."""
+        """Enter a forward pass."""
         self.depth += 1
 
     def leave(self) -> None:
-        """End a forward; with the outermost one, what was held is released."""
+        """Leave a forward pass; leaving the outermost one releases the held weights."""
         self.depth -= 1
         if self.depth == 0:
             held, self.held = self.held, []
@@ -85,11 +85,11 @@ class _StateDicts(threading.local):
 
 forwards = ForwardDepth()
 state_dicts = _StateDicts()
-"""``num_open``: the state dicts of modules that this thread is making, in which weights are not kept in memory."""
+"""``num_open``: state dicts that this thread is building, whose weights are returned as they are stored."""
 
 
 def placeholder_for(tensor: torch.Tensor, weight: OffloadedWeight, owner: nn.Module) -> torch.Tensor:
-    """Return what stands in for ``tensor``, which belongs to ``owner``."""
+    """Return a placeholder for ``tensor``, which belongs to ``owner``."""
     made = _make(OffloadedParameter if isinstance(tensor, nn.Parameter) else OffloadedBuffer, weight, tensor)
     made.__dict__.update(attributes_of(tensor, owner))
     made.__dict__["resident_class"] = type(tensor)
@@ -97,19 +97,19 @@ def placeholder_for(tensor: torch.Tensor, weight: OffloadedWeight, owner: nn.Mod
 
 
 def weight_of(tensor: object) -> OffloadedWeight | None:
-    """Return the weight that a placeholder stands for, ``None`` for any other tensor."""
+    """Return the weight of a placeholder, ``None`` for any other tensor."""
     return tensor._weight if isinstance(tensor, _Placeholder) else None
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a tensor, if it is a placeholder then from where they are kept; not to be written to."""
+    """Return the values of a tensor, for a placeholder the stored ones; read only."""
     weight = weight_of(tensor)
     return tensor if weight is None else weight.shared_values()
 
 
 def set_values(placeholder: Any, values: torch.Tensor) -> None:
-    """Give the weight of a placeholder other values, of any shape and dtype."""
-    placeholder._weight.keep(values)
+    """Replace the values of a placeholder's weight; shape and dtype may differ."""
+    placeholder._weight.store(values)
     if values.shape != placeholder.shape or values.dtype != placeholder.dtype:
         with torch._C.DisableTorchFunctionSubclass():
             placeholder.data = torch.empty_like(values, device="meta")
@@ -135,7 +135,7 @@ def _call_with_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     call = _Call()
     try:
         replaced_args, replaced_kwargs = call.with_values((args, dict(kwargs)))
-        return call.settled(func(*replaced_args, **replaced_kwargs))
+        return call.finish(func(*replaced_args, **replaced_kwargs))
     finally:
         call.end()
 
@@ -143,8 +143,8 @@ def _call_with_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 class _Call:
     """One call of a torch function with placeholders among its arguments.
 
-    In a forward, and beside other tensors, the values are used on the device of the forward. A function of one
-    weight alone is called on the memory in which the weight is kept, so that what it returns can be written to.
+    Within a forward pass, or together with other tensors, the values are used on the execution device. A function of a
+    single weight is called on the memory in which the weight is stored, so that its result can be written to.
     """
 
     def __init__(self) -> None:
@@ -156,24 +156,24 @@ class _Call:
         is_alone = not forwards.depth and len({id(tensor) for tensor in _tensors_in(arguments)}) == 1
         return self._replaced(arguments, in_place=is_alone)
 
-    def settled(self, result: Any) -> Any:
-        """Keep what was, or can still be, written; return the placeholder where the function returns its values."""
+    def finish(self, result: Any) -> Any:
+        """Store what was written or can still be written; return the placeholder in place of its values."""
         for placeholder, value, version in self._used.values():
             weight = cast(_Placeholder, placeholder)._weight
             is_written = value._version != version
             is_shared = result is not value and _may_share_memory(result, value)
             if value.device.type == "cpu":
                 if is_written or is_shared:
-                    weight.keep(value)
+                    weight.store(value)
             elif is_shared and forwards.depth:
-                weight.acquire(placeholder)  # what is written through the view counts when it is released
+                weight.acquire(placeholder)  # its release stores what is written through the view
                 forwards.held.append(weight)
             if result is value:
                 result = placeholder
         return result
 
     def end(self) -> None:
-        """Release what was acquired."""
+        """Release the acquired weights."""
         for weight in self._acquired:
             weight.release()
 
@@ -207,7 +207,7 @@ def _tensors_in(item: Any) -> Iterator[torch.Tensor]:
 
 
 def _may_share_memory(result: Any, value: torch.Tensor) -> bool:
-    """Whether something can be written to ``value`` through the result of a function."""
+    """Whether writing to the result of a function can change ``value``."""
     if isinstance(result, torch.Tensor):
         if result.device != value.device or result.layout != torch.strided:
             return False
@@ -220,8 +220,8 @@ def _may_share_memory(result: Any, value: torch.Tensor) -> bool:
 def _refuse_address(placeholder: Any) -> None:
     if not placeholder._weight.is_live:
         raise StateError(
-            f"The address of `{placeholder._weight.name}` was asked for while it is offloaded. Name the class of the "
-            "module that uses it in `preload_module_classes`, or do not offload it."
+            f"The address of `{placeholder._weight.name}` was requested while it is offloaded. Add the class of the "
+            "module that uses it to `preload_module_classes`, or do not offload it."
         )
 
 
@@ -235,7 +235,7 @@ _METHODS = (
 
 
 def _metadata_functions() -> set[Any]:
-    """Return the functions that ask for, or set, what a tensor is, not its values."""
+    """Return the functions that read or set metadata of a tensor, not its values."""
     if not _METADATA:
         found: set[Any] = {getattr(torch.Tensor, name) for name in _METHODS}
         found |= {torch.is_floating_point, torch.is_complex, torch.numel}

@@ -1,4 +1,4 @@
-"""The next block's weights, fetched by a background thread while this one computes."""
+"""Prefetch the weights of the next block in a background thread while the current one computes."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ class Block(Protocol):
 
 
 class Prefetcher:
-    """Guesses which block comes next, from what followed the current one last time, and fetches it.
+    """Prefetches the block that followed the current one last time.
 
-    At most one block is fetched ahead, so that with the one in use two are in memory. A wrong guess is dropped: it
-    costs time and changes no result.
+    At most one block is prefetched, so that at most two are in memory. A wrong prediction is discarded; it costs time
+    and changes no result.
     """
 
     def __init__(self) -> None:
         self._following: dict[int, Block] = {}
         self._current = 0
-        self._guess: Block | None = None
+        self._predicted: Block | None = None
         self._lock = threading.Lock()
 
-    def entered(self, block: Block) -> None:
-        """Note that ``block`` runs now, and fetch the one that followed it last time."""
+    def block_started(self, block: Block) -> None:
+        """Record that ``block`` runs now, and prefetch the one that followed it last time."""
         with self._lock:
-            guess, self._guess = self._guess, None
-            if guess is not None and guess is not block:
-                _drop(guess)
+            predicted, self._predicted = self._predicted, None
+            if predicted is not None and predicted is not block:
+                _discard(predicted)
             self._following[self._current] = block
             self._current = id(block)
             following = self._following.get(self._current)
             if following is None or following is block:
                 return
-            self._guess = following
+            self._predicted = following
         _worker.submit(self, following)
 
-    def wants(self, block: Block) -> bool:
-        """Whether ``block`` is still the one expected next."""
-        return self._guess is block
+    def expects(self, block: Block) -> bool:
+        """Whether ``block`` is still the predicted one."""
+        return self._predicted is block
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Prefetcher:
         copied: Prefetcher = memo.setdefault(id(self), Prefetcher())
@@ -64,7 +64,7 @@ class Prefetcher:
 
 
 class _Worker:
-    """One thread for the whole process, which ends when there is nothing to do."""
+    """One thread for the whole process, which ends when it is idle."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[Prefetcher, Block]] = queue.SimpleQueue()
@@ -94,19 +94,19 @@ class _Worker:
 
 def _fetch(prefetcher: Prefetcher, block: Block) -> None:
     for weight in block.weights:
-        if not prefetcher.wants(block):
-            _drop(block)
+        if not prefetcher.expects(block):
+            _discard(block)
             return
         try:
             with torch.no_grad():
                 weight.prefetch()
         except (AccelError, OSError, RuntimeError, KeyError):
-            return  # the forward fetches it itself, and raises what there is to raise
+            return  # the forward pass loads it again, and raises the error
 
 
-def _drop(block: Block) -> None:
+def _discard(block: Block) -> None:
     for weight in block.weights:
-        weight.forget()
+        weight.discard_prefetched()
 
 
 _worker = _Worker()

@@ -1,4 +1,4 @@
-"""The offloaded weights of one module: in their places during its forward, placeholders otherwise."""
+"""Load the offloaded weights of one module for its forward pass, and put placeholders back afterwards."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _PLAIN_SETATTR = nn.Module.__setattr__
 
 
 class Slot:
-    """One place in a module that holds a placeholder between forwards.
+    """A parameter or buffer of a module that is a placeholder between forward passes.
 
     Args:
         owner: The module.
-        name: What it calls the weight.
-        placeholder: What stands there while the weight is absent.
-        original_device: Where the weight was before it was offloaded.
+        name: Its name in the module.
+        placeholder: The placeholder.
+        original_device: The device before the weight was offloaded.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class Slot:
 
     @property
     def weight(self) -> OffloadedWeight:
-        """The weight that belongs here."""
+        """The weight of this slot."""
         weight = weight_of(self.placeholder)
         assert weight is not None
         return weight
 
     def fill(self) -> bool:
-        """Put the live value in place, and return whether that was done: what someone else put here stays."""
+        """Insert the live value and return true, unless other code has replaced the placeholder: that stays."""
         weight = self.weight
         with weight.lock:
             now = self._table().get(self.name)
@@ -56,14 +56,14 @@ class Slot:
             return True
 
     def empty(self) -> None:
-        """End one use of the value; after the last one the placeholder is back in place."""
+        """End one use of the value; the last one puts the placeholder back."""
         weight = self.weight
         with weight.lock:
             self._num_inside -= 1
             now = self._table().get(self.name)
             is_value = weight.is_value(now)
             if is_value and self.owner.training and not isinstance(self.placeholder, nn.Parameter):
-                weight.keep_live_if_changed()  # kernels move running statistics without telling autograd
+                weight.store_live_if_changed()  # kernels update running statistics without bumping the version
             weight.release()
             if is_value and self._num_inside == 0:
                 self._put(self.placeholder)
@@ -73,7 +73,7 @@ class Slot:
                 self._put(self.placeholder)
 
     def restore(self) -> None:
-        """Leave the weight in the module for good, where it was before it was offloaded."""
+        """Put the weight into the module permanently, on its original device."""
         if self._table().get(self.name) is self.placeholder and self.original_device.type != "meta":
             setattr(self.owner, self.name, self.weight.resident(self.placeholder, self.original_device))
 
@@ -88,14 +88,14 @@ class Slot:
         if type(self.owner).__setattr__ is _PLAIN_SETATTR:
             self._table()[self.name] = value
         else:
-            setattr(self.owner, self.name, value)  # recurrent layers keep a list of their weights beside
+            setattr(self.owner, self.name, value)  # recurrent layers also keep a list of their weights
 
 
 class Residency:
-    """Brings the weights of one module for its forward, per thread and however deeply it calls itself.
+    """Loads the weights of one module for its forward pass; reentrant, and separate for each thread.
 
     Args:
-        slots: The places of the weights, in this module or inside it.
+        slots: The slots of the weights, in this module or its submodules.
     """
 
     def __init__(self, slots: Sequence[Slot]) -> None:
@@ -103,7 +103,7 @@ class Residency:
 
     @classmethod
     def of_placeholders_in(cls, module: nn.Module) -> Residency:
-        """Return the residency of all parameters inside ``module`` that are offloaded already."""
+        """Return the residency of all offloaded parameters in ``module`` and its submodules."""
         return cls(
             [
                 Slot(owner, name, parameter, parameter.device)
@@ -118,8 +118,8 @@ class Residency:
         """The weights of all slots."""
         return [slot.weight for slot in self.slots]
 
-    def bring(self) -> None:
-        """Put the values in place, to be paired with `put_back` in the same thread."""
+    def onload(self) -> None:
+        """Insert the values; each call needs an `offload` in the same thread."""
         filled: list[Slot] = []
         _filled.of(self).append(filled)
         forwards.enter()
@@ -128,30 +128,30 @@ class Residency:
                 if slot.fill():
                     filled.append(slot)
         except BaseException:
-            self.put_back()
+            self.offload()
             raise
 
-    def put_back(self) -> None:
-        """Undo this thread's last `bring`."""
+    def offload(self) -> None:
+        """Undo this thread's last `onload`."""
         for slot in _filled.last_of(self):
             slot.empty()
         forwards.leave()
 
     @contextlib.contextmanager
     def values_in_place(self) -> Iterator[None]:
-        """Within this context the values are in place, and whatever is written to them is kept."""
-        self.bring()
+        """Within this context the values are in the module, and all writes to them are stored."""
+        self.onload()
         try:
             yield
         finally:
             for weight in self.weights:
-                weight.keep_live_if_changed()
-            self.put_back()
+                weight.store_live_if_changed()
+            self.offload()
 
     def follow_state_dicts(self, module: nn.Module) -> list[RemovableHandle]:
-        """Bring the values while a state dict is loaded into ``module``; while one is made, let it borrow them.
+        """Register hooks that provide the values while a state dict of ``module`` is loaded or built.
 
-        To load, torch takes a placeholder for a weight that cannot be written to.
+        Torch takes a placeholder for a weight that cannot be loaded into.
         """
         untyped: Any = module
         return [
@@ -162,10 +162,10 @@ class Residency:
         ]
 
     def _before_loading(self, *_: Any) -> None:
-        self.bring()
+        self.onload()
 
     def _after_loading(self, *_: Any) -> None:
-        self.put_back()
+        self.offload()
 
 
 def _begin_state_dict(*_: Any) -> None:
@@ -177,7 +177,7 @@ def _end_state_dict(*_: Any) -> None:
 
 
 class _Filled(threading.local):
-    """The slots that this thread filled, by residency, call by call."""
+    """The slots that this thread filled, a stack of calls for each residency."""
 
     def __init__(self) -> None:
         self._stacks: dict[int, list[list[Slot]]] = {}

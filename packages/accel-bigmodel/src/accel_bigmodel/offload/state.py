@@ -1,4 +1,4 @@
-"""The values of offloaded models, outside of their forward."""
+"""Access to the values of offloaded models outside of their forward pass."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from accel_bigmodel.tensors.placing import set_module_tensor_to_device
 
 
 def has_offloaded_params(module: nn.Module) -> bool:
-    """Whether weights of ``module`` itself are kept elsewhere between forwards."""
+    """Whether weights of ``module`` itself are offloaded between forward passes."""
     return any(isinstance(hook, AlignDevicesHook) and hook.offload for hook in hooks_of(module))
 
 
 def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, Any]:
-    """Return the state dict of a model, its offloaded weights as they lie in memory or mapped from disk."""
+    """Return the state dict of a model; its offloaded weights stay in memory or mapped from disk."""
     return dict(model.state_dict())
 
 
@@ -34,10 +34,10 @@ def get_state_dict_from_offload(
     """Put the offloaded weights of one module into a state dict, on a device, and return it.
 
     Args:
-        module: The module that has the weight.
-        module_name: Dotted name of a weight of it, from the model down.
+        module: The module.
+        module_name: The full dotted name of one of its weights.
         state_dict: Changed in place: all weights of the module get their values.
-        device_to_put_offload: Where the values go.
+        device_to_put_offload: The device of the values.
     """
     root = module_name.rpartition(".")[0]
     for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
@@ -51,17 +51,17 @@ def get_state_dict_from_offload(
 def align_module_device(
     module: nn.Module, execution_device: torch.device | str | int | None = None
 ) -> Iterator[None]:
-    """Within this context the weights of ``module`` itself are real and on one device.
+    """Within this context the weights of ``module`` itself have their values, on one device.
 
-    What is written to them stays written.
+    Writes to them are stored.
 
     Args:
-        module: Offloaded or not.
-        execution_device: Where to; by default where the module's hook runs it, or where its weights are.
+        module: A module, offloaded or not.
+        execution_device: The device; by default the one on which the module's hook runs it, or that of its weights.
     """
     align = [hook for hook in hooks_of(module) if isinstance(hook, AlignDevicesHook) and hook.offload]
     if align:
-        with _brought(align[0], execution_device):
+        with _values_on(align[0], execution_device):
             yield
         return
     if execution_device is None:
@@ -78,7 +78,7 @@ def align_module_device(
 
 
 @contextlib.contextmanager
-def _brought(hook: AlignDevicesHook, device: torch.device | str | int | None) -> Iterator[None]:
+def _values_on(hook: AlignDevicesHook, device: torch.device | str | int | None) -> Iterator[None]:
     weights = hook.residency.weights
     devices = [weight.device for weight in weights]
     try:

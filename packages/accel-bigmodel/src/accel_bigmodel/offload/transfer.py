@@ -1,4 +1,4 @@
-"""Copying weights to the device that uses them."""
+"""Copy weights to their execution device."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _PAGE_BYTES = 4096
 
 @dataclass(slots=True)
 class Transfer:
-    """A tensor that is, or soon will be, on its device.
+    """A copy to a device, which may still be in progress.
 
     Args:
-        tensor: The values there.
-        event: Set once the copy is done, on devices that copy in a stream of their own.
-        source: Kept until then: the copy reads from it.
+        tensor: The values on the device.
+        event: Recorded when the copy is done, if it runs in a side stream.
+        source: What the copy reads from; kept alive until it is done.
     """
 
     tensor: torch.Tensor
     event: Any = None
     source: torch.Tensor | None = None
 
-    def take(self) -> torch.Tensor:
-        """Return the tensor, for use in the current stream."""
+    def wait(self) -> torch.Tensor:
+        """Make the current stream wait for the copy, and return the tensor."""
         if self.event is not None:
             stream = torch.get_device_module(self.tensor.device).current_stream(self.tensor.device)
             stream.wait_event(self.event)
@@ -39,24 +39,24 @@ class Transfer:
         return self.tensor
 
 
-def start_transfer(stored: torch.Tensor, device: torch.device, *, ahead: bool = False) -> Transfer:
-    """Start to copy ``stored`` to ``device``; values that are used where they are stored are not copied.
+def start_transfer(stored: torch.Tensor, device: torch.device, *, prefetch: bool = False) -> Transfer:
+    """Start to copy ``stored`` to ``device``; nothing is copied if it is there already.
 
     Args:
-        stored: Where the values are kept: in memory, or mapped from a file.
+        stored: The values, in memory or mapped from a file.
         device: Where they are used.
-        ahead: They are needed later: read a mapped file now, copy in a side stream.
+        prefetch: They are needed later: read mapped pages now, and copy in a side stream.
     """
     if device.type == "cpu" and stored.device.type == "cpu":
-        if ahead:
-            _touch(stored)
+        if prefetch:
+            _prefault(stored)
         return Transfer(stored)
-    if ahead and device.type == "cuda" and stored.device.type == "cpu":
-        return _copy_beside(stored, device)
+    if prefetch and device.type == "cuda" and stored.device.type == "cpu":
+        return _copy_in_side_stream(stored, device)
     return Transfer(stored.to(device))
 
 
-def _touch(tensor: torch.Tensor) -> None:
+def _prefault(tensor: torch.Tensor) -> None:
     """Read all pages of a mapped tensor into memory."""
     if tensor.is_contiguous() and tensor.nbytes >= _PAGE_BYTES and not is_in_memory(tensor):
         raw = tensor.detach().reshape(-1).view(torch.uint8)
@@ -64,32 +64,32 @@ def _touch(tensor: torch.Tensor) -> None:
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Whether all of a tensor is in memory, and not only mapped from a file; false where the system cannot tell.
+    """Whether all pages of a tensor are in memory; false where the system cannot tell.
 
-    Touching pages that are in memory would cost the forward time and cache.
+    Touching pages that are in memory would cost the forward pass time and cache.
     """
     if tensor.device.type != "cpu":
         return True
-    ask = _residency()
-    if ask is None:
+    mincore = _mincore()
+    if mincore is None:
         return False
     begin = tensor.data_ptr() // _PAGE_BYTES * _PAGE_BYTES
     num_bytes = tensor.data_ptr() + tensor.nbytes - begin
     found = ctypes.create_string_buffer(-(-num_bytes // _PAGE_BYTES))
-    return ask(begin, num_bytes, found) == 0 and 0 not in found.raw
+    return mincore(begin, num_bytes, found) == 0 and 0 not in found.raw
 
 
 @functools.cache
-def _residency() -> Callable[[int, int, Any], int] | None:
+def _mincore() -> Callable[[int, int, Any], int] | None:
     if sys.platform != "linux" or mmap.PAGESIZE != _PAGE_BYTES:
         return None
-    ask: Any = ctypes.CDLL(None).mincore
-    ask.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
-    found: Callable[[int, int, Any], int] = ask
+    mincore: Any = ctypes.CDLL(None).mincore
+    mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+    found: Callable[[int, int, Any], int] = mincore
     return found
 
 
-def _copy_beside(stored: torch.Tensor, device: torch.device) -> Transfer:
+def _copy_in_side_stream(stored: torch.Tensor, device: torch.device) -> Transfer:
     """Copy through pinned memory in a side stream."""
     module = torch.get_device_module(device)
     pinned = stored if stored.is_pinned() else stored.contiguous().pin_memory()

@@ -1,4 +1,4 @@
-"""One offloaded weight: absent, or live with users; and what was written to it."""
+"""One offloaded weight: stored, or live on its device while it has users."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _CPU = torch.device("cpu")
 
 @dataclass(slots=True)
 class _Live:
-    """The values on their device while someone uses them."""
+    """The values on their device while they have users."""
 
     tensor: torch.Tensor
     version: int
-    shares_memory: bool  # with where they are kept: nothing was copied
+    shares_memory: bool  # with the stored values: nothing was copied
     num_users: int = 0
 
 
 class OffloadedWeight:
-    """The values of one weight, wherever they are.
+    """The values of one weight, stored or on their device.
 
-    Between uses they are kept in ``weights``. The weight gets memory of its own once something was written to it, or
-    could be written through a view or an array that the caller still holds: every write is kept.
+    Between uses they are stored in ``weights``. The weight gets its own memory as soon as it is written to, or can be
+    written to through a view or an array that the caller still holds, so that no write is lost.
 
     Args:
         weights: Stored weights by name.
         key: The name in ``weights``.
         name: The name in the model, for messages.
         device: Where the values are used.
-        dtype: Of the weight in the model; what is stored in another dtype is converted at each use.
-        is_borrowed: The stored tensors belong to someone else: they are copied before the first use in place.
+        dtype: The dtype in the model; values stored in another dtype are converted at each use.
+        copy_on_write: The stored tensors belong to the caller: copy them before they may be written to.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class OffloadedWeight:
         name: str,
         device: torch.device,
         dtype: torch.dtype,
-        is_borrowed: bool = False,
+        copy_on_write: bool = False,
     ) -> None:
         self.weights, self.key, self.name, self.device, self.dtype = weights, key, name, device, dtype
         self.lock = threading.RLock()
-        self._is_borrowed = is_borrowed
+        self._copy_on_write = copy_on_write
         self._own: torch.Tensor | None = None
         self._live: _Live | None = None
         self._transfer: Transfer | None = None
@@ -65,12 +65,12 @@ class OffloadedWeight:
 
     @property
     def is_live(self) -> bool:
-        """Whether someone uses the values now."""
+        """Whether the values have users now."""
         return self._live is not None
 
     @property
     def is_fetched(self) -> bool:
-        """Whether the values were fetched ahead."""
+        """Whether the values have been prefetched."""
         return self._transfer is not None
 
     def is_value(self, tensor: object) -> bool:
@@ -78,32 +78,32 @@ class OffloadedWeight:
         return self._live is not None and self._live.tensor is tensor
 
     def stored(self) -> torch.Tensor:
-        """Return the values where they are kept, in the dtype of the model; only to be read."""
-        return self._converted(self._kept())
+        """Return the stored values in the dtype of the model; read only."""
+        return self._converted(self._stored_tensor())
 
     def shared_values(self) -> torch.Tensor:
-        """Return the values where they are kept, for a state dict: for all names of tied weights the same memory."""
+        """Return the stored values for a state dict, the same memory under all names of tied weights."""
         with self.lock:
             shared = None if self._shared is None else self._shared()
             if shared is None:
-                kept = self._kept()
+                kept = self._stored_tensor()
                 stored = self._converted(kept)
-                if stored is kept and not self._is_borrowed:
-                    self.keep(stored)
+                if stored is kept and not self._copy_on_write:
+                    self.store(stored)
                 shared = stored.detach()
                 self._shared = weakref.ref(shared)
             return shared
 
     def acquire(self, placeholder: torch.Tensor) -> torch.Tensor:
-        """Return the values on their device, the same tensor until everyone has released it."""
+        """Return the values on their device, the same tensor until all users have released it."""
         with self.lock:
             if self._live is None:
-                self._live = self._bring(placeholder)
+                self._live = self._make_live(placeholder)
             self._live.num_users += 1
             return self._live.tensor
 
     def release(self) -> None:
-        """End one use; after the last one, what was written is kept."""
+        """End one use; the last one stores what was written."""
         with self.lock:
             live = self._live
             assert live is not None
@@ -111,18 +111,18 @@ class OffloadedWeight:
             if live.num_users == 0:
                 self._live = None
                 if live.tensor._version != live.version:
-                    self.keep(live.tensor)
+                    self.store(live.tensor)
 
-    def keep_live_if_changed(self) -> None:
-        """Keep the live values if they differ from the stored ones, by whatever way they were written."""
+    def store_live_if_changed(self) -> None:
+        """Store the live values if they differ from the stored ones, however they were written."""
         with self.lock:
             if self._live is not None and not torch.equal(
                 self._live.tensor.detach().to("cpu"), self.stored()
             ):
-                self.keep(self._live.tensor)
+                self.store(self._live.tensor)
 
     def in_place(self, placeholder: torch.Tensor) -> torch.Tensor:
-        """Return the values where they are kept, as a member of a module, to be read and written."""
+        """Return the stored values themselves, as a parameter or buffer, for reading and writing."""
         with self.lock:
             if self._live is not None and self._live.shares_memory:
                 return self._live.tensor
@@ -131,8 +131,8 @@ class OffloadedWeight:
                     placeholder, self._writable(), is_trained=self._is_trained(placeholder)
                 )
 
-    def keep(self, values: torch.Tensor) -> None:
-        """Make ``values`` the memory of this weight."""
+    def store(self, values: torch.Tensor) -> None:
+        """Store ``values`` as the weight's own memory."""
         with self.lock, torch.inference_mode(False), torch.no_grad():
             own = values.detach()
             self._own = own if own.is_meta else own.to(_CPU)
@@ -140,24 +140,24 @@ class OffloadedWeight:
             self._transfer = self._shared = None
 
     def use_on(self, device: torch.device) -> None:
-        """Use the values on another device from the next use on."""
+        """Change the device, from the next use on."""
         with self.lock:
             if device != self.device:
                 self.device, self._transfer = device, None
 
     def prefetch(self) -> None:
-        """Bring the values close to where they are used; called in another thread, before they are needed."""
+        """Start to copy the values to their device, or read them into memory; called from a background thread."""
         with self.lock:
             if self._live is None and self._transfer is None:
-                self._transfer = start_transfer(self._source(), self.device, ahead=True)
+                self._transfer = start_transfer(self._source(), self.device, prefetch=True)
 
-    def forget(self) -> None:
-        """Drop what was prefetched and not used."""
+    def discard_prefetched(self) -> None:
+        """Discard prefetched values that were not used."""
         with self.lock:
             self._transfer = None
 
     def resident(self, placeholder: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return a copy of the values to stay in the model, one for all places of tied weights."""
+        """Return a copy of the values that stays in the model, the same one for all tied weights."""
         made = None if self._resident is None else self._resident()
         if made is None or made.device != device:
             made = self.stored().to(device, copy=True)
@@ -166,7 +166,7 @@ class OffloadedWeight:
             self._resident = weakref.ref(made)
         return made
 
-    def _kept(self) -> torch.Tensor:
+    def _stored_tensor(self) -> torch.Tensor:
         if self._own is not None:
             return self._own
         tensor: torch.Tensor = self.weights[self.key]
@@ -176,22 +176,22 @@ class OffloadedWeight:
         return kept if kept.dtype == self.dtype else kept.to(self.dtype)
 
     def _writable(self) -> torch.Tensor:
-        """Return the values where they are kept, in memory that nobody else reads or writes."""
-        kept = self._kept()
+        """Return the stored values, in memory that belongs to this weight alone."""
+        kept = self._stored_tensor()
         values = self._converted(kept)
-        if self._own is None and self._is_borrowed:
+        if self._own is None and self._copy_on_write:
             values = values.clone() if values is kept else values
-            self.keep(values)
+            self.store(values)
         return values
 
     def _source(self) -> torch.Tensor:
         return self._writable() if self.device.type == "cpu" else self.stored()
 
-    def _bring(self, placeholder: torch.Tensor) -> _Live:
+    def _make_live(self, placeholder: torch.Tensor) -> _Live:
         is_trained = self._is_trained(placeholder)
         with torch.inference_mode(False), torch.no_grad():
             transfer, self._transfer = self._transfer, None
-            values = (transfer or start_transfer(self._source(), self.device)).take()
+            values = (transfer or start_transfer(self._source(), self.device)).wait()
             tensor = self._as_member(placeholder, values, is_trained=is_trained)
         return _Live(tensor, tensor._version, shares_memory=self.device.type == "cpu")
 
@@ -212,16 +212,16 @@ class OffloadedWeight:
 
     def _refuse_gradient(self, gradient: torch.Tensor) -> None:
         raise StateError(
-            f"The gradient of `{self.name}` would be lost: the weight is offloaded and gone after the forward. Call "
-            "`requires_grad_(False)` on what is not trained, or do not offload it."
+            f"The gradient of `{self.name}` would be lost, because the weight is offloaded after the forward pass. "
+            "Call `requires_grad_(False)` on weights that are not trained, or do not offload them."
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OffloadedWeight:
         if id(self) not in memo:
-            weights = self.weights if self._is_borrowed else copy.deepcopy(self.weights, memo)
+            weights = self.weights if self._copy_on_write else copy.deepcopy(self.weights, memo)
             copied = OffloadedWeight(
                 weights, self.key, name=self.name, device=self.device, dtype=self.dtype,
-                is_borrowed=self._is_borrowed,
+                copy_on_write=self._copy_on_write,
             )  # fmt: skip
             copied._own = None if self._own is None else self._own.clone()
             memo[id(self)] = copied
@@ -231,5 +231,5 @@ class OffloadedWeight:
     def __reduce__(self) -> Any:
         raise StateError(
             f"`{self.name}` is offloaded, and an offloaded model cannot be pickled. Save its weights with `save_model` "
-            "(or `save_pretrained`), and load and offload them again where the model is needed."
+            "(or `save_pretrained`), then load and offload them where the model is needed."
         )

@@ -1,4 +1,4 @@
-"""Weights by name, wherever they lie: in memory, in an offload folder, in the original safetensors files."""
+"""Mappings from names to stored weights: in memory, in an offload folder, or in safetensors files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from accel_state.errors import CheckpointError, ConfigError
 
 
 class PrefixedDataset(Mapping[str, Any]):
-    """The part of a mapping whose keys start with ``prefix``, which the caller leaves out."""
+    """The part of a mapping whose keys start with ``prefix``, under keys without it."""
 
     def __init__(self, dataset: Mapping[str, Any], prefix: str) -> None:
         self.dataset = dataset
@@ -47,20 +47,20 @@ class PrefixedDataset(Mapping[str, Any]):
 
 
 class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
-    """Weights in memory and on disk under one face; what is on disk is mapped, not read, until it is used.
+    """A mapping of weights in memory and on disk; those on disk are mapped, and read when they are used.
 
-    An index may point to any safetensors file that this process can read: who can write to the folder chooses what the
-    model reads. Mapped files are private to this object: what is written to its tensors is seen nowhere else.
+    An index may point to any safetensors file that this process can read, so whoever can write to the folder chooses
+    what the model reads. Files are mapped privately: writes to the tensors are visible nowhere else.
 
     Args:
         state_dict: Weights in memory.
         save_folder: A folder that `offload_state_dict` wrote.
         index: Instead of the folder's own index. An entry has ``dtype`` and ``shape``, or points into
             a safetensors file: ``safetensors_file``, ``weight_name`` and, if it is to be cast, ``dtype``.
-        device: Where weights from safetensors files are put; the CPU by default.
-        exact: Copy weights that do not begin at a multiple of 64 bytes in their file. Mapped as they are, they give
-            results that can differ from those of the resident model in the last bits: matrix kernels choose their
-            order of summation by the alignment of what they are given.
+        device: The device of weights from safetensors files; the CPU by default.
+        exact: Copy weights that do not start at a multiple of 64 bytes in their file. Without the copy, results can
+            differ from those of the resident model in the last bits, because matrix kernels choose their order of
+            summation by the alignment of their operands.
 
     Raises:
         ConfigError: If neither weights nor a place to look for them are given.
@@ -96,7 +96,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         if entry.get("safetensors_file") is not None:
             return self._from_safetensors(entry["safetensors_file"], entry.get("weight_name", key), entry)
         if self.save_folder is None or self._folder is None:
-            raise CheckpointError(f"`{key}` lies in an offload folder, but no `save_folder` was given.")
+            raise CheckpointError(f"`{key}` is in an offload folder, but no `save_folder` was given.")
         name = entry.get("weight_name", key)
         if name not in self._mapped:
             path = weight_file(self.save_folder, name)
@@ -119,7 +119,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
     def replaced(
         self, state_dict: Mapping[str, torch.Tensor], index: Mapping[str, Any]
     ) -> OffloadedWeightsLoader:
-        """Return a loader of other weights from the same folder, which maps the files anew: no write is shared."""
+        """Return a loader of other weights from the same folder, which maps the files again: no write is shared."""
         made = OffloadedWeightsLoader(state_dict, None, index, self.device, exact=self.exact)
         made.save_folder, made._folder = self.save_folder, self._folder
         return made
@@ -140,7 +140,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
 
 
 def is_shared(weights: Mapping[str, Any], key: str) -> bool:
-    """Whether a mapping returns the same tensor to everyone who asks; what is read from disk is the reader's own."""
+    """Whether a mapping returns the caller's own tensor; tensors from disk belong to the reader."""
     if isinstance(weights, PrefixedDataset):
         return is_shared(weights.dataset, f"{weights.prefix}{key}")
     if isinstance(weights, OffloadedWeightsLoader):
@@ -151,7 +151,7 @@ def is_shared(weights: Mapping[str, Any], key: str) -> bool:
 def extract_submodules_state_dict(
     state_dict: Mapping[str, Any], submodule_names: list[str]
 ) -> dict[str, Any]:
-    """Return the entries of a state dict that are, or lie inside, one of ``submodule_names``."""
+    """Return the entries of a state dict that belong to one of ``submodule_names``."""
     return {
         name: value
         for name, value in state_dict.items()

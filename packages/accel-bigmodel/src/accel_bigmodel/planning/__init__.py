@@ -1,1 +1,1 @@
-"""Which part of a model goes to which device: sizes, limits, maps."""
+"""Plan which part of a model goes to which device: sizes, memory limits, device maps."""

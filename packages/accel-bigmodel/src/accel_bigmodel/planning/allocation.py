@@ -1,4 +1,4 @@
-"""Automatic device maps: assign the parts of a model to the devices, in order, in one walk."""
+"""Automatic device maps: assign the parts of a model to the devices, in order, in one pass."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ def infer_auto_device_map(
 ) -> dict[str, int | str]:
     """Return a device for every part of ``model``: accelerators first, then the CPU, then the disk.
 
-    Parts go to the devices in the order of the model, so that data moves on and never back. While something may
-    be offloaded, the first accelerator keeps room for the largest layer still to come, and so does the CPU
-    for what goes to disk. A layer that is too large for a device on which nothing lies yet is passed
-    on alone. Tied weights stay together.
+    Parts are assigned in the order of the model, so that activations never move back to an earlier device. As long as
+    layers may be offloaded, the first accelerator, and the CPU for layers on disk, reserve room for the largest layer
+    still to come. A layer that is too large for an empty device moves on to the next device alone. Tied weights stay
+    together.
 
     Args:
         model: On any device, meta included.
-        max_memory: As for `get_max_memory`; what is left over goes to the disk, which is unlimited unless
+        max_memory: As for `get_max_memory`; the rest goes to the disk, which is unlimited unless
             ``"disk"`` is given.
         no_split_module_classes: Names of classes that stay on one device.
         dtype: What floating-point weights will be converted to.
         special_dtypes: Exceptions, by name of the tensor.
         verbose: Log each decision at level INFO.
         clean_result: Name a module instead of all its parts where they share a device.
-        offload_buffers: Buffers of offloaded modules are offloaded too; else they need room on the first device.
-        fallback_allocation: When the next part does not fit, look through all that is left, the largest parts
-            first, for one that does.
+        offload_buffers: Offload the buffers of offloaded modules too; otherwise they need room on the first device.
+        fallback_allocation: If the next part does not fit, search the remaining ones, the largest first, for one that
+            does.
 
     Raises:
         ConfigError: If the devices have no room for the model; it says how much is missing where.
@@ -67,7 +67,7 @@ def infer_auto_device_map(
 
 
 class _Planner:
-    """Hands out the pieces of one model."""
+    """Assigns the pieces of one model to devices."""
 
     def __init__(
         self, root: Piece, limits: Mapping[int | str, int], *, verbose: bool, uses_fallback: bool
@@ -120,14 +120,14 @@ class _Planner:
             )
 
     def warn_of_oversized_layers(self) -> None:
-        """Warn of offloaded layers that are larger than the device on which they would be run."""
+        """Warn of offloaded layers that are larger than the device on which they would run."""
         limit = self._limits.get(self._main, 0)
         offloaded = ("disk",) if self._main == "cpu" else ("cpu", "disk")
         for layer in self._layers:
             if layer.num_bytes > limit and device_of(layer.name, self.device_map) in offloaded:
                 warnings.warn(
                     f"The layer `{layer.name}` takes {convert_bytes(layer.num_bytes)} and device `{self._main}` may "
-                    f"hold {convert_bytes(limit)}: the map offloads it, but it cannot be brought back there to run.",
+                    f"hold {convert_bytes(limit)}: the map offloads it, but it cannot be loaded there to run.",
                     stacklevel=3,
                 )
                 return
@@ -135,7 +135,7 @@ class _Planner:
     def _fill(self, device: int | str, *, keeps_room: bool) -> None:
         limit = self._limits[device]
         reserves = self._reserves(limit) if keeps_room else []
-        passed_on: list[Piece] = []
+        too_large: list[Piece] = []
         while self._waiting:
             piece = self._waiting.popleft()
             if piece in self._placed:
@@ -143,27 +143,27 @@ class _Planner:
             if piece in self._must_split:
                 self._waiting.extendleft(reversed(piece.children))
                 continue
-            partners = self._partners(piece)
-            size = piece.num_bytes + sum(partner.num_bytes for partner in partners)
-            # With all that remains on this device, nothing comes later that would need room here.
+            tied_layers = self._tied_layers(piece)
+            size = piece.num_bytes + sum(layer.num_bytes for layer in tied_layers)
+            # If everything left fits here, no offloaded layer needs room.
             fits_whole = self._used[device] + self._remaining <= limit
             reserve = reserves[piece.rank] if reserves and not fits_whole else 0
             if self._used[device] + size + reserve <= limit:
-                self._place([piece, *partners], device)
+                self._place([piece, *tied_layers], device)
             elif piece.children:
                 self._waiting.extendleft(reversed(piece.children))
             elif size > limit > 0 and self._used[device] == 0:
-                self._log("`%s` (%s) is larger than device `%s`, passed on", piece, device)
-                passed_on.append(piece)
+                self._log("`%s` (%s) is larger than device `%s`, left for the next", piece, device)
+                too_large.append(piece)
             else:
                 self._waiting.appendleft(piece)
                 if not (self._uses_fallback and self._place_another(device, limit - reserve)):
-                    self._log("`%s` (%s) does not fit on `%s` any more", piece, device)
+                    self._log("`%s` (%s) does not fit on `%s`", piece, device)
                     break
-        self._waiting.extendleft(reversed(passed_on))
+        self._waiting.extendleft(reversed(too_large))
 
     def _reserves(self, limit: int) -> list[int]:
-        """Return, for each layer, the largest one from there on that could be brought back to this device."""
+        """Return, for each layer, the largest size from there on that this device could load."""
         reserves = [0] * len(self._layers)
         largest = 0
         for rank in range(len(self._layers) - 1, -1, -1):
@@ -173,8 +173,8 @@ class _Planner:
             reserves[rank] = largest
         return reserves
 
-    def _partners(self, piece: Piece) -> list[Piece]:
-        """Return the layers elsewhere that share weights with ``piece``, and those that share with these."""
+    def _tied_layers(self, piece: Piece) -> list[Piece]:
+        """Return the layers outside ``piece`` that are tied to it, directly or through others."""
         if not piece.tied:
             return []
         found: dict[Piece, None] = {}
@@ -200,7 +200,7 @@ class _Planner:
                 around = around.parent
 
     def _place_another(self, device: int | str, limit: int) -> bool:
-        """Place the first piece, level by level, that fits into what is left."""
+        """Place the first piece, in breadth-first order, that fits into the remaining room."""
         room = limit - self._used[device]
         level = deque(self._waiting)
         while level:
@@ -220,7 +220,7 @@ class _Planner:
             for device, limit in self._limits.items()
         ]
         return (
-            f"The model does not fit: {convert_bytes(self._remaining)} have no place, from `{left[0].name}` on "
+            f"The model does not fit: {convert_bytes(self._remaining)} are left over, from `{left[0].name}` on "
             f"({convert_bytes(left[0].num_bytes)}). {'; '.join(rooms)}. Raise `max_memory` there."
         )
 

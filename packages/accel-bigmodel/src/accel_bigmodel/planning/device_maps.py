@@ -1,4 +1,4 @@
-"""Device maps: which module's weights lie on which device."""
+"""Device maps: the device of each module's weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DeviceMap: TypeAlias = Mapping[str, int | str | torch.device]
 
 
 def device_of(name: str, device_map: DeviceMap) -> int | str | torch.device | None:
-    """Return where the nearest entry above ``name`` says that it lies, ``None`` if no entry covers it."""
+    """Return the device of ``name`` by the nearest entry above it, ``None`` if no entry covers it."""
     prefix = name
     while prefix:
         if prefix in device_map:
@@ -27,7 +27,7 @@ def device_of(name: str, device_map: DeviceMap) -> int | str | torch.device | No
 
 
 class DeviceLookup:
-    """`device_of` for many names: what a map says of a module is found once.
+    """`device_of` for many names, which looks up each module once.
 
     Args:
         device_map: Must not change meanwhile.
@@ -38,7 +38,7 @@ class DeviceLookup:
         self._modules: dict[str, int | str | torch.device | None] = {}
 
     def __getitem__(self, name: str) -> int | str | torch.device | None:
-        """Return where the tensor or module ``name`` lies, ``None`` if no entry covers it."""
+        """Return the device of the tensor or module ``name``, ``None`` if no entry covers it."""
         if name in self._map:
             return self._map[name]
         module = name.rpartition(".")[0]
@@ -49,7 +49,7 @@ class DeviceLookup:
 
 
 def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
-    """Refuse a map that names what the model does not have, or leaves out some of its tensors.
+    """Check that a map names only parts of the model, and covers all of its tensors.
 
     Raises:
         UnknownNameError: If a key is neither a module nor a tensor of the model.
@@ -71,23 +71,23 @@ def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
 
 
 def check_covered(names: Iterable[str], device_map: DeviceMap) -> None:
-    """Refuse a map that says nothing of some of ``names``."""
+    """Check that a map covers all of ``names``."""
     devices = DeviceLookup(device_map)
     left_out = [name for name in names if devices[name] is None]
     if left_out:
         more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         raise ConfigError(
-            f"`device_map` says nothing of {', '.join(left_out[:5])}{more}. "
+            f"`device_map` does not cover {', '.join(left_out[:5])}{more}. "
             "Add them, or a default under the key ''."
         )
 
 
 def clean_device_map(device_map: dict[str, Device], module_name: str = "") -> dict[str, Device]:
-    """Name a module instead of its parts where all of them lie on one device; changes and returns the map.
+    """Merge entries of a module whose parts are all on one device; changes and returns the map.
 
     Args:
-        device_map: As `infer_auto_device_map` makes it: no entry lies inside another.
-        module_name: Look only inside this module.
+        device_map: A map without nested entries, as returned by `infer_auto_device_map`.
+        module_name: Merge only entries inside this module.
     """
     inside: dict[str, list[str]] = {}
     for name in device_map:
@@ -114,7 +114,7 @@ def _clean(device_map: MutableMapping[str, Device], inside: Mapping[str, list[st
 
 
 def check_tied_parameters_on_same_device(tied_params: Sequence[Sequence[str]], device_map: DeviceMap) -> None:
-    """Warn of tied parameters that a map puts on several devices, where each gets a copy of its own."""
+    """Warn of tied parameters that a map puts on several devices, each with its own copy."""
     for group in tied_params:
         devices = {name: device_of(name, device_map) for name in group}
         if len(set(devices.values())) > 1:

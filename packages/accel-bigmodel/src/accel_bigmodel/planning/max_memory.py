@@ -1,4 +1,4 @@
-"""How much memory each device may give to a model: found, limited, and shared out evenly."""
+"""The memory that a model may use on each device: detected, limited, and balanced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = ("mps", "cpu", "disk")
 
 
 def get_max_memory(max_memory: MaxMemory | None = None) -> dict[int | str, int]:
-    """Return the bytes that each device may take: accelerators by number, then ``"cpu"``, then ``"disk"``.
+    """Return the bytes that a model may use on each device: accelerators by number, then ``"cpu"``, then ``"disk"``.
 
     Args:
         max_memory: Bytes, or strings such as ``"10GiB"``, by device, returned as integers in that order; devices
@@ -49,7 +49,7 @@ def get_balanced_memory(
     special_dtypes: Mapping[str, Dtype] | None = None,
     low_zero: bool = False,
 ) -> dict[int | str, int]:
-    """Return ``max_memory`` lowered so that `infer_auto_device_map` spreads the model over all accelerators.
+    """Return ``max_memory`` lowered so that `infer_auto_device_map` distributes the model over all accelerators.
 
     Each gets its share and room for a layer more, so that rounding up does not push the rest off; the last
     keeps all it has. Where there is nothing to spread, the limits come back as they are.
@@ -60,7 +60,7 @@ def get_balanced_memory(
         no_split_module_classes: Names of classes that stay on one device.
         dtype: What floating-point weights will be converted to.
         special_dtypes: Exceptions, by name of the tensor.
-        low_zero: Leave on the first accelerator only what the others cannot hold, for work of your own.
+        low_zero: Keep the first accelerator free for other work, except for what the others cannot hold.
     """
     limits = get_max_memory(max_memory)
     shared = [device for device in limits if isinstance(device, int) and limits[device] > 0]
@@ -99,6 +99,6 @@ def _free_memory() -> dict[int | str, int]:
         for number in range(backend.count()):
             key = backend.name if backend.name == "mps" else number
             free[key] = backend.free_and_total_bytes(backend.device(number))[0]
-    if backend.name != "mps":  # there the processor and the accelerator share one memory
+    if backend.name != "mps":  # its memory is that of the CPU
         free["cpu"] = device_backend("cpu").free_and_total_bytes()[0]
     return free

@@ -1,4 +1,4 @@
-"""A model as a tree of pieces with their bytes, made in one walk; what device maps are planned on."""
+"""A model as a tree of pieces with their sizes, the basis of automatic device maps."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from accel_state.enums import CustomDtype
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """A module or a tensor of its own, with what lies inside.
+    """A module, or a tensor of its own, with its children.
 
     Args:
         name: Dotted name, ``""`` for the model.
         part: The module or the tensor.
-        num_bytes: All tensors inside, tied ones where they come first.
-        buffer_bytes: The share of buffers in that.
-        children: What it splits into; nothing for a layer.
-        tied: Tensors inside (by identity) that have another name elsewhere.
-        parent: The piece around it, ``None`` for the model.
-        rank: How many layers come before the first one inside.
+        num_bytes: Size of all its tensors; tied ones count where they occur first.
+        buffer_bytes: Size of the buffers among them.
+        children: The pieces it splits into; none for a layer.
+        tied: Its tensors (by identity) that are tied to others outside.
+        parent: The enclosing piece, ``None`` for the model.
+        rank: Index of its first layer in the model.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Piece:
     rank: int = 0
 
     def layers(self) -> Iterator[Piece]:
-        """Yield the pieces that are not split further, in the order of the model."""
+        """Yield the layers, in the order of the model."""
         if not self.children:
             yield self
         for child in self.children:
@@ -47,7 +47,7 @@ class Piece:
 
 
 class PieceReader:
-    """Walks a model once and measures every piece."""
+    """Builds the tree of a model in one pass."""
 
     def __init__(
         self,

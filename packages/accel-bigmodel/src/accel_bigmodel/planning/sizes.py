@@ -1,4 +1,4 @@
-"""How many bytes a model and each of its parts take, on any device, meta included."""
+"""Sizes of a model and its parts in bytes, on any device, meta included."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def compute_module_sizes(
 
     Args:
         model: On any device, meta included.
-        dtype: What floating-point weights will be converted to when they are loaded; others keep their type.
-        special_dtypes: Exceptions, by name of the tensor; they hold for every type of number.
+        dtype: The dtype in which floating-point weights will be loaded; others keep theirs.
+        special_dtypes: Exceptions by name of the tensor, for tensors of any dtype.
         buffers_only: Count buffers and leave parameters out.
     """
     tensors: Iterable[tuple[str, torch.Tensor]] = named_module_tensors(model, recurse=True)
@@ -46,7 +46,7 @@ def compute_module_total_buffer_size(
     dtype: str | torch.dtype | CustomDtype | None = None,
     special_dtypes: Mapping[str, str | torch.dtype | CustomDtype] | None = None,
 ) -> int:
-    """Return the bytes of all buffers together; the arguments are those of `compute_module_sizes`."""
+    """Return the total size of all buffers; the arguments are those of `compute_module_sizes`."""
     return compute_module_sizes(model, dtype, special_dtypes, buffers_only=True)[""]
 
 
@@ -57,11 +57,11 @@ def get_max_layer_size(
 ) -> tuple[int, list[str]]:
     """Return the bytes of the largest layer and the names of all layers of that size.
 
-    A layer is a tensor, a module without children, or one whose class stands in ``no_split_module_classes``.
+    A layer is a tensor, a module without children, or a module of one of ``no_split_module_classes``.
 
     Args:
-        modules: Names with the tensors and modules to look into.
-        module_sizes: What `compute_module_sizes` says of the model.
+        modules: Tensors and modules to search, with their names.
+        module_sizes: The result of `compute_module_sizes` for the model.
         no_split_module_classes: Names of classes that stay on one device.
     """
     largest, names = 0, list[str]()
@@ -81,9 +81,9 @@ def get_max_layer_size(
 
 
 def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]]]:
-    """Return the bytes of the model, then those of its largest layer and the names of all layers that large.
+    """Return the bytes of the model, and those of its largest layer with the names of all layers of that size.
 
-    Classes that the model itself names in ``_no_split_modules`` count as one layer.
+    A module of a class in the model's ``_no_split_modules`` counts as one layer.
     """
     sizes = compute_module_sizes(model)
     not_split = getattr(model, "_no_split_modules", None)
@@ -97,7 +97,7 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]
 def _parts(
     name: str, part: torch.Tensor | nn.Module, not_split: Iterable[str]
 ) -> list[tuple[str, torch.Tensor | nn.Module]]:
-    """Return what a module splits into, nothing if it is a layer."""
+    """Return the parts of a module, none if it is a layer."""
     if isinstance(part, torch.Tensor) or type(part).__name__ in not_split:
         return []
     children = list(part.named_children())

@@ -1,4 +1,4 @@
-"""Planning around tied weights, on the tables that `compute_module_sizes` gives."""
+"""Plan around tied weights, based on the result of `compute_module_sizes`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Item: TypeAlias = tuple[str, nn.Module]
 
 
 def get_module_leaves(module_sizes: Mapping[str, int]) -> list[str]:
-    """Return the names that have no other name of the table inside."""
+    """Return the names of the table that are no prefix of another."""
     around = {name.rpartition(".")[0] for name in module_sizes}
     return [name for name in module_sizes if name not in around and name != ""]
 
@@ -28,13 +28,13 @@ def get_module_size_with_ties(
     module_sizes: Mapping[str, int],
     modules_to_treat: Iterable[tuple[str, nn.Module]],
 ) -> tuple[int, list[str], list[nn.Module]]:
-    """Return the bytes of a module together with the modules that its weights are tied to, and these.
+    """Return the size of a module with the modules it is tied to, then their names and the modules themselves.
 
     Args:
-        tied_params: Names, outside the module, of weights that it has too.
+        tied_params: Names outside the module of weights that it shares.
         module_size: The bytes of the module.
-        module_sizes: What `compute_module_sizes` says of the model.
-        modules_to_treat: Where to look for those names.
+        module_sizes: The result of `compute_module_sizes` for the model.
+        modules_to_treat: The modules in which to search for those names.
 
     Raises:
         ConfigError: If a name lies in none of ``modules_to_treat``.
@@ -44,7 +44,7 @@ def get_module_size_with_ties(
     for parameter in tied_params:
         found = [item for item in candidates if f"{parameter}.".startswith(f"{item[0]}.")]
         if not found:
-            raise ConfigError(f"`{parameter}` lies in none of the modules to treat.")
+            raise ConfigError(f"`{parameter}` is in none of `modules_to_treat`.")
         names[found[0][0]] = found[0][1]
         module_size -= module_sizes.get(parameter, 0)
     module_size += sum(module_sizes[name] for name in names)
@@ -58,14 +58,14 @@ def fallback_allocate(
     no_split_module_classes: Sequence[str] | None = None,
     tied_parameters: Sequence[Sequence[str]] | None = None,
 ) -> tuple[str | None, nn.Module | None, list[tuple[str, nn.Module]]]:
-    """Return the first module that fits, level by level, with what is left when it is taken out.
+    """Return the first module that fits, in breadth-first order, and the remaining modules.
 
     Args:
-        modules: Names and modules to look into.
-        module_sizes: What `compute_module_sizes` says of the model.
+        modules: Modules to search, with their names.
+        module_sizes: The result of `compute_module_sizes` for the model.
         size_limit: Bytes, or a string such as ``"1GB"``.
-        no_split_module_classes: Names of classes that are taken whole or not at all.
-        tied_parameters: Groups of names; modules with such weights are passed over.
+        no_split_module_classes: Names of classes that are not split.
+        tied_parameters: Groups of names; modules with such weights are skipped.
     """
     limit = convert_file_size_to_int(size_limit)
     tied = [name for group in tied_parameters or () for name in group]
@@ -81,7 +81,7 @@ def fallback_allocate(
 
 
 def _without(modules: Iterable[_Item], path: Sequence[_Item]) -> list[_Item]:
-    """Return ``modules`` with the last of ``path`` taken out, those around it split into their parts."""
+    """Return ``modules`` without the last of ``path``, its enclosing modules replaced by their other parts."""
     left: list[_Item] = []
     for name, module in modules:
         if name != path[0][0]:

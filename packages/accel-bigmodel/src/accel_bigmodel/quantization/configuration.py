@@ -1,4 +1,4 @@
-"""How a model is quantised."""
+"""Settings of quantisation."""
 
 from __future__ import annotations
 

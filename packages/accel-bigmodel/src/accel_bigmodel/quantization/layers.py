@@ -28,7 +28,7 @@ def require_bitsandbytes() -> Any:
 
 
 def get_keys_to_not_convert(model: nn.Module) -> list[str]:
-    """Return the names of modules that lose too much in few bits: with tied weights, and the last one."""
+    """Return the names of modules that lose too much precision: those with tied weights, and the last one."""
     tied = {name for group in find_tied_parameters(model) for name in group}
     names = {name.rpartition(".")[0] for name in tied}
     children = [name for name, _ in model.named_children()]
@@ -63,13 +63,13 @@ def replace_with_bnb_layers(
     modules_to_not_convert: list[str] | None = None,
     current_key_name: list[str] | None = None,
 ) -> nn.Module:
-    """Replace the linear layers inside ``model`` by layers of bitsandbytes without values, and return it.
+    """Replace the linear layers of ``model`` by empty layers of bitsandbytes, and return it.
 
     Args:
         model: Changed in place.
-        bnb_quantization_config: Which layers.
-        modules_to_not_convert: Names that are left alone, with all inside.
-        current_key_name: The dotted name of ``model`` in a larger one, part by part.
+        bnb_quantization_config: Which layers to replace.
+        modules_to_not_convert: Names of modules that stay unchanged, with their submodules.
+        current_key_name: The dotted name of ``model`` in a larger model, as a list of parts.
     """
     prefix = ".".join(current_key_name or [])
     for name in linear_names(model, modules_to_not_convert or [], prefix=prefix):
@@ -88,7 +88,7 @@ def linear_names(model: nn.Module, skipped: list[str], *, prefix: str = "") -> l
 
 
 def swap(model: nn.Module, name: str, layer: nn.Module) -> None:
-    """Put ``layer`` in the place of the module called ``name``."""
+    """Replace the module called ``name`` by ``layer``."""
     path, _, last = name.rpartition(".")
     owner = model.get_submodule(path)
     layer.train(owner.training)
@@ -131,7 +131,7 @@ def quantized_layer(layer: nn.Linear, config: BnbQuantizationConfig, device: tor
 
 
 def empty_8bit_layer(layer: nn.Linear, config: BnbQuantizationConfig, scales: torch.Tensor) -> Any:
-    """Return a layer for 8-bit values that are still to be loaded, with their scales; the bias stays as it is."""
+    """Return a layer whose 8-bit values and scales are still to be loaded; the bias is kept."""
     made = empty_layer(layer, config)
     empty = torch.empty(layer.weight.shape, dtype=torch.int8, device="meta")
     made.weight = require_bitsandbytes().nn.Int8Params(empty, requires_grad=False, SCB=scales)

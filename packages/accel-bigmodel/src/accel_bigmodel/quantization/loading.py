@@ -1,4 +1,4 @@
-"""Models in 8 or 4 bits, from a checkpoint or from memory."""
+"""Quantise models to 8 or 4 bits, from a checkpoint or from memory."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ def load_and_quantize_model(
 ) -> nn.Module:
     """Quantise the linear layers of ``model``, layer by layer, and return it ready to run.
 
-    A checkpoint is mapped, so that beside the quantised model only one layer is in memory. One that was saved
-    in 8 bits is taken as it is.
+    A checkpoint is mapped, so that only one unquantised layer is in memory at a time. A checkpoint saved in 8 bits is
+    loaded without conversion.
 
     Args:
-        model: A skeleton, or loaded. Changed in place.
-        bnb_quantization_config: How.
-        weights_location: For a skeleton: as the checkpoint of `load_checkpoint_in_model`.
-        device_map: Where parts go, or a mode; by default all go to the first accelerator, else the CPU. Parts on
-            the disk are quantised too with 8 bits; with 4 bits they stay in ``torch_dtype``.
+        model: A skeleton, or a loaded model. Changed in place.
+        bnb_quantization_config: How to quantise.
+        weights_location: The checkpoint of a skeleton, as for `load_checkpoint_in_model`.
+        device_map: A map or a mode; by default everything goes to the first accelerator, else the CPU. Parts on disk
+            are quantised with 8 bits too; with 4 bits they stay in ``torch_dtype``.
         no_split_module_classes: Names of classes that stay on one device.
         max_memory: As for `get_max_memory`.
         offload_folder: For parts on disk.
-        offload_state_dict: Changes nothing, as for `load_checkpoint_in_model`.
+        offload_state_dict: Has no effect, as for `load_checkpoint_in_model`.
 
     Raises:
         NotAvailableError: If bitsandbytes is not installed.
-        ConfigError: If a skeleton comes without weights.
+        ConfigError: If a skeleton is given without weights.
     """
     require_bitsandbytes()
     config = bnb_quantization_config
@@ -84,11 +84,11 @@ def get_quantized_model_device_map(
     max_memory: MaxMemory | None = None,
     no_split_module_classes: Sequence[str] | None = None,
 ) -> DeviceMap:
-    """Return where the parts of a model go, counted in the bytes that they will take once quantised.
+    """Return a device map computed from the quantised sizes of a model's parts.
 
     Args:
-        model: Before it is quantised.
-        bnb_quantization_config: How it will be.
+        model: The model, not quantised yet.
+        bnb_quantization_config: How it will be quantised.
         device_map: As for `load_and_quantize_model`.
         max_memory: As for `get_max_memory`.
         no_split_module_classes: Names of classes that stay on one device.
@@ -125,15 +125,15 @@ def quantize_and_offload_8bit(
     offload_index: MutableMapping[str, Any],
     fp16_statistics: torch.Tensor | None,
 ) -> None:
-    """Write one weight to an offload folder in 8 bits, with its scales, and leave it empty in the model.
+    """Write one weight with its scales to an offload folder in 8 bits, and leave it on the meta device in the model.
 
     Args:
-        model: Has a parameter ``param_name``.
-        param: Its values; already 8-bit ones if ``fp16_statistics`` is given.
-        param_name: Dotted name.
-        new_dtype: Of the empty parameter that stays.
-        offload_folder: Must exist.
-        offload_index: Gets the entries.
+        model: The model with the parameter.
+        param: Its values, already in 8 bits if ``fp16_statistics`` is given.
+        param_name: Its dotted name.
+        new_dtype: The dtype of the meta parameter.
+        offload_folder: An existing folder.
+        offload_index: The index, to which entries are added.
         fp16_statistics: The scales of 8-bit values.
     """
     bnb = require_bitsandbytes()

@@ -12,6 +12,7 @@ from typing import Any
 from accel_launch.config.keys import ALIASES, PLAIN_KEYS, SECTIONS
 from accel_launch.config.kinds import problem_of
 from accel_launch.config.location import default_config_file
+from accel_state.environment.parsers import TRUE_WORDS
 from accel_state.errors import ConfigError, did_you_mean
 
 
@@ -59,7 +60,15 @@ def read_config(path: Path) -> ConfigFile:
         problem = problem_of(key, value)
         if problem is not None:
             raise ConfigError(f"`{key}` in the config file `{path}` cannot be used: {problem}.")
-    return ConfigFile(path, MappingProxyType({ALIASES.get(key, key): value for key, value in values.items()}))
+    return ConfigFile(path, MappingProxyType(_in_newer_words(values)))
+
+
+def _in_newer_words(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` under the names of today; the switch `fp16` is older than `mixed_precision`."""
+    found = {ALIASES.get(key, key): value for key, value in values.items()}
+    if str(found.pop("fp16", False)).lower() in TRUE_WORDS:
+        found.setdefault("mixed_precision", "fp16")
+    return found
 
 
 def _section(section: str, content: Any, *, path: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ _UNSET_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 # Keys that are no setting of a launch, or an older spelling of one.
 _FURTHER_KEYS = """
-    additional_args command_file commands compute_environment distributed_type dynamo_backend
+    additional_args command_file commands compute_environment distributed_type dynamo_backend fp16
     fsdp_config.fsdp_backward_prefetch
 """
 _LISTS = (names, assignments)

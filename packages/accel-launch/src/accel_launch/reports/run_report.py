@@ -60,11 +60,15 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """How a run ended, rank by rank; ``exit_code`` is the one that the launcher ends with."""
+    """How a run ended; ``exit_code`` is the one that the launcher ends with.
+
+    ``ranks`` are those of which the end is known, ``num_ranks`` counts all of the run.
+    """
 
     outcome: Outcome
     exit_code: int
     ranks: tuple[RankReport, ...]
+    num_ranks: int
 
     @property
     def first(self) -> RankReport | None:
@@ -91,12 +95,22 @@ class RankEnding:
 
 
 def make_report(
-    ranks: Sequence[RankEnding], *, interrupted_by: int | None = None, num_memory_kills: int = 0
+    ranks: Sequence[RankEnding],
+    *,
+    num_ranks: int | None = None,
+    interrupted_by: int | None = None,
+    num_memory_kills: int = 0,
 ) -> RunReport:
-    """Find the first cause among the endings of all ranks.
+    """Find the first cause among the endings of ranks.
 
     It is the rank whose failure showed first, but one that only complains of a lost peer comes after all
     others, however quick it was. Ranks that were asked to end, or that lost a peer, died of it.
+
+    Args:
+        ranks: The ranks of which the end is known.
+        num_ranks: How many the run had; as many as ``ranks`` if None.
+        interrupted_by: The signal that ended the run, if one did.
+        num_memory_kills: How many processes the kernel killed meanwhile because memory ran out.
     """
     weights = {rank.rank: _weight(rank, find_exception(rank.ending.last_lines)) for rank in ranks}
     failed = [rank for rank in ranks if rank.ending.return_code != 0]
@@ -112,7 +126,12 @@ def make_report(
         _rank_report(rank, _outcome(rank, weights[rank.rank], first=cause), num_memory_kills=num_memory_kills)
         for rank in ranks
     ]
-    return RunReport(outcome, _exit_code(first, cause, interrupted_by), tuple(reports))
+    return RunReport(
+        outcome,
+        _exit_code(first, cause, interrupted_by),
+        tuple(reports),
+        len(ranks) if num_ranks is None else num_ranks,
+    )
 
 
 def _exit_code(first: RankEnding | None, cause: RankEnding | None, interrupted_by: int | None) -> int:

@@ -43,7 +43,7 @@ def describe(report: RunReport) -> str:
     """
     first = report.first
     assert first is not None
-    if len(report.ranks) == 1:
+    if report.num_ranks == 1:
         return f"The script {_how(first)}."
     lines = [f"Rank {first.rank} on {first.host} failed first: it {_how(first)}."]
     others = [rank for rank in report.ranks if rank is not first]

@@ -7,11 +7,12 @@ from accel_state.environment.parsers import Parser, boolean
 
 
 def _to_three(text: str) -> tuple[bool, bool, bool]:
-    first, second, third = (boolean(part) for part in text.strip("()[] ").split(","))
+    values = [boolean(part) for part in text.strip("()[] ").split(",")]
+    first, second, third = values * 3 if len(values) == 1 else values
     return first, second, third
 
 
-three_booleans = Parser("three of true and false with commas between them", _to_three)
+three_booleans = Parser("true or false, or three of them with commas between", _to_three)
 
 TITLE = "8-bit training"
 

@@ -55,7 +55,7 @@ def why_not_torch_distributed() -> str | None:
 
 
 def why_not_torch_xla() -> str | None:
-    """Say why PyTorch/XLA cannot be imported, None if it can."""
+    """Say why PyTorch/XLA cannot or must not be used, None if it can."""
     return find_vendor("xla").why_not_installed()
 
 
@@ -104,7 +104,7 @@ def is_habana_gaudi1() -> bool:
 
 
 def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
-    """Whether PyTorch/XLA is installed and, if asked, runs on a TPU or on a GPU.
+    """Whether PyTorch/XLA is installed, not switched off and, if asked, runs on a TPU or on a GPU.
 
     Raises:
         ConfigError: If both are asked for.

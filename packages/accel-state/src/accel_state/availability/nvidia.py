@@ -11,7 +11,7 @@ _TIMEOUT_S = 30
 # From this driver on, the GPUs below announce themselves that they lack direct exchange.
 _FIXED_DRIVER = "550.40.07"
 # Consumer GPUs of this generation were sold without peer-to-peer and InfiniBand support.
-_LACKING_P2P = "RTX 40"
+LACKING_P2P = "RTX 40"
 
 
 def get_gpu_info() -> tuple[list[str], int]:
@@ -48,7 +48,7 @@ def check_cuda_p2p_ib_support() -> bool:
     if shutil.which("nvidia-smi") is None:
         return True
     names, num_gpus = get_gpu_info()
-    if num_gpus < 2 or not any(_LACKING_P2P in name for name in names):
+    if num_gpus < 2 or not any(LACKING_P2P in name for name in names):
         return True
     return Version(get_driver_version()) >= Version(_FIXED_DRIVER)
 

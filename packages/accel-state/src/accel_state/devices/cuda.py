@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
+from accel_state.availability.nvidia import LACKING_P2P, check_cuda_p2p_ib_support
 from accel_state.devices.torch_module import TorchModuleBackend
-from accel_state.environment import patch_environment
+from accel_state.environment import export, patch_environment, variable
+
+# Without direct exchange between GPUs, NCCL copies through the memory of the CPU.
+_NO_DIRECT_EXCHANGE = {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
 
 
 class CudaBackend(TorchModuleBackend):
@@ -21,6 +28,20 @@ class CudaBackend(TorchModuleBackend):
         if torch.version.cuda is None and torch.version.hip is None:
             return f"This torch ({torch.__version__}) is built without CUDA and ROCm. Install a build that has them."
         return "torch finds no CUDA device. Check the driver with `nvidia-smi` and `CUDA_VISIBLE_DEVICES`."
+
+    def process_group_options(self) -> dict[str, Any]:
+        """Return nothing, but keep NCCL from a direct exchange that these GPUs would hang in."""
+        unset = {name: value for name, value in _NO_DIRECT_EXCHANGE.items() if variable(name) is None}
+        names = (self.module.get_device_name(number) for number in range(self.count()))
+        if unset and any(LACKING_P2P in name for name in names) and not check_cuda_p2p_ib_support():
+            warnings.warn(
+                f"Several GPUs of the {LACKING_P2P} series hang in direct exchange under this driver, so it is "
+                f"switched off: {' '.join(f'{name}={value}' for name, value in unset.items())}. A newer driver "
+                "needs no such setting.",
+                stacklevel=2,
+            )
+            export(unset)
+        return {}
 
     def barrier(self, device: torch.device) -> None:
         if dist.get_backend() == "nccl":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from accel_state.availability.package import Package, why_package_not
 from accel_state.enums import DistributedType, RNGType, add_member
+from accel_state.environment import find_setting, read
 from accel_state.errors import ConfigError, UnknownNameError
 
 _TORCH_MODULE = "accel_state.devices.torch_module:TorchModuleBackend"
@@ -24,6 +25,7 @@ class Vendor:
         packages: What adds the device to torch: any one of these has to be installed. Empty where torch has it.
         plugin: The module of that package that has to be imported.
         backend: The class that drives the devices, as ``module:Class``; it is called with the vendor.
+        switch: The setting that keeps processes off these devices where it is false.
         hint: What is needed where torch finds no device.
     """
 
@@ -34,10 +36,13 @@ class Vendor:
     packages: tuple[Package, ...] = ()
     plugin: str | None = None
     backend: str = _TORCH_MODULE
+    switch: str | None = None
     hint: str = ""
 
     def why_not_installed(self) -> str | None:
-        """Say why the vendor's package cannot be imported, without importing it; None if it can."""
+        """Say why the vendor's package cannot or must not be used, without importing it; None if it can."""
+        if self.switch is not None and not read(self.switch):
+            return f"No {self.title}: `{find_setting(self.switch).variable}` is false."
         if not self.packages or (self.plugin is not None and self.plugin in sys.modules):
             return None
         reasons = [why_package_not(package) for package in self.packages]
@@ -87,6 +92,7 @@ _VENDORS = (
         packages=(Package("torch_xla", ("torch-xla",)),),
         plugin="torch_xla",
         backend="accel_state.devices.xla:XlaBackend",
+        switch="use_torch_xla",
     ),
     Vendor(
         name="cuda",

@@ -61,11 +61,12 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         run("debug_mode", boolean, False, "Check before each collective that all ranks call it with values of the same shape.", flag="--debug", config_key="debug"),
         only_variable("debug_rdv_file", text, None, "File through which the processes of `debug_launcher` find each other."),
         only_variable("log_level", _LEVELS, None, "Level of the loggers that `get_logger` makes."),
-        only_variable("enable_rich", boolean, False, "Print tracebacks and progress through the package `rich`."),
+        only_variable("enable_rich", boolean, False, "Print tracebacks through the package `rich`."),
         only_variable("init_include_buffers", boolean, False, "Put buffers, not only parameters, on the meta device in `init_empty_weights`."),
         only_variable("bypass_device_map", boolean, False, "Let a model that was loaded with a device map be prepared for a distributed run."),
         only_variable("use_sagemaker", boolean, False, "The run is a SageMaker job; set by the launcher."),
         only_variable("sagemaker_distributed_type", choice("NO", "DATA_PARALLEL", "MODEL_PARALLEL"), "NO", "How the SageMaker job is distributed; set by the launcher."),
+        only_variable("use_torch_xla", boolean, True, "Use the devices of `torch_xla` where it is installed.", variable="USE_TORCH_XLA"),
         only_variable("hf_home", text, None, "Folder under which the default config file lies.", variable="HF_HOME"),
     ),
     # Ranks and sizes are read together, as one topology: see `accel_state.process_environments`.

@@ -142,7 +142,7 @@ def test_what_the_first_process_cannot_read_is_an_error_on_all(tmp_path, world):
 
 def _map_and_broadcast(folder: str) -> None:
     rank()
-    with pytest.raises(ConfigError, match="`device_map` says nothing where the weights are spread"):
+    with pytest.raises(ConfigError, match="`device_map` has no meaning if weights are sharded"):
         load_checkpoint_in_model(skeleton(), folder, device_map={"": "cpu"}, broadcast_from_rank0=True)
 
 

@@ -1,4 +1,4 @@
-"""The hook that brings weights of another module."""
+"""The hook that loads weights of another module."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from accel_bigmodel.hooks.protocol import ModelHook
 from accel_bigmodel.offload.residency import Residency
 
 
-class BringWeightsHook(ModelHook):
-    """Brings offloaded weights for the forward of a module that reads them directly, though they are not its own.
+class OnloadWeightsHook(ModelHook):
+    """Loads offloaded weights of another module, for a module whose forward pass reads them directly.
 
     Args:
-        residency: The weights; the hook of the module that owns them takes care of them otherwise.
+        residency: The weights, which the hook of the other module manages otherwise.
     """
 
     def __init__(self, residency: Residency) -> None:
@@ -23,12 +23,12 @@ class BringWeightsHook(ModelHook):
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        self._residency.bring()
+        self._residency.onload()
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        self._residency.put_back()
+        self._residency.offload()
         return output
 
     def after_error(self, module: nn.Module) -> None:
-        self._residency.put_back()
+        self._residency.offload()

@@ -21,7 +21,7 @@ from accel_state.errors import ConfigError
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Where the caller says that weights are; the fields are arguments of `dispatch_model`."""
+    """Where the caller stores the weights; the fields are arguments of `dispatch_model`."""
 
     state_dict: Mapping[str, torch.Tensor] | None
     offload_dir: str | os.PathLike[str] | None
@@ -35,13 +35,13 @@ class WeightSource:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where weights go.
+    """The device of each weight.
 
     Args:
         device_map: As for `dispatch_model`.
-        offloaded_devices: Entries of the map that mean offloading: ``"disk"``, and ``"cpu"`` if the main device is
-            another one.
-        ties: What `find_tied_parameters` says of the model.
+        offloaded_devices: Values in the map that mean offloading: ``"disk"``, and ``"cpu"`` unless that is the main
+            device.
+        ties: The result of `find_tied_parameters` for the model.
     """
 
     device_map: DeviceMap
@@ -49,17 +49,17 @@ class Placement:
     ties: Sequence[Sequence[str]]
 
     def device(self, name: str) -> str:
-        """Return where a weight lies: a device, ``"cpu"`` or ``"disk"``."""
+        """Return the device of a weight, ``"cpu"`` or ``"disk"``."""
         return str(self._devices[name])
 
     def is_offloaded(self, name: str) -> bool:
-        """Whether a weight is offloaded, or is tied and stays on the CPU."""
+        """Whether a weight is offloaded, or tied and on the CPU."""
         return self.device(name) in self.offloaded_devices or (
             self.device(name) == "cpu" and name in self._tied
         )
 
     def on_disk(self) -> list[str]:
-        """Return the entries of the map that lie on disk."""
+        """Return the entries of the map that are on disk."""
         return [name for name, device in self.device_map.items() if str(device) == "disk"]
 
     @cached_property
@@ -74,9 +74,9 @@ class Placement:
 def weights_on_cpu(
     model: nn.Module, is_wanted: Callable[[str], bool] = lambda _: True
 ) -> dict[str, torch.Tensor]:
-    """Return the weights by name that are wanted, second names and buffers outside the state dict included.
+    """Return the wanted weights by name, including aliases of tied ones and non-persistent buffers.
 
-    Weights without values, and those that are offloaded already, are not among them.
+    Weights on the meta device, and those that are already offloaded, are left out.
     """
     found: dict[str, torch.Tensor] = {}
     for named in named_tensors(model):
@@ -87,29 +87,29 @@ def weights_on_cpu(
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a tensor on the CPU, without a copy where they are there already."""
+    """Return the values of a tensor on the CPU, without a copy if they are there already."""
     values = tensor.detach().as_subclass(torch.Tensor).to("cpu")
     if values.is_inference():
         with torch.inference_mode(False):
-            values = values.clone()  # as it is, it could never be written to again
+            values = values.clone()  # an inference tensor could never be written to again
     return values
 
 
 def offloaded_weights(model: nn.Module, placement: Placement, source: WeightSource) -> Mapping[str, Any]:
-    """Return where the weights of offloaded modules are, written to disk first where they have to be.
+    """Return the stored weights of offloaded modules; those that belong on disk are written there first.
 
     Args:
-        model: Looked at only.
+        model: The model, not changed.
         placement: Which weights are offloaded.
-        source: Where they may be already.
+        source: Where weights may be stored already.
 
     Raises:
         ConfigError: If weights go to disk and there is no folder for them.
     """
     given = source.state_dict
     in_memory = dict(weights_on_cpu(model, placement.is_offloaded) if given is None else given)
-    leaving = _leaving(placement, in_memory)
-    to_write = without_duplicates(model, leaving)
+    for_disk = _for_disk(placement, in_memory)
+    to_write = without_duplicates(model, for_disk)
     index = source.offload_index
     if placement.on_disk() and index is None:
         if source.offload_dir is None and to_write and given is None:
@@ -122,16 +122,16 @@ def offloaded_weights(model: nn.Module, placement: Placement, source: WeightSour
     if index is None and folder is None:
         return with_ties(model, OffloadedWeightsLoader(in_memory))
     loader = OffloadedWeightsLoader(None, folder, index, exact=source.exact)
-    for name in leaving:
+    for name in for_disk:
         if name in loader or name not in to_write:
             del in_memory[name]
     return with_ties(model, loader.replaced(in_memory, loader.index))
 
 
-def _leaving(placement: Placement, in_memory: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _for_disk(placement: Placement, in_memory: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights in memory that belong on disk.
 
-    A tied weight that stays in memory under one of its names needs no place on disk under the others.
+    A tied weight that stays in memory under one of its names is not written to disk under the others.
     """
     staying = {
         name
@@ -147,21 +147,21 @@ def _leaving(placement: Placement, in_memory: Mapping[str, torch.Tensor]) -> dic
 def _no_folder(placement: Placement) -> str:
     names = ", ".join(f"`{name}`" for name in placement.on_disk()[:5])
     return (
-        f"`device_map` puts {names} on disk, but there is no folder for it. Give `offload_dir`, or an `offload_index` "
-        "that says where the weights are."
+        f"`device_map` puts {names} on disk, but there is no folder for it. Give `offload_dir`, or the `offload_index` "
+        "of weights that are stored already."
     )
 
 
 def without_duplicates(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return ``weights``, tied ones under the first of their names only."""
+    """Return ``weights``, with tied weights under the first of their names only."""
     second = {n for group in tied_names(model) for n in [n for n in sorted(group) if n in weights][1:]}
     return {name: tensor for name, tensor in weights.items() if name not in second}
 
 
 def with_ties(model: nn.Module, loader: OffloadedWeightsLoader) -> OffloadedWeightsLoader:
-    """Let every name of a tied weight find it, in memory if it is there, whichever of them it is stored under.
+    """Make a tied weight available under all of its names, preferably from memory.
 
-    Where it is stored under several, which a folder may be of earlier models, one of them counts.
+    If it is stored under several names, as in a folder of earlier models, one of them is used for all.
     """
     index, state = dict(loader.index), dict(loader.state_dict)
     for group in tied_names(model):

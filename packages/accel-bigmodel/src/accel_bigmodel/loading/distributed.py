@@ -1,4 +1,4 @@
-"""Loading into models whose tensors are spread over processes, or on behalf of all of them."""
+"""Load into models whose tensors are sharded, or read on one process for all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from accel_state.errors import AccelError, CheckpointError, StateError
 
 
 def holds_dtensors(model: nn.Module) -> bool:
-    """Whether parameters of ``model`` are spread over processes."""
+    """Whether parameters of ``model`` are sharded over processes."""
     if not dist.is_available() or not dist.is_initialized():
         return False
     from torch.distributed.tensor import DTensor
@@ -26,7 +26,7 @@ def holds_dtensors(model: nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-def load_over_processes(
+def load_distributed(
     model: nn.Module,
     checkpoint: str | os.PathLike[str],
     to: Destination,
@@ -35,27 +35,27 @@ def load_over_processes(
     broadcast: bool,
     strict: bool,
 ) -> None:
-    """Give every process its part of a checkpoint; all of them must call this.
+    """Load each process's part of a checkpoint; all processes must call this.
 
     Args:
-        model: Tensors of it may be DTensors.
-        checkpoint: As for `load_checkpoint_in_model`. Without ``broadcast`` each process may name a file of its own.
-        to: Of this, the dtypes count.
-        is_full: Whether the checkpoint holds whole tensors, and not those of this process as DTensors.
-        broadcast: Only the first process reads, whole tensors, and sends them to the others.
+        model: Its tensors may be DTensors.
+        checkpoint: As for `load_checkpoint_in_model`. Without ``broadcast`` each process may name its own file.
+        to: Only the dtypes are used.
+        is_full: Whether the checkpoint holds full tensors, rather than the DTensors of this process.
+        broadcast: Only the first process reads, full tensors, and sends them to the others.
         strict: As for `load_checkpoint_in_model`.
 
     Raises:
-        StateError: If it is to be sent and there is no process group.
-        CheckpointError: On every process, if the first one cannot read what it is to send.
+        StateError: If ``broadcast`` is set and there is no process group.
+        CheckpointError: On every process, if the first one cannot read the checkpoint.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     if broadcast:
-        state = _read_by_the_first(model, checkpoint, strict=strict)
+        state = _read_on_first_rank(model, checkpoint, strict=strict)
     else:
         state = _read(model, checkpoint, strict=strict)
-    _give_memory(model, to)
+    _allocate(model, to)
     options = StateDictOptions(
         full_state_dict=is_full or broadcast, broadcast_from_rank0=broadcast, strict=False
     )
@@ -69,14 +69,14 @@ def _read(model: nn.Module, checkpoint: str | os.PathLike[str], *, strict: bool)
             state.update({name: reader.read(name) for name in [*reader.keys()]})
     shapes = {n: value.shape for n, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     found = {name: value.shape for name, value in state.items() if isinstance(value, torch.Tensor)}
-    match(shapes, found, ties=tied_names(model)).settle(checkpoint, strict=strict)
+    match(shapes, found, ties=tied_names(model)).raise_or_warn(checkpoint, strict=strict)
     return state
 
 
-def _read_by_the_first(
+def _read_on_first_rank(
     model: nn.Module, checkpoint: str | os.PathLike[str], *, strict: bool
 ) -> dict[str, Any]:
-    """Return the state dict on the first process, nothing on the others, or raise on all of them."""
+    """Return the state dict on the first process, an empty one on the others, or raise on all of them."""
     if not dist.is_initialized():
         raise StateError("`broadcast_from_rank0` needs a process group. Create the `PartialState` first.")
     state: dict[str, Any] = {}
@@ -95,8 +95,8 @@ def _read_by_the_first(
     return state
 
 
-def _give_memory(model: nn.Module, to: Destination) -> None:
-    """Replace tensors on the meta device, and those of another dtype than asked for; others stay as they are."""
+def _allocate(model: nn.Module, to: Destination) -> None:
+    """Allocate tensors that are on the meta device or have another dtype than the wanted one."""
     seen: set[int] = set()
     for name, target in targets(model).items():
         old, wanted = target.tensor, to.dtype_of(name, target.tensor)
@@ -111,7 +111,7 @@ def _give_memory(model: nn.Module, to: Destination) -> None:
 
 
 def _device(tensor: torch.Tensor) -> torch.device | str:
-    """Return where a tensor is, or where one without values belongs."""
+    """Return the device of a tensor, for one on the meta device that of its mesh."""
     if not tensor.is_meta:
         return tensor.device
     mesh = getattr(tensor, "device_mesh", None)

@@ -1,4 +1,4 @@
-"""Bytes of a forward: what it keeps for the backward, and what generation keeps of the past."""
+"""Bytes of a forward pass: activations saved for the backward pass, and the KV cache of generation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accel_state.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Bytes of one forward: kept for the backward, of its output, and of the largest tensor kept."""
+    """Bytes of one forward pass: saved for the backward pass, of the output, and of the largest saved tensor."""
 
     kept: int
     output: int
@@ -22,16 +22,16 @@ class Activations:
 
     @property
     def peak(self) -> int:
-        """Bytes when the backward begins: beside what is kept, the gradients that go into and out of one layer."""
+        """Bytes at the start of the backward pass: saved tensors, and the input and output gradients of one layer."""
         return self.kept + self.output + 2 * self.largest
 
 
 def measure_activations(model: nn.Module, inputs: dict[str, Any] | tuple[Any, ...]) -> Activations:
-    """Return what a forward on the meta device keeps for the backward, without the weights.
+    """Return what a forward pass on the meta device saves for the backward pass, weights excluded.
 
     Args:
-        model: On the meta device, in training mode or not as it will be used.
-        inputs: Arguments of the forward, on the meta device.
+        model: A model on the meta device, in the mode (training or not) in which it will run.
+        inputs: Arguments of the forward pass, on the meta device.
     """
     model = model.to("meta")
     weights = {t.untyped_storage()._cdata for t in [*model.parameters(), *model.buffers()]}
@@ -42,7 +42,7 @@ def measure_activations(model: nn.Module, inputs: dict[str, Any] | tuple[Any, ..
         storage = tensor.untyped_storage()
         if storage._cdata not in weights:
             kept[storage._cdata] = storage.nbytes()
-            held.append(tensor)  # an address must not come again while we count
+            held.append(tensor)  # so that no address is reused while we count
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.enable_grad():
@@ -63,10 +63,10 @@ def _tensors(output: Any) -> list[torch.Tensor]:
 def example_inputs(
     model: nn.Module, *, batch_size: int, sequence_length: int
 ) -> dict[str, Any] | tuple[Any, ...]:
-    """Return arguments for a forward of ``model`` on the meta device.
+    """Return arguments for a forward pass of ``model`` on the meta device.
 
-    A model may say itself with ``example_inputs(batch_size, sequence_length)``; else models with a
-    vocabulary get token numbers, models of images pictures, and others rows for their first linear layer.
+    A model may provide them with a method ``example_inputs(batch_size, sequence_length)``. Otherwise models with an
+    embedding get token ids, convolutional models images, and others rows for their first linear layer.
 
     Raises:
         ConfigError: If none of this applies.
@@ -86,19 +86,19 @@ def example_inputs(
         if isinstance(layer, nn.Linear):
             return (torch.empty(batch_size, layer.in_features, device="meta"),)
     raise ConfigError(
-        f"`{type(model).__name__}` does not show what its inputs are. Give it a method "
+        f"The inputs of `{type(model).__name__}` cannot be derived. Give it a method "
         "`example_inputs(batch_size, sequence_length)`."
     )
 
 
 def kv_cache_bytes(config: Any, *, batch_size: int, sequence_length: int, dtype: str) -> int | None:
-    """Return the bytes of keys and values for a batch of sequences, ``None`` if the config has no attention.
+    """Return the bytes of the KV cache for a batch of sequences, ``None`` if the config describes no attention.
 
     Args:
-        config: Of a transformers model.
-        batch_size: How many sequences.
-        sequence_length: Tokens of each, prompt and answer.
-        dtype: Of the cache.
+        config: The config of a transformers model.
+        batch_size: Number of sequences.
+        sequence_length: Tokens per sequence, prompt and completion together.
+        dtype: The dtype of the cache.
     """
     config = getattr(config, "text_config", config)
     layers = getattr(config, "num_hidden_layers", None) or getattr(config, "n_layer", None)

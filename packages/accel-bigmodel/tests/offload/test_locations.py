@@ -20,7 +20,7 @@ from accel_bigmodel import (
     offload_state_dict,
     save_model,
 )
-from accel_bigmodel.offload.whereabouts import Placement, WeightSource, offloaded_weights
+from accel_bigmodel.offload.locations import Placement, WeightSource, offloaded_weights
 
 TOKENS = torch.tensor([[1, 2, 3]])
 
