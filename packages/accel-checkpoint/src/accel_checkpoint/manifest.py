@@ -62,6 +62,8 @@ class Manifest:
         files: Of all ranks; those of another `place` are on another node.
         world_size: Ranks that saved it.
         mesh: How these were arranged: the size of each axis of `MeshLayout`; empty if each had the whole model.
+        strategy: How the models were trained, such as `ddp`; empty where that does not matter.
+        model_format: How the models lie in the files, such as `full`; likewise.
         step: Training steps so far: backward passes that completed the gradients.
         iteration: Number of the checkpoint, where it was named by number.
         place: Which file system this manifest describes.
@@ -74,6 +76,8 @@ class Manifest:
     files: Sequence[FileEntry]
     world_size: int = 1
     mesh: Mapping[str, int] = field(default_factory=dict)
+    strategy: str = ""
+    model_format: str = ""
     step: int = 0
     iteration: int | None = None
     place: int = 0

@@ -38,9 +38,10 @@ class LocalSGD:
         if local_sgd_steps < 1:
             raise ConfigError(f"`local_sgd_steps` must be at least 1, got {local_sgd_steps}.")
         self.enabled = enabled and accelerator.use_distributed
-        if self.enabled and not accelerator.strategy.capabilities.can_defer_sync:
+        capabilities = accelerator.strategy.capabilities
+        if self.enabled and (capabilities.shards_parameters or not capabilities.can_defer_sync):
             raise ConfigError(
-                "Local SGD leaves gradients unsynchronised, which the strategy "
+                "Local SGD trains the whole model of each rank apart from the others, which the strategy "
                 f"`{accelerator.strategy.name}` cannot. Use the strategy `ddp`, or pass `enabled=False`."
             )
         self.accelerator = accelerator

@@ -22,21 +22,19 @@ class Capabilities:
 
     Attributes:
         shards_parameters: A rank holds parts of the parameters; a full state must be gathered by all ranks
-            together.
-        joint_prepare: Models and their optimizers must be prepared in one call.
+            together, and ranks cannot train apart for a while.
         owns_backward: The engine divides and scales the loss itself.
-        owns_step: The engine clips, steps and clears gradients itself, at the boundaries that it counts.
         can_defer_sync: `gradient_sync(enabled=False)` saves communication; without it there is nothing to
             defer.
         mesh_axes: Axes of `ParallelismConfig` along which the strategy splits the work; others may not be on.
+        checkpoint_format: Name of the `CheckpointFormat` in which models are saved.
     """
 
     shards_parameters: bool = False
-    joint_prepare: bool = False
     owns_backward: bool = False
-    owns_step: bool = False
     can_defer_sync: bool = False
     mesh_axes: frozenset[str] = frozenset({"dp_replicate"})
+    checkpoint_format: str = "full"
 
 
 class Strategy(Protocol):

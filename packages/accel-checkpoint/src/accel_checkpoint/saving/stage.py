@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +11,7 @@ from typing import Any, Self
 from accel_checkpoint.random_states import captured
 from accel_checkpoint.saving.handle import SaveHandle
 from accel_checkpoint.saving.pending_files import PendingFile, pending_file
-from accel_checkpoint.saving.transaction import Transaction
+from accel_checkpoint.saving.transaction import Description, Transaction
 from accel_state.errors import CheckpointError
 
 
@@ -97,9 +97,9 @@ class Stage:
         """Add what `collect` returns; if it raises, every rank learns of that when the block ends."""
         self._transaction.gather(lambda: list(collect(self)))
 
-    def describe(self, objects: Mapping[str, Sequence[str]]) -> None:
-        """Note the classes of what is saved, by kind, for messages when it is loaded into others."""
-        self._transaction.objects = objects
+    def describe(self, description: Description) -> None:
+        """Say what the manifest is to tell of the content."""
+        self._transaction.description = description
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:

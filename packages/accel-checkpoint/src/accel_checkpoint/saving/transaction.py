@@ -44,6 +44,15 @@ class Request:
     mesh: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Description:
+    """What the manifest says of the content; see `Manifest`."""
+
+    strategy: str = ""
+    model_format: str = ""
+    objects: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
 @dataclass
 class Transaction:
     """A save on one rank. `begin` and `gather` belong to the training thread, `finish` to any.
@@ -64,7 +73,7 @@ class Transaction:
     num_threads: int = 2
     place: int = 0
     is_owner: bool = False
-    objects: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    description: Description = field(default_factory=Description)
     files: list[PendingFile] = field(default_factory=list)
     foreign_files: list[str] = field(default_factory=list)
     failure: BaseException | None = None
@@ -195,7 +204,9 @@ class Transaction:
             step=self.request.step,
             iteration=self.request.iteration,
             place=self.place,
-            objects=self.objects,
+            strategy=self.description.strategy,
+            model_format=self.description.model_format,
+            objects=self.description.objects,
         )
         write_manifest(self.staging.path, manifest)
         self.staging.publish()

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from accel.checkpoints.gradients import open_gradients
 from accel.checkpoints.prepared import Prepared, has_state_per_rank, is_being_read
+from accel_backends.stepping.open_gradients import open_gradients
 from accel_checkpoint.file_names import (
     LOADER_NAME,
     OPTIMIZER_NAME,
@@ -22,8 +22,9 @@ from accel_checkpoint.file_names import (
     numbered_file,
     random_states_file,
 )
+from accel_checkpoint.pieces import pieces_of
 from accel_checkpoint.random_states import to_file
-from accel_checkpoint.saving.pending_files import PendingFile, SafetensorsFile, TorchFile, pending_weights
+from accel_checkpoint.saving.pending_files import PendingFile, SafetensorsFile, TorchFile
 from accel_data.loader_files import to_file as to_loader_file
 from accel_ops.random.state import capture_rng_states
 
@@ -65,15 +66,19 @@ def collect(
     finally:
         # Also where a hook has failed, perhaps on this rank alone: the others wait for this one in it.
         optimizers = [
-            prepared.strategy.optimizer_state(optimizer, prepared.model_of(index))
-            for index, optimizer in enumerate(prepared.optimizers)
+            prepared.strategy.optimizer_state(optimizer, prepared.model_of(optimizer))
+            for optimizer in prepared.optimizers
         ]
     files: list[PendingFile] = []
+    for index, state in enumerate(weights):
+        files += prepared.format.model_files(
+            pieces_of(state, is_writer=is_writer),
+            index=index,
+            is_writer=is_writer,
+            safe=options.safe_serialization,
+            max_shard_size=options.max_shard_size,
+        )
     if is_writer:
-        for index, state in enumerate(weights):
-            files += pending_weights(
-                state, index=index, safe=options.safe_serialization, max_shard_size=options.max_shard_size
-            )
         files += [TorchFile(numbered_file(OPTIMIZER_NAME, i), state) for i, state in enumerate(optimizers)]
         files += _shared_files(prepared)
     files += _loader_files(prepared, rank=rank, is_writer=is_writer)

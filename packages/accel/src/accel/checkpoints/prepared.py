@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,11 @@ import torch
 from torch import nn
 
 from accel_backends import Precision, Strategy
+from accel_backends.checkpoint_formats.choosing import format_called
+from accel_backends.checkpoint_formats.protocol import CheckpointFormat
 from accel_backends.stepping.stepper import Stepper
 from accel_checkpoint.file_names import OPTIMIZER_NAME, SCHEDULER_NAME
+from accel_checkpoint.saving.transaction import Description
 from accel_data import PreparedLoader
 
 
@@ -48,9 +51,16 @@ class Prepared:
         """Which of the machine's devices is this rank's."""
         return self.device.index or 0
 
-    def model_of(self, index: int) -> nn.Module | None:
-        """Return the model that the optimizer of that index steps, where that can be told by the order."""
-        return self.models[index] if index < len(self.models) else None
+    @property
+    def format(self) -> CheckpointFormat:
+        """How models are saved."""
+        return format_called(self.strategy.capabilities.checkpoint_format)
+
+    def model_of(self, optimizer: torch.optim.Optimizer) -> nn.Module | None:
+        """Return the model whose parameters ``optimizer`` steps; the one with most, if there are several."""
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        shares = [sum(id(one) in stepped for one in model.parameters()) for model in self.models]
+        return self.models[shares.index(max(shares))] if any(shares) else None
 
     def loaders_with_state(self) -> list[tuple[int, Any]]:
         """Return the loaders that know how far they have been read, with their index."""
@@ -64,16 +74,18 @@ class Prepared:
         """Return the users' models, without what was put around them."""
         return [self.strategy.unwrap(model, keep_torch_compile=False) for model in self.models]
 
-    def class_names(self) -> Mapping[str, Sequence[str]]:
-        """Return the classes of the users' objects, for messages when they are loaded into others."""
-        return {
-            "models": [
-                class_name(self.strategy.unwrap(model, keep_torch_compile=False)) for model in self.models
-            ],
-            OPTIMIZER_NAME: [class_name(getattr(one, "optimizer", one)) for one in self.optimizers],
-            SCHEDULER_NAME: [class_name(getattr(one, "scheduler", one)) for one in self.schedulers],
-            "custom": [class_name(one) for one in self.custom],
-        }
+    def description(self) -> Description:
+        """Return what the manifest tells: strategy, format, and the users' classes, for messages on loading."""
+        return Description(
+            strategy=self.strategy.name,
+            model_format=self.format.name,
+            objects={
+                "models": [class_name(model) for model in self.bare_models()],
+                OPTIMIZER_NAME: [class_name(getattr(one, "optimizer", one)) for one in self.optimizers],
+                SCHEDULER_NAME: [class_name(getattr(one, "scheduler", one)) for one in self.schedulers],
+                "custom": [class_name(one) for one in self.custom],
+            },
+        )
 
 
 def class_name(thing: object) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from accel.checkpoints.gradients import restore_gradients
 from accel.checkpoints.prepared import Prepared
+from accel_backends.stepping.open_gradients import restore_gradients
 from accel_checkpoint import file_names as names_of
 from accel_checkpoint.files import regular_file
 from accel_checkpoint.formats.torch_files import read_torch_file

@@ -12,16 +12,16 @@ from torch import nn
 
 from accel.checkpoints.inventory import check_inventory, weights_file
 from accel.checkpoints.model_files import load_weights
-from accel.checkpoints.optimizer_state import misfit_of, without_file
 from accel.checkpoints.prepared import Prepared, class_name, has_state_per_rank
 from accel.checkpoints.rank_state import RankState
+from accel_backends.checkpoint_formats.choosing import format_of
+from accel_backends.checkpoint_formats.optimizer_state import misfit_of, without_file
 from accel_checkpoint import file_names as layout
 from accel_checkpoint.file_names import OPTIMIZER_NAME, SAMPLER_NAME, SCALER_NAME, SCHEDULER_NAME
 from accel_checkpoint.files import files_below, regular_file
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.reading.listing import Found
 from accel_checkpoint.reading.strictness import Strictness
-from accel_checkpoint.reading.weights import files_of_model, open_weights
 from accel_data.loader_files import load_into
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
@@ -95,11 +95,14 @@ class Restoration:
             )
 
     def _load_model(self, index: int, model: nn.Module) -> None:
-        files = files_of_model(self.folder, index)
-        name = files[0].path.name if len(files) == 1 else weights_file(index)
-        with open_weights(files) as state:
+        with format_of(self.names, index=index).open_model(self.folder, index=index) as state:
             load_weights(
-                self.prepared.strategy, model, state, file_name=name, index=index, strict=self.strict
+                self.prepared.strategy,
+                model,
+                state,
+                file_name=weights_file(index),
+                index=index,
+                strict=self.strict,
             )
 
     def _optimizers(self) -> Iterator[Load]:
@@ -124,7 +127,7 @@ class Restoration:
             inner = getattr(optimizer, "optimizer", optimizer)
             with self.strict.loading(name, into):
                 own = without_file(inner, state)
-                prepared.strategy.load_optimizer_state(optimizer, own, prepared.model_of(index))
+                prepared.strategy.load_optimizer_state(optimizer, own, prepared.model_of(optimizer))
 
         return load
 

@@ -200,7 +200,7 @@ class Checkpointer:
         from accel.checkpoints.collection import collect
 
         content = self.content()
-        stage.describe(content.class_names())
+        stage.describe(content.description())
         has_own_disk = stage.place != 0
         is_spread = self.project.save_on_each_node and has_own_disk
         if stage.is_owner and has_own_disk and not is_spread:

@@ -1,0 +1,1 @@
+"""How the states of models and optimizers lie in the files of a checkpoint."""

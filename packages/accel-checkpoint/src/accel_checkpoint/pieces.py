@@ -1,0 +1,98 @@
+"""The state of a model as a stream of pieces: what each rank holds of which tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from accel_checkpoint.saving.snapshot import is_plain
+from accel_ops.shared_tensors import aliases
+from accel_state.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One rank's part of one entry of a state dict.
+
+    Attributes:
+        name: Its key.
+        local: What this rank holds: a plain tensor, or another value as it is.
+        shape: Shape of the whole tensor; empty for other values.
+        offset: Where the part begins in the whole, along each dimension.
+        is_writer: Whether this rank is the one that writes this part; others hold copies.
+        aliases: Further keys of the same tensor, as of tied weights.
+    """
+
+    name: str
+    local: Any
+    shape: tuple[int, ...] = ()
+    offset: tuple[int, ...] = ()
+    is_writer: bool = True
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank holds all of it."""
+        return not isinstance(self.local, Tensor) or tuple(self.local.shape) == self.shape
+
+
+def pieces_of(state: Mapping[str, Any], *, is_writer: bool) -> Iterator[Piece]:
+    """Yield the pieces of a state dict, without communication; tensors that are there twice come once.
+
+    Args:
+        state: Tensors, `DTensor`s and other values by name.
+        is_writer: Whether this rank writes what every rank holds.
+    """
+    plain = {name: _local(value) for name, value in state.items() if isinstance(value, Tensor)}
+    first_of = aliases({name: tensor for name, tensor in plain.items() if is_plain(tensor)})
+    others: dict[str, tuple[str, ...]] = {}
+    for name, first in first_of.items():
+        others[first] = (*others.get(first, ()), name)
+    for name, value in state.items():
+        if name in first_of:
+            continue
+        if not isinstance(value, Tensor):
+            yield Piece(name, value, is_writer=is_writer)
+        elif isinstance(value, DTensor):
+            yield _piece_of_shard(name, value, others.get(name, ()))
+        else:
+            shape = tuple(value.shape)
+            yield Piece(name, value, shape, (0,) * len(shape), is_writer, others.get(name, ()))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _piece_of_shard(name: str, tensor: DTensor, second_names: tuple[str, ...]) -> Piece:
+    """Return this rank's part of a `DTensor`.
+
+    Where several ranks hold the same part, the writer is the one at coordinate 0 of the axes along which it is copied.
+
+    Raises:
+        CheckpointError: If the tensor is placed in another way than by shards and copies.
+    """
+    coordinate = tensor.device_mesh.get_coordinate()
+    shape, offset = list(tensor.shape), [0] * tensor.dim()
+    is_writer = coordinate is not None
+    for axis, placement in enumerate(tensor.placements):
+        place = 0 if coordinate is None else coordinate[axis]
+        if isinstance(placement, Replicate):
+            is_writer = is_writer and place == 0
+        elif type(placement) is Shard:
+            size = -(
+                -shape[placement.dim] // tensor.device_mesh.size(axis)
+            )  # full parts first, as torch divides
+            begin = min(place * size, shape[placement.dim])
+            offset[placement.dim] += begin
+            shape[placement.dim] = min(size, shape[placement.dim] - begin)
+        else:
+            raise CheckpointError(
+                f"`{name}` has the placement {placement}, of which no rank holds a known part. Redistribute it to "
+                "`Shard` or `Replicate` before saving."
+            )
+    return Piece(name, tensor.to_local(), tuple(tensor.shape), tuple(offset), is_writer, second_names)
