@@ -570,3 +570,17 @@ def test_settings_of_a_stream_may_be_changed_between_epochs():
     assert [batch.tolist() for batch in loader] == [[4], [2], [5]]
     loader.worker_init_fn = begin_with_three
     assert [batch.tolist() for batch in loader] == [[2], [3]]
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_a_batch_sampler_may_have_no_length(dispatch: bool) -> None:
+    class Unsized:
+        batch_size = 2
+        drop_last = False
+
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter([[0, 1], [2, 3], [4]])
+
+    loader = DataLoader(Plain(5), batch_sampler=Unsized())
+    prepared = prepare_data_loader(loader, num_processes=1, process_index=0, dispatch_batches=dispatch)
+    assert [batch.tolist() for batch in prepared] == [[0, 1], [2, 3], [4]]

@@ -9,18 +9,17 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from accel_data.loaders.agreement import order_generator
 from accel_data.loaders.cloning import check_keeps_order, check_loader, to_stateful
 from accel_data.loaders.dispatcher import DataLoaderDispatcher
-from accel_data.loaders.epochs import get_sampler
 from accel_data.loaders.prepared import PreparedLoader
 from accel_data.loaders.shard import DataLoaderShard
 from accel_data.loaders.sharding import (
-    index_shard,
     is_iterable,
     shard_indices,
     with_seedable_sampler,
 )
-from accel_data.loaders.streams import shard_stream, shards_itself, stream_of
+from accel_data.loaders.streams import shard_stream, shards_itself
 from accel_data.mesh import DataRanks, all_different, data_ranks, ranks_of_run
 from accel_state.enums import RNGType
 from accel_state.errors import ConfigError
@@ -90,7 +89,7 @@ def prepare_data_loader(
         return DataLoaderDispatcher.around(
             dataloader,
             **options,
-            synchronized_generator=_order_generator(dataloader),
+            synchronized_generator=order_generator(dataloader),
             split_batches=split_batches,
             even_batches=even,
             slice_fn=slice_fn_for_dispatch,
@@ -112,17 +111,7 @@ def prepare_data_loader(
             split_batches=split_batches,
             even_batches=even,
         )
-    return DataLoaderShard.around(dataloader, **options, synchronized_generator=_order_generator(dataloader))
-
-
-def _order_generator(dataloader: DataLoader[Any]) -> torch.Generator | None:
-    source = (
-        stream_of(dataloader)
-        if is_iterable(dataloader)
-        else (index_shard(dataloader) or get_sampler(dataloader))
-    )
-    generator = getattr(source, "generator", None)
-    return generator if isinstance(generator, torch.Generator) else None
+    return DataLoaderShard.around(dataloader, **options, synchronized_generator=order_generator(dataloader))
 
 
 def _ranks(num_processes: int | None, process_index: int | None, mesh: Any) -> DataRanks:

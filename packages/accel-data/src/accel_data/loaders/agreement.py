@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
+from accel_data.loaders.epochs import get_sampler
+from accel_data.loaders.sharding import index_shard, is_iterable
+from accel_data.loaders.streams import stream_of
 from accel_data.samplers.seedable import SeedableRandomSampler
 from accel_ops.collectives.objects import broadcast_object_list
 from accel_ops.random.sync import synchronize_rng_states
@@ -36,3 +40,11 @@ def agree_on_order(
             sampler.initial_seed, sampler.is_seed_given = seed[0], True
     elif generator is not None:
         synchronize_rng_states([RNGType.GENERATOR], generator)
+
+
+def order_generator(loader: DataLoader[Any]) -> torch.Generator | None:
+    """Return the generator that the order of ``loader`` is drawn from, None if its sampler or stream has none."""
+    shard = index_shard(loader)
+    source = stream_of(loader) if is_iterable(loader) else get_sampler(loader) if shard is None else shard
+    generator = getattr(source, "generator", None)
+    return generator if isinstance(generator, torch.Generator) else None

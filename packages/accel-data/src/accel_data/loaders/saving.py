@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from accel_data.loaders.agreement import order_generator
 from accel_data.loaders.epochs import get_sampler
 from accel_data.loaders.progress import Progress, Resumption
 from accel_data.loaders.sharding import index_shard, is_iterable
@@ -98,7 +99,7 @@ def load_progress(
         sampler.initial_seed, sampler.is_seed_given = state["seed"], True
     order_state = None if state["generator"] is None else _from_text(state["generator"])
     if not state["is_order_drawn"]:
-        generator = _generator(base)
+        generator = order_generator(base)
         if generator is not None and order_state is not None:
             generator.set_state(order_state)
         order_state = None
@@ -137,17 +138,8 @@ def _order_state(progress: Progress, base: DataLoader[Any]) -> tuple[torch.Tenso
     drawn = progress.drawn_order_state()
     if drawn is not None:
         return drawn, True
-    generator = _generator(base)
+    generator = order_generator(base)
     return None if generator is None else generator.get_state(), False
-
-
-def _generator(base: DataLoader[Any]) -> torch.Generator | None:
-    """Return the generator of the order, None if there is none or its state follows from the seed."""
-    shard = index_shard(base)
-    if shard is None or isinstance(get_sampler(base), SeedableRandomSampler):
-        found = getattr(stream_of(base), "generator", None)
-        return found if shard is None and isinstance(found, torch.Generator) else None
-    return shard.generator
 
 
 def _dataset_state(progress: Progress, base: DataLoader[Any]) -> Any:
