@@ -30,7 +30,6 @@ def test_a_tidy_checkout_is_fine(checkout):
         ),
         (f"{OPS}/src/accel_ops/env.py", "import os\nos.getenv('A')\n", "env.py:2: the environment is read"),
         (f"{OPS}/src/accel_ops/env.py", "from os import environ\n", "env.py:1: the environment is read"),
-        ("packages/accel/src/accel/stepping.py", "X = 1\n", "this folder holds alias modules only"),
         ("packages/accel-new/README.md", "# new\n", "packages/accel-new: no pyproject.toml"),
     ],
 )
@@ -41,10 +40,16 @@ def test_what_is_out_of_place_is_told(checkout, path, text, message):
 
 
 def test_alias_modules_may_lie_in_the_root_folder_and_real_ones_below_it(checkout):
-    alias = "__getattr__, __dir__, __all__ = aliases(__name__)\n"
-    checkout.write("packages/accel/src/accel/state.py", alias)
-    checkout.write("packages/accel/src/accel/run/stepping.py", "X = 1\n")
+    for name in ("aliases/__init__", "run/stepping", "accelerator"):
+        checkout.write(f"{OPS}/src/accel_ops/{name}.py", "X = 1\n")
+    for name in ("state", "reading"):
+        checkout.write(
+            f"{OPS}/src/accel_ops/{name}.py", "__getattr__, __dir__, __all__ = aliases(__name__)\n"
+        )
     assert problems(checkout.root) == []
+    checkout.write(f"{OPS}/src/accel_ops/stepping.py", "X = 1\n")
+    (problem,) = problems(checkout.root)
+    assert "accel_ops/stepping.py: this folder holds alias modules only" in problem
 
 
 def test_a_test_may_name_an_aspect_of_the_module_or_folder_it_mirrors(checkout):
