@@ -53,7 +53,7 @@ def test_an_index_is_asked_for_everything_but_the_packages_of_the_checkout(make,
     third_party, editable = calls(tmp_path)
     assert third_party.split(" numpy>=1.26 ")[1].split()[:3] == ["hatchling", "editables", "pytest"]
     assert "accel" not in third_party.replace(str(tmp_path), "")
-    assert editable.count(" -e ") == 8
+    assert editable.count(" -e ") == 9
     assert {"--no-index", "--no-deps"} <= set(editable.split())
 
 

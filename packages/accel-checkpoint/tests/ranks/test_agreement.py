@@ -40,6 +40,11 @@ def test_every_rank_gets_the_verdict_that_rank_0_makes_of_all_reports():
     assert [outcome for _, outcome in ranks] == [["of 0+of 1+of 2"]] * 3
 
 
+class AllPresent:
+    def ended(self, ranks):
+        return []
+
+
 def test_only_rank_0_reads_the_reports():
     class Counting:
         def __init__(self, store):
@@ -53,10 +58,11 @@ def test_only_rank_0_reads_the_reports():
     inner, num_requests = HashStore(), {}
     for world_size in (2, 8):
         stores = [Counting(inner) for _ in range(world_size)]
-        ranks = [
-            agree_in_thread(agreement(stores[n], n, world_size=world_size), f"of {world_size}", "")
+        members = [
+            StoreAgreement(stores[n], rank=n, world_size=world_size, deadline_s=20, presence=AllPresent())
             for n in range(world_size)
         ]
+        ranks = [agree_in_thread(one, f"of {world_size}", "") for one in members]
         [thread.join() for thread, _ in ranks]
         num_requests[world_size] = stores[1].num_requests
     assert abs(num_requests[8] - num_requests[2]) <= 2  # the last to come, and the last to leave, say so
