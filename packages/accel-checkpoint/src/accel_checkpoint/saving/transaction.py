@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from accel_checkpoint.digests import digest_of
-from accel_checkpoint.files import files_below, folders_of, force_to_disk, regular_file
+from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_durably, regular_file
 from accel_checkpoint.manifest import FileEntry, Manifest, write_manifest
 from accel_checkpoint.ranks.agreement import Agreement, first
 from accel_checkpoint.ranks.reports import RankReport, Verdict, reason_of, verdict_on
@@ -95,6 +95,10 @@ class Transaction:
                 check_target(self.request.target)
                 self.staging.make()
         if topology.num_nodes > 1:
+            with self._noting_failure():
+                if topology.local_rank == 0:
+                    # NFS may remember for half a minute that this folder was missing; making it ends that.
+                    make_durably(self.request.target.parent)
             self.agreement.agree(self._topic("begun"), "", first)
             if not self.staging.path.exists():
                 self.place, self.is_owner = topology.node_rank, topology.local_rank == 0
