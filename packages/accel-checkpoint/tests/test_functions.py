@@ -48,7 +48,7 @@ def test_a_save_that_fails_leaves_the_file_as_it_was(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_free_unpickling_is_refused(tmp_path):
+def test_free_unpickling_is_rejected(tmp_path):
     save({"a": 1}, tmp_path / "file")
     with pytest.raises(ConfigError, match="never unpickles freely"):
         load(tmp_path / "file", weights_only=False)

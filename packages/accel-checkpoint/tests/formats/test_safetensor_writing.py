@@ -58,6 +58,6 @@ def test_whole_blocks_of_64_bytes_begin_at_multiples_of_it(tmp_path):
     assert all(torch.equal(loaded[name], tensor) for name, tensor in given.items())
 
 
-def test_a_type_without_a_name_is_refused(tmp_path):
+def test_a_type_without_a_name_is_rejected(tmp_path):
     with pytest.raises(CheckpointError, match="no type for `x`.*complex128"):
         write(tmp_path / "m.safetensors", {"x": torch.zeros(2, dtype=torch.complex128)})

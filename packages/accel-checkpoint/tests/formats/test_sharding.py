@@ -33,6 +33,6 @@ def test_groups_stay_together():
     assert plan_shards([(("a", "b"), 6), (("c",), 6)], max_shard_size="10B") == [["a", "b"], ["c"]]
 
 
-def test_a_limit_of_zero_is_refused():
+def test_a_limit_of_zero_is_rejected():
     with pytest.raises(ConfigError, match="must be larger than 0"):
         plan([1], 0)

@@ -90,7 +90,7 @@ def test_several_candidates_are_named_and_not_chosen_from(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "{}", '{"weight_map": []}'])
-def test_an_index_that_is_none_is_refused(tmp_path, content):
+def test_an_index_that_is_none_is_rejected(tmp_path, content):
     write(tmp_path, index__json=content)
     with pytest.raises(CheckpointError, match=r"The index .*index\.json"):
         checkpoint_files(tmp_path)

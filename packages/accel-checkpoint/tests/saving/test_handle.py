@@ -35,7 +35,7 @@ def test_an_error_is_raised_by_wait_and_then_known():
     handle = SaveHandle(failing, target=Path("a"))
     with pytest.raises(CheckpointError, match="no luck"):
         handle.wait()
-    handle.settle()  # told already
+    handle.settle()  # the error has been raised already
 
 
 def test_an_error_that_nobody_asked_for_is_raised_by_what_comes_next():
@@ -60,7 +60,7 @@ SaveHandle(finish, target=Path("a"))
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert (tmp_path / "done").read_text() == "yes"
-    assert "Saving `a` behind the loop failed: the disk is full" in done.stderr
+    assert "Saving `a` in the background failed: the disk is full" in done.stderr
 
 
 @pytest.mark.parametrize(

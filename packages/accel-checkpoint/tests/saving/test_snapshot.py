@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from accel_checkpoint.saving.snapshot import HostBuffers, map_tensors, without_waste
+from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors
 
 
 def copies(content, buffers):
@@ -64,4 +64,4 @@ def test_containers_keep_their_kind():
 
 @pytest.mark.parametrize("wide", [torch.ones(1000)[:2], torch.ones(2, 1000)[:, 0]])
 def test_a_window_on_a_large_memory_is_written_alone(wide):
-    assert without_waste((), wide).untyped_storage().nbytes() == wide.nbytes
+    assert compact_on_cpu((), wide).untyped_storage().nbytes() == wide.nbytes

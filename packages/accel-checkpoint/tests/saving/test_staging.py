@@ -12,7 +12,7 @@ from accel_checkpoint.manifest import FileEntry, Manifest, read_manifest, write_
 from accel_checkpoint.process_identity import stamp
 from accel_checkpoint.reading.selection import check_loadable, newest_checkpoint
 from accel_checkpoint.saving import staging as module
-from accel_checkpoint.saving.retention import remove_left_over, remove_old
+from accel_checkpoint.saving.retention import remove_old, remove_stale_folders
 from accel_checkpoint.saving.staging import Staging, check_target
 from accel_state.errors import ConfigError
 
@@ -28,16 +28,16 @@ def staged(target, token="token-1", **files):
     return staging
 
 
-def published(target, **options):
+def committed(target, **options):
     staging = staged(target, **options)
-    staging.publish()
-    staging.settle()
+    staging.commit()
+    staging.finalize()
 
 
-def test_nothing_is_seen_before_it_is_published(tmp_path):
+def test_nothing_is_seen_before_it_is_committed(tmp_path):
     staging = staged(tmp_path / "a")
     assert os.listdir(tmp_path) == [".tmp-a-token-1"]
-    staging.publish()
+    staging.commit()
     assert os.listdir(tmp_path) == ["a"]
     assert check_loadable(tmp_path / "a", verify=True).can_be_loaded
 
@@ -47,12 +47,12 @@ def names_and_places(folder):
 
 
 @pytest.mark.parametrize("before", ["nothing", "empty", "checkpoint", "checkpoint-in-two-steps", "files"])
-def test_what_cannot_be_published_leaves_all_as_it_was(tmp_path, monkeypatch, before):
+def test_what_cannot_be_committed_leaves_all_as_it_was(tmp_path, monkeypatch, before):
     """Also what fails last of all, forcing the folder around it to disk."""
     if before != "nothing":
         (tmp_path / "a").mkdir()
     if before.startswith("checkpoint"):
-        published(tmp_path / "a", old="1")
+        committed(tmp_path / "a", old="1")
     if before == "files":
         (tmp_path / "a" / "config").write_text("mine")
     if before.endswith("steps"):
@@ -68,7 +68,7 @@ def test_what_cannot_be_published_leaves_all_as_it_was(tmp_path, monkeypatch, be
 
     monkeypatch.setattr(module, "force_to_disk", failing)
     with pytest.raises(OSError, match="the disk has gone"):
-        staging.publish()
+        staging.commit()
     assert names_and_places(tmp_path) == expected
     staging.discard()
 
@@ -78,19 +78,19 @@ def test_an_empty_folder_becomes_the_checkpoint_in_one_step_and_is_open_to_whom_
     (tmp_path / "a").chmod(0o750)
     staging = staged(tmp_path / "a")
     place = staging.path.stat().st_ino
-    staging.publish()
+    staging.commit()
     assert (tmp_path / "a").stat().st_ino == place
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o750
-    staging.settle()
+    staging.finalize()
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
 def test_a_checkpoint_is_replaced_as_a_whole(tmp_path, monkeypatch, can_exchange):
     if not can_exchange:
         monkeypatch.setattr(module, "exchange", lambda one, other: False)
-    published(tmp_path / "a", old="1")
+    committed(tmp_path / "a", old="1")
     (tmp_path / "a" / "mine").write_text("mine")
-    published(tmp_path / "a", token="token-2", new="2")
+    committed(tmp_path / "a", token="token-2", new="2")
     assert os.listdir(tmp_path) == ["a"]
     assert sorted(os.listdir(tmp_path / "a")) == [
         "accel_checkpoint.json",
@@ -103,15 +103,15 @@ def test_a_checkpoint_is_replaced_as_a_whole(tmp_path, monkeypatch, can_exchange
 def test_a_checkpoint_that_lost_its_name_is_still_found(tmp_path):
     """As after a kill between the two renames that some file systems need."""
 
-    published(tmp_path / "checkpoint_0")
+    committed(tmp_path / "checkpoint_0")
     (tmp_path / "checkpoint_0" / "mine").write_text("mine")
     (tmp_path / "checkpoint_0").rename(tmp_path / f"{module.PREVIOUS_PREFIX}checkpoint_0-token-2")
     assert not (tmp_path / "checkpoint_0").exists()
-    remove_left_over(tmp_path)
+    remove_stale_folders(tmp_path)
     displaced = newest_checkpoint(tmp_path)
     assert displaced.name == ".tmp-previous-checkpoint_0-token-2"
     assert check_loadable(tmp_path / "checkpoint_0", verify=True).path == displaced
-    published(tmp_path / "checkpoint_0", token="token-3")
+    committed(tmp_path / "checkpoint_0", token="token-3")
     assert (tmp_path / "checkpoint_0" / "mine").read_text() == "mine"
     assert os.listdir(tmp_path) == ["checkpoint_0"]
 
@@ -129,11 +129,11 @@ def test_left_overs_of_the_dead_go_at_once_and_those_of_the_living_stay(tmp_path
     staged(tmp_path / "d", token="0a1b2c3d-00000000-7-7-1").release()
     (tmp_path / ".tmp-another-programs").mkdir()
     (tmp_path / ".tmp-removed-e-12").mkdir()
-    remove_left_over(tmp_path)
+    remove_stale_folders(tmp_path)
     elsewhere = ".tmp-d-0a1b2c3d-00000000-7-7-1"
     assert sorted(os.listdir(tmp_path)) == sorted([living.path.name, elsewhere, ".tmp-another-programs"])
     os.utime(tmp_path / elsewhere, (0, time.time() - 25 * 3600))
-    remove_left_over(tmp_path)
+    remove_stale_folders(tmp_path)
     assert sorted(os.listdir(tmp_path)) == sorted([living.path.name, ".tmp-another-programs"])
     living.discard()
 
@@ -143,10 +143,10 @@ def test_where_the_system_tells_no_begin_only_old_folders_go(tmp_path, monkeypat
     monkeypatch.setattr(process_identity, "this_process", lambda: "")
     path = tmp_path / f".tmp-a-0a1b2c3d-{stamp()}-1"
     path.mkdir()
-    remove_left_over(tmp_path)
+    remove_stale_folders(tmp_path)
     assert path.exists()
     os.utime(path, (0, 0))
-    remove_left_over(tmp_path)
+    remove_stale_folders(tmp_path)
     assert not path.exists()
 
 
@@ -159,18 +159,18 @@ def test_the_folder_of_a_living_process_stays_whatever_its_age(tmp_path):
         path = tmp_path / f".tmp-a-0a1b2c3d-{other.stdout.readline().strip()}-1"
         path.mkdir()
         os.utime(path, (0, 0))
-        remove_left_over(tmp_path)
+        remove_stale_folders(tmp_path)
         assert path.exists()
         other.communicate("\n")
-    remove_left_over(tmp_path)
+    remove_stale_folders(tmp_path)
     assert not path.exists()
 
 
 def test_the_oldest_go_by_number_and_never_the_newest_save(tmp_path):
     for number in (9, 10, 11, 100):
-        staged(tmp_path / f"checkpoint_{number}").publish()
+        staged(tmp_path / f"checkpoint_{number}").commit()
     (tmp_path / "checkpoint_1").mkdir()  # a person's
-    staged(tmp_path / "other").publish()
+    staged(tmp_path / "other").commit()
     remove_old(tmp_path, keep=2, newest=tmp_path / "checkpoint_9")
     assert sorted(os.listdir(tmp_path)) == ["checkpoint_1", "checkpoint_100", "checkpoint_9", "other"]
 
@@ -186,7 +186,7 @@ def test_a_file_or_the_working_directory_is_no_target(tmp_path, monkeypatch):
 
 
 def test_a_later_format_is_refused_with_the_way_out(tmp_path):
-    staged(tmp_path / "a").publish()
+    staged(tmp_path / "a").commit()
     path = tmp_path / "a" / "accel_checkpoint.json"
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(Exception, match="format version 2.*release that wrote it"):
@@ -194,11 +194,11 @@ def test_a_later_format_is_refused_with_the_way_out(tmp_path):
 
 
 def test_fields_that_a_later_release_adds_are_ignored(tmp_path):
-    staged(tmp_path / "a").publish()
+    staged(tmp_path / "a").commit()
     path = tmp_path / "a" / "accel_checkpoint.json"
     content = json.loads(path.read_text())
     wanted = read_manifest(tmp_path / "a")
-    content["strategy"] = "of a later release"
+    content["later_field"] = "of a later release"
     for entry in content["files"]:
         entry["compression"] = "none"
     path.write_text(json.dumps(content))
@@ -221,7 +221,7 @@ def mount_point(tmp_path):
 
 def test_a_mount_point_may_become_a_checkpoint_and_is_not_replaced(mount_point):
     (mount_point / "lost+found").mkdir()
-    published(mount_point, a="1")
+    committed(mount_point, a="1")
     assert sorted(os.listdir(mount_point)) == [
         "a",
         "accel_checkpoint.json",
@@ -236,11 +236,11 @@ def test_a_mount_point_may_become_a_checkpoint_and_is_not_replaced(mount_point):
     check_target(mount_point / "checkpoint")
 
 
-def test_what_cannot_be_published_into_a_mount_point_leaves_it_as_it_was(mount_point, monkeypatch):
+def test_what_cannot_be_committed_into_a_mount_point_leaves_it_as_it_was(mount_point, monkeypatch):
     staging = staged(mount_point)
     monkeypatch.setattr(module, "force_to_disk", raising(OSError("no space")))
     with pytest.raises(OSError, match="no space"):
-        staging.publish()
+        staging.commit()
     staging.discard()
     assert os.listdir(mount_point) == []
 

@@ -75,7 +75,7 @@ class Seat:
 
 def save(folder, name, *, value, killed=None, before_writing=lambda transaction: None, after_looking=None):
     """Save ``value`` from all ranks; return what each raised."""
-    staging._under_way.clear()  # a new process knows nothing of the last one's
+    staging._active.clear()  # a new process has no entry of the last one
     table, raised = Table(4, killed), [None] * 4
 
     def collect(transaction):
@@ -172,8 +172,8 @@ def test_whoever_is_killed_whenever_one_save_is_whole_on_all_machines(tmp_path, 
     assert save(tmp_path, "checkpoint_1", value=1) == [None] * 4
     raised = save(tmp_path, name, value=2, killed=(rank, stage))
     assert all(raised)
-    main_has_published = stage in ("published", "committed")
-    assert values_loaded(tmp_path) == all_of(2 if main_has_published else 1)
+    main_has_committed = stage in ("published", "committed")
+    assert values_loaded(tmp_path) == all_of(2 if main_has_committed else 1)
     # Going on, nothing stays behind.
     assert save(tmp_path, "checkpoint_3", value=3) == [None] * 4
     assert values_loaded(tmp_path) == all_of(3)

@@ -280,11 +280,11 @@ def test_a_save_behind_the_loop_gives_way_and_one_in_front_does_not(tmp_path, mo
     monkeypatch.setattr(FileSink, "_append", watched)
     run = Run()
     run.accelerator.save_state(tmp_path / "behind", blocking=False)._thread.join()
-    assert threads == {"accel-giving-way"}
+    assert threads == {"accel-low-priority"}
     threads.clear()
     run.accelerator.save_state(tmp_path / "in front")
     assert threads
-    assert "accel-giving-way" not in threads
+    assert "accel-low-priority" not in threads
 
 
 def test_a_failure_behind_the_loop_is_told_by_the_next_save_once(tmp_path):
@@ -298,7 +298,7 @@ def test_a_failure_behind_the_loop_is_told_by_the_next_save_once(tmp_path):
     broken._error = CheckpointError("the disk went away")
     from accel_checkpoint.saving import handle as background
 
-    background._Untold.handles.append(broken)
+    background._UnreportedFailures.handles.append(broken)
     with pytest.raises(CheckpointError, match="the disk went away"):
         run.accelerator.save_state(tmp_path / "c")
     run.accelerator.save_state(tmp_path / "c")

@@ -18,7 +18,9 @@ def newest_checkpoint(folder: Path) -> Path:
         CheckpointError: If there is none.
     """
     found = newest_in(folder)
-    displaced = [one for one in _displaced(folder) if found is None or one.modified_s > found.modified_s]
+    displaced = [
+        one for one in _displaced_checkpoints(folder) if found is None or one.modified_s > found.modified_s
+    ]
     if displaced:
         return max(displaced, key=lambda one: one.modified_s).path
     if found is None:
@@ -39,7 +41,9 @@ def check_loadable(folder: Path, *, verify: bool) -> Found:
         CheckpointError: If it is missing, incomplete or damaged; the message names the newest good one.
     """
     if not folder.is_dir():
-        displaced = [one for one in _displaced(folder.parent) if name_of_displaced(one.path) == folder.name]
+        displaced = [
+            one for one in _displaced_checkpoints(folder.parent) if name_of_displaced(one.path) == folder.name
+        ]
         if displaced:
             return check_loadable(displaced[-1].path, verify=verify)
         raise CheckpointError(f"There is no checkpoint `{folder}`.{_hint(folder)}")
@@ -95,7 +99,7 @@ def _hint(folder: Path) -> str:
     return f" The newest complete one beside it is `{good.path}`."
 
 
-def _displaced(folder: Path) -> list[Found]:
+def _displaced_checkpoints(folder: Path) -> list[Found]:
     """Return checkpoints that lost their name to a successor that never came; see `Staging`."""
     if not folder.is_dir():
         return []

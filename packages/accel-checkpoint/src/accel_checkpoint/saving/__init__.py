@@ -1,1 +1,1 @@
-"""Write a checkpoint such that it is there whole or not at all."""
+"""Save a checkpoint atomically."""

@@ -1,4 +1,4 @@
-"""Put a finished folder where another one is, in one step."""
+"""Exchange two folders atomically."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _RENAME_EXCHANGE = 2
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two folders on one file system change names, at one moment for every reader.
+    """Exchange the names of two folders on one file system, atomically for every reader.
 
     Returns:
-        Whether it was done; False where the system or the file system cannot do it.
+        False if the operating system or the file system does not support it.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,4 +1,4 @@
-"""A save that goes on while the loop trains."""
+"""A handle on a save that runs in the background."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ logger = logging.getLogger(__name__)
 
 
 class SaveHandle:
-    """A save under way.
+    """A save in the background.
 
-    It leaves the processors to the training, and so takes many times as long beside a loop that never lets them
-    idle; it hurries as soon as somebody waits for it, be it `wait`, `exception`, the next save or the end of the
-    program.
+    The save runs at low priority. Beside a training loop that keeps all processors busy, it takes many times as long.
+    It speeds up as soon as something waits for it: `wait`, `exception`, the next save, or the end of the program.
 
     Args:
-        finish: Does the rest of the save and returns the folder.
-        target: Where the checkpoint will be.
-        hurry: Called when somebody waits.
+        finish: Completes the save and returns the folder.
+        target: Final path of the checkpoint.
+        hurry: Called when something starts to wait for the save.
     """
 
     def __init__(
@@ -32,23 +31,23 @@ class SaveHandle:
         self._finish = finish
         self._hurry = hurry
         self._error: BaseException | None = None
-        # No daemon: a normal end of the program waits for it.
+        # Not a daemon: the interpreter waits for it at exit.
         self._thread = threading.Thread(target=self._run, name=f"save-{target.name}", daemon=False)
         self._thread.start()
 
     def done(self) -> bool:
-        """Whether the save has ended, well or not; never blocks."""
+        """Whether the save has ended, successfully or not; never blocks."""
         return not self._thread.is_alive()
 
     def wait(self, timeout_s: float | None = None) -> Path:
-        """Return the folder once the checkpoint is there.
+        """Wait until the checkpoint is committed, and return its folder.
 
         Args:
-            timeout_s: How long to wait at most.
+            timeout_s: How long to wait; None waits without a limit.
 
         Raises:
-            CheckpointError: If the save failed, on any rank.
-            TimeoutError: If it is still under way.
+            CheckpointError: If the save failed on any rank.
+            TimeoutError: If the save is still running after ``timeout_s``.
         """
         error = self.exception(timeout_s)
         if error is not None:
@@ -56,10 +55,10 @@ class SaveHandle:
         return self.target
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        """Return why the save failed, None if it did not; waits for its end.
+        """Wait for the save to end, and return its error, or None if it succeeded.
 
         Raises:
-            TimeoutError: If it is still under way after ``timeout_s``.
+            TimeoutError: If the save is still running after ``timeout_s``.
         """
         self._hurry()
         self._thread.join(timeout_s)
@@ -67,33 +66,33 @@ class SaveHandle:
             raise TimeoutError(
                 f"The checkpoint `{self.target}` is still being written after {timeout_s:g} s."
             )
-        if self in _Untold.handles:
-            _Untold.handles.remove(self)
+        if self in _UnreportedFailures.handles:
+            _UnreportedFailures.handles.remove(self)
         return self._error
 
     def settle(self) -> None:
-        """Wait, and raise an error that nobody has been told yet."""
+        """Wait for the save to end, and raise its error unless a caller has already received it."""
         self._hurry()
         self._thread.join()
-        if self in _Untold.handles:
+        if self in _UnreportedFailures.handles:
             self.wait()
 
     def _run(self) -> None:
         try:
             self._finish()
-        except BaseException as error:  # noqa: BLE001 (handed to whoever waits, whatever it is)
+        except BaseException as error:  # noqa: BLE001 (raised in the thread that waits)
             self._error = error
-            _Untold.handles.append(self)
+            _UnreportedFailures.handles.append(self)
 
 
-class _Untold:
-    """Saves that failed and whose end nobody has asked for."""
+class _UnreportedFailures:
+    """Failed saves whose error no caller has received."""
 
     handles: ClassVar[list[SaveHandle]] = []
 
 
 @atexit.register
-def _tell_at_exit() -> None:
-    # Python waits for the threads before it comes here.
-    for handle in _Untold.handles:
-        logger.error("Saving `%s` behind the loop failed: %s", handle.target, handle._error)
+def _log_unreported_failures() -> None:
+    # Python joins the threads before it runs this.
+    for handle in _UnreportedFailures.handles:
+        logger.error("Saving `%s` in the background failed: %s", handle.target, handle._error)

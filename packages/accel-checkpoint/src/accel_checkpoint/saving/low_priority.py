@@ -1,4 +1,4 @@
-"""Work beside the training, in a thread that leaves the processors to it until somebody waits."""
+"""Background work in a low-priority thread, at normal priority once a caller waits for it."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from typing import Self
 Work = Callable[[], object]
 
 NICENESS = 15
-PATIENCE_S = 30.0
+THREAD_TIME_S = 30.0
 SHARE = 0.1
 LONGEST_PAUSE_S = 1.0
 
 
 class LowPriorityThread:
-    """Run pieces of work one after the other in a thread of low priority, while nobody waits for them.
+    """Runs work items in order in a low-priority thread, as long as no caller waits for them.
 
-    A trade-off: on processors that are all busy the thread gets about a thirtieth of each (niceness 15), which a
-    training loop hardly feels, and gets on as slowly; on processors with time to spare it loses nothing. So that
-    a save comes to its end however busy they are, whoever calls `run` does the work itself once ``patience_s``
-    have gone by, with its own priority, and pauses after each piece so long that it computes a tenth of the time.
-    Once `hurry` was called, or the program is at its end, it does so without pauses. The thread's own priority is
-    never raised again, because Linux lets only privileged users do that. Systems without priorities of threads
-    give it the usual one.
+    On busy processors the thread gets about a thirtieth of each (niceness 15). Training hardly slows down, but the
+    work is slow too. On idle processors the low priority costs nothing.
+
+    To finish even on busy processors, `run` switches to its caller's thread after ``patience_s``. It then pauses
+    after each item, so that it computes a tenth of the time. After `hurry`, or at the end of the program, it no longer
+    pauses. The thread never gets its priority back, because Linux allows only privileged users to raise it. Where
+    threads have no priority of their own, the thread runs at normal priority.
 
     Args:
-        patience_s: Seconds from the first of the work until it is no longer left to the thread.
-        clock: Gives seconds.
-        pause: Waits for seconds, by default until `hurry` is called at most.
+        patience_s: How long the thread does the work, in seconds from the start.
+        clock: Returns the time in seconds.
+        pause: Sleeps for the given seconds; by default `hurry` ends the sleep.
     """
 
     def __init__(
         self,
         *,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = THREAD_TIME_S,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] | None = None,
     ) -> None:
@@ -48,7 +48,7 @@ class LowPriorityThread:
         self._hurry = threading.Event()
         self._pause = self._hurry.wait if pause is None else pause
         self._todo: SimpleQueue[tuple[Work, SimpleQueue[BaseException | None]] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="accel-giving-way", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="accel-low-priority", daemon=True)
 
     def __enter__(self) -> Self:
         self._end_s = self._clock() + self._patience_s
@@ -62,22 +62,22 @@ class LowPriorityThread:
         self._thread.join()
 
     def hurry(self) -> None:
-        """Let all further work be done by its caller without pauses; from any thread, at any time."""
+        """Run all further work in the caller's thread without pauses. Can be called from any thread, at any time."""
         self._hurry.set()
 
     def run(self, work: Work) -> None:
-        """Do ``work`` and return when it is done; what it raises is raised here. From any thread."""
+        """Run ``work`` to its end and raise what it raises. Can be called from any thread."""
         if self._is_awaited():
             work()
         elif self._clock() < self._end_s:
-            self._run_behind(work)
+            self._run_in_thread(work)
         else:
             begun_s = time.thread_time()
             work()
             computed_s = time.thread_time() - begun_s
             self._pause(min(computed_s * (1 / SHARE - 1), LONGEST_PAUSE_S))
 
-    def _run_behind(self, work: Work) -> None:
+    def _run_in_thread(self, work: Work) -> None:
         outcome: SimpleQueue[BaseException | None] = SimpleQueue()
         self._todo.put((work, outcome))
         error = outcome.get()
@@ -85,23 +85,23 @@ class LowPriorityThread:
             raise error
 
     def _is_awaited(self) -> bool:
-        # At its end Python lets the main thread count as dead, and then waits for those that save.
+        # At exit the main thread counts as dead before Python joins the saving threads.
         return self._hurry.is_set() or not threading.main_thread().is_alive()
 
     def _serve(self) -> None:
         if sys.platform.startswith("linux"):
             own = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, own, max(NICENESS, os.getpriority(os.PRIO_PROCESS, own)))
-        while (order := self._todo.get()) is not None:
-            work, outcome = order
+        while (item := self._todo.get()) is not None:
+            work, outcome = item
             try:
                 work()
-            except BaseException as error:  # noqa: BLE001 (raised where the work was asked for)
+            except BaseException as error:  # noqa: BLE001 (raised in `run`)
                 outcome.put(error)
             else:
                 outcome.put(None)
 
 
-def at_once(work: Work) -> None:
-    """Do ``work`` here and now."""
+def run_inline(work: Work) -> None:
+    """Run ``work`` in the caller's thread, at normal priority."""
     work()

@@ -1,4 +1,4 @@
-"""What a rank writes into a checkpoint: one file per file."""
+"""The files that a rank writes to a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from accel_checkpoint.formats.safetensor_files import SafetensorsWriter
 from accel_checkpoint.formats.safetensor_writing import write_safetensors
 from accel_checkpoint.formats.sharding import plan_shards
 from accel_checkpoint.manifest import FileEntry
-from accel_checkpoint.saving.low_priority import Work, at_once
+from accel_checkpoint.saving.low_priority import Work, run_inline
 from accel_checkpoint.saving.sink import FileSink
-from accel_checkpoint.saving.snapshot import HostBuffers, map_tensors, without_waste
+from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors
 from accel_state.errors import CheckpointError, ConfigError
 
 MAX_WRITERS = 4
-TORCH_ENDINGS = (".bin", ".pt", ".pth", ".pkl")
+TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
 
 
 class PendingFile(Protocol):
-    """One file on its way into a checkpoint."""
+    """A file that has not been written to the checkpoint yet."""
 
     @property
     def name(self) -> str:
-        """Name of the file, relative to the checkpoint's folder."""
+        """File name, relative to the checkpoint's folder."""
         ...
 
-    def copied_to(self, buffers: HostBuffers) -> PendingFile:
-        """Return the file as it is now; it no longer changes when training goes on."""
+    def snapshot(self, buffers: HostBuffers) -> PendingFile:
+        """Return a snapshot of the file, which further training does not change."""
         ...
 
     def write(self, sink: FileSink) -> None:
@@ -47,7 +47,7 @@ class PendingFile(Protocol):
 
 @dataclass(frozen=True)
 class TorchFile:
-    """A file of `torch.save`, of plain data only."""
+    """A `torch.save` file that holds plain data only."""
 
     name: str
     content: Any
@@ -55,14 +55,14 @@ class TorchFile:
     def __post_init__(self) -> None:
         check_plain(self.content, file_name=self.name)
 
-    def copied_to(self, buffers: HostBuffers) -> Self:
+    def snapshot(self, buffers: HostBuffers) -> Self:
         """Return the file with copies of its tensors."""
         copied = map_tensors(self.content, lambda path, tensor: buffers.copy((self.name, *path), tensor))
         return replace(self, content=copied)
 
     def write(self, sink: FileSink) -> None:
         """Write the content."""
-        torch.save(map_tensors(self.content, without_waste), sink)  # type: ignore[arg-type]
+        torch.save(map_tensors(self.content, compact_on_cpu), sink)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ class SafetensorsFile:
 
     @classmethod
     def of(cls, name: str, state: Mapping[str, Any]) -> Self:
-        """Return the file of a state dict, in which tied weights stand once."""
+        """Return the file for a state dict; tied weights are stored once."""
         writer = SafetensorsWriter(state)
         return cls(name, writer.tensors, writer.metadata(writer.tensors))
 
-    def copied_to(self, buffers: HostBuffers) -> Self:
+    def snapshot(self, buffers: HostBuffers) -> Self:
         """Return the file with copies of its tensors."""
         copied = map_tensors(
             dict(self.tensors), lambda path, tensor: buffers.copy((self.name, *path), tensor)
@@ -93,13 +93,13 @@ class SafetensorsFile:
 
 @dataclass(frozen=True)
 class JsonFile:
-    """A file of JSON."""
+    """A JSON file."""
 
     name: str
     content: Any
 
-    def copied_to(self, buffers: HostBuffers) -> Self:
-        """Return the file: nothing in it changes."""
+    def snapshot(self, buffers: HostBuffers) -> Self:
+        """Return the file itself, since training does not change it."""
         return self
 
     def write(self, sink: FileSink) -> None:
@@ -108,10 +108,10 @@ class JsonFile:
 
 
 def pending_file(name: str, content: Any) -> PendingFile:
-    """Return a file by the ending of its name.
+    """Return a file in the format that the suffix of its name selects.
 
     Raises:
-        ConfigError: If the name has an ending that is not known, leads out of the folder, or is the manifest's.
+        ConfigError: If the suffix is unknown, or the name leads out of the folder or is the manifest's.
         CheckpointError: If the format cannot hold the content.
     """
     if not is_plain_name(name) or name == MANIFEST_NAME:
@@ -120,29 +120,29 @@ def pending_file(name: str, content: Any) -> PendingFile:
         return SafetensorsFile.of(name, content)
     if name.endswith(".json"):
         return JsonFile(name, content)
-    if name.endswith(TORCH_ENDINGS):
+    if name.endswith(TORCH_SUFFIXES):
         return TorchFile(name, content)
     raise ConfigError(
-        f"The ending of `{name}` says how the file is written, and is none of .safetensors, .json, "
-        f"{', '.join(TORCH_ENDINGS)}."
+        f"`{name}` does not end in a known suffix, which selects the file format. Use one of .safetensors, .json, "
+        f"{', '.join(TORCH_SUFFIXES)}."
     )
 
 
 def pending_weights(
     state: Mapping[str, Any], *, index: int, safe: bool, max_shard_size: int | str | None
 ) -> list[PendingFile]:
-    """Return the files for the weights of one model: one, or shards and their index.
+    """Return the weight files of one model: a single file, or shards and their index.
 
     Args:
         state: State dict of the model.
-        index: Which model it is.
-        safe: safetensors, rather than `torch.save`.
-        max_shard_size: Largest size of one file; None: one file whatever its size.
+        index: Index of the model.
+        safe: Use safetensors instead of `torch.save`.
+        max_shard_size: Maximum size of one file; None writes a single file.
 
     Raises:
-        CheckpointError: If a tensor has no values, or the format cannot hold it.
+        CheckpointError: If a tensor is on the meta device, or the format cannot store it.
     """
-    _refuse_meta(state, index=index)
+    _reject_meta_tensors(state, index=index)
     names = weight_format(index, safe=safe)
     writer: SafetensorsWriter | PickleWriter = SafetensorsWriter(state) if safe else PickleWriter(state)
     groups = list(writer.groups())
@@ -174,17 +174,17 @@ def write_files(
     rank: int,
     place: int,
     num_threads: int,
-    run: Callable[[Work], None] = at_once,
+    run: Callable[[Work], None] = run_inline,
 ) -> list[FileEntry]:
-    """Write all files into ``folder``, several at a time, each forced to disk; return what they became.
+    """Write the files to ``folder``, force them to disk, and return their manifest entries.
 
     Args:
-        files: What to write.
-        folder: Where to; it is there.
-        rank: Who writes.
-        place: Which machine's part of the checkpoint it is.
-        num_threads: Files that are written at a time.
-        run: Does what takes long, from as many threads.
+        files: The files to write.
+        folder: An existing folder.
+        rank: This process.
+        place: The file system that ``folder`` is on; see `FileEntry`.
+        num_threads: How many files to write at a time.
+        run: Runs the slow work; called from ``num_threads`` threads.
     """
 
     def write(file: PendingFile) -> FileEntry:
@@ -198,9 +198,9 @@ def write_files(
 
 
 def write_file(
-    file: PendingFile, folder: Path, *, replace: bool = False, run: Callable[[Work], None] = at_once
+    file: PendingFile, folder: Path, *, replace: bool = False, run: Callable[[Work], None] = run_inline
 ) -> FileSink:
-    """Write one file into ``folder``, forced to disk; an existing file of that name is in the way."""
+    """Write one file to ``folder`` and force it to disk; fails if the file exists, unless ``replace`` is set."""
     path = folder / file.name
     if replace:
         path.unlink(missing_ok=True)
@@ -209,7 +209,7 @@ def write_file(
     return sink
 
 
-def _refuse_meta(state: Mapping[str, Any], *, index: int) -> None:
+def _reject_meta_tensors(state: Mapping[str, Any], *, index: int) -> None:
     empty = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]
     if empty:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""A progress bar for saves that take long."""
+"""A progress bar for long saves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from accel_checkpoint.files import files_below
 from accel_state.availability import is_tqdm_available
 
 QUIET_S = 3.0
-"""Saves shorter than this show nothing."""
+"""Shorter saves show no progress bar."""
 _REFRESH_S = 0.5
 
 
@@ -24,14 +24,14 @@ def showing_progress(
     awaited: threading.Event | None = None,
     quiet_s: float = QUIET_S,
 ) -> Iterator[None]:
-    """Show how many bytes have come into ``folder``, once somebody has waited for the body for a few seconds.
+    """Show how many bytes have been written to ``folder``, once a caller has waited for a few seconds.
 
     Args:
-        folder: The folder that grows.
-        name: What it is called for people.
-        is_shown: Whether this process shows it.
-        awaited: Set when somebody begins to wait; None: from the beginning.
-        quiet_s: How long to show nothing.
+        folder: The folder that is being written.
+        name: Name to display.
+        is_shown: Whether this process shows the bar.
+        awaited: Set when a caller starts to wait; None if it waits from the start.
+        quiet_s: How long a caller waits before the bar appears.
     """
     if not is_shown or not is_tqdm_available():
         yield
@@ -68,5 +68,5 @@ def _watch(
 def _size_of(folder: Path) -> int:
     try:
         return sum((folder / name).stat().st_size for name in files_below(folder))
-    except FileNotFoundError:  # it has just got its final name
+    except FileNotFoundError:  # it has just been renamed
         return 0

@@ -1,4 +1,4 @@
-"""Remove what is no longer wanted: old checkpoints, and what saves that were killed left behind."""
+"""Retention: remove old checkpoints and the temporary folders of interrupted saves."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pathlib import Path
 from accel_checkpoint.file_names import TEMPORARY_PREFIX
 from accel_checkpoint.process_identity import STAMP, has_ended_by_stamp, stamp
 from accel_checkpoint.reading.listing import State, checkpoints_in
-from accel_checkpoint.saving.staging import displaced_in, is_under_way
+from accel_checkpoint.saving.staging import displaced_in, is_active
 
 STALE_AFTER_S = 24 * 3600.0
-"""A temporary folder of a process that cannot be asked for is left over if nothing was added to it for so long."""
+"""Age after which a temporary folder is stale if its process cannot be looked up from this machine."""
 
 _OURS = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(removed-.+-\d+|.+-[0-9a-f]{{8}}(?:-({STAMP}))?-\d+)")
 
 
 def remove_old(folder: Path, *, keep: int, newest: Path) -> None:
-    """Leave at most ``keep`` numbered checkpoints in ``folder``, removing those with the lowest numbers.
+    """Keep at most ``keep`` numbered checkpoints in ``folder``; remove those with the lowest numbers.
 
-    What cannot be removed is a warning: the new checkpoint is safe all the same.
+    Warns about a checkpoint that cannot be removed: the new one is safe nevertheless.
 
     Args:
         folder: The folder of checkpoints.
-        keep: How many stay, `newest` among them.
-        newest: The one that has just been saved; it is never removed.
+        keep: How many to keep, including ``newest``.
+        newest: The checkpoint that has just been saved; never removed.
     """
     numbered = [
         found
@@ -38,11 +38,11 @@ def remove_old(folder: Path, *, keep: int, newest: Path) -> None:
         and found.path != newest
     ]
     for found in numbered[: max(0, len(numbered) - (keep - 1))]:
-        remove_at_once(found.path)
+        remove_checkpoint(found.path)
 
 
-def remove_at_once(folder: Path) -> None:
-    """Remove a folder such that nobody ever meets half of it."""
+def remove_checkpoint(folder: Path) -> None:
+    """Remove a checkpoint; a rename first hides it, so that no reader finds it half removed."""
     hidden = folder.parent / f"{TEMPORARY_PREFIX}removed-{folder.name}-{os.getpid()}"
     try:
         folder.rename(hidden)
@@ -51,29 +51,29 @@ def remove_at_once(folder: Path) -> None:
         warnings.warn(f"The old checkpoint `{folder}` could not be removed: {error}", stacklevel=2)
 
 
-def remove_left_over(folder: Path) -> None:
-    """Remove the temporary folders of saves whose main process has ended, and of removals that were interrupted.
+def remove_stale_folders(folder: Path) -> None:
+    """Remove the temporary folders of interrupted removals, and of saves whose main process has ended.
 
-    Those of processes that ran on another machine, which may share the file system, or before this one booted, go
-    once nothing was added to them for a day. Other programs may call theirs alike: only what has a whole name of ours
-    goes, and no checkpoint that is still wanted.
+    A process on another machine or from before the last reboot cannot be looked up; its folders are removed once they
+    have not changed for a day. Only folders whose full name matches our pattern are removed, since other programs may
+    use the same prefix. Checkpoints that were moved aside by an interrupted save are kept.
     """
     wanted = set(displaced_in(folder))
     with os.scandir(folder) as entries:
         paths = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     for path in paths:
-        if path in wanted or is_under_way(path) or not is_left_over(path):
+        if path in wanted or is_active(path) or not is_stale(path):
             continue
         try:
             shutil.rmtree(path)
         except FileNotFoundError:
-            continue  # another process tidies up too
+            continue  # another process has removed it
         except OSError as error:
-            warnings.warn(f"The left-over folder `{path}` could not be removed: {error}", stacklevel=2)
+            warnings.warn(f"The stale temporary folder `{path}` could not be removed: {error}", stacklevel=2)
 
 
-def is_left_over(path: Path, *, now_s: float | None = None) -> bool:
-    """Whether a folder is a temporary one that nobody will go on with."""
+def is_stale(path: Path, *, now_s: float | None = None) -> bool:
+    """Whether a folder is the temporary folder of an interrupted save or removal."""
     match = _OURS.fullmatch(path.name)
     if match is None:
         return False

@@ -1,4 +1,4 @@
-"""Saves one after the other, in the foreground or behind the training loop."""
+"""All saves of one run, one at a time, blocking or in the background."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from accel_state.topology import Topology
 
 
 class Saver:
-    """All saves of one run into any folders. Every rank must make the same calls.
+    """Runs the saves of one training run, to any folders. Every rank must make the same calls.
 
     Args:
-        topology: Who this process is.
-        agreement: The way to the other ranks.
+        topology: This process's rank and node.
+        agreement: Exchanges reports with the other ranks.
     """
 
     def __init__(self, *, topology: Topology, agreement: Agreement) -> None:
@@ -35,18 +35,18 @@ class Saver:
         self._token: str | None = None
         self._num_saves = 0
         self._num_rounds = 0
-        self._under_way: SaveHandle | None = None
+        self._running: SaveHandle | None = None
         self._buffers = HostBuffers()
 
     def stage(
         self, request: Request, *, blocking: bool = True, earlier: BaseException | None = None
     ) -> Stage:
-        """Return what a checkpoint is put together in; it is saved when its `with` block ends.
+        """Return the stage of a new checkpoint, which is saved when its `with` block ends.
 
         Args:
-            request: What is to be saved.
-            blocking: Write it before the block ends. Otherwise copy it, and write while the caller goes on.
-            earlier: From `unreported_failure`: then this save fails on every rank, so that all learn of it together.
+            request: What to save.
+            blocking: Write the files before the block ends. Otherwise take a snapshot and write in the background.
+            earlier: Result of `unreported_failure`. If set, this save fails on every rank with that error.
         """
         if self._token is None:
             self._token = self.agree("token", f"{secrets.token_hex(4)}-{stamp()}", first)
@@ -59,42 +59,42 @@ class Saver:
             num_threads=writer_threads() if blocking else 1,
             earlier=earlier,
         )
-        return Stage(transaction, finish=self._finish if blocking else self._finish_behind)
+        return Stage(transaction, finish=self._finish if blocking else self._finish_in_background)
 
     def agree(self, topic: str, report: str, merge: Merge) -> str:
-        """Return the verdict of rank 0 on the reports of all ranks; for steps outside of a save."""
+        """Return rank 0's verdict on the reports of all ranks; for steps outside a save."""
         self._num_rounds += 1
         return self.agreement.agree(f"{topic}-{self._num_rounds}", report, merge)
 
     def settle(self) -> None:
-        """Wait for the save under way, if any.
+        """Wait for the running save, if any.
 
         Raises:
-            CheckpointError: If it failed and nobody has been told.
+            CheckpointError: If it failed and the error has not been raised yet.
         """
         error = self.unreported_failure()
         if error is not None:
             raise error
 
     def unreported_failure(self) -> AccelError | None:
-        """Wait for the save under way, if any; return why it failed, if it did and nobody here has been told."""
-        if self._under_way is None:
+        """Wait for the running save, if any; return its error if it failed and the error has not been raised yet."""
+        if self._running is None:
             return None
         try:
-            self._under_way.settle()
+            self._running.settle()
         except AccelError as error:
             return error
         finally:
-            if self._under_way.done():
-                self._under_way = None
+            if self._running.done():
+                self._running = None
         return None
 
     def _finish(self, transaction: Transaction) -> None:
         with self._showing_progress(transaction):
             transaction.finish()
 
-    def _finish_behind(self, transaction: Transaction) -> SaveHandle:
-        transaction.replace_files(self._copied)
+    def _finish_in_background(self, transaction: Transaction) -> SaveHandle:
+        transaction.replace_files(self._snapshot)
         if transaction.must_raise_now:
             transaction.finish()
         writer, awaited = LowPriorityThread(), threading.Event()
@@ -109,12 +109,12 @@ class Saver:
                 target = transaction.finish(writer.run)
                 return target
 
-        self._under_way = SaveHandle(write, target=transaction.request.target, hurry=hurry)
-        return self._under_way
+        self._running = SaveHandle(write, target=transaction.request.target, hurry=hurry)
+        return self._running
 
-    def _copied(self, files: list[PendingFile]) -> list[PendingFile]:
+    def _snapshot(self, files: list[PendingFile]) -> list[PendingFile]:
         self._buffers.begin()
-        copies = [file.copied_to(self._buffers) for file in files]
+        copies = [file.snapshot(self._buffers) for file in files]
         self._buffers.join_streams()
         return copies
 

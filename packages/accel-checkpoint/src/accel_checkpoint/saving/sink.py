@@ -1,4 +1,4 @@
-"""A file that is digested while it is written, in pieces that leave the other threads running."""
+"""A file writer that computes the digest on the way, in chunks that do not block other threads."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from types import TracebackType
 from typing import Self
 
 from accel_checkpoint.digests import Digest
-from accel_checkpoint.saving.low_priority import Work, at_once
+from accel_checkpoint.saving.low_priority import Work, run_inline
 
 _CHUNK_BYTES = 4 * 2**20
-"""Digested while it is in the processor's cache, then written; neither holds the interpreter's lock."""
+"""Small enough to be in the processor's cache for both the digest and the write; neither holds the GIL."""
 
 
 class FileSink:
-    """Write a new file and force it to disk; `torch.save` takes it for a file.
+    """Writes a new file and forces it to disk; `torch.save` accepts it as a file object.
 
     Args:
-        path: The file, which must not be there yet.
-        run: Does the digesting and the writing.
+        path: The file, which must not exist yet.
+        run: Runs the digest computation and the writes.
     """
 
-    def __init__(self, path: Path, *, run: Callable[[Work], None] = at_once) -> None:
+    def __init__(self, path: Path, *, run: Callable[[Work], None] = run_inline) -> None:
         self._descriptor = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
         )
@@ -45,7 +45,7 @@ class FileSink:
             os.close(self._descriptor)
 
     def write(self, data: bytes | memoryview) -> int:
-        """Append ``data`` and return how much it was."""
+        """Append ``data`` and return its size in bytes."""
         view = memoryview(data).cast("B")
         for start in range(0, len(view), _CHUNK_BYTES):
             self._run(partial(self._append, view[start : start + _CHUNK_BYTES]))
@@ -53,7 +53,7 @@ class FileSink:
         return len(view)
 
     def flush(self) -> None:
-        """Do nothing: nothing is held back."""
+        """Do nothing: writes are not buffered."""
 
     def _append(self, chunk: memoryview) -> None:
         self._digest.update(chunk)
@@ -62,5 +62,5 @@ class FileSink:
 
     @property
     def digest(self) -> str:
-        """The digest of what was written so far."""
+        """The digest of the bytes written so far."""
         return str(self._digest)

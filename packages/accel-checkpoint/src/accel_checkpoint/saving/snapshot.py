@@ -1,4 +1,4 @@
-"""Tensors as they are now, in host memory that is used again for the next save."""
+"""Snapshots of tensors in host memory, which the next save reuses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def map_tensors(
 ) -> Any:
     """Return ``content`` with its containers rebuilt and each tensor replaced by ``copy(path, tensor)``.
 
-    A tensor that is there twice is copied once. Leaves other than tensors are taken over: numbers and strings
-    do not change.
+    A tensor that occurs twice is copied once. Immutable leaves such as numbers and strings are kept as they are.
     """
     seen = {} if seen is None else seen
     if isinstance(content, torch.Tensor):
@@ -44,7 +43,7 @@ def map_tensors(
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is an ordinary dense tensor, whose bytes alone make it up."""
+    """Whether it is an ordinary dense tensor: no subclass, not sparse, not quantized."""
     kind = type(tensor)
     return (
         kind in (torch.Tensor, torch.nn.Parameter)
@@ -54,11 +53,11 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy in memory of its own. Of a tensor that wraps others, such as a quantised one, these are copied."""
+    """Return a copy in new memory. For a wrapper subclass, such as a quantized tensor, copy the inner tensors."""
     wrapper: Any = tensor
     if not is_traceable_wrapper_subclass(wrapper):
         return tensor.clone()
-    # Part by part, since not all of them know `clone` (torchao 0.18: the states of its 8-bit optimizers).
+    # Not every wrapper supports `clone` (torchao 0.18: the states of its 8-bit optimizers).
     names, context = wrapper.__tensor_flatten__()
     parts = {name: copy_of(getattr(wrapper, name)) for name in names}
     rebuilt: torch.Tensor = type(wrapper).__tensor_unflatten__(
@@ -67,8 +66,8 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     return rebuilt
 
 
-def without_waste(path: Path, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor on the CPU that `torch.save` can write without more than it shows."""
+def compact_on_cpu(path: Path, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor with a storage of its own size, since `torch.save` writes whole storages."""
     tensor = tensor.detach()
     if not is_plain(tensor):
         return tensor
@@ -78,11 +77,10 @@ def without_waste(path: Path, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class HostBuffers:
-    """Host memory for copies of tensors, kept from one save to the next.
+    """Host memory for snapshots of tensors, reused from one save to the next.
 
-    The copies of one `begin` are good until the next one. On an accelerator the memory is pinned and the
-    copying goes on beside the computation: what is computed after the copies were asked for waits for them on
-    the device, the host waits in `wait`.
+    The copies are valid until the next `begin`. For an accelerator the memory is pinned and the copies are
+    asynchronous: later work on the device waits for them after `join_streams`, and the host waits in `wait`.
     """
 
     def __init__(self) -> None:
@@ -91,7 +89,7 @@ class HostBuffers:
         self._streams: dict[torch.device, Any] = {}
 
     def begin(self) -> None:
-        """Start a new set of copies in the memory of the last one."""
+        """Start a new snapshot in the memory of the last one."""
         self._buffers = {path: self._buffers[path] for path in self._used if path in self._buffers}
         self._used = set()
         self._streams = {}
@@ -109,24 +107,24 @@ class HostBuffers:
             self._buffers[path] = buffer
         if tensor.device.type == "cpu":
             return buffer.copy_(tensor)
-        return self._copy_beside(buffer, tensor)
+        return self._copy_async(buffer, tensor)
 
     def join_streams(self) -> None:
-        """Let later work on the devices wait until the copies are made."""
+        """Make later work on the devices wait for the copies."""
         for device, stream in self._streams.items():
             torch.get_device_module(device).current_stream(device).wait_stream(stream)
 
     def wait(self) -> None:
-        """Return when all copies are made."""
+        """Block until all copies are complete."""
         for stream in self._streams.values():
             stream.synchronize()
 
     @property
     def num_bytes(self) -> int:
-        """Memory held."""
+        """Size of all buffers."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
-    def _copy_beside(self, buffer: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy_async(self, buffer: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         device = tensor.device
         module = torch.get_device_module(device)
         if not hasattr(module, "Stream"):

@@ -1,4 +1,4 @@
-"""The place where a checkpoint is put together before it is saved."""
+"""The stage: collects the files of a checkpoint until it is saved."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from accel_state.errors import CheckpointError
 
 
 class Stage:
-    """A checkpoint before it is saved; `CheckpointFolder.save` makes one.
+    """Collects the files of a new checkpoint; created by `CheckpointFolder.save`.
 
-    The checkpoint is saved when the `with` block ends, on all ranks or on none: an error in the block of any rank
+    The checkpoint is saved when the `with` block ends, on all ranks or on none. An error in the block of one rank
     raises `CheckpointError` on the others.
 
     Args:
         transaction: The save.
-        finish: Saves what was put in, and returns the handle of a save that goes on behind the loop.
+        finish: Completes the save; returns a handle if the save runs in the background.
     """
 
     def __init__(
@@ -32,73 +32,72 @@ class Stage:
         self._transaction = transaction
         self._finish = finish
         self.handle: SaveHandle | None = None
-        """Of a save that goes on behind the loop; there once the block has ended."""
+        """Handle of a save in the background, set when the block ends."""
 
     @property
     def path(self) -> Path:
-        """The temporary folder. What is written there by other means is part of the checkpoint too; see `wrote`."""
+        """The temporary folder. Files written there by other means become part of the checkpoint too; see `wrote`."""
         return self._transaction.staging.path
 
     @property
     def target(self) -> Path:
-        """Where the checkpoint will be."""
+        """Final path of the checkpoint."""
         return self._transaction.request.target
 
     @property
     def place(self) -> int:
-        """Which file system this rank writes to: 0 is the one of rank 0, others are numbered like their machines."""
+        """The file system that this rank writes to: 0 for rank 0's, otherwise the rank of the node."""
         return self._transaction.place
 
     @property
     def is_owner(self) -> bool:
-        """Whether this rank publishes the files of its file system."""
+        """Whether this rank commits the files on its file system."""
         return self._transaction.is_owner
 
     def write(self, name: str, content: Any, *, rank: int | None = 0) -> None:
-        """Put a file into the checkpoint.
+        """Add a file to the checkpoint.
 
-        It is written when the block ends; change nothing in `content` until then.
+        The file is written when the block ends. Do not change ``content`` before that.
 
         Args:
-            name: Of the file: `.safetensors` for tensors by name, `.json` for plain JSON, `.bin`, `.pt`, `.pth` or
-                `.pkl` for what `torch.save` writes (tensors, numbers, texts and containers of these).
-            content: What is in it.
-            rank: Which rank writes it, for what all ranks have alike; None: this one, for what each has of its own,
-                under a name that no other rank uses.
+            name: File name. Its suffix selects the format: `.safetensors` for a dict of tensors, `.json`, or `.bin`,
+                `.pt`, `.pth` and `.pkl` for `torch.save` (tensors, numbers, strings and containers of these).
+            content: Content of the file.
+            rank: The rank that writes content that all ranks share. Pass None for content of this rank alone, under a
+                name that no other rank uses.
 
         Raises:
-            ConfigError: If the name has another ending.
-            CheckpointError: If the content is more than plain data, which could not be loaded safely.
+            ConfigError: If the name has another suffix.
+            CheckpointError: If the content is not plain data, since it could not be loaded safely.
         """
         if rank is None or rank == self._transaction.topology.rank:
             self.add(pending_file(name, content))
 
     def write_random_states(self) -> None:
-        """Put the states of this rank's generators (Python, NumPy, torch, the device) into the checkpoint."""
+        """Add the states of this rank's random generators (Python, NumPy, torch, the device) to the checkpoint."""
         name, content = captured(rank=self._transaction.topology.rank)
         self.write(name, content, rank=None)
 
     def wrote(self, *names: str) -> None:
-        """Say which files this rank has written into `path` by other means, such as an engine's own save.
+        """Report files that this rank has written to `path` by other means, such as an engine's own save.
 
-        This rank reads them once more for their digests. Those that nobody names are left to rank 0, one after the
-        other.
+        This rank reads them again to compute their digests. Rank 0 does so, one by one, for files that no rank reports.
 
         Args:
-            *names: Relative to `path`, with `/` between parts.
+            *names: Relative to `path`, separated by `/`.
         """
         self._transaction.foreign_files.extend(names)
 
     def add(self, *files: PendingFile) -> None:
-        """Put files into the checkpoint that this rank writes."""
+        """Add files that this rank writes."""
         self._transaction.files.extend(files)
 
     def gather(self, collect: Callable[[Stage], Sequence[PendingFile]]) -> None:
-        """Add what `collect` returns; if it raises, every rank learns of that when the block ends."""
+        """Add the files that ``collect`` returns. If it raises, every rank raises when the block ends."""
         self._transaction.gather(lambda: list(collect(self)))
 
     def describe(self, description: Description) -> None:
-        """Say what the manifest is to tell of the content."""
+        """Set what the manifest records about the content."""
         self._transaction.description = description
 
     def __enter__(self) -> Self:
@@ -116,8 +115,6 @@ class Stage:
                 self.handle = self._finish(self._transaction)
             return
         self._transaction.fail(error)
-        with (
-            suppress(CheckpointError),
-            self._transaction,
-        ):  # the error of this rank's own block goes on, as it is
+        # This rank raises the error of its own block.
+        with suppress(CheckpointError), self._transaction:
             self._transaction.finish()

@@ -1,4 +1,4 @@
-"""The hidden folder in which a checkpoint grows, and the one step in which it becomes visible."""
+"""The temporary folder that a checkpoint is written to, and the atomic rename that commits it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from accel_checkpoint.saving.exchange import exchange
 from accel_state.errors import CheckpointError, ConfigError
 
 PREVIOUS_PREFIX = f"{TEMPORARY_PREFIX}previous-"
-"""Where a checkpoint waits for an instant while its successor takes its name, if two steps are needed."""
+"""Prefix of a checkpoint that is being replaced, where the file system cannot exchange two folders atomically."""
 
 
-_under_way: set[Path] = set()
-"""The folders in which this process is saving."""
+_active: set[Path] = set()
+"""The temporary folders of this process's running saves."""
 
 
 class Staging:
-    """A folder on the file system of the checkpoint: beside its place, or in it where that is a mount point.
+    """A temporary folder beside the target, or inside it if the target is a mount point.
 
     Args:
-        target: Where the checkpoint will be.
-        token: Told apart from every other save by it; the same on every rank.
+        target: Final path of the checkpoint.
+        token: Identifies this save; the same on every rank.
     """
 
     def __init__(self, target: Path, *, token: str) -> None:
@@ -37,57 +37,56 @@ class Staging:
         self._old: Path | None = None
 
     def make(self) -> None:
-        """Make the folder unless another rank has. It is not left over while the main process lives."""
+        """Create the folder unless another rank has. It is not stale as long as the main process runs."""
         make_durably(self.target.parent)
-        _under_way.add(self.path)
+        _active.add(self.path)
         self.path.mkdir(exist_ok=True)
 
-    def publish(self) -> None:
-        """Give the folder its final name; it holds its manifest and all is on the disk.
+    def commit(self) -> None:
+        """Rename the folder to its final name. The manifest must be in it, and everything on disk.
 
-        Where there is a checkpoint of this name already, the two change places; files in it that belong to no
-        checkpoint stay. The old one is there until `settle`, and has its name back after `withdraw`. If this
-        raises, all is as it was.
+        An existing checkpoint of that name is replaced; other files in its folder are kept. The old checkpoint exists
+        until `finalize`, and `roll_back` restores it. If this raises, nothing has changed.
         """
         try:
-            self._give_back_displaced()
+            self._restore_displaced()
             if not self.target.exists() or (os.name == "posix" and _is_empty(self.target)):
-                self._give_name()
+                self._rename_to_target()
             elif holds_checkpoint(self.target):
                 self._replace()
             else:
-                self._move_in()
+                self._move_files_in()
             force_to_disk(self.target.parent)
         except BaseException:
-            self.withdraw()
+            self.roll_back()
             raise
 
-    def settle(self) -> None:
-        """Remove what `publish` has replaced, and let go."""
+    def finalize(self) -> None:
+        """Remove the checkpoint that `commit` replaced, and release the folder."""
         old, self._old, self._undo = self._old, None, None
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
         self.release()
 
-    def withdraw(self) -> None:
-        """Take back what `publish` has done, as far as it came."""
+    def roll_back(self) -> None:
+        """Undo `commit`, also where it stopped halfway."""
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()
             self._old = None
 
     def discard(self) -> None:
-        """Remove the folder with all that is in it, unless it is a checkpoint that `publish` has replaced."""
+        """Remove the folder, unless it now holds the checkpoint that `commit` replaced."""
         if self._undo is None:
             shutil.rmtree(self.path, ignore_errors=True)
         self.release()
 
     def release(self) -> None:
-        """Let go of the folder."""
-        _under_way.discard(self.path)
+        """Mark the folder as no longer in use by this process."""
+        _active.discard(self.path)
 
-    def _give_back_displaced(self) -> None:
-        """Give a checkpoint its name back that lost it to a save which was killed; see `_replace`."""
+    def _restore_displaced(self) -> None:
+        """Rename a checkpoint back after a save was killed while replacing it; see `_replace`."""
         if self.target.exists():
             return
         for path in displaced_in(self.target.parent):
@@ -95,9 +94,9 @@ class Staging:
                 path.rename(self.target)
                 return
 
-    def _give_name(self) -> None:
+    def _rename_to_target(self) -> None:
         was_there = self.target.exists()
-        if was_there:  # empty, and made by somebody who may have chosen who can read it
+        if was_there:  # an empty folder of the user's: keep its permissions
             shutil.copymode(self.target, self.path)
         self.path.rename(self.target)
 
@@ -122,8 +121,8 @@ class Staging:
         self._old = old
         self._undo = lambda: (self.target.rename(self.path), old.rename(self.target))
 
-    def _move_in(self) -> None:
-        """Fill a folder that somebody made before; the manifest comes last, and makes the checkpoint of it."""
+    def _move_files_in(self) -> None:
+        """Move the files into an existing folder of the user's; the manifest comes last and commits the checkpoint."""
         moved = list[str]()
         self._undo = lambda: [(self.target / name).replace(self.path / name) for name in reversed(moved)]
         for name in sorted(files_below(self.path), key=lambda name: name == MANIFEST_NAME):
@@ -137,62 +136,64 @@ class Staging:
         self._old = self.path
 
 
-def is_under_way(path: Path) -> bool:
-    """Whether this process is saving in the temporary folder ``path``."""
-    return path in _under_way
+def is_active(path: Path) -> bool:
+    """Whether ``path`` is the temporary folder of one of this process's running saves."""
+    return path in _active
 
 
 def check_target(target: Path) -> None:
-    """Refuse a place that cannot become a checkpoint's folder.
+    """Reject a path that cannot become a checkpoint's folder.
 
     Raises:
-        ConfigError: If it is a file, or the working directory or one around it, or a mount point with a checkpoint.
+        ConfigError: If it is a file, the working directory or a parent of it, or a mount point that holds a checkpoint.
     """
     if target.exists() and not target.is_dir():
         raise ConfigError(f"The checkpoint's folder `{target}` is a file. Choose another name.")
     if Path.cwd().is_relative_to(target):
         raise ConfigError(
-            f"`{target}` is the working directory or one around it; a checkpoint needs a folder of its own."
+            f"`{target}` is the working directory or a parent of it. A checkpoint needs its own folder: choose another."
         )
     if target.is_mount() and holds_checkpoint(target):
         raise ConfigError(
-            f"`{target}` is a mount point and holds a checkpoint, which cannot be replaced in one step. "
+            f"`{target}` is a mount point and holds a checkpoint, which cannot be replaced atomically. "
             f"Save to a folder in it, such as `{target / 'checkpoint'}`."
         )
 
 
 def holds_checkpoint(folder: Path) -> bool:
-    """Whether ``folder`` has any file of a checkpoint in it."""
+    """Whether ``folder`` contains any checkpoint file."""
     return any(is_checkpoint_file(path.name) for path in folder.iterdir())
 
 
 def link_foreign_files(source: Path, target: Path) -> None:
-    """Let the files in ``source`` that belong to no checkpoint be in ``target`` too, copied only where they must be."""
+    """Hard-link the files in ``source`` that belong to no checkpoint into ``target``; copy them if links fail."""
     known = set[str]()
     if has_manifest(source):
         try:
             known = {entry.name for entry in read_manifest(source).files}
         except CheckpointError:
-            known = set()  # a damaged manifest tells nothing; names do
+            known = set()  # a damaged manifest: go by the names alone
     for name in files_below(source):
         if name in known or is_checkpoint_file(name) or (target / name).exists():
             continue
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(source / name, target / name, follow_symlinks=False)
-        except OSError:  # not every file system can
+        except OSError:  # the file system has no hard links
             shutil.copy2(source / name, target / name, follow_symlinks=False)
 
 
 def name_of_displaced(path: Path) -> str:
-    """Return the name that a checkpoint had before it was put aside for its successor."""
+    """Return the original name of a checkpoint that was moved aside to be replaced."""
     return path.name.removeprefix(PREVIOUS_PREFIX).rsplit("-", 2)[0]
 
 
 def displaced_in(folder: Path) -> list[Path]:
-    """Return the checkpoints in ``folder`` that lost their name to a successor which never came."""
-    put_aside = [path for path in folder.iterdir() if path.name.startswith(PREVIOUS_PREFIX) and path.is_dir()]
-    return [path for path in put_aside if not (folder / name_of_displaced(path)).exists()]
+    """Return the checkpoints in ``folder`` that were moved aside by a save that was then interrupted."""
+    moved_aside = [
+        path for path in folder.iterdir() if path.name.startswith(PREVIOUS_PREFIX) and path.is_dir()
+    ]
+    return [path for path in moved_aside if not (folder / name_of_displaced(path)).exists()]
 
 
 def _is_empty(folder: Path) -> bool:

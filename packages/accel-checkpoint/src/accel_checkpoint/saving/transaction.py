@@ -1,4 +1,4 @@
-"""One save, from the first byte to the moment in which all ranks know that it is there."""
+"""One save: staging, the write on every rank, and the commit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_
 from accel_checkpoint.manifest import FileEntry, Manifest, write_manifest
 from accel_checkpoint.ranks.agreement import Agreement, first
 from accel_checkpoint.ranks.reports import RankReport, Verdict, reason_of, verdict_on
-from accel_checkpoint.saving.low_priority import Work, at_once
+from accel_checkpoint.saving.low_priority import Work, run_inline
 from accel_checkpoint.saving.pending_files import PendingFile, write_files
-from accel_checkpoint.saving.retention import remove_left_over, remove_old
+from accel_checkpoint.saving.retention import remove_old, remove_stale_folders
 from accel_checkpoint.saving.staging import Staging, check_target
 from accel_state.errors import CheckpointError
 from accel_state.topology import Topology
@@ -25,15 +25,15 @@ from accel_state.topology import Topology
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be saved.
+    """What to save, and where.
 
     Attributes:
-        target: Where the checkpoint will be.
-        token: Tells this save from all others; the same on every rank.
-        keep: How many numbered checkpoints stay, None: all.
+        target: Final path of the checkpoint.
+        token: Identifies this save; the same on every rank.
+        keep: How many numbered checkpoints to keep; None keeps all.
         step: Training steps so far.
         iteration: Number of the checkpoint, if it has one.
-        mesh: How the ranks are arranged; see `Manifest`.
+        mesh: Layout of the ranks; see `Manifest`.
     """
 
     target: Path
@@ -46,7 +46,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Description:
-    """What the manifest says of the content; see `Manifest`."""
+    """What the manifest records about the content; see `Manifest`."""
 
     strategy: str = ""
     model_format: str = ""
@@ -55,16 +55,16 @@ class Description:
 
 @dataclass
 class Transaction:
-    """A save on one rank. `begin` and `gather` belong to the training thread, `finish` to any.
+    """One rank's part in a save. Call `begin` and `gather` on the training thread, `finish` on any thread.
 
     Attributes:
-        request: What is to be saved.
-        topology: Who this process is.
-        agreement: The way to the other ranks.
-        num_threads: Files that are written at a time.
-        files: What this rank writes.
-        foreign_files: Names of what this rank has put into the folder by other means.
-        earlier: Why the save before this one failed, where nobody has been told yet: then this one fails too.
+        request: What to save.
+        topology: This process's rank and node.
+        agreement: Exchanges reports with the other ranks.
+        num_threads: How many files to write at a time.
+        files: The files that this rank writes.
+        foreign_files: Names of files that this rank has put into the staging folder by other means.
+        earlier: Failure of the previous save, if it has not been raised yet. This save then fails too.
     """
 
     request: Request
@@ -82,16 +82,16 @@ class Transaction:
     def __post_init__(self) -> None:
         self.staging = Staging(self.request.target, token=self.request.token)
         self.failure = self.earlier
-        self._is_refused = False
+        self._is_rejected = False
         self._is_saved = False
         self._listed: list[FileEntry] = []
 
     def begin(self) -> None:
-        """Make the hidden folder; on several machines, find out which of them share a file system."""
+        """Create the staging folder; with several nodes, find out which of them share a file system."""
         topology = self.topology
         self.is_owner = topology.rank == 0
         if self.failure is None and self.is_owner:
-            with self._noting_failure():
+            with self._recording_failure():
                 check_target(self.request.target)
                 self.staging.make()
         if topology.num_nodes > 1:
@@ -102,48 +102,48 @@ class Transaction:
             self.agreement.agree(self._topic("begun"), "", first)
             if not self.staging.path.exists():
                 self.place, self.is_owner = topology.node_rank, topology.local_rank == 0
-            # Nobody makes it on this machine before all here have looked.
+            # No rank creates the folder on this node before every rank here has checked for it.
             self.agreement.agree(self._topic("placed"), "", first)
         if self.failure is None and topology.rank != 0:
-            with self._noting_failure():
+            with self._recording_failure():
                 check_target(self.request.target)
                 self.staging.make()
 
     def gather(self, collect: Callable[[], list[PendingFile]]) -> None:
-        """Let ``collect`` say what this rank writes; if it raises, every rank will know at the end."""
-        with self._noting_failure():
+        """Add the files that ``collect`` returns. If it raises, `finish` reports the error on every rank."""
+        with self._recording_failure():
             if self.failure is None or self.topology.world_size > 1:
-                self.files += collect()  # it may communicate, for which the other ranks would wait
+                self.files += collect()  # even after a failure: the other ranks may wait in its collectives
 
     def replace_files(self, replace: Callable[[list[PendingFile]], list[PendingFile]]) -> None:
-        """Let ``replace`` say what is written instead; if it raises, every rank will know at the end."""
-        with self._noting_failure():
+        """Write what ``replace`` returns instead. If it raises, `finish` reports the error on every rank."""
+        with self._recording_failure():
             if self.failure is None:
                 self.files = replace(self.files)
 
     def fail(self, error: BaseException) -> None:
-        """Note why this rank cannot save, for all ranks to learn at the end."""
+        """Record why this rank cannot save; `finish` reports it on every rank."""
         if self.failure is None:
             self.failure = error
 
     @property
     def must_raise_now(self) -> bool:
-        """Whether this rank's caller must hear of the failure at once: after Ctrl-C, or if an earlier save failed."""
+        """Whether to raise the failure on this rank at once: after Ctrl-C, or if the previous save failed."""
         return self.failure is not None and (
             self.failure is self.earlier or not isinstance(self.failure, Exception)
         )
 
-    def finish(self, run: Callable[[Work], None] = at_once) -> Path:
-        """Write, agree with the other ranks, and make the checkpoint visible.
+    def finish(self, run: Callable[[Work], None] = run_inline) -> Path:
+        """Write this rank's files, wait for the other ranks, and commit the checkpoint.
 
         Args:
-            run: Does what takes long: digests bytes and writes them.
+            run: Runs the slow work: computing digests and writing bytes.
 
         Raises:
-            CheckpointError: On every rank, if it failed on any; nothing is left of the checkpoint then.
+            CheckpointError: On every rank, if any rank failed. The checkpoint is then removed entirely.
         """
         written: list[FileEntry] = []
-        with self._noting_failure():
+        with self._recording_failure():
             if self.failure is None:
                 written = self._write(run)
         self.files = []
@@ -156,11 +156,11 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave nothing hidden behind; what other ranks may have taken for saved stays."""
+        """Remove the staging folder after an error, unless other ranks may already count the checkpoint as saved."""
         if error is None:
             return
-        if self._is_refused:
-            self.staging.withdraw()
+        if self._is_rejected:
+            self.staging.roll_back()
         if self.is_owner:
             self.staging.discard()
         self.staging.release()
@@ -177,28 +177,30 @@ class Transaction:
     def _commit(self, verdict: Verdict) -> None:
         is_main = self.topology.rank == 0
         has_parts = verdict.has_parts
-        # The other machines' parts first: when the main process's manifest is seen, all that it lists is there.
+        # The other nodes commit first: once rank 0's manifest is visible, every file that it lists exists.
         if has_parts:
             others: list[FileEntry] = []
-            with self._noting_failure():
+            with self._recording_failure():
                 if self.is_owner and not is_main:
-                    others = self._publish([entry for entry in verdict.files if entry.place == self.place])
+                    others = self._commit_part(
+                        [entry for entry in verdict.files if entry.place == self.place]
+                    )
             self._agree("parts", others)
-        with self._noting_failure():
+        with self._recording_failure():
             if is_main:
-                self._publish(self._listed)
+                self._commit_part(self._listed)
                 self._is_saved = True
         if has_parts:
-            # What the parts have replaced is wanted until the main process's is there.
+            # Keep the parts that were replaced until rank 0 has committed.
             self._agree("published")
-        with self._noting_failure():
+        with self._recording_failure():
             if self.is_owner and self.failure is None:
-                self._tidy_up()
+                self._clean_up()
         self.staging.release()
         self._agree("committed")
 
-    def _publish(self, listed: list[FileEntry]) -> list[FileEntry]:
-        """Make the part on this file system visible, and return those of its files that nobody had listed."""
+    def _commit_part(self, listed: list[FileEntry]) -> list[FileEntry]:
+        """Commit the part on this file system, and return those of its files that no rank has reported."""
         others = self._other_files({entry.name for entry in listed if entry.place == self.place})
         manifest = Manifest(
             files=[*listed, *others],
@@ -213,15 +215,15 @@ class Transaction:
             objects=self.description.objects,
         )
         write_manifest(self.staging.path, manifest)
-        self.staging.publish()
+        self.staging.commit()
         return others
 
     def _other_files(self, known: set[str]) -> list[FileEntry]:
-        """Return what hooks and engines put into the folder without saying so."""
+        """Return the files that hooks and engines wrote without reporting them."""
         return self._entries([name for name in files_below(self.staging.path) if name not in known])
 
     def _entries(self, names: Sequence[str]) -> list[FileEntry]:
-        """Force files to disk that were written by other means, and return what they are."""
+        """Return the manifest entries of files written by other means, after forcing them to disk."""
         folder, entries = self.staging.path, []
         for name in names:
             path = regular_file(folder, name)
@@ -233,47 +235,49 @@ class Transaction:
         return entries
 
     def _agree(self, stage: str, files: Sequence[FileEntry] = ()) -> Verdict:
-        """Report how it went here, and raise if it failed on any rank."""
+        """Report this rank's outcome, and raise if any rank failed."""
         error = None if self.failure is None else reason_of(self.failure)
         own = RankReport(
             str(self.request.target), self.place, self.topology.node_rank, files, error, self._is_saved
         )
         try:
             verdict = Verdict.decode(self.agreement.agree(self._topic(stage), own.encode(), self._merge))
-            self._is_refused = not verdict.is_saved and verdict.error is not None
+            self._is_rejected = not verdict.is_saved and verdict.error is not None
             if verdict.error is not None:
                 raise CheckpointError(verdict.error)
         except CheckpointError as error_of_all:
             if self.failure is not None and self.must_raise_now:
-                raise self.failure from None  # as it is
+                raise self.failure from None
             raise error_of_all from self.failure
         return verdict
 
     def _merge(self, texts: Sequence[str]) -> str:
-        """Keep the main process's list of files, and return the verdict."""
+        """On rank 0: collect the file entries of all ranks, and return the verdict."""
         reports = [RankReport.decode(text) for text in texts]
         self._listed += [entry for report in reports for entry in report.files]
         return verdict_on(reports, target=self.request.target).encode()
 
-    def _tidy_up(self) -> None:
+    def _clean_up(self) -> None:
         target = self.request.target
         try:
-            self.staging.settle()
+            self.staging.finalize()
             if self.request.keep is not None:
                 remove_old(target.parent, keep=self.request.keep, newest=target)
-            remove_left_over(self.staging.path.parent)
+            remove_stale_folders(self.staging.path.parent)
         except OSError as error:
-            warnings.warn(f"`{target}` is saved, but older ones were not tidied up: {error}", stacklevel=2)
+            warnings.warn(
+                f"`{target}` is saved, but older checkpoints were not removed: {error}", stacklevel=2
+            )
 
     def _topic(self, stage: str) -> str:
         return f"{self.request.token}/{stage}"
 
-    def _noting_failure(self) -> _NotingFailure:
-        return _NotingFailure(self)
+    def _recording_failure(self) -> _RecordingFailure:
+        return _RecordingFailure(self)
 
 
-class _NotingFailure:
-    """Keep what is raised, for the other ranks to hear of; once something has failed, skip nothing but the rest."""
+class _RecordingFailure:
+    """Record the first error of the transaction instead of raising it; `_agree` reports it to the other ranks."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
@@ -290,5 +294,5 @@ class _NotingFailure:
 
 
 def writer_threads() -> int:
-    """Return how many files are worth writing at a time on this machine."""
+    """Return how many files to write at a time on this machine."""
     return max(1, min(4, os.cpu_count() or 1))
