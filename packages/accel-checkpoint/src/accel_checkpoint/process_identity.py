@@ -1,4 +1,4 @@
-"""What tells a process from all others, so that it can be known later whether it has ended."""
+"""A unique identity for a process, by which other processes can check whether it has ended."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import os
 from pathlib import Path
 
 STAMP = r"[0-9a-f]{8}-\d+-\d+"
-"""What stamps look like, as a regular expression."""
+"""Regular expression that matches a stamp."""
 
 
 def this_process() -> str:
-    """Return what tells this process from all others, in a way that others on the machine can check.
-
-    Empty where the system has no such thing.
-    """
+    """Return the identity of this process: boot id, PID namespace, PID and start time. Empty without `/proc`."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         namespace = Path("/proc/self/ns/pid").readlink()
@@ -24,34 +21,33 @@ def this_process() -> str:
 
 
 def has_ended(process: str) -> bool:
-    """Whether a process of this machine, as it gave itself out by `this_process`, is gone; False where not known."""
+    """Whether the process that `this_process` identified has ended; False if it cannot be looked up here."""
     *machine, pid, begin = process.split() or [""] * 4
     *here, _, _ = this_process().split() or [""] * 4
     return machine == here and "" not in machine and _begin_of(int(pid)) != begin
 
 
 def _begin_of(pid: int) -> str:
-    """Return when a process began, in the kernel's units since boot; empty if there is none, or only its remains."""
+    """Return the start time of a process, in clock ticks since boot; empty if it has ended or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    fields = stat.rpartition(")")[2].split()  # the name of the program may hold anything
+    fields = stat.rpartition(")")[2].split()  # the program's name may contain spaces and brackets
     return "" if fields[0] in "ZX" else fields[19]
 
 
 def stamp() -> str:
-    """Return `this_process` in a form that fits into the name of a file: a digest of the machine, pid and begin."""
+    """Return `this_process` in a form for file names: a digest of boot id and namespace, PID, start time."""
     *machine, pid, begin = this_process().split() or ["", "", "0", "0"]
     digest = hashlib.blake2b(" ".join(machine).encode(), digest_size=4).hexdigest()
     return f"{digest}-{pid}-{begin}"
 
 
 def has_ended_by_stamp(left: str) -> bool | None:
-    """Whether the process that left a stamp has ended; None if it ran on another machine, or before this one booted."""
+    """Whether the process of a stamp has ended; None if it ran on another machine or before the last reboot."""
     machine, pid, begin = left.split("-")
-    if (
-        machine != stamp().partition("-")[0] or begin == "0"
-    ):  # where the system tells no begin, all stamps are alike
+    # Without `/proc` the start time is 0, and stamps identify nothing.
+    if machine != stamp().partition("-")[0] or begin == "0":
         return None
     return _begin_of(int(pid)) != begin

@@ -4,7 +4,7 @@ import pytest
 from torch.distributed import HashStore, TCPStore
 
 from accel_checkpoint.ranks import agreement as module
-from accel_checkpoint.ranks.agreement import Alone, StoreAgreement
+from accel_checkpoint.ranks.agreement import SingleProcessAgreement, StoreAgreement
 from accel_checkpoint.ranks.heartbeat import Heartbeat
 from accel_state.errors import CheckpointError
 
@@ -168,4 +168,4 @@ def test_a_store_that_is_gone_is_told():
 
 
 def test_one_process_agrees_with_itself():
-    assert Alone().agree("topic", "note", joined) == "note"
+    assert SingleProcessAgreement().agree("topic", "note", joined) == "note"

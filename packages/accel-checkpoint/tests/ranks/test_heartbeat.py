@@ -20,7 +20,7 @@ def ended_within(heartbeat, rank, seconds):
     return found == [rank]
 
 
-def test_a_rank_that_gives_signs_is_there_and_one_that_stops_is_not():
+def test_a_rank_that_sends_heartbeats_is_alive_and_one_that_stops_has_ended():
     store = HashStore()
     watching = Heartbeat(store, rank=0, beat_s=0.02, silence_s=0.3)
     other = Heartbeat(store, rank=1, beat_s=0.02, silence_s=0.3)
@@ -29,11 +29,11 @@ def test_a_rank_that_gives_signs_is_there_and_one_that_stops_is_not():
     assert ended_within(watching, 1, 20)
 
 
-def test_a_rank_that_has_not_come_yet_is_only_late():
+def test_a_rank_that_has_not_started_yet_is_only_late():
     assert not ended_within(Heartbeat(HashStore(), rank=0, silence_s=0), 1, 0.05)
 
 
-def test_the_signs_end_with_their_object():
+def test_the_heartbeats_end_with_their_object():
     before = set(threading.enumerate())
     heartbeat = Heartbeat(HashStore(), rank=0)
     [thread] = set(threading.enumerate()) - before
@@ -43,7 +43,7 @@ def test_the_signs_end_with_their_object():
 
 
 @linux_only
-def test_a_process_of_this_machine_is_known_to_be_gone_at_once_even_before_it_is_buried():
+def test_a_process_of_this_machine_is_known_to_have_ended_at_once_even_as_a_zombie():
     ready, done = os.pipe()
     child = os.fork()
     if child == 0:
@@ -67,11 +67,11 @@ def test_a_process_of_this_machine_is_known_to_be_gone_at_once_even_before_it_is
 
 
 @linux_only
-def test_a_process_of_the_same_number_is_not_taken_for_an_earlier_one():
+def test_a_process_with_the_same_pid_is_not_taken_for_an_earlier_one():
     *machine, pid, begin = this_process().split()
     assert has_ended(" ".join([*machine, pid, str(int(begin) - 1)]))
 
 
 @pytest.mark.parametrize("process", ["", "another-boot pid:[1] 1 5"])
-def test_of_another_machine_nothing_is_said(process):
+def test_a_process_of_another_machine_never_counts_as_ended(process):
     assert not has_ended(process)

@@ -22,7 +22,7 @@ def test_all_reasons_are_told():
 def test_what_fails_after_the_commit_does_not_deny_it():
     reports = [RankReport("a", 0, 0, error="KeyboardInterrupt", is_saved=True), RankReport("a", 0, 0)]
     error = verdict_on(reports, target="a").error
-    assert "`a` is saved; what comes after it failed (rank 0: Keyboard" in error
+    assert "`a` is saved, but a later step failed (rank 0: Keyboard" in error
 
 
 def test_machines_may_have_different_folders_ranks_of_one_may_not():

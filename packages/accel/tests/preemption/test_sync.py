@@ -108,7 +108,7 @@ def test_whoever_asks_all_stop_together_while_they_run(agreements, asking):
 
 
 def test_a_rank_that_does_not_answer_is_named(agreements, monkeypatch):
-    monkeypatch.setattr(sync, "ANSWER_S", 0.05)
+    monkeypatch.setattr(sync, "AGREEMENT_TIMEOUT_S", 0.05)
     (alone_of_two,) = agreements(2, ranks=[0])
     alone_of_two.ask()
     wait_until(lambda: alone_of_two._is_pending)

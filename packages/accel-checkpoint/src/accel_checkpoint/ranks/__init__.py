@@ -1,1 +1,1 @@
-"""What the ranks of a run tell each other about a checkpoint."""
+"""Communication between the ranks of a save: reports, verdicts and heartbeats."""

@@ -1,4 +1,4 @@
-"""The ranks tell each other how a step went, beside the collectives of training and from any thread."""
+"""Agreement between the ranks on the outcome of a step, without collectives and from any thread."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from accel_state.group_store import store_of
 _FIRST_WAIT_S = 0.001
 _LONGEST_WAIT_S = 0.05
 _CHECKS_PER_S = 4000
-"""What all waiting ranks together ask one store at most."""
-_LOOK_S = 0.5
-"""How often to look whether those that are missing can still come."""
+"""Upper limit on the requests per second of all waiting ranks together."""
+_LIVENESS_CHECK_S = 0.5
+"""How often to check whether the missing ranks are still alive."""
 _GRACE_S = 10.0
-"""How much longer than rank 0 the others wait, so that it can name those that did not come."""
-_FAREWELL_S = 10.0
-"""How long rank 0 waits at most until the others have read the verdict."""
+"""How much longer than rank 0 the other ranks wait, so that it can name the missing ones."""
+_READERS_TIMEOUT_S = 10.0
+"""How long rank 0 waits for the other ranks to read the verdict."""
 _AGREED = "agreed: "
-"""Begins a verdict, in contrast to the reason why there is none."""
+"""Prefix of a verdict; without it, the text is the reason why there is none."""
 _num_agreements: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
-"""How many were made on a group, so that the notes of one are never taken for those of another."""
+"""Agreements created per process group; the number keeps their store keys apart."""
 
 
 Merge = Callable[[Sequence[str]], str]
-"""Makes one verdict out of the reports of all ranks, in rank order."""
+"""Merges the reports of all ranks, in rank order, into one verdict."""
 
 
 class Presence(Protocol):
-    """Knows which ranks have ended."""
+    """Tells which ranks have ended."""
 
     def ended(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of ``ranks`` that will not come any more; never blocks for long."""
+        """Return those of ``ranks`` that will never report; does not block for long."""
         ...
 
 
 class Agreement(Protocol):
-    """Rounds in which every rank gives a report, and all get the verdict that rank 0 makes of the reports.
+    """Rounds in which every rank sends a report, and rank 0 merges the reports into one verdict for all.
 
-    A rank makes a fixed number of requests in a round, however many ranks there are; only rank 0 reads all reports.
+    The number of requests per rank and round does not depend on the number of ranks. Only rank 0 reads all reports.
     """
 
     rank: int
@@ -57,12 +57,12 @@ class Agreement(Protocol):
         """Return the verdict on ``topic``; blocks until every rank has reported.
 
         Args:
-            topic: The same on every rank, and never used twice.
-            report: What this rank has to say.
-            merge: Called on rank 0.
+            topic: Name of the round; the same on every rank, and unique.
+            report: This rank's report.
+            merge: Merges the reports; called on rank 0.
 
         Raises:
-            CheckpointError: If a rank has not reported before the deadline, or has ended.
+            CheckpointError: If a rank has ended, or has not reported before the deadline.
         """
         ...
 
@@ -72,8 +72,8 @@ def first(reports: Sequence[str]) -> str:
     return reports[0]
 
 
-class Alone:
-    """One process agrees with itself."""
+class SingleProcessAgreement:
+    """The agreement of a single process."""
 
     rank = 0
     world_size = 1
@@ -89,9 +89,9 @@ class StoreAgreement:
     Args:
         store: The store.
         rank: This process.
-        world_size: How many there are.
-        deadline_s: How long to wait for the others; the group's own timeout is a good choice.
-        presence: Tells which ranks have ended, for which nobody waits.
+        world_size: Number of ranks.
+        deadline_s: How long to wait for the other ranks; the timeout of the process group is a good choice.
+        presence: Tells which ranks have ended, so that no rank waits for them.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ class StoreAgreement:
     ) -> None:
         self._store = store
         self._presence = presence
-        # So that the requests of all ranks together stay within what one store serves with ease.
+        # Poll less often with more ranks, so that the store can serve them all.
         self._longest_wait_s = max(_LONGEST_WAIT_S, world_size / _CHECKS_PER_S)
-        self._look_s = max(_LOOK_S, 10 * self._longest_wait_s)
+        self._liveness_check_s = max(_LIVENESS_CHECK_S, 10 * self._longest_wait_s)
         self.rank = rank
         self.world_size = world_size
         self.deadline_s = deadline_s
 
     def agree(self, topic: str, report: str, merge: Merge) -> str:
         """Return the verdict."""
-        with self._naming_a_lost_store(topic):
+        with self._reporting_a_lost_store(topic):
             if self.rank == 0:
                 return self._decide(topic, report, merge)
             self._store.set(f"{topic}/report/{self.rank}", report)
@@ -138,7 +138,7 @@ class StoreAgreement:
         return answer.removeprefix(_AGREED)
 
     def _decide(self, topic: str, report: str, merge: Merge) -> str:
-        """Wait for all reports, and leave the verdict; whatever happens, the others need not wait any longer."""
+        """On rank 0: wait for all reports and store the verdict, or else the error, so that no rank keeps waiting."""
         try:
             verdict = merge([report, *self._reports(topic)])
         except BaseException as error:
@@ -151,17 +151,17 @@ class StoreAgreement:
         return verdict
 
     def _reports(self, topic: str) -> list[str]:
-        """Return the reports of the other ranks once all are there."""
+        """Wait for the reports of the other ranks, and return them."""
         if self.world_size == 1:
             return []
         end_s = time.monotonic() + self.deadline_s
         for now_s in self._until(f"{topic}/complete"):
             missing = self._missing(f"{topic}/report", range(1, self.world_size))
-            # One that has ended may have left its report since.
-            gone = self._missing(f"{topic}/report", self._presence.ended(missing))
-            if gone:
+            # A rank that has ended may have reported in the meantime.
+            ended = self._missing(f"{topic}/report", self._presence.ended(missing))
+            if ended:
                 raise CheckpointError(
-                    f"Rank {_listed(gone)} has ended before it came to `{topic}`; see its output."
+                    f"Rank {_listed(ended)} has ended before it came to `{topic}`; see its output."
                 )
             if missing and now_s > end_s:
                 raise CheckpointError(
@@ -171,9 +171,9 @@ class StoreAgreement:
         return self._values([f"{topic}/report/{rank}" for rank in range(1, self.world_size)])
 
     def _wait_for_readers(self, topic: str) -> None:
-        """Let rank 0, with which the store may go, leave last, and remove what is not needed any more."""
+        """Wait until all ranks have read the verdict, since the store may end with rank 0; then delete the keys."""
         if self.world_size > 1:
-            end_s = time.monotonic() + _FAREWELL_S
+            end_s = time.monotonic() + _READERS_TIMEOUT_S
             for now_s in self._until(f"{topic}/read"):
                 others = range(1, self.world_size)
                 if now_s > end_s or len(self._presence.ended(others)) == len(others):
@@ -183,19 +183,19 @@ class StoreAgreement:
                 self._store.delete_key(f"{topic}/{name}")
 
     def _until(self, key: str) -> Iterator[float]:
-        """Return when ``key`` is there, and yield the time now and then until that, to look for what went wrong."""
-        # Asked again and again rather than waited for: a waiting call could not be interrupted by Ctrl-C.
-        wait_s, look_s = _FIRST_WAIT_S, time.monotonic() + min(self._look_s, self.deadline_s)
+        """Poll until ``key`` exists; yield the time at intervals, so that the caller can check for failures."""
+        # Polling, because Ctrl-C cannot interrupt a blocking call to the store.
+        wait_s, check_s = _FIRST_WAIT_S, time.monotonic() + min(self._liveness_check_s, self.deadline_s)
         while not self._store.check([key]):
             now_s = time.monotonic()
-            if now_s > look_s:
-                look_s = now_s + self._look_s
+            if now_s > check_s:
+                check_s = now_s + self._liveness_check_s
                 yield now_s
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, self._longest_wait_s)
 
     def _values(self, keys: list[str]) -> list[str]:
-        """Return the values of keys that are there, in one request where the store can do that."""
+        """Return the values of existing keys, in one request if the store supports it."""
         if self._store.has_extended_api():  # type: ignore[attr-defined]  # torch's stubs lack it
             return [value.decode() for value in self._store.multi_get(keys)]
         return [self._store.get(key).decode() for key in keys]
@@ -204,23 +204,23 @@ class StoreAgreement:
         return [rank for rank in ranks if not self._store.check([f"{prefix}/{rank}"])]
 
     @contextlib.contextmanager
-    def _naming_a_lost_store(self, topic: str) -> Iterator[None]:
+    def _reporting_a_lost_store(self, topic: str) -> Iterator[None]:
         try:
             yield
         except dist.DistError as error:
             raise CheckpointError(
                 f"The ranks cannot agree on `{topic}`: the store of the process group does not answer "
-                f"({str(error).splitlines()[0]}). Rank 0, or the launcher, which keeps it, has ended."
+                f"({str(error).splitlines()[0]}). Rank 0, or the launcher that hosts it, has ended; see its output."
             ) from error
 
 
 class CollectiveAgreement:
-    """Reports by an object collective, for devices whose processes have no store in common.
+    """Reports through an object collective, for runs whose processes share no store.
 
     Args:
         gather: Returns the objects of all ranks in a list.
         rank: This process.
-        world_size: How many there are.
+        world_size: Number of ranks.
     """
 
     def __init__(self, gather: Callable[[list[str]], list[str]], *, rank: int, world_size: int) -> None:
@@ -229,20 +229,20 @@ class CollectiveAgreement:
         self.world_size = world_size
 
     def agree(self, topic: str, report: str, merge: Merge) -> str:
-        """Return the verdict, which every rank makes alike."""
+        """Return the verdict; every rank merges the reports itself."""
         return merge(self._gather([report]))
 
 
 def agreement_of(*, rank: int, world_size: int, gather: Callable[[list[str]], list[str]]) -> Agreement:
-    """Return the way in which the ranks of this run agree.
+    """Return the agreement that suits this run.
 
     Args:
         rank: This process.
-        world_size: How many there are.
-        gather: An object collective, used where there is no process group.
+        world_size: Number of ranks.
+        gather: An object collective, used if there is no process group.
     """
     if world_size == 1:
-        return Alone()
+        return SingleProcessAgreement()
     if not dist.is_available() or not dist.is_initialized():
         return CollectiveAgreement(gather, rank=rank, world_size=world_size)
     group = dist.group.WORLD
@@ -251,14 +251,14 @@ def agreement_of(*, rank: int, world_size: int, gather: Callable[[list[str]], li
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]  # torch's stubs lack it
     number = _num_agreements[group] = _num_agreements.get(group, 0) + 1
     prefix = f"accel_checkpoint_{number}"
-    # On a connection of its own, since other calls on the group's may wait for minutes.
-    apart: Store = store.clone()  # type: ignore[attr-defined]  # likewise
+    # A separate connection, since other calls on the group's own may block for minutes.
+    separate: Store = store.clone()  # type: ignore[attr-defined]  # likewise
     return StoreAgreement(
         PrefixStore(prefix, store),
         rank=rank,
         world_size=world_size,
         deadline_s=timeout.total_seconds(),
-        presence=Heartbeat(PrefixStore(prefix, apart), rank=rank),
+        presence=Heartbeat(PrefixStore(prefix, separate), rank=rank),
     )
 
 

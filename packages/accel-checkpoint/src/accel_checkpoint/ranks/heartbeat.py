@@ -1,4 +1,4 @@
-"""Which ranks have ended, known long before the timeout of the process group."""
+"""Heartbeats: find out which ranks have ended, long before the timeout of the process group."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch._C._distributed_c10d import Store
 from accel_checkpoint.process_identity import has_ended, this_process
 
 BEAT_S = 2.0
-"""How often a rank gives a sign of life."""
+"""Interval between the heartbeats of a rank."""
 SILENCE_S = 60.0
-"""A rank on another machine that has given none for so long has ended, or is as good as that."""
+"""A rank on another machine counts as ended after this long without a heartbeat."""
 
 
 class Heartbeat:
-    """This rank's signs of life in the store, and what is known of the others'.
+    """Sends this rank's heartbeats to the store, and checks those of the other ranks.
 
-    On one machine the system tells at once whether a process is there. Of a rank elsewhere, the signs stay away.
-    A rank that has given none yet is late, not gone: nobody knows when it will come. The signs end with this
-    object, or with the process.
+    A process on the same machine is looked up in `/proc`, which tells at once whether it has ended. A rank on another
+    machine counts as ended when its heartbeats stop. A rank that has not sent any yet counts as late, not as ended.
+    The heartbeats stop with this object, or with the process.
 
     Args:
-        store: Where the ranks leave word, on a connection that no other call keeps waiting.
+        store: A store that the ranks share, on a connection that no other call blocks.
         rank: This process.
-        beat_s: How often to give a sign.
-        silence_s: After how long without one a rank counts as gone.
+        beat_s: Interval between heartbeats.
+        silence_s: How long without a heartbeat until a rank counts as ended.
     """
 
     def __init__(
@@ -37,45 +37,45 @@ class Heartbeat:
     ) -> None:
         self._store = store
         self._silence_s = silence_s
-        self._heard: dict[int, tuple[str, float]] = {}
+        self._last_beats: dict[int, tuple[str, float]] = {}
         store.set(f"process/{rank}", this_process())
-        store.set(f"sign/{rank}", "0")
+        store.set(f"heartbeat/{rank}", "0")
         stop = threading.Event()
-        signs = threading.Thread(
-            target=_give_signs, args=(store, rank, beat_s, stop), name="accel-heartbeat", daemon=True
+        thread = threading.Thread(
+            target=_send_heartbeats, args=(store, rank, beat_s, stop), name="accel-heartbeat", daemon=True
         )
-        signs.start()
-        # Also at the end of the program: a thread in the store while Python goes down would abort it.
-        weakref.finalize(self, _end, stop, signs)
+        thread.start()
+        # At exit too: a thread inside a store call would abort the interpreter's shutdown.
+        weakref.finalize(self, _end, stop, thread)
 
     def ended(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of ``ranks`` that were there and are not any more; never blocks for long."""
-        begun = [rank for rank in ranks if self._store.check([f"sign/{rank}"])]
-        return [rank for rank in begun if self._is_gone_here(rank) or self._is_silent(rank)]
+        """Return those of ``ranks`` that were alive and have ended; does not block for long."""
+        started = [rank for rank in ranks if self._store.check([f"heartbeat/{rank}"])]
+        return [rank for rank in started if self._has_ended_here(rank) or self._is_silent(rank)]
 
-    def _is_gone_here(self, rank: int) -> bool:
+    def _has_ended_here(self, rank: int) -> bool:
         return has_ended(self._store.get(f"process/{rank}").decode())
 
     def _is_silent(self, rank: int) -> bool:
-        sign, now_s = self._store.get(f"sign/{rank}").decode(), time.monotonic()
-        last, since_s = self._heard.get(rank, ("", now_s))
-        if sign != last:
-            self._heard[rank] = sign, now_s
+        beat, now_s = self._store.get(f"heartbeat/{rank}").decode(), time.monotonic()
+        last, since_s = self._last_beats.get(rank, ("", now_s))
+        if beat != last:
+            self._last_beats[rank] = beat, now_s
             return False
         return now_s - since_s > self._silence_s
 
 
-def _give_signs(store: Store, rank: int, beat_s: float, stop: threading.Event) -> None:
+def _send_heartbeats(store: Store, rank: int, beat_s: float, stop: threading.Event) -> None:
     number = 0
     while not stop.wait(beat_s):
         number += 1
         try:
-            store.set(f"sign/{rank}", str(number))
+            store.set(f"heartbeat/{rank}", str(number))
         except dist.DistError:
-            return  # who keeps the store is gone; whoever asks it next will know
+            return  # the store's host has ended; the next call to the store reports it
 
 
-def _end(stop: threading.Event, signs: threading.Thread) -> None:
+def _end(stop: threading.Event, thread: threading.Thread) -> None:
     stop.set()
-    if signs is not threading.current_thread():
-        signs.join(timeout=BEAT_S)
+    if thread is not threading.current_thread():
+        thread.join(timeout=BEAT_S)

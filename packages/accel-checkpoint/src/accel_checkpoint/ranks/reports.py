@@ -1,4 +1,4 @@
-"""What the ranks tell each other about a save."""
+"""The report of each rank on a save, and rank 0's verdict."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from accel_checkpoint.manifest import FileEntry
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """How one rank fared.
+    """The outcome of a stage on one rank.
 
     Attributes:
-        target: The folder that it was asked to save to.
-        place: Which file system it writes to; see `FileEntry`.
-        node: Its machine.
-        files: What it wrote.
-        error: Why it failed, None where it did not.
-        is_saved: On the main process, whether the checkpoint has its name.
+        target: The folder that this rank was asked to save to.
+        place: The file system that it writes to; see `FileEntry`.
+        node: Rank of its node.
+        files: The files that it wrote.
+        error: Why it failed; None if it succeeded.
+        is_saved: On rank 0, whether the checkpoint is committed.
     """
 
     target: str
@@ -35,25 +35,25 @@ class RankReport:
 
     @classmethod
     def decode(cls, text: str) -> RankReport:
-        """Return the note of a text."""
+        """Return the report that `encode` wrote."""
         content = json.loads(text)
         return cls(**{**content, "files": [FileEntry(**entry) for entry in content["files"]]})
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error as one line."""
+    """Describe an error in one line."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What all ranks are told after a stage of a save.
+    """The outcome of a stage on all ranks.
 
     Attributes:
-        error: Why the save has failed, None while it has not.
-        is_saved: Whether the checkpoint has its name.
-        has_parts: Whether machines have file systems of their own, each with a part of the checkpoint.
-        files: What all ranks wrote, where they need to know it: if there are parts.
+        error: Why the save failed; None if it has not.
+        is_saved: Whether the checkpoint is committed.
+        has_parts: Whether the nodes have separate file systems, each with a part of the checkpoint.
+        files: The files that all ranks wrote; empty unless there are parts.
     """
 
     error: str | None = None
@@ -67,17 +67,17 @@ class Verdict:
 
     @classmethod
     def decode(cls, text: str) -> Verdict:
-        """Return the verdict of a text."""
+        """Return the verdict that `encode` wrote."""
         content = json.loads(text)
         return cls(**{**content, "files": [FileEntry(**entry) for entry in content["files"]]})
 
 
 def verdict_on(reports: Sequence[RankReport], *, target: object) -> Verdict:
-    """Say how a stage went: an error if any rank failed, or ranks of one machine were given different folders.
+    """Merge the reports on a stage; an error if a rank failed, or ranks of one node were given different folders.
 
     Args:
-        reports: Of all ranks.
-        target: Where the checkpoint was to be.
+        reports: The reports of all ranks.
+        target: Final path of the checkpoint.
     """
     has_parts = any(report.place != 0 for report in reports)
     return Verdict(
@@ -93,14 +93,14 @@ def _error_in(reports: Sequence[RankReport], *, target: object) -> str | None:
     if failed:
         reasons = "; ".join(failed)
         if reports[0].is_saved:
-            return f"The checkpoint `{target}` is saved; what comes after it failed ({reasons})."
-        return f"The checkpoint `{target}` was not saved ({reasons}). Earlier checkpoints are as they were."
+            return f"The checkpoint `{target}` is saved, but a later step failed ({reasons})."
+        return f"The checkpoint `{target}` was not saved ({reasons}). Earlier checkpoints are unchanged."
     targets: dict[int, str] = {}
     for report in reports:
         other = targets.setdefault(report.node, report.target)
         if other != report.target:
             return (
                 f"The ranks were asked to save to different folders: `{other}` and `{report.target}`. "
-                "Give every rank the same; a time in the name differs between them."
+                "Pass the same folder on every rank; a timestamp in the name differs between ranks."
             )
     return None

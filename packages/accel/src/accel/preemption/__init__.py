@@ -1,1 +1,1 @@
-"""Stop early and in good order when the machine is about to be taken away."""
+"""Preemption: stop all ranks at the same step when the scheduler is about to take the machine away."""

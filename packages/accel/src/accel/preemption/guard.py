@@ -1,4 +1,4 @@
-"""What a run does about preemption: nothing until `handle_preemption` is called."""
+"""The preemption state of a run; inactive until `handle_preemption` is called."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch.utils.data import DataLoader
 
 from accel_state.errors import StateError
 
-if TYPE_CHECKING:  # a run that handles no signals does without their modules
+if TYPE_CHECKING:  # imported lazily: most runs never handle preemption
     from accel.preemption.preemption import Preemption
 
 
 class PreemptionGuard:
-    """Hands training steps and loaders to the `Preemption` of the run, once there is one.
+    """Passes training steps and loaders to the run's `Preemption`, once there is one.
 
     Args:
-        loaders: The prepared loaders; there may be more later.
-        end: Ends the training, before `Preemption.leave` ends the process.
+        loaders: The prepared loaders; more may be added later.
+        end: Called by `Preemption.leave` to end the training before the process exits.
     """
 
     def __init__(self, loaders: Iterable[DataLoader[Any]], *, end: Callable[[], None]) -> None:
@@ -49,7 +49,7 @@ class PreemptionGuard:
 
         if self._preemption is not None and self._preemption.is_open:
             raise StateError(
-                "Preemption is being handled already. Call `close()` of what the first call gave."
+                "Preemption is being handled already. Call `close()` on the result of the first call."
             )
         self._preemption = Preemption(
             signals=SIGNALS if signals is None else tuple(signals),
@@ -67,11 +67,11 @@ class PreemptionGuard:
             self._preemption.advance()
 
     def keep_workers(self, loader: DataLoader[Any]) -> None:
-        """Let workers that `loader` starts from now on outlive the signals."""
+        """Keep workers that `loader` starts from now on alive when a signal arrives."""
         if self._preemption is not None:
             self._preemption.keep_workers(loader)
 
     def close(self) -> None:
-        """Put the earlier signal handlers back."""
+        """Restore the previous signal handlers."""
         if self._preemption is not None:
             self._preemption.close()

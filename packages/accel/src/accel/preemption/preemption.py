@@ -1,4 +1,4 @@
-"""Leave in good order when the machine is about to be taken away."""
+"""Signal handlers that stop all ranks at the same step when the scheduler preempts the run."""
 
 from __future__ import annotations
 
@@ -24,31 +24,30 @@ from accel_state.errors import ConfigError, StateError
 SIGNALS: tuple[int, ...] = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)
 )
-"""What schedulers send before they take a machine away."""
+"""The signals that schedulers send before they preempt a job."""
 
 REQUEUE = 75
-"""`EX_TEMPFAIL` of sysexits.h: a temporary failure, try again."""
+"""`EX_TEMPFAIL` in sysexits.h: a temporary failure; try again."""
 
 _numbers = itertools.count()
 
 
 class Preemption:
-    """Handlers of signals, and the step after which all ranks stop because one has got such a signal.
+    """Handles signals, and stops all ranks after the same step once any rank has received one.
 
-    Made by `Accelerator.handle_preemption`. Handlers that were installed before are called too (Python's own
-    for Ctrl-C excepted) and are back after `close`.
+    Created by `Accelerator.handle_preemption`. Handlers that were installed before are called too (except Python's own
+    for Ctrl-C), and `close` restores them.
 
     Args:
         signals: Signals that ask the run to stop.
-        grace_period_s: Time from the signal until the process is ended by force, with `exit_code`; None:
-            never.
-        exit_code: With which `leave` ends the process.
-        end: Called by `leave` before the process ends.
+        grace_period_s: Time from the signal until the process is killed with ``exit_code``; None means never.
+        exit_code: The exit code that `leave` uses.
+        end: Called by `leave` before the process exits.
 
     Raises:
-        ConfigError: If a signal cannot be handled, the grace period is not positive, the exit code is not
-            one, or the ranks have no store in common.
-        StateError: Outside of the main thread, where signals cannot be handled.
+        ConfigError: If a signal cannot be handled, the grace period is not positive, the exit code is out of range,
+            or the ranks share no store.
+        StateError: Outside the main thread, where signals cannot be handled.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Preemption:
             exit_code=exit_code,
         )
         self.advance = self._sync.advance
-        """Count a step in a loop without `backward`; every rank must call it as often."""
+        """Count a step in a loop without `backward`. Every rank must call it equally often."""
         self._signals = list(signals)
         self._before: dict[int, Any] = {}
         for signum in signals:
@@ -89,14 +88,14 @@ class Preemption:
 
     @property
     def remaining_s(self) -> float | None:
-        """Time that is left of the grace period; None where there is none or nobody has asked."""
+        """Seconds left of the grace period; None if there is no limit, or no rank has been asked to stop."""
         asked_at = self._sync.asked_at
         if asked_at is None or self.grace_period_s is None:
             return None
         return max(0.0, asked_at + self.grace_period_s - time.monotonic())
 
     def keep_workers(self, loader: DataLoader[Any]) -> None:
-        """Let workers that `loader` starts while this is open outlive the signals; the run still needs them."""
+        """Keep workers that `loader` starts before `close` alive when a signal arrives: the run still needs them."""
         keep_workers(loader, self._signals)
 
     def __enter__(self) -> Preemption:
@@ -110,9 +109,9 @@ class Preemption:
         self.close()
 
     def leave(self) -> NoReturn:
-        """End the training and the process, with the exit code. Every rank must call it.
+        """End the training, and exit the process with the exit code. Every rank must call it.
 
-        Signals stay without effect from here on: launchers send them as soon as the first rank has ended.
+        From here on signals are ignored, since launchers send them as soon as the first rank has exited.
         """
         self._is_leaving = True
         atexit.unregister(self.close)
@@ -122,7 +121,7 @@ class Preemption:
         raise SystemExit(self.exit_code)
 
     def close(self) -> None:
-        """Put the earlier handlers back; signals have their former effect again."""
+        """Restore the previous signal handlers."""
         if not self.is_open or self._is_leaving or os.getpid() != self._process:
             return
         self.is_open = False
@@ -135,7 +134,7 @@ class Preemption:
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         before = self._before.get(signum)
-        # A fork, such as a loader's worker, has nothing to agree on; nor has the last rank that is left.
+        # A forked child, such as a loader's worker, takes no part in the agreement; nor does the last remaining rank.
         if os.getpid() != self._process or not (self._sync.is_possible or self._is_leaving):
             signal.signal(signum, signal.SIG_DFL if before is None else before)
             os.kill(os.getpid(), signum)
@@ -146,7 +145,7 @@ class Preemption:
 
 
 def check(signals: Sequence[int], *, grace_period_s: float | None, exit_code: int) -> None:
-    """Refuse what cannot be handled, before anything is installed."""
+    """Validate the arguments before any handler is installed."""
     if threading.current_thread() is not threading.main_thread():
         raise StateError("Signals can be handled in the main thread only. Call `handle_preemption` there.")
     if not signals:
@@ -161,7 +160,7 @@ def check(signals: Sequence[int], *, grace_period_s: float | None, exit_code: in
 
 
 def shared_store(number: int) -> Store:
-    """Return the store of the process group, under a prefix and on a connection of its own.
+    """Return the store of the process group, with its own prefix and connection.
 
     Args:
         number: Makes the prefix unique; the same on every rank.
@@ -171,9 +170,9 @@ def shared_store(number: int) -> Store:
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError(
-            "`handle_preemption` needs the process group, through which the ranks agree when to stop, and "
-            "this run has none. Use a strategy that sets one up."
+            "`handle_preemption` needs a process group, through which the ranks agree when to stop, and this run has "
+            "none. Use a strategy that sets one up."
         )
-    # torch has no public way to the store that the group was made with.
+    # torch has no public access to the store of a process group.
     store = dist.distributed_c10d._get_default_store()
     return PrefixStore(f"accel/preemption/{number}", store.clone())  # type: ignore[attr-defined]  # missing in torch's stub

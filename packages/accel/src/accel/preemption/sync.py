@@ -1,4 +1,4 @@
-"""All ranks agree on the step after which they stop, once one of them has been asked to."""
+"""The preemption sync point: once any rank is asked to stop, all ranks agree on the step to stop after."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from accel_checkpoint.ranks.agreement import StoreAgreement
 from accel_state.errors import CheckpointError, StateError
 
 POLL_S = 0.5
-"""How often a rank looks whether another has been asked to stop; its own request wakes it at once."""
+"""How often a rank checks for another rank's request to stop; its own request wakes it at once."""
 
-ANSWER_S = 60.0
-"""How long to wait for the other ranks' answers, which their watching threads give at once."""
+AGREEMENT_TIMEOUT_S = 60.0
+"""How long to wait for the answers of the other ranks; their watcher threads send them at once."""
 
-FAREWELL_S = 5.0
-"""How long rank 0, with which the store may go, waits at most until the others ask it no more."""
+LEAVE_TIMEOUT_S = 5.0
+"""How long rank 0 waits for the other ranks to stop using the store, which may end with rank 0."""
 
 
 class PreemptionSync:
-    """The same last step on every rank, at no cost until somebody asks for it.
+    """Agrees on the same last step on every rank, at almost no cost until a rank is asked to stop.
 
-    A thread waits for a request, and looks every half second whether another rank has one. If so, it
-    promises, in the group's store, that its rank will not pass the step after the present one before it knows
-    all promises. The step to stop after is the largest. So ranks may be steps apart, and none waits for
-    another's training: only for the threads' answers, once. Until then a step costs an addition and a look
-    at a flag.
+    A watcher thread waits for a request on this rank, and polls the store every half second for requests on other
+    ranks. When there is one, the thread reports the number of this rank's next step, and the rank does not continue
+    past that step until all ranks have reported. The largest reported number is the last step.
+
+    Ranks may be several steps apart. No rank waits for another's training, only once for the reports of the watcher
+    threads. Until a request, a step costs one addition and the check of one flag.
 
     Args:
         store: The store that the ranks share; None in a single process.
         rank: This process.
-        world_size: Processes that must agree.
-        grace_period_s: Time from the request until the process is ended by force; None: never.
-        exit_code: Of the process that is ended by force.
+        world_size: Number of ranks.
+        grace_period_s: Time from the request until the process is killed; None means never.
+        exit_code: Exit code of a process that is killed after the grace period.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class PreemptionSync:
         self._answered = threading.Event()
         self._settled = threading.Event()
         self._is_closing = False
-        # Unlike the methods of an event, `put` may interrupt itself: signal handlers call it.
+        # Signal handlers call `put`. It is reentrant, unlike the methods of an event.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._cancelled = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="accel-preemption", daemon=True)
@@ -73,7 +74,7 @@ class PreemptionSync:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the ranks can still hear of each other."""
+        """Whether the ranks can still agree."""
         return self._failure is None
 
     def ask(self) -> None:
@@ -85,10 +86,10 @@ class PreemptionSync:
         self._wake.put(None)
 
     def advance(self) -> None:
-        """Count one step, and decide whether it is the last. Every rank must call it as often.
+        """Count one step, and decide whether it is the last. Every rank must call it equally often.
 
         Raises:
-            StateError: If another rank did not answer, so that no step can be agreed on.
+            StateError: If the agreement failed because another rank did not answer.
         """
         self._step += 1
         if self._is_pending and not self.is_agreed:
@@ -102,13 +103,13 @@ class PreemptionSync:
         self.is_agreed = self._step >= self._last_step
 
     def settle(self) -> None:
-        """Stop asking the store; where an agreement is under way, see it through first."""
+        """Stop polling the store, after completing an agreement that has started."""
         self._is_closing = True
         self._wake.put(None)
-        self._settled.wait(timeout=ANSWER_S)
+        self._settled.wait(timeout=AGREEMENT_TIMEOUT_S)
 
     def close(self) -> None:
-        """Stop altogether: nobody is ended by force any more."""
+        """Stop polling, and cancel the grace period."""
         self._cancelled.set()
         self.settle()
 
@@ -116,7 +117,7 @@ class PreemptionSync:
         try:
             is_asked = self._wait_for_request()
             if self._store is not None:
-                (self._exchange if is_asked else self._part)(self._store)
+                (self._agree_on_last_step if is_asked else self._leave)(self._store)
         except RuntimeError as error:  # torch's, from the store
             if not self._answered.is_set():
                 self._failure = f"The ranks could not agree when to stop: {error}"
@@ -127,48 +128,48 @@ class PreemptionSync:
             self._enforce(self._grace_period_s)
 
     def _wait_for_request(self) -> bool:
-        """Return True when any rank has been asked, False when nobody was before `close` here or on rank 0."""
+        """Return True once any rank is asked to stop, False if this rank closes or rank 0 ends its training first."""
         while True:
             if self.asked_at is not None and self._store is not None:
                 self._store.set("asked", "")
             if self.asked_at is not None or (self._store is not None and self._store.check(["asked"])):
                 self.asked_at = self.asked_at or time.monotonic()
                 return True
-            if self._is_closing or self._is_rank_0_parting():
+            if self._is_closing or self._has_rank_0_left():
                 return False
             with suppress(queue.Empty):
                 self._wake.get(timeout=None if self._store is None else POLL_S)
 
-    def _is_rank_0_parting(self) -> bool:
-        """Look whether rank 0 has ended its training; nobody can agree with it any more then."""
-        if self._store is None or self._rank == 0 or not self._store.check(["parting"]):
+    def _has_rank_0_left(self) -> bool:
+        """Whether rank 0 has ended its training, so that no agreement is possible any more."""
+        if self._store is None or self._rank == 0 or not self._store.check(["rank_0_left"]):
             return False
         self._failure = "The ranks could not agree when to stop: rank 0 has ended its training."
         return True
 
-    def _part(self, store: Store) -> None:
-        """Let the others know that this rank asks no more; rank 0 leaves when none does.
+    def _leave(self, store: Store) -> None:
+        """Report that this rank no longer uses the store; rank 0 waits until no rank does.
 
-        A rank that asked a store which has gone would get a long trace of torch's on its screen.
+        Otherwise torch would print a long traceback on a rank that calls a store that has ended.
         """
         if self._rank != 0:
-            store.add("parted", 1)
+            store.add("num_left", 1)
             return
-        store.set("parting", "")
-        deadline = time.monotonic() + FAREWELL_S
-        while store.add("parted", 0) < self._world_size - 1 and time.monotonic() < deadline:
+        store.set("rank_0_left", "")
+        deadline = time.monotonic() + LEAVE_TIMEOUT_S
+        while store.add("num_left", 0) < self._world_size - 1 and time.monotonic() < deadline:
             time.sleep(0.005)
 
-    def _exchange(self, store: Store) -> None:
-        # In this order: the main thread either sees the request in its next step and waits, or that step is
-        # counted in the promise.
+    def _agree_on_last_step(self, store: Store) -> None:
+        # Set the flag before reading the step: the main thread then either waits at its next step, or has already
+        # counted that step.
         self._is_pending = True
         agreement = StoreAgreement(
             store,
             rank=self._rank,
             world_size=self._world_size,
-            deadline_s=ANSWER_S,
-            presence=_Parting(store),
+            deadline_s=AGREEMENT_TIMEOUT_S,
+            presence=_RankZeroPresence(store),
         )
         try:
             self._last_step = int(agreement.agree("stop", str(self._step + 1), _largest))
@@ -181,21 +182,21 @@ class PreemptionSync:
             return
         sys.stderr.write(
             f"accel: rank {self._rank} has not left within the grace period of {grace_period_s:g} s and is "
-            f"ended, with exit code {self._exit_code}.\n"
+            f"killed with exit code {self._exit_code}.\n"
         )
         sys.stderr.flush()
         os._exit(self._exit_code)
 
 
-class _Parting:
-    """Knows which ranks can no longer be agreed with: rank 0, once it has ended its training."""
+class _RankZeroPresence:
+    """Reports rank 0 as ended once its training has ended; watches no other rank."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def ended(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of ``ranks`` that will not answer any more."""
-        return [0] if 0 in ranks and self._store.check(["parting"]) else []
+        """Return those of ``ranks`` that will never answer."""
+        return [0] if 0 in ranks and self._store.check(["rank_0_left"]) else []
 
 
 def _largest(steps: Sequence[str]) -> str:
