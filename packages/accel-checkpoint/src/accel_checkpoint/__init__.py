@@ -1,4 +1,4 @@
-"""Checkpoints that are there whole or not at all, on one process or many."""
+"""Atomic checkpoints, for one process or many: a checkpoint is complete, or it does not exist."""
 
 from __future__ import annotations
 

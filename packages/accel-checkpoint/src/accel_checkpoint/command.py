@@ -1,7 +1,4 @@
-"""List the checkpoints in a folder, or check that one is what was saved.
-
-Nothing here imports torch.
-"""
+"""The command ``accel checkpoint``: list and verify checkpoints. Does not import torch."""
 
 from __future__ import annotations
 
@@ -19,10 +16,10 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 class CheckpointCommand:
     """``accel checkpoint``."""
 
-    help = "List the checkpoints in a folder, or check that one is what was saved"
+    help = "List the checkpoints in a folder, or verify that their files are unchanged"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add what can be asked for."""
+        """Add the actions and their arguments."""
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
         listing = actions.add_parser("list", help="show step, size, age, number of processes and state")
         listing.add_argument("dir", metavar="DIR", help="a folder of checkpoints, or of a project")
@@ -30,7 +27,7 @@ class CheckpointCommand:
         verifying.add_argument("dir", metavar="DIR", help="one checkpoint, or a folder of them")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Do it."""
+        """Run the chosen action and return the exit code."""
         folder = Path(arguments.dir)
         if not folder.is_dir():
             raise CheckpointError(f"There is no folder `{folder}`.")
@@ -47,21 +44,21 @@ command = CheckpointCommand()
 
 
 def find(folder: Path) -> list[Found]:
-    """Return the checkpoint at ``folder``, or those in it."""
+    """Return the checkpoint at ``folder``, or the checkpoints in it."""
     itself = inspect(folder)
     return [itself] if itself is not None else checkpoints_in(folder_of_checkpoints(folder))
 
 
 def verify(found: Found) -> int:
-    """Say whether one checkpoint is as it was saved; return 0 if so."""
+    """Print whether a checkpoint is unchanged since it was saved; return 0 if so."""
     if found.manifest is None:
-        _complain(
+        _print_error(
             f"{found.path}: {found.problem or 'it has no manifest, so there is nothing to compare it with.'}"
         )
         return 1
     problems = [found.problem] if found.problem else problems_of(found.path, found.manifest, digests=True)
     for problem in problems:
-        _complain(f"{found.path}: {problem}")
+        _print_error(f"{found.path}: {problem}")
     if problems:
         return 1
     print(
@@ -70,7 +67,7 @@ def verify(found: Found) -> int:
     return 0
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     print(f"error: {text}", file=sys.stderr)
 
 

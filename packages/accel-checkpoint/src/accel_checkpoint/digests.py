@@ -1,9 +1,9 @@
-"""A short number that tells whether bytes are still those that were written.
+"""Digests that detect damaged files.
 
-CRC-32, as zip files have it: it finds every damage of up to 32 bits in a row and all but one in four thousand million
-others, and costs a small part of what SHA-256 would, which would be the longest part of a save. It is no defence
-against a person who changes a file on purpose: that person changes the manifest too. The name of the algorithm stands
-before the number, so that a later release may choose another.
+The digest is the CRC-32 of zip files. It detects every error burst of up to 32 bits, and misses other damage with a
+probability of 2^-32. SHA-256 would cost many times as much and dominate the time of a save. Neither protects against
+deliberate changes, since an attacker can change the manifest too. The digest starts with the name of the algorithm, so
+that a later release can use another one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _NAME = "crc32"
 
 
 class Digest:
-    """The digest of what `update` has been given so far."""
+    """The digest of all bytes passed to `update`."""
 
     def __init__(self) -> None:
         self._value = 0
 
     def update(self, data: bytes | memoryview) -> None:
-        """Take in the next bytes; other threads go on meanwhile."""
+        """Add the next bytes; releases the GIL."""
         self._value = zlib.crc32(data, self._value)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""How the files of a checkpoint are called; importing this costs no torch."""
+"""The file names in a checkpoint. Does not import torch."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _WEIGHTS = re.compile(
 
 
 def checkpoint_name(number: int) -> str:
-    """Return the name of the folder of the checkpoint of that number."""
+    """Return the folder name of checkpoint ``number``."""
     return f"checkpoint_{number}"
 
 
 def checkpoint_number(name: str) -> int | None:
-    """Return the number in the name of a checkpoint's folder, None if it has another kind of name."""
+    """Return the number in a checkpoint's folder name, or None if it has none."""
     found = _NUMBERED_FOLDER.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def weight_format(index: int, *, safe: bool) -> WeightFormat:
-    """Return how the weight files of the model of that index are called."""
+    """Return the weight file names of model ``index``."""
     stem, suffix = (SAFE_MODEL_NAME, ".safetensors") if safe else (MODEL_NAME, ".bin")
     stem = stem if index == 0 else f"{stem}_{index}"
     whole = f"{stem}{suffix}"
@@ -58,47 +58,47 @@ def numbered_file(stem: str, index: int) -> str:
 
 
 def random_states_file(rank: int) -> str:
-    """Return the name of the file with the random states of a rank."""
+    """Return the name of a rank's random state file."""
     return f"{RNG_STATE_NAME}_{rank}.pkl"
 
 
 def gradients_file(rank: int) -> str:
-    """Return the name of the file with what a rank had summed of an accumulation."""
+    """Return the name of the file with a rank's accumulated gradients."""
     return f"accumulated_gradients_{rank}.safetensors"
 
 
 def loader_of_rank_file(index: int, rank: int) -> str:
-    """Return the name of the file of the loader of that index where a rank has a state of its own."""
+    """Return the file name of loader ``index`` for a rank that has its own state."""
     return f"{LOADER_NAME}_{index}_rank_{rank}.bin"
 
 
 def custom_file(index: int) -> str:
-    """Return the name of the file of the custom object of that index."""
+    """Return the file name of custom object ``index``."""
     return f"{CUSTOM_NAME}_{index}.pkl"
 
 
 def numbers_of(stem: str, names: Iterable[str]) -> list[int]:
-    """Return the indexes for which there is a file `<stem>.bin` or `<stem>_<index>.bin`, in order."""
+    """Return the sorted indexes of the files `<stem>.bin` and `<stem>_<index>.bin`."""
     return _numbers(_NUMBERED[stem], names)
 
 
 def numbers_of_models(names: Iterable[str]) -> list[int]:
-    """Return the indexes of the models for which there are weight files, in order."""
+    """Return the sorted indexes of the models that have weight files."""
     return _numbers(_WEIGHTS, names)
 
 
 def numbers_of_custom(names: Iterable[str]) -> list[int]:
-    """Return the indexes of the custom objects for which there is a file, in order."""
+    """Return the sorted indexes of the custom objects that have a file."""
     return _numbers(_CUSTOM, names)
 
 
 def ranks_of_random_states(names: Iterable[str]) -> list[int]:
-    """Return the ranks for which there is a file of random states, in order."""
+    """Return the sorted ranks that have a random state file."""
     return _numbers(_RANDOM_STATES, names)
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """Whether a file of this name belongs to a checkpoint, rather than to a person who put it there."""
+    """Whether a file of this name belongs to a checkpoint, and not to the user."""
     if name in (MANIFEST_NAME, SCALER_NAME):
         return True
     return any(

@@ -1,4 +1,4 @@
-"""Files inside a checkpoint's folder: only plain ones, found by plain names, and forced to disk when written."""
+"""Safe access to the files in a checkpoint's folder, and writes that survive a power cut."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from accel_state.errors import CheckpointError
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether ``name`` leads to a file inside the folder, by every system's rules; subfolders by `/`."""
+    """Whether ``name`` is a relative path inside the folder on every operating system, separated by `/`."""
     if not isinstance(name, str) or not name or "\\" in name or "\0" in name:
         return False
     posix, windows = PurePosixPath(name), PureWindowsPath(name)
@@ -23,10 +23,10 @@ def is_plain_name(name: object) -> bool:
 def regular_file(folder: Path, name: str) -> Path:
     """Return the path of a file of a checkpoint.
 
-    A link is followed in the cache of the Hugging Face Hub only, from ``snapshots/<revision>`` to the ``blobs`` beside.
+    Symbolic links are followed only in the cache of the Hugging Face Hub, from ``snapshots/<revision>`` to ``blobs``.
 
     Raises:
-        CheckpointError: If it is missing, is reached through another symbolic link, or is no regular file.
+        CheckpointError: If it is missing, reached through any other symbolic link, or not a regular file.
     """
     if not is_plain_name(name):
         raise CheckpointError(f"`{name}` is not the plain name of a file in `{folder}`.")
@@ -41,7 +41,7 @@ def regular_file(folder: Path, name: str) -> Path:
             mode = path.stat().st_mode
         if stat.S_ISLNK(mode):
             raise CheckpointError(
-                f"`{path}` is a symbolic link; a checkpoint holds its files itself. Put the file in its place."
+                f"`{path}` is a symbolic link, which is not followed in a checkpoint. Replace it with the file itself."
             )
     if not stat.S_ISREG(mode):
         raise CheckpointError(f"`{path}` is not a regular file.")
@@ -49,14 +49,14 @@ def regular_file(folder: Path, name: str) -> Path:
 
 
 def _is_of_hub_cache(link: Path) -> bool:
-    """Whether a link leads from a snapshot to a file of the same repository."""
+    """Whether a link points from a snapshot to a blob of the same Hub repository."""
     repositories = [folder.parent for folder in link.parent.resolve().parents if folder.name == "snapshots"]
     target = link.resolve()
     return target.is_file() and any(target.parent == repository / "blobs" for repository in repositories)
 
 
 def files_below(folder: Path) -> Iterator[str]:
-    """Yield the names of all files in ``folder`` and its subfolders, in order; links are not followed."""
+    """Yield the sorted names of all files in ``folder`` and its subfolders; links are not followed."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.is_dir(follow_symlinks=False):
             yield from (f"{entry.name}/{name}" for name in files_below(Path(entry.path)))
@@ -65,13 +65,13 @@ def files_below(folder: Path) -> Iterator[str]:
 
 
 def folders_of(names: Iterable[str]) -> list[str]:
-    """Return the folders that lead to files of these names, inner ones before those around them; `.` is the last."""
+    """Return all parent folders of these file names, children before their parents; `.` comes last."""
     folders = {str(folder) for name in names for folder in PurePosixPath(name).parents}
     return sorted(folders, key=lambda folder: (-len(PurePosixPath(folder).parts), folder))
 
 
 def make_durably(folder: Path) -> None:
-    """Make a folder and those around it such that they survive a power cut; nothing is done where it is there."""
+    """Create a folder and its missing parents, and force them to disk; does nothing if it exists."""
     missing = [folder] if not folder.exists() else []
     while missing and not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
@@ -81,9 +81,9 @@ def make_durably(folder: Path) -> None:
 
 
 def force_to_disk(path: Path) -> None:
-    """Return once the file or folder at ``path`` would survive a power cut."""
+    """Flush the file or folder at ``path`` to disk (`fsync`)."""
     if os.name != "posix" and path.is_dir():
-        return  # Windows opens no folders; its renames are journalled.
+        return  # Windows cannot open folders; its file system journals renames.
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)

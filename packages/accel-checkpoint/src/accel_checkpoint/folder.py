@@ -1,4 +1,4 @@
-"""Checkpoints of any training loop, in one folder."""
+"""A folder of checkpoints, for any training loop."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from accel_state.errors import CheckpointError, ConfigError
 
 
 class CheckpointFolder:
-    """A folder of checkpoints, named `checkpoint_<step>`, each there whole or not at all.
+    """A folder of atomic checkpoints, named `checkpoint_<step>`.
 
-    Under `torchrun` or `accel launch`, make it and call its methods on every rank; the ranks save together.
+    Under `torchrun` or `accel launch`, create it and call its methods on every rank; the ranks save together.
 
     Args:
-        folder: Where the checkpoints are; made by the first save.
-        keep: How many stay: older ones are removed after a newer one is complete. None: all.
+        folder: The folder of the checkpoints; the first save creates it.
+        keep: How many checkpoints to keep; older ones are removed once a newer one is complete. None keeps all.
 
     Raises:
         ConfigError: If `keep` is less than 1.
@@ -50,17 +50,17 @@ class CheckpointFolder:
         self._saver = Saver(topology=topology, agreement=agreement)
 
     def save(self, step: int, *, blocking: bool = True) -> Stage:
-        """Return the stage of a checkpoint, for a `with` block that puts files into it.
+        """Return the stage of a new checkpoint; add files to it in a `with` block.
 
-        A checkpoint of the same step is replaced once the new one is complete.
+        An existing checkpoint of the same step is replaced once the new one is complete.
 
         Args:
             step: Training steps so far.
-            blocking: Write it before the block ends. Otherwise the block ends when the content has been copied, and
-                the stage's `handle` tells how the save went; if nobody asks, the next call here raises its failure.
+            blocking: Write the files before the block ends. Otherwise take a snapshot and write in the background; the
+                stage's `handle` gives the outcome. An error that is never read there is raised by the next call here.
 
         Raises:
-            CheckpointError: If the block ends and the save failed on any rank, or the last save that did not block.
+            CheckpointError: At the end of the block, if this save or the previous background save failed on any rank.
         """
         if step < 0:
             raise ConfigError(f"`step` must not be negative, got {step}.")
@@ -70,10 +70,10 @@ class CheckpointFolder:
         return self._saver.stage(request, blocking=blocking, earlier=self._saver.unreported_failure())
 
     def newest(self) -> SavedCheckpoint | None:
-        """Return the complete checkpoint with the highest step, None where there is none; the same on every rank.
+        """Return the complete checkpoint with the highest step, or None; the same on every rank.
 
         Raises:
-            CheckpointError: If this rank cannot read what rank 0 has chosen.
+            CheckpointError: If this rank cannot read the checkpoint that rank 0 has chosen.
         """
         self._saver.settle()
         found = newest_in(self.path)
@@ -81,7 +81,7 @@ class CheckpointFolder:
         return SavedCheckpoint(self.path / name) if name else None
 
     def checkpoints(self) -> list[SavedCheckpoint]:
-        """Return the complete checkpoints that this rank sees, by step."""
+        """Return the complete checkpoints that this rank sees, sorted by step."""
         return [
             SavedCheckpoint(found.path)
             for found in checkpoints_in(self.path)
@@ -89,10 +89,10 @@ class CheckpointFolder:
         ]
 
     def wait(self) -> None:
-        """Wait for the save that goes on behind the loop, if any.
+        """Wait for the background save, if any.
 
         Raises:
-            CheckpointError: If it failed and nobody has been told.
+            CheckpointError: If it failed and the error has not been raised yet.
         """
         self._saver.settle()
 
@@ -113,16 +113,16 @@ class SavedCheckpoint:
 
     @property
     def step(self) -> int:
-        """Training steps when it was saved."""
+        """Training steps at the time of the save."""
         return self.manifest.step
 
     @property
     def names(self) -> list[str]:
-        """Its files, without the manifest."""
+        """The file names, without the manifest."""
         return [entry.name for entry in self.manifest.files_here]
 
     def read(self, name: str) -> Any:
-        """Return the content of a file that `Stage.write` wrote; tensors are on the CPU. Nothing in it can run.
+        """Return the content of a file that `Stage.write` wrote, with tensors on the CPU. Runs no code from the file.
 
         Raises:
             CheckpointError: If the file is missing or damaged, or holds more than plain data.
@@ -139,20 +139,20 @@ class SavedCheckpoint:
         return read_torch_file(path)
 
     def restore_random_states(self) -> None:
-        """Restore what `Stage.write_random_states` saved of this rank.
+        """Restore the states that `Stage.write_random_states` saved on this rank.
 
         Raises:
-            CheckpointError: If this rank has no such file in it.
+            CheckpointError: If the checkpoint has no such file for this rank.
         """
         name = random_states_file(current_runtime().topology.rank)
         content: Mapping[str, Any] = self.read(name)
         restore(content, file_name=name)
 
     def verify(self) -> None:
-        """Read everything and compare it with the digests in the manifest.
+        """Read all files and compare their digests with the manifest.
 
         Raises:
-            CheckpointError: Naming the files that differ.
+            CheckpointError: If any file differs; names each one.
         """
         problems = problems_of(self.path, self.manifest, digests=True)
         if problems:

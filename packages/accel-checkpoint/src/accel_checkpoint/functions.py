@@ -18,17 +18,17 @@ from accel_state import PartialState
 from accel_state.errors import ConfigError
 
 TORCH_SAFE_GLOBALS = harmless_globals()
-"""What files may name beyond what `torch.load(weights_only=True)` always allows."""
+"""Globals that files may use beyond those that `torch.load(weights_only=True)` allows."""
 
 
 def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: bool = False) -> None:
-    """Write ``obj`` to a file, on the main process only; the file appears complete or not at all.
+    """Write ``obj`` to a file atomically, on the main process only.
 
     Args:
-        obj: What to write; tensors by name with ``safe_serialization``.
-        f: The file, or what `torch.save` takes for one.
-        save_on_each_node: Write it on each machine's main process.
-        safe_serialization: safetensors, else `torch.save`.
+        obj: The object to write; a dict of tensors with ``safe_serialization``.
+        f: A path, or a file object that `torch.save` accepts.
+        save_on_each_node: Write the file on the main process of each node.
+        safe_serialization: Use safetensors instead of `torch.save`.
     """
     state = PartialState()
     if not (state.is_local_main_process if save_on_each_node else state.is_main_process):
@@ -50,7 +50,7 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
 
 
 def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
-    """Return what `torch.save` wrote, unless it holds more than tensors and plain values.
+    """Load a `torch.save` file, provided that it holds only tensors and plain values.
 
     Args:
         f: The file.
@@ -58,12 +58,12 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
         **kwargs: As for `torch.load`, except that `weights_only` is always true.
 
     Raises:
-        ConfigError: If ``weights_only=False`` is asked for.
-        pickle.UnpicklingError: If the file holds more.
+        ConfigError: If ``weights_only=False`` is passed.
+        pickle.UnpicklingError: If the file holds anything else.
     """
     if kwargs.pop("weights_only", True) is not True:
         raise ConfigError(
-            "`load` never unpickles freely. For files that you trust, call `torch.load` yourself."
+            "`load` never unpickles freely: `weights_only` must be True. For files that you trust, call `torch.load`."
         )
     with torch.serialization.safe_globals(harmless_globals()):
         return torch.load(f, map_location=map_location, weights_only=True, **kwargs)

@@ -1,4 +1,4 @@
-"""The list of everything in a checkpoint; written last, so that a folder that has it is complete."""
+"""The manifest lists every file of a checkpoint. It is written last: a folder with a manifest is complete."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from accel_state.mesh_layout import MeshLayout
 FORMAT = "accel-checkpoint"
 VERSION = 1
 MAX_BYTES = 64 * 2**20
-"""A longer manifest than this is not read: it cannot be ours."""
+"""A larger manifest cannot be ours and is not read."""
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that matter for reading a checkpoint later."""
+    """Return the versions of Python, accel and torch, which the manifest records."""
     found = {"python": platform.python_version()}
     for name in ("accel", "torch"):
         try:
@@ -40,11 +40,11 @@ class FileEntry:
     """One file of a checkpoint.
 
     Attributes:
-        name: Relative to the folder, with `/` between parts.
-        num_bytes: Its size.
-        digest: Of its content; see `digests`.
-        rank: Which rank wrote it.
-        place: Which file system holds it: 0 is the main process's, others are numbered like their nodes.
+        name: Path relative to the folder, separated by `/`.
+        num_bytes: Size of the file.
+        digest: Digest of the content; see `digests`.
+        rank: The rank that wrote it.
+        place: The file system that holds it: 0 for rank 0's, otherwise the rank of the node.
     """
 
     name: str
@@ -56,21 +56,21 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is in a checkpoint.
+    """The content of a checkpoint.
 
     Attributes:
-        files: Of all ranks; those of another `place` are on another node.
-        world_size: Ranks that saved it.
-        mesh: How these were arranged: the size of each axis of `MeshLayout`; empty if each had the whole model.
-        strategy: How the models were trained, such as `ddp`; empty where that does not matter.
-        model_format: How the models lie in the files, such as `full`; likewise.
+        files: The files of all ranks; those with another `place` are on another node.
+        world_size: Number of ranks that saved it.
+        mesh: Layout of the ranks: the size of each axis of `MeshLayout`; empty if each rank had the whole model.
+        strategy: Training strategy, such as `ddp`; empty if it does not matter.
+        model_format: File format of the models, such as `full`; empty if it does not matter.
         step: Training steps so far: backward passes that completed the gradients.
-        iteration: Number of the checkpoint, where it was named by number.
-        place: Which file system this manifest describes.
-        objects: Class names of what was saved, by kind.
-        token: Tells the save from all others; the parts of one save on several machines have the same.
-        created: When, in UTC.
-        packages: Versions that wrote it.
+        iteration: Number of the checkpoint, if its name has one.
+        place: The file system that this manifest describes.
+        objects: Class names of the saved objects, by kind.
+        token: Identifies the save; shared by its parts on several nodes.
+        created: Time of the save, in UTC.
+        packages: Versions of the packages that wrote it.
     """
 
     files: Sequence[FileEntry]
@@ -88,22 +88,22 @@ class Manifest:
 
     @property
     def layout(self) -> MeshLayout:
-        """How the ranks that saved it were arranged."""
+        """Layout of the ranks that saved it."""
         return MeshLayout(**self.mesh) if self.mesh else MeshLayout.of_replicas(self.world_size)
 
     @property
     def files_here(self) -> list[FileEntry]:
-        """The files that lie beside this manifest."""
+        """The files in the same folder as this manifest."""
         return [entry for entry in self.files if entry.place == self.place]
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files, on all nodes."""
+        """Total size of the files on all nodes."""
         return sum(entry.num_bytes for entry in self.files)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest into ``folder`` and force both to disk."""
+    """Write the manifest to ``folder`` and force both to disk."""
     content = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
     path = folder / MANIFEST_NAME
     with path.open("x", encoding="utf-8") as file:
@@ -115,7 +115,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def has_manifest(folder: Path) -> bool:
-    """Whether ``folder`` says that it is a complete checkpoint."""
+    """Whether ``folder`` has a manifest, which marks a complete checkpoint."""
     return os.path.lexists(folder / MANIFEST_NAME)
 
 
@@ -123,7 +123,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint.
 
     Raises:
-        CheckpointError: If it is missing, damaged, of a later format, or names files outside of the folder.
+        CheckpointError: If it is missing, damaged, of a later format, or names files outside the folder.
     """
     path = regular_file(folder, MANIFEST_NAME)
     if path.stat().st_size > MAX_BYTES:
@@ -150,18 +150,18 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _known(kind: type[Manifest | FileEntry], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that this release knows; a later one that adds a field which must be known raises `VERSION`."""
+    """Return the fields that this release knows; `VERSION` changes when readers must know a new field."""
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in content.items() if name in names}
 
 
 def problems_of(folder: Path, manifest: Manifest, *, digests: bool) -> list[str]:
-    """Return, one line each, how the files in ``folder`` differ from the manifest; empty where they do not.
+    """Return one message per file in ``folder`` that differs from the manifest.
 
     Args:
-        folder: The checkpoint.
+        folder: The folder of the checkpoint.
         manifest: Its manifest.
-        digests: Read every file and compare digests too, not just sizes.
+        digests: Compare digests, which reads every file; otherwise compare sizes only.
     """
     found = []
     for entry in manifest.files_here:

@@ -1,4 +1,4 @@
-"""The state of a model as a stream of pieces: what each rank holds of which tensor."""
+"""The state of a model as a stream of pieces: the part of each tensor that this rank holds."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Piece:
 
     Attributes:
         name: Its key.
-        local: What this rank holds: a plain tensor, or another value as it is.
-        shape: Shape of the whole tensor; empty for other values.
-        offset: Where the part begins in the whole, along each dimension.
-        is_writer: Whether this rank is the one that writes this part; others hold copies.
-        aliases: Further keys of the same tensor, as of tied weights.
+        local: The part that this rank holds: a plain tensor, or any other value unchanged.
+        shape: Global shape of the tensor; empty for other values.
+        offset: Start of the part in the global tensor, along each dimension.
+        is_writer: Whether this rank writes the part; other ranks may hold replicas.
+        aliases: Further keys of the same tensor, such as those of tied weights.
     """
 
     name: str
@@ -36,16 +36,16 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this rank holds all of it."""
+        """Whether this rank holds the whole tensor."""
         return not isinstance(self.local, Tensor) or tuple(self.local.shape) == self.shape
 
 
 def pieces_of(state: Mapping[str, Any], *, is_writer: bool) -> Iterator[Piece]:
-    """Yield the pieces of a state dict, without communication; tensors that are there twice come once.
+    """Yield the pieces of a state dict without communication; each shared tensor is yielded once.
 
     Args:
         state: Tensors, `DTensor`s and other values by name.
-        is_writer: Whether this rank writes what every rank holds.
+        is_writer: Whether this rank writes what every rank holds in full.
     """
     plain = {name: _local(value) for name, value in state.items() if isinstance(value, Tensor)}
     first_of = aliases({name: tensor for name, tensor in plain.items() if is_plain(tensor)})
@@ -71,10 +71,10 @@ def _local(tensor: Tensor) -> Tensor:
 def _piece_of_shard(name: str, tensor: DTensor, second_names: tuple[str, ...]) -> Piece:
     """Return this rank's part of a `DTensor`.
 
-    Where several ranks hold the same part, the writer is the one at coordinate 0 of the axes along which it is copied.
+    If several ranks hold the same part, the writer is the rank at coordinate 0 of the replicated mesh axes.
 
     Raises:
-        CheckpointError: If the tensor is placed in another way than by shards and copies.
+        CheckpointError: If the tensor has a placement other than `Shard` and `Replicate`.
     """
     coordinate = tensor.device_mesh.get_coordinate()
     shape, offset = list(tensor.shape), [0] * tensor.dim()
@@ -92,7 +92,7 @@ def _piece_of_shard(name: str, tensor: DTensor, second_names: tuple[str, ...]) -
             shape[placement.dim] = min(size, shape[placement.dim] - begin)
         else:
             raise CheckpointError(
-                f"`{name}` has the placement {placement}, of which no rank holds a known part. Redistribute it to "
-                "`Shard` or `Replicate` before saving."
+                f"`{name}` has the placement {placement}, which cannot be saved. Redistribute it to `Shard` or "
+                "`Replicate` before saving."
             )
     return Piece(name, tensor.to_local(), tuple(tensor.shape), tuple(offset), is_writer, second_names)

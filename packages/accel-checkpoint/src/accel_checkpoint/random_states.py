@@ -1,4 +1,4 @@
-"""Random states of a rank in a file, in the form that the peer reads and writes too."""
+"""The random state file of a rank, in the format of Accelerate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ States = Mapping[str, Mapping[str, Any]]
 
 
 def captured(*, rank: int) -> tuple[str, dict[str, Any]]:
-    """Return name and content of the file with the states of this rank's generators as they are now."""
+    """Return the name and content of the random state file for the current state of this rank's generators."""
     index = current_runtime().device.index or 0
     return random_states_file(rank), to_file(
         capture_rng_states(), accumulation={"step": 0}, device_index=index
@@ -30,22 +30,22 @@ def captured(*, rank: int) -> tuple[str, dict[str, Any]]:
 
 
 def restore(content: Any, *, file_name: str) -> None:
-    """Set this rank's generators to the states in the content of a file.
+    """Restore this rank's generators from the content of a random state file.
 
     Raises:
-        CheckpointError: If the content is not that of such a file.
+        CheckpointError: If the content is not that of a random state file.
     """
     states, _ = from_file(content, device_index=current_runtime().device.index or 0, file_name=file_name)
     restore_rng_states(states)
 
 
 def to_file(states: States, *, accumulation: Mapping[str, Any], device_index: int) -> dict[str, Any]:
-    """Return the content of a file of random states: tensors, numbers, strings.
+    """Return the content of a random state file: tensors, numbers and strings.
 
     Args:
-        states: From `capture_rng_states`.
-        accumulation: Where the accumulation stands, from `Stepper.state_dict`; its `step` is what the peer knows of it.
-        device_index: Which of the machine's devices is this rank's.
+        states: Result of `capture_rng_states`.
+        accumulation: State of the accumulation, from `Stepper.state_dict`; Accelerate reads only its ``step``.
+        device_index: Index of this rank's device on its machine.
     """
     python, numpy = states["python"], states["numpy"]
     content: dict[str, Any] = {
@@ -64,7 +64,7 @@ def to_file(states: States, *, accumulation: Mapping[str, Any], device_index: in
     }
     for kind, state in states.items():
         if kind not in ("python", "numpy", "torch"):
-            # One entry per device up to ours: the peer sets the devices by their order.
+            # One entry per device up to this rank's: Accelerate restores the devices in order.
             content[_device_key(kind)] = [state["state"]] * (device_index + 1)
     return content
 
@@ -72,10 +72,10 @@ def to_file(states: States, *, accumulation: Mapping[str, Any], device_index: in
 def from_file(
     content: Any, *, device_index: int, file_name: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Return states for `restore_rng_states`, and where the accumulation stood: of the peer's, only its `step`.
+    """Return the states for `restore_rng_states`, and the state of the accumulation; Accelerate saves only ``step``.
 
     Raises:
-        CheckpointError: If the content is not that of such a file.
+        CheckpointError: If the content is not that of a random state file.
     """
     try:
         version, words, gauss_next = content["random_state"]
@@ -107,9 +107,9 @@ def from_file(
 
 
 def reseed_for(states: States, *, rank: int, world_size: int) -> int:
-    """Seed all generators of this rank with a number drawn from saved states, and return it.
+    """Seed all generators of this rank from saved states, and return the seed.
 
-    The same saved states, rank and number of ranks give the same seed; different ranks get different ones.
+    The seed depends on the saved states, the rank and the number of ranks only; it differs between ranks.
     """
     digest = hashlib.sha256(states["torch"]["state"].numpy().tobytes())
     digest.update(f"{rank}/{world_size}".encode())

@@ -42,9 +42,9 @@ def test_tensors_at_odd_places_are_copied(tmp_path):
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        (b"{x", "no JSON"),
-        (b'["a"]', "no table"),
-        (b'{"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}', "`a` is described"),
+        (b"{x", "not valid JSON"),
+        (b'["a"]', "not a table"),
+        (b'{"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}', "the entry of `a` is invalid"),
         (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "`a` does not lie inside"),
         (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}', "`a` does not lie inside"),
     ],

@@ -1,4 +1,4 @@
-"""Checkpoints made to do harm: each is refused with a clear error, and nothing in it runs."""
+"""Malicious checkpoints: each is rejected with a clear error, and none of its code runs."""
 
 import io
 import json
@@ -151,7 +151,7 @@ def element_type(subtype, names, fields, flags):
 def test_what_shows_memory_that_is_not_its_own_is_refused(checkpoint, value):
     torch.save({"total": value}, checkpoint / "custom_checkpoint_0.pkl")
     trust(checkpoint)
-    refused(checkpoint, match=r"custom_checkpoint_0.pkl.* made-up")
+    refused(checkpoint, match=r"custom_checkpoint_0.pkl.* forged")
 
 
 @pytest.mark.parametrize("name", TORCH_FILES)

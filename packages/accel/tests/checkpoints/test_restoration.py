@@ -85,14 +85,14 @@ def change_of(folder, *, save=None, load=None):
         (
             {"precision": "fp16"},
             {},
-            "`scaler.pt` in .* is the state of a gradient scaler, which this run has not",
+            "`scaler.pt` in .* is the state of a gradient scaler, but this run has none",
         ),
         ({}, {"precision": "fp16"}, "`scaler.pt` is missing"),
         ({"loaders": 2}, {}, "`dl_state_dict_1.bin` in .* has no loader"),
         ({}, {"optimizer": None, "scheduler": None}, "`optimizer.bin` in .* has no optimizer"),
     ],
 )
-def test_a_misfit_names_file_and_object_and_may_be_a_warning(tmp_path, save, load, match):
+def test_a_mismatch_names_file_and_object_and_may_be_a_warning(tmp_path, save, load, match):
     accelerator = change_of(tmp_path / "a", save=save, load=load)
     with pytest.raises(CheckpointError, match=match):
         accelerator.load_state(tmp_path / "a")

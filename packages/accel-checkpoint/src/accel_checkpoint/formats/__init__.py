@@ -1,1 +1,1 @@
-"""Plain file formats: safetensors and `torch.save`, read safely and written whole."""
+"""File formats: safetensors and `torch.save`, with safe reading."""

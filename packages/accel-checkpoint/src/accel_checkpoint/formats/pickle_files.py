@@ -1,4 +1,4 @@
-"""``.bin`` files, as ``torch.save`` writes them, read with ``weights_only``: nothing in them can run."""
+"""``.bin`` files, written by ``torch.save`` and read with ``weights_only``, so that they cannot run code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PickleWriter:
         }
 
     def groups(self) -> Iterator[tuple[Sequence[str], int]]:
-        """Yield the names of each storage together, in the order of the first of them."""
+        """Yield the names that share a storage together, in the order of their first name."""
         sharing: dict[object, list[str]] = {}
         for name, value in self._state.items():
             sharing.setdefault(_memory_of(name, value), []).append(name)
@@ -49,7 +49,7 @@ class PickleWriter:
 
 
 class PickleReader:
-    """The state dict of a ``torch.save`` file, mapped into memory where the file allows it."""
+    """The state dict of a ``torch.save`` file, memory-mapped if the file allows it."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._content = content
@@ -85,7 +85,7 @@ def open_pickled(path: Path) -> Iterator[PickleReader]:
 
 
 def _can_be_mapped(path: Path) -> bool:
-    # Files from before torch 1.6 are no zip archives.
+    # Files written before torch 1.6 are not zip archives.
     with path.open("rb") as file:
         return file.read(4) == b"PK\x03\x04"
 
@@ -101,12 +101,12 @@ def _has_storage(value: Any) -> bool:
 def _stored_bytes(value: Any) -> int:
     if _has_storage(value):
         return int(value.untyped_storage().nbytes())
-    # Of a sparse tensor, the dense size: an upper bound is all that splitting into files needs.
+    # For a sparse tensor, the dense size: splitting into files needs only an upper bound.
     return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
 def _compact(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace a lone window on a larger storage by a copy: ``torch.save`` writes whole storages."""
+    """Copy a tensor that is the only view of a larger storage, since ``torch.save`` writes whole storages."""
     value = next(iter(group.values()))
     if not _has_storage(value) or len({id_tensor_view(tensor) for tensor in group.values()}) > 1:
         return dict(group)
@@ -116,12 +116,12 @@ def _compact(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _on_cpu(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Move the tensors of one storage to the CPU, each distinct window once."""
+    """Move the tensors of one storage to the CPU, each distinct view once."""
     moved: dict[object, Any] = {}
     result: dict[str, Any] = {}
     for name, value in group.items():
-        window = id_tensor_view(value) if _has_storage(value) else name
-        if window not in moved:
-            moved[window] = value.cpu() if isinstance(value, torch.Tensor) else value
-        result[name] = moved[window]
+        view = id_tensor_view(value) if _has_storage(value) else name
+        if view not in moved:
+            moved[view] = value.cpu() if isinstance(value, torch.Tensor) else value
+        result[name] = moved[view]
     return result

@@ -1,4 +1,4 @@
-"""What may stand in a file of a checkpoint: data that loads without running anything."""
+"""Plain data: the content that a checkpoint file may have, because it loads without running code."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _NUMPY_HOMES = ("numpy._core.multiarray", "numpy.core.multiarray")
 
 
 def harmless_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
-    """Return what files may name beyond what `torch.load(weights_only=True)` allows: numbers of NumPy, and no bytes."""
+    """Return the globals that are safe beyond those of `torch.load(weights_only=True)`: NumPy numbers, and `b""`."""
     kinds = {type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"}
-    # Not by import: NumPy 2 moved them, and a file names the place of the NumPy that wrote it.
+    # Registered under both paths: NumPy 2 moved them, and a file contains the path of the version that wrote it.
     builders: list[Any] = [np.empty(0).__reduce__()[0], np.float64().__reduce__()[0]]
     return [
         *[(build, f"{home}.{build.__name__}") for build in builders for home in _NUMPY_HOMES],
@@ -45,45 +45,46 @@ def harmless_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], st
 
 
 def _no_bytes() -> bytes:
-    """Return `b""`, which is pickled as a call of `bytes` without arguments; with one it could fill the memory."""
+    """Stand in for `bytes`, which pickle calls without arguments for `b""`; an argument could exhaust memory."""
     return b""
 
 
 def check_plain(content: Any, *, file_name: str) -> None:
-    """Refuse content that could not be loaded again without running code.
+    """Reject content that could not be loaded again without running code.
 
     Raises:
-        CheckpointError: Naming the file, where in it, and the type that is in the way.
+        CheckpointError: If there is any; names the file, the path of the value, and its type.
     """
-    for where, kind in _strangers(content, ""):
+    for where, kind in _unsafe_values(content, ""):
         raise CheckpointError(
             f"`{file_name}` cannot be saved: `{where or 'its content'}` is a `{kind.__module__}.{kind.__qualname__}`, "
-            "which only code could rebuild. Let `state_dict` return tensors, numbers, strings and containers of these. "
-            "A class of tensors that is safe to load can be named to `torch.serialization.add_safe_globals`."
+            "which could not be loaded without running code. Let `state_dict` return tensors, numbers, strings and "
+            "containers of these. Register tensor classes that are safe to load with "
+            "`torch.serialization.add_safe_globals`."
         )
 
 
 def check_loaded(content: Any, *, num_bytes: int) -> None:
-    """Refuse arrays and tensors that show memory which is not theirs, or more than there is.
+    """Reject forged arrays and tensors, which refer to memory outside their own or claim more than the file holds.
 
-    To be called before anybody touches what was loaded: an element type in a file may be given parts that lie outside
-    of an array, which NumPy does not check.
+    Call it before anything accesses the loaded content: a forged dtype may have fields that lie outside the array,
+    which NumPy does not check.
 
     Args:
-        content: What a file held.
+        content: The loaded content of a file.
         num_bytes: Size of the file.
 
     Raises:
-        CheckpointError: Naming where in the content.
+        CheckpointError: If there is any; names its path in the content.
     """
-    for where, kind in _impostors(content, "", num_bytes, set()):
-        raise CheckpointError(f"`{where or 'its content'}` is a made-up {kind}")
+    for where, kind in _forged_values(content, "", num_bytes, set()):
+        raise CheckpointError(f"`{where or 'its content'}` is a forged {kind}")
 
 
-def _impostors(content: Any, where: str, num_bytes: int, seen: set[int]) -> Iterator[tuple[str, str]]:
-    if is_traceable_wrapper_subclass(content):  # quantised, say: its own size is that of what it stands for
+def _forged_values(content: Any, where: str, num_bytes: int, seen: set[int]) -> Iterator[tuple[str, str]]:
+    if is_traceable_wrapper_subclass(content):  # such as quantized: its nominal size is not what it stores
         for name in content.__tensor_flatten__()[0]:
-            yield from _impostors(getattr(content, name), f"{where}.{name}", num_bytes, seen)
+            yield from _forged_values(getattr(content, name), f"{where}.{name}", num_bytes, seen)
     elif isinstance(content, torch.Tensor):
         if content.layout == torch.strided and content.numel() * content.element_size() > num_bytes:
             yield where, "tensor, larger than the file"
@@ -96,10 +97,10 @@ def _impostors(content: Any, where: str, num_bytes: int, seen: set[int]) -> Iter
     elif isinstance(content, _CONTAINERS) and id(content) not in seen:
         seen.add(id(content))
         for name, value in _members(content):
-            yield from _impostors(value, f"{where}.{name}" if where else str(name), num_bytes, seen)
+            yield from _forged_values(value, f"{where}.{name}" if where else str(name), num_bytes, seen)
 
 
-def _strangers(content: Any, where: str) -> Iterator[tuple[str, type]]:
+def _unsafe_values(content: Any, where: str) -> Iterator[tuple[str, type]]:
     kind = type(content)
     if isinstance(content, torch.Tensor):
         if kind not in (torch.Tensor, torch.nn.Parameter) and kind not in _registered():
@@ -118,12 +119,12 @@ def _strangers(content: Any, where: str) -> Iterator[tuple[str, type]]:
         return
     for name, value in _members(content):
         if isinstance(content, Mapping):
-            yield from _strangers(name, f"{where} key")
-        yield from _strangers(value, f"{where}.{name}" if where else str(name))
+            yield from _unsafe_values(name, f"{where} key")
+        yield from _unsafe_values(value, f"{where}.{name}" if where else str(name))
 
 
 def _registered() -> list[object]:
-    """Return what somebody has told torch to load, such as quantised tensors."""
+    """Return the classes registered with torch as safe to load, such as quantized tensors."""
     known = torch.serialization.get_safe_globals()
     return [entry[0] if isinstance(entry, tuple) else entry for entry in known]
 

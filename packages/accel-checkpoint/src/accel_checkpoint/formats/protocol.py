@@ -1,4 +1,4 @@
-"""What every format of weight files offers."""
+"""The interface of a weight file format."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class WeightWriter(Protocol):
 
     @property
     def names(self) -> WeightFormat:
-        """How the files are called."""
+        """The file names of the format."""
         ...
 
     def groups(self) -> Iterable[tuple[Sequence[str], int]]:
-        """Yield the names that must go into the same file, with the bytes that they take there."""
+        """Yield groups of names that must go into the same file, with their size in bytes."""
         ...
 
     def write(self, path: Path, members: Sequence[str]) -> None:
@@ -30,18 +30,18 @@ class WeightWriter(Protocol):
 
 
 class WeightReader(Protocol):
-    """The content of one open file; tensors are read when they are asked for."""
+    """The content of one open file; tensors are read on request."""
 
     def keys(self) -> Iterator[str]:
         """Yield the names in the file, second names of tied weights included."""
         ...
 
     def shape(self, name: str) -> torch.Size | None:
-        """Return the shape of a tensor without reading it, ``None`` for what is not a tensor."""
+        """Return the shape of a tensor without reading it, ``None`` for other values."""
         ...
 
     def read(self, name: str) -> Any:
-        """Return a tensor on the CPU (or what else the format holds), to be copied before it is changed."""
+        """Return a tensor on the CPU, or another value. Copy it before changing it."""
         ...
 
 

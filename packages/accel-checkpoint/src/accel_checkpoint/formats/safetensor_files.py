@@ -1,4 +1,4 @@
-"""safetensors: a header with names, types and offsets, then the bytes. Nothing in it can run."""
+"""safetensors files: a header with names, dtypes and offsets, then the bytes. They cannot run code."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from accel_state.errors import CheckpointError
 
 
 class SafetensorsWriter:
-    """Writes tensors to safetensors files, tied weights once.
+    """Writes tensors to safetensors files; tied weights are stored once.
 
-    The second names of tied weights stand in the metadata of the file as ``{second: first}``, which is where
-    ``safetensors.torch.save_model`` puts them too.
+    The metadata of the file maps the further names of tied weights to the stored name, as
+    ``safetensors.torch.save_model`` does.
     """
 
     names = SAFETENSORS
 
     def __init__(self, state: Mapping[str, Any]) -> None:
-        _refuse_what_safetensors_cannot_hold(state)
+        _reject_unsupported_values(state)
         self.second_names = aliases(state)
         self.tensors = {name: tensor for name, tensor in state.items() if name not in self.second_names}
 
@@ -42,7 +42,7 @@ class SafetensorsWriter:
             yield (name,), tensor.nbytes
 
     def write(self, path: Path, members: Sequence[str]) -> None:
-        """Write ``members``, moved to the CPU and made contiguous where they are not."""
+        """Write ``members``, moved to the CPU and made contiguous."""
         tensors = {name: self.tensors[name] for name in members}
         try:
             with path.open("wb") as file:
@@ -52,7 +52,7 @@ class SafetensorsWriter:
 
 
 class SafetensorsReader:
-    """Reads tensors out of an open safetensors file, which stays mapped while they live."""
+    """Reads tensors from an open safetensors file, which stays mapped as long as they exist."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -63,12 +63,12 @@ class SafetensorsReader:
         }
 
     def keys(self) -> Iterator[str]:
-        """Yield the stored names, then the second names of tied weights."""
+        """Yield the stored names, then the further names of tied weights."""
         yield from self._file.keys()
         yield from self._second_names
 
     def shape(self, name: str) -> torch.Size | None:
-        """Return the shape as the header gives it."""
+        """Return the shape from the header."""
         return torch.Size(self._file.get_slice(self._stored(name)).get_shape())
 
     def read(self, name: str) -> torch.Tensor:
@@ -94,8 +94,8 @@ def open_safetensors(path: Path) -> Iterator[SafetensorsReader]:
         yield SafetensorsReader(file)
 
 
-def _refuse_what_safetensors_cannot_hold(state: Mapping[str, Any]) -> None:
-    reasons = {name: _why_not(value) for name, value in state.items()}
+def _reject_unsupported_values(state: Mapping[str, Any]) -> None:
+    reasons = {name: _why_unsupported(value) for name, value in state.items()}
     refused = [f"`{name}` is {reason}" for name, reason in reasons.items() if reason]
     if refused:
         raise CheckpointError(
@@ -104,7 +104,7 @@ def _refuse_what_safetensors_cannot_hold(state: Mapping[str, Any]) -> None:
         )
 
 
-def _why_not(value: Any) -> str | None:
+def _why_unsupported(value: Any) -> str | None:
     if not isinstance(value, torch.Tensor):
         return f"of type {type(value).__name__}"
     if _is_wrapper(value):

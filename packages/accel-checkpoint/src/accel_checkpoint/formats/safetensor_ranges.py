@@ -1,4 +1,4 @@
-"""Where each tensor lies in a safetensors file: read or mapped by offset, without a copy of the file."""
+"""The byte range of each tensor in a safetensors file, to read or map tensors without copying the file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LARGEST_HEADER = 100_000_000
 
 
 class ByteRange(NamedTuple):
-    """One tensor in a file; ``start`` counts from the beginning of the file."""
+    """The location of one tensor; ``start`` is relative to the start of the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -33,22 +33,22 @@ class ByteRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsLayout:
-    """Which bytes of a file belong to which tensor."""
+    """The byte range of every tensor in a file."""
 
     path: Path
     ranges: Mapping[str, ByteRange]
     second_names: Mapping[str, str]
 
     def __getitem__(self, name: str) -> ByteRange:
-        """Return the place of a tensor by its own name or a second one."""
+        """Return the range of a tensor by its stored name or a further name."""
         return self.ranges[self.second_names.get(name, name)]
 
 
 def read_layout(path: Path) -> SafetensorsLayout:
-    """Return the layout of a file, from its header alone.
+    """Return the layout of a file; reads only its header.
 
     Raises:
-        CheckpointError: If it is no safetensors file, or its header and its length contradict each other.
+        CheckpointError: If it is not a safetensors file, or its header contradicts its size.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -58,12 +58,12 @@ def read_layout(path: Path) -> SafetensorsLayout:
         try:
             header = json.loads(file.read(length))
         except (ValueError, RecursionError) as error:
-            raise _unreadable(path, f"its header is no JSON ({error})") from error
+            raise _unreadable(path, f"its header is not valid JSON ({error})") from error
     if not isinstance(header, dict):
-        raise _unreadable(path, "its header is no table")
+        raise _unreadable(path, "its header is not a table")
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _unreadable(path, "its metadata is no table of strings")
+        raise _unreadable(path, "its metadata is not a table of strings")
     ranges = {name: _range(path, name, entry, 8 + length, size) for name, entry in header.items()}
     second = {name: kept for name, kept in metadata.items() if kept in ranges and name not in ranges}
     return SafetensorsLayout(path, ranges, second)
@@ -73,9 +73,9 @@ def _range(path: Path, name: str, entry: Any, base: int, size: int) -> ByteRange
     try:
         shape, (start, end), dtype = entry["shape"], entry["data_offsets"], DTYPES[entry["dtype"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise _unreadable(path, f"`{name}` is described in a way that is not known ({error})") from error
+        raise _unreadable(path, f"the entry of `{name}` is invalid ({error})") from error
     if not isinstance(shape, list) or not all(type(number) is int for number in (*shape, start, end)):
-        raise _unreadable(path, f"`{name}` has a shape or an offset that is no integer")
+        raise _unreadable(path, f"`{name}` has a shape or an offset that is not an integer")
     num_bytes = math.prod(shape) * dtype.itemsize
     if min([start, *shape]) < 0 or base + end > size or end - start != num_bytes:
         raise _unreadable(path, f"`{name}` does not lie inside it")
@@ -89,7 +89,7 @@ def _unreadable(path: Path, why: str) -> CheckpointError:
 
 
 class MappedFile:
-    """A file mapped into memory; tensors are views, read from disk when touched, private when written."""
+    """A memory-mapped file; tensors are views, read from disk on access and copied on write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -97,7 +97,7 @@ class MappedFile:
         self._storage: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=num_bytes)
 
     def tensor(self, place: ByteRange) -> torch.Tensor:
-        """Return a tensor on the mapped bytes; a copy if they do not lie where the processor can use them."""
+        """Return a tensor that is a view of the mapped bytes, or a copy if they are not aligned."""
         item = place.dtype.itemsize
         if place.start % item:
             raw = torch.empty(0, dtype=torch.uint8).set_(self._storage, place.start, (place.num_bytes,), (1,))

@@ -1,4 +1,4 @@
-"""Write a safetensors file without holding a second copy of it: a header, then the bytes as they lie in memory."""
+"""Write a safetensors file without a second copy in memory: a header, then the bytes of each tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 class Writable(Protocol):
-    """What bytes can be appended to."""
+    """Accepts bytes to append."""
 
     def write(self, data: bytes | memoryview, /) -> int: ...
 
@@ -24,20 +24,20 @@ class Writable(Protocol):
 def write_safetensors(
     sink: Writable, tensors: Mapping[str, torch.Tensor], *, metadata: Mapping[str, str]
 ) -> None:
-    """Write tensors in the format of safetensors; they begin, where it allows that, at multiples of 64 bytes.
+    """Write tensors in the safetensors format, aligned to 64 bytes as far as the format allows.
 
-    Mapped, these can be computed with as they lie: matrix kernels choose their order of summation by the alignment
-    of what they are given, so that elsewhere the last bits would differ.
+    Aligned tensors can be used directly from a mapped file with bit-identical results. Matrix kernels choose the order
+    of summation by the alignment of their inputs, so the last bits would differ otherwise.
 
     Args:
-        sink: Takes the bytes, from the beginning of a file.
+        sink: Receives the bytes, from the start of the file.
         tensors: Plain dense tensors, moved to the CPU and made contiguous one at a time.
         metadata: Strings for the header.
 
     Raises:
         CheckpointError: If the format has no name for a dtype.
     """
-    # No gaps are allowed, so those that would shift the next come last, the widest types first.
+    # The format allows no gaps, so tensors that would misalign the next one come last, the widest dtypes first.
     names = sorted(tensors, key=lambda n: (tensors[n].nbytes % ALIGNMENT != 0, -tensors[n].dtype.itemsize, n))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
@@ -62,6 +62,6 @@ def write_safetensors(
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the numbers of a tensor as bytes; of one that lies contiguous on the CPU without a copy."""
+    """Return the bytes of a tensor; without a copy if it is contiguous on the CPU."""
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return memoryview(dense.reshape(-1).view(torch.uint8).numpy().data)

@@ -1,4 +1,4 @@
-"""Which tensor goes into which file when a checkpoint is split."""
+"""Assign tensors to files when a checkpoint is split into shards."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from accel_state.errors import ConfigError
 
 
 def plan_shards(groups: Iterable[tuple[Sequence[str], int]], *, max_shard_size: int | str) -> list[list[str]]:
-    """Return the names that go into each file, in the order given, each as full as the next group allows.
+    """Return the names for each file, in the given order; a file is full when the next group does not fit.
 
     Args:
-        groups: Names that must stay together (they share memory), with the bytes they take in the file.
-        max_shard_size: Bytes, or a string such as ``"5GB"``. A group larger than this gets a file of its own.
+        groups: Names that must stay together because they share memory, with their size in bytes.
+        max_shard_size: Bytes, or a string such as ``"5GB"``. A larger group gets its own file.
 
     Returns:
-        At least one list, empty when there is nothing to save.
+        At least one list, which is empty if there is nothing to save.
     """
     limit = convert_file_size_to_int(max_shard_size)
     if limit == 0:

@@ -1,4 +1,4 @@
-"""Files of `torch.save`, read such that nothing in them can run or fill the memory."""
+"""Safe reading of `torch.save` files, which can neither run code nor exhaust memory."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ DAMAGE = (
     MemoryError,
     struct.error,
 )
-"""What `torch.load` raises for files that were cut, altered, or made to do harm."""
+"""The errors that `torch.load` raises for truncated, altered or malicious files."""
 
 
 def read_torch_file(path: Path, *, mmap: bool = False) -> Any:
-    """Return what `torch.save` wrote, its tensors on the CPU.
+    """Return the content of a `torch.save` file, with tensors on the CPU.
 
     Args:
         path: The file.
-        mmap: Leave tensors in the file, to be read when they are used; copy them before the file may go.
+        mmap: Map tensors into memory instead of reading them. Copy them before the file is removed.
 
     Raises:
         CheckpointError: If the file is damaged, or holds anything but plain data.
@@ -48,14 +48,14 @@ def read_torch_file(path: Path, *, mmap: bool = False) -> Any:
     except (*DAMAGE, CheckpointError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "Unsupported global" in str(error) or "GLOBAL" in str(error):
-            reason = _stranger_in(str(error))
+            reason = _unsafe_global_in(str(error))
         raise CheckpointError(
             f"`{path}` is not loaded: it is damaged or holds more than tensors and plain values ({reason})."
         ) from error
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse what is no archive of `torch.save`: nothing in one is compressed, and nothing lies twice."""
+    """Reject archives that `torch.save` cannot have written: with compressed or overlapping members."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -68,10 +68,11 @@ def _check_archive(path: Path) -> None:
     claimed, there = sum(member.file_size for member in members), path.stat().st_size
     if claimed > there:
         raise CheckpointError(
-            f"`{path}` claims to hold {claimed} bytes but has {there}; it is cut short or made to do harm."
+            f"`{path}` claims to hold {claimed} bytes but has {there}: it is truncated or malicious. "
+            "Copy or save it again."
         )
 
 
-def _stranger_in(message: str) -> str:
+def _unsafe_global_in(message: str) -> str:
     found = next((line for line in message.splitlines() if "GLOBAL" in line or "global" in line), message)
     return found.strip()[:300]

@@ -1,4 +1,4 @@
-"""Which files make up a checkpoint, and which names they hold; looked up inside one folder only."""
+"""Find the weight files of a checkpoint and the names in them, inside one folder only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PREFERRED = (SAFETENSORS.whole, SAFETENSORS.index, PICKLED.whole, PICKLED.index
 class CheckpointFile:
     """One file of a checkpoint.
 
-    ``names`` are those that the index promises in it, ``None`` where there is no index and all of it counts.
+    ``names`` are those that the index lists for it, ``None`` without an index, which means all.
     """
 
     path: Path
@@ -30,7 +30,7 @@ class CheckpointFile:
 
 
 def opener(path: Path) -> OpenWeights:
-    """Return what opens a weight file, chosen by the end of its name."""
+    """Return the function that opens a weight file, chosen by its suffix."""
     return open_safetensors if path.suffix == ".safetensors" else open_pickled
 
 
@@ -42,7 +42,7 @@ def checkpoint_files(checkpoint: str | os.PathLike[str]) -> list[CheckpointFile]
             safetensors come before ``.bin`` and a whole file before an index.
 
     Raises:
-        CheckpointError: If there is no checkpoint, more than one index of an unknown name, a file that the
+        CheckpointError: If there is no checkpoint, there are several indexes with unknown names, a file that the
             index names is missing, or the index names a file outside its folder.
     """
     path = Path(checkpoint)
@@ -60,7 +60,7 @@ def _main_file(folder: Path) -> Path:
             return folder / name
     found = [name for name in names if name.endswith(".index.json") or name == "index.json"]
     if not found:
-        # Files by other names, such as `second.safetensors`, count where only one can be meant.
+        # A file with another name, such as `second.safetensors`, counts if it is the only one.
         found = [name for name in names if name.endswith((".safetensors", ".bin"))]
     shards = [name for name in found if SAFETENSORS.is_shard(name) or PICKLED.is_shard(name)]
     if shards:
@@ -101,7 +101,7 @@ def _weight_map(index: Path) -> Mapping[str, Any]:
 
 
 def _inside(index: Path, file_name: object) -> str:
-    """Return ``file_name`` if it is that of a file in the folder of ``index`` by every system's rules."""
+    """Return ``file_name`` if it names a file in the folder of ``index`` on every operating system."""
     if not isinstance(file_name, str) or not is_plain(file_name):
         raise CheckpointError(
             f"The index `{index}` names the file `{file_name}`. Only plain names of files beside it are read."
@@ -110,5 +110,5 @@ def _inside(index: Path, file_name: object) -> str:
 
 
 def is_plain(name: str) -> bool:
-    """Whether ``name`` is that of a file, without a folder, by every system's rules."""
+    """Whether ``name`` is a file name without a folder on every operating system."""
     return name not in ("", ".", "..") and PurePosixPath(name).name == PureWindowsPath(name).name == name

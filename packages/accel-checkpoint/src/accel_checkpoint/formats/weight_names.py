@@ -1,4 +1,4 @@
-"""The names of weight files, as every reader of such folders knows them."""
+"""The established names of weight files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WEIGHTS_PATTERN_NAME = "pytorch_model{suffix}.bin"
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How the files of one format are called: whole, in shards, and the index over the shards."""
+    """The file names of one format: a single file, the shards, and the index of the shards."""
 
     whole: str
     index: str
@@ -28,12 +28,12 @@ class WeightFormat:
         return self.pattern.format(suffix=f"-{number:05d}-of-{num_shards:05d}")
 
     def is_shard(self, name: str) -> bool:
-        """Whether ``name`` is that of a shard, of however many."""
+        """Whether ``name`` is the name of a shard, whatever their number."""
         head, _, tail = self.pattern.partition("{suffix}")
         return re.fullmatch(rf"{re.escape(head)}-\d{{5,}}-of-\d{{5,}}{re.escape(tail)}", name) is not None
 
     def owns(self, name: str) -> bool:
-        """Whether `save_model` may have written a file of this name in this format."""
+        """Whether `save_model` can write a file of this name in this format."""
         return name in (self.whole, self.index) or self.is_shard(name)
 
 

@@ -1,1 +1,1 @@
-"""Find a checkpoint, and read it safely."""
+"""Find a checkpoint and read it safely."""

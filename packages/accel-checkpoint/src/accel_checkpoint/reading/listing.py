@@ -1,4 +1,4 @@
-"""Which checkpoints lie in a folder, and in what state; importing this costs no torch."""
+"""List the checkpoints in a folder and their state. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from accel_checkpoint.manifest import Manifest, has_manifest, problems_of, read_
 from accel_state.errors import CheckpointError
 
 OWN_MARK = "accel_format"
-"""A key in our files of random states, by which they are told from those of another package."""
+"""A key that marks our random state files; those of other packages do not have it."""
 
 
 class State(enum.Enum):
-    """What is known of a checkpoint without reading all of it."""
+    """The state of a checkpoint, as far as it can be told without reading all files."""
 
     COMMITTED = "committed"
     FOREIGN = "no manifest (another package's)"
@@ -37,14 +37,14 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint's folder.
+    """A checkpoint in a folder.
 
     Attributes:
         path: The folder.
-        state: What it is.
-        manifest: Where it has a readable one.
-        problem: What is wrong, where anything is.
-        modified_s: When it became what it is, as a time stamp.
+        state: Whether it is complete.
+        manifest: Its manifest, if it has a readable one.
+        problem: What is wrong with it; empty if nothing is.
+        modified_s: When it was committed, as a POSIX timestamp.
     """
 
     path: Path
@@ -55,17 +55,17 @@ class Found:
 
     @property
     def number(self) -> int | None:
-        """Its number, where it is named by number."""
+        """Its number, or None if its name has none."""
         return checkpoint_number(self.path.name)
 
     @property
     def can_be_loaded(self) -> bool:
-        """Whether loading it makes sense."""
+        """Whether it is complete, as far as its state tells."""
         return self.state in (State.COMMITTED, State.FOREIGN)
 
 
 def inspect(folder: Path) -> Found | None:
-    """Say what ``folder`` is, None if it has nothing of a checkpoint."""
+    """Return the checkpoint in ``folder``, or None if it holds no checkpoint files."""
     names = [path.name for path in folder.iterdir()]
     if has_manifest(folder):
         modified_s = (folder / MANIFEST_NAME).lstat().st_mtime
@@ -85,7 +85,7 @@ def inspect(folder: Path) -> Found | None:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether a folder without a manifest was written by this package, so that its manifest got lost."""
+    """Whether this package wrote a folder that has no manifest, which means that its manifest is lost."""
     ranks = ranks_of_random_states(path.name for path in folder.iterdir())
     if not ranks:
         return False
@@ -100,13 +100,13 @@ def is_own(folder: Path) -> bool:
 
 
 def folder_of_checkpoints(folder: Path) -> Path:
-    """Return `folder/checkpoints` where there is one, for those who name the project's folder."""
+    """Return `folder/checkpoints` if it exists, since users may pass the project's folder."""
     inner = folder / FOLDER_OF_CHECKPOINTS
     return inner if inner.is_dir() else folder
 
 
 def checkpoints_in(folder: Path) -> list[Found]:
-    """Return the checkpoints in ``folder``, by number, then those without a number by age; oldest first."""
+    """Return the checkpoints in ``folder``: first those with a number, then the others by time; oldest first."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
@@ -119,7 +119,7 @@ def checkpoints_in(folder: Path) -> list[Found]:
     for path in paths:
         try:
             one = inspect(path)
-        except (FileNotFoundError, PermissionError):  # just removed by a run that goes on; or none of ours
+        except (FileNotFoundError, PermissionError):  # just removed by a running job, or not a checkpoint
             continue
         if one is not None:
             found.append(one)
@@ -127,9 +127,9 @@ def checkpoints_in(folder: Path) -> list[Found]:
 
 
 def newest_in(folder: Path) -> Found | None:
-    """Return the newest checkpoint in ``folder`` that can be loaded; by number, where they have numbers.
+    """Return the newest checkpoint in ``folder`` that can be loaded; by number, if any has a number.
 
-    It looks again where it finds none: a run that goes on may have put a newer one in the place of the only one.
+    Retries if it finds none, since a running job may just be replacing the only one.
     """
     for wait_s in (0.02, 0.1, 0.0):
         found = _newest(folder)
@@ -147,5 +147,5 @@ def _newest(folder: Path) -> Found | None:
 
 
 def age_of(found: Found, *, now_s: float | None = None) -> float:
-    """Return how many seconds ago it was saved."""
+    """Return how many seconds ago a checkpoint was saved."""
     return max(0.0, (time.time() if now_s is None else now_s) - found.modified_s)

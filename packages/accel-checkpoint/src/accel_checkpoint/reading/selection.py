@@ -1,4 +1,4 @@
-"""Which checkpoint is loaded, and whether it may be."""
+"""Select the checkpoint to load, and check that it can be loaded."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def newest_checkpoint(folder: Path) -> Path:
         return max(displaced, key=lambda one: one.modified_s).path
     if found is None:
         raise CheckpointError(
-            f"There is no complete checkpoint in `{folder}`. Name the folder that is meant."
+            f"There is no complete checkpoint in `{folder}`. Pass the folder of the checkpoint to load."
         )
     return found.path
 
 
 def check_loadable(folder: Path, *, verify: bool) -> Found:
-    """Return what ``folder`` is, if it can be loaded.
+    """Return the checkpoint in ``folder`` if it can be loaded.
 
     Args:
-        folder: The checkpoint.
-        verify: Read all of it and compare it with the digests of the manifest.
+        folder: The folder of the checkpoint.
+        verify: Read all files and compare their digests with the manifest.
 
     Raises:
-        CheckpointError: If it is missing, incomplete or damaged; the message names the newest good one.
+        CheckpointError: If it is missing, incomplete or damaged. The message names the newest complete one.
     """
     if not folder.is_dir():
         displaced = [
@@ -63,7 +63,7 @@ def check_loadable(folder: Path, *, verify: bool) -> Found:
 
 
 def token_of(folder: Path) -> str:
-    """Return what tells the save of a checkpoint from all others; empty where that is not known."""
+    """Return the token of the save that wrote a checkpoint; empty without a readable manifest."""
     try:
         return read_manifest(folder).token
     except CheckpointError:
@@ -71,11 +71,11 @@ def token_of(folder: Path) -> str:
 
 
 def part_of_save(folder: Path, token: str) -> Path:
-    """Return this machine's part of a save: ``folder``, or what was put aside for a part whose whole never came.
+    """Return this machine's part of a save: ``folder``, or a hidden folder if a later save was interrupted.
 
     Args:
-        folder: Where the part is, if nothing went wrong.
-        token: Of the main process's checkpoint.
+        folder: Where the part normally is.
+        token: Token of rank 0's part.
     """
     if token_of(folder) == token or not folder.parent.is_dir():
         return folder
@@ -84,7 +84,7 @@ def part_of_save(folder: Path, token: str) -> Path:
 
 
 def is_part(folder: Path) -> bool:
-    """Whether ``folder`` is a machine's part of a checkpoint that the main process keeps elsewhere."""
+    """Whether ``folder`` is another node's part of a checkpoint, without rank 0's files."""
     found = inspect(folder) if folder.is_dir() else None
     return found is not None and found.manifest is not None and found.manifest.place != 0
 
@@ -100,7 +100,7 @@ def _hint(folder: Path) -> str:
 
 
 def _displaced_checkpoints(folder: Path) -> list[Found]:
-    """Return checkpoints that lost their name to a successor that never came; see `Staging`."""
+    """Return checkpoints that were moved aside by a save that was then interrupted; see `Staging`."""
     if not folder.is_dir():
         return []
     found = [one for one in map(inspect, displaced_in(folder)) if one is not None]

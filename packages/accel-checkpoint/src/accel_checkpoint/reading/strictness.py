@@ -1,4 +1,4 @@
-"""What does not fit: an error, or where the caller accepts that, one warning each."""
+"""Mismatches between a checkpoint and the objects that it is loaded into: errors, or warnings if not strict."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ from dataclasses import dataclass
 
 from accel_state.errors import AccelError, CheckpointError
 
-MISFITS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError)
-"""What the `load_state_dict` of torch's and users' classes raises for a state that is not its own."""
+MISMATCH_ERRORS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+)
+"""The errors that `load_state_dict` of torch's and users' classes raises for a state that does not fit."""
 
 
 @dataclass(frozen=True)
 class Strictness:
-    """Whether a misfit stops the loading."""
+    """Whether a mismatch is an error or a warning."""
 
     is_strict: bool = True
 
-    def complain(self, message: str) -> None:
-        """Raise, or warn.
+    def report(self, message: str) -> None:
+        """Report a mismatch.
 
         Raises:
-            CheckpointError: If strict.
+            CheckpointError: If strict; otherwise warns.
         """
         if self.is_strict:
             raise CheckpointError(f"{message} Pass `strict=False` to load the rest.")
@@ -31,14 +39,14 @@ class Strictness:
 
     @contextmanager
     def loading(self, file_name: str, into: str) -> Iterator[None]:
-        """Turn what loading a file's content into an object raises into a message that names both."""
+        """Report errors in the body as a mismatch that names the file and the object."""
         try:
             yield
         except AccelError as error:
             if self.is_strict:
                 raise
             warnings.warn(str(error), stacklevel=4)
-        except MISFITS as error:
+        except MISMATCH_ERRORS as error:
             self._fail(file_name, into, error)
 
     def _fail(self, file_name: str, into: str, error: Exception) -> None:

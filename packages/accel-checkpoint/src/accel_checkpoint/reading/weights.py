@@ -1,4 +1,4 @@
-"""The weights of one model of a checkpoint, left in their files until they are copied."""
+"""The weights of one model in a checkpoint, memory-mapped until they are copied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def files_of_model(folder: Path, index: int) -> list[CheckpointFile]:
     """Return the weight files of a model: safetensors before `.bin`, one file before shards.
 
     Raises:
-        CheckpointError: If there are none, or an index names what is no plain file beside it.
+        CheckpointError: If there are none, or an index names anything but a regular file beside it.
     """
     for names in (weight_format(index, safe=True), weight_format(index, safe=False)):
         for name in (names.whole, names.index):
@@ -35,14 +35,16 @@ def files_of_model(folder: Path, index: int) -> list[CheckpointFile]:
 
 @contextmanager
 def open_weights(files: list[CheckpointFile]) -> Iterator[dict[str, Any]]:
-    """Give the state dict that is spread over ``files``; its tensors are mapped, and good inside the context."""
+    """Yield the state dict that is spread over ``files``; its tensors are mapped and valid inside the context only."""
     state: dict[str, Any] = {}
     with ExitStack() as stack:
         for file in files:
             content = _content_of(file.path, stack)
             missing = sorted((file.names or frozenset()) - content.keys())
             if missing:
-                raise CheckpointError(f"`{file.path}` lacks `{missing[0]}`, which the index promises in it.")
+                raise CheckpointError(
+                    f"`{file.path}` lacks `{missing[0]}`, which the index lists for it. Copy the checkpoint again."
+                )
             state.update({name: content[name] for name in file.names or content})
         yield state
 

@@ -25,10 +25,10 @@ def map_tensors(
     if isinstance(content, torch.Tensor):
         if not is_plain(content):
             return copy(path, content)
-        window = id_tensor_view(content)
-        if window not in seen:
-            seen[window] = copy(path, content)
-        return seen[window]
+        view = id_tensor_view(content)
+        if view not in seen:
+            seen[view] = copy(path, content)
+        return seen[view]
     if isinstance(content, Mapping) and hasattr(content, "items"):
         members = [
             (name, map_tensors(value, copy, path=(*path, name), seen=seen)) for name, value in content.items()

@@ -1,4 +1,4 @@
-"""What a run puts into a checkpoint, and takes out of one; accel-checkpoint writes and reads it."""
+"""Collect the state of a run for a checkpoint, and restore it; accel-checkpoint writes and reads the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this rank writes into a checkpoint."""
+"""Collect the files that this rank writes to a checkpoint."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class SaveOptions:
     """How a checkpoint is written.
 
     Attributes:
-        safe_serialization: Weights as safetensors, else by `torch.save`.
-        max_shard_size: Largest size of one weight file; None: one file per model.
-        hooks: Called with models, weights and folder before anything is written; what they take out of the
-            weights is theirs to save.
+        safe_serialization: Save weights as safetensors instead of with `torch.save`.
+        max_shard_size: Maximum size of one weight file; None writes one file per model.
+        hooks: Called with the models, the weights and the folder before anything is written. A hook that removes
+            weights from the list must save them itself.
     """
 
     safe_serialization: bool = True
@@ -50,21 +50,21 @@ class SaveOptions:
 def collect(
     prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, options: SaveOptions
 ) -> list[PendingFile]:
-    """Return this rank's files. Every rank must call it; it may communicate.
+    """Return this rank's files. Every rank must call it, since it may use collectives.
 
     Args:
-        prepared: What has a state.
-        folder: Where the files will be written, for hooks that write their own.
+        prepared: The objects to save.
+        folder: The temporary folder, for hooks that write files themselves.
         rank: This process.
-        is_writer: Whether this rank writes what all ranks share.
-        options: How it is written.
+        is_writer: Whether this rank writes the state that all ranks share.
+        options: How to write the checkpoint.
     """
     weights = [prepared.strategy.model_state(model) for model in prepared.models]
     try:
         for hook in options.hooks:
             hook(list(prepared.models), weights, str(folder))  # type: ignore[arg-type]
     finally:
-        # Also where a hook has failed, perhaps on this rank alone: the others wait for this one in it.
+        # Even after a hook has failed on this rank: the other ranks may wait in these collectives.
         optimizers = [
             prepared.strategy.optimizer_state(optimizer, prepared.model_of(optimizer))
             for optimizer in prepared.optimizers
@@ -91,7 +91,7 @@ def collect(
 
 
 def _loader_files(prepared: Prepared, *, rank: int, is_writer: bool) -> list[PendingFile]:
-    """Return the files of loaders: one of each, and one for each further rank that has a state of its own."""
+    """Return the loaders' files: one per loader, plus one per further rank if the ranks' states differ."""
     files: list[PendingFile] = []
     for index, loader in prepared.loaders_with_state():
         names = [numbered_file(LOADER_NAME, index)] if is_writer else []

@@ -1,4 +1,4 @@
-"""Whether the files of a checkpoint are those that a run needs, told before anything is loaded."""
+"""Compare the files of a checkpoint with the objects of a run, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ def check_inventory(
     has_manifest: bool,
     strict: Strictness,
 ) -> None:
-    """Complain about every file without an object, and every object without a file.
+    """Report every file without an object, and every object without a file.
 
     Args:
-        folder: The checkpoint.
-        names: Its files.
-        prepared: What it will be loaded into.
-        num_models: Models that are loaded here, and not by a hook.
-        has_manifest: Whether it is ours; Accelerate writes no file for most loaders.
-        strict: What complaining means.
+        folder: The folder of the checkpoint.
+        names: Its file names.
+        prepared: The objects to load it into.
+        num_models: Number of models to load, without those that a hook loads.
+        has_manifest: Whether it has our manifest; Accelerate writes no file for most loaders.
+        strict: Whether a mismatch is an error or a warning.
     """
 
     def check(kind: str, saved: list[int], num: int, file_of: Callable[[int], str]) -> None:
         for index in saved:
             if index >= num:
-                strict.complain(
+                strict.report(
                     f"`{file_of(index)}` in `{folder}` has no {kind} to go into: {_count(kind, len(saved))} saved, "
                     f"{_count(kind, num)} here. Prepare or register the same objects."
                 )
         for index in range(num):
             if index not in saved:
-                strict.complain(
+                strict.report(
                     f"`{file_of(index)}`, the state of {kind} {index}, is missing in `{folder}`."
                     f"{_elsewhere(folder)}"
                 )
@@ -60,30 +60,31 @@ def check_inventory(
 
 
 def _elsewhere(folder: Path) -> str:
-    """Say where the rest is, if the folder is only a machine's part of a checkpoint."""
+    """Return a hint on where the other files are, if the folder holds only one node's part of a checkpoint."""
     if not has_manifest_in(folder) or read_manifest(folder).place == 0:
         return ""
     return (
-        " The main process's machine may have it, with which this one shares no disk: copy it from there, and save "
-        "with `ProjectConfiguration(save_on_each_node=True)`."
+        " It may be on the machine of the main process, which shares no disk with this one: copy it from there, and "
+        "save with `ProjectConfiguration(save_on_each_node=True)`."
     )
 
 
 def weights_file(index: int) -> str:
-    """Return what the weights of the model of that index are called in messages."""
+    """Return the file name that messages use for the weights of model ``index``."""
     return layout.weight_format(index, safe=True).whole
 
 
 def _check_scaler(folder: Path, names: Sequence[str], prepared: Prepared, strict: Strictness) -> None:
     has_scaler = prepared.precision.scaler is not None
     if has_scaler and SCALER_NAME not in names:
-        strict.complain(
+        strict.report(
             f"`{SCALER_NAME}` is missing in `{folder}`: it was saved without the gradient scaler that "
             f"`mixed_precision={prepared.precision.name}` uses."
         )
     if not has_scaler and SCALER_NAME in names:
-        strict.complain(
-            f"`{SCALER_NAME}` in `{folder}` is the state of a gradient scaler, which this run has not."
+        strict.report(
+            f"`{SCALER_NAME}` in `{folder}` is the state of a gradient scaler, but this run has none: "
+            f"`mixed_precision={prepared.precision.name}`."
         )
 
 

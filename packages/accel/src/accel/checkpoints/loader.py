@@ -1,4 +1,4 @@
-"""Load a checkpoint on all ranks: they agree on which, check it, and tell each other how it went."""
+"""Load a checkpoint on all ranks: agree on the folder, check it, load it, and exchange the outcome."""
 
 from __future__ import annotations
 
@@ -35,46 +35,46 @@ def load_checkpoint(
     is_strict: bool,
     restore_loaders: bool,
 ) -> int | None:
-    """Load a checkpoint. Every rank must call it; blocks until all have loaded.
+    """Load a checkpoint. Every rank must call it; blocks until all ranks have loaded.
 
     Returns:
-        Number of the next checkpoint; None where they have no numbers.
+        Number of the next checkpoint; None if the checkpoints have no numbers.
 
     Raises:
-        CheckpointError: On every rank, if it failed on any.
+        CheckpointError: On every rank, if any rank failed.
     """
     folder = _agree_on_folder(input_dir, folder_of_checkpoints, saver)
     topology = saver.topology
     if topology.num_nodes > 1:
-        # On a machine with a disk of its own, a part may be of a later save than the whole: it was killed between them.
+        # Without a shared disk, this node's part may be of a later save, which was killed before rank 0 committed.
         main = saver.agree("token", token_of(folder) if topology.rank == 0 else "", first)
         folder = part_of_save(folder, main) if main else folder
     found: Found | None = None
-    with _Together(saver, "checked", folder) as together:
-        # One process of each machine reads everything; the others only see that it is there.
+    with _DeferredError(saver, "checked", folder) as deferred:
+        # One process per node reads all files; the others only check that they exist.
         found = check_loadable(folder, verify=verify and topology.local_rank == 0)
-    together.check()
+    deferred.check()
     assert found is not None
-    with _Together(saver, "loaded", folder) as together:
+    with _DeferredError(saver, "loaded", folder) as deferred:
         models = list(prepared.models)
         for hook in hooks:
             hook(models, str(found.path))
         Restoration(
             found, prepared, topology.rank, layout, Strictness(is_strict), restore_loaders=restore_loaders
         ).run(models)
-    together.check()
+    deferred.check()
     return _next_iteration(found, saver)
 
 
 def check_load_arguments(load_kwargs: Mapping[str, Any] | None, others: Mapping[str, Any]) -> None:
-    """Refuse arguments that would have no effect, or that ask for unpickling.
+    """Reject arguments that would have no effect, or that would allow unpickling.
 
     Raises:
-        ConfigError: Naming the argument.
+        ConfigError: If there is one; names it.
     """
     given = dict(load_kwargs or {})
     if given.pop("weights_only", True) is not True:
-        raise ConfigError("`weights_only=False` is not done: a checkpoint could run code. Leave it out.")
+        raise ConfigError("`weights_only=False` is not supported: a checkpoint could run code. Leave it out.")
     given.pop("map_location", None)
     unknown = sorted({*given, *others} - {"map_location"})
     if unknown:
@@ -83,23 +83,23 @@ def check_load_arguments(load_kwargs: Mapping[str, Any] | None, others: Mapping[
         )
 
 
-class _Together:
-    """Keep this rank's error until the others have been told."""
+class _DeferredError:
+    """Defers this rank's error until the other ranks know about it."""
 
     def __init__(self, saver: Saver, stage: str, folder: Path) -> None:
         self._saver, self._stage, self._folder = saver, stage, folder
         self._error: Exception | None = None
 
-    def __enter__(self) -> _Together:
+    def __enter__(self) -> _DeferredError:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        # Ctrl-C and the like end this process; what else it is, the other ranks are told first.
+        # Ctrl-C and the like propagate at once; any other error is first reported to the other ranks.
         self._error = error if isinstance(error, Exception) else None
         return self._error is not None
 
     def check(self) -> None:
-        """Raise this rank's error, or say which rank failed."""
+        """Raise this rank's error, or one that names the ranks that failed."""
         own = "" if self._error is None else reason_of(self._error)
         failed = self._saver.agree(self._stage, own, _failures)
         if self._error is not None:
@@ -113,7 +113,7 @@ def _failures(reports: Sequence[str]) -> str:
 
 
 def _agree_on_folder(input_dir: Path | None, folder_of_checkpoints: Path | None, saver: Saver) -> Path:
-    """Return the folder that is loaded: the given one, or the newest that the main process sees."""
+    """Return the folder to load: the given one, or the newest one that the main process sees."""
     if input_dir is not None:
         return input_dir.resolve()
     if folder_of_checkpoints is None:
@@ -133,7 +133,7 @@ def _agree_on_folder(input_dir: Path | None, folder_of_checkpoints: Path | None,
 
 
 def _next_iteration(found: Found, saver: Saver) -> int | None:
-    """Return the number after the highest on any machine, so that going on never meets an existing one."""
+    """Return the number after the highest one on any machine, so that the next save replaces no checkpoint."""
     own = ""
     if found.number is not None:
         numbers = [one.number for one in checkpoints_in(found.path.parent) if one.number is not None]

@@ -26,48 +26,48 @@ def load_weights(
     index: int,
     strict: Strictness,
 ) -> None:
-    """Copy a state into a model, naming what is missing or left over."""
+    """Copy a state dict into a model; reports missing and unexpected keys."""
     bare = strategy.unwrap(model, keep_torch_compile=False)
     into = f"model {index} ({type(bare).__name__})"
-    with strict.loading(file_name, into), _silent_about_placeholders():
-        _refuse_nowhere(bare, into=into)
+    with strict.loading(file_name, into), _without_placeholder_warnings():
+        _reject_meta_parameters(bare, into=into)
         outcome = strategy.load_model_state(model, state, strict=False)
         missing = list(outcome.missing_keys) if outcome is not None else []
-        left_over = list(outcome.unexpected_keys) if outcome is not None else []
+        unexpected = list(outcome.unexpected_keys) if outcome is not None else []
         if missing:
             tied = _second_names(strategy.model_state(model), state)
             missing = [name for name in missing if name not in tied]
-        if missing or left_over:
+        if missing or unexpected:
             parts = [f"it lacks {_listed(missing)}"] if missing else []
-            parts += [f"it has {_listed(left_over)}, which the model has not"] if left_over else []
-            strict.complain(f"`{file_name}` does not fit model {index}: {'; '.join(parts)}.")
+            parts += [f"it has {_listed(unexpected)}, which the model does not have"] if unexpected else []
+            strict.report(f"`{file_name}` does not fit model {index}: {'; '.join(parts)}.")
 
 
-def _refuse_nowhere(model: nn.Module, *, into: str) -> None:
-    """Refuse parameters that values cannot be copied into; those of offloaded weights can take them."""
+def _reject_meta_parameters(model: nn.Module, *, into: str) -> None:
+    """Reject parameters on the meta device, except those of offloaded weights, which can be loaded."""
     for name, parameter in model.named_parameters():
         if parameter.is_meta and weight_of(parameter) is None:
             raise CheckpointError(
-                f"`{name}` of {into} is on the meta device, where there is no memory for values. "
-                "Give it some first, for example with `to_empty`."
+                f"`{name}` of {into} is on the meta device, so there is no memory to load it into. "
+                "Allocate it first, for example with `to_empty`."
             )
 
 
 @contextmanager
-def _silent_about_placeholders() -> Iterator[None]:
-    """Keep torch from saying that nothing is copied into an offloaded weight, since something is."""
+def _without_placeholder_warnings() -> Iterator[None]:
+    """Suppress torch's warning that copying into a meta parameter has no effect; for offloaded weights it has."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter in the checkpoint")
         yield
 
 
 def _second_names(own: Mapping[str, Any], loaded: Mapping[str, Any]) -> set[str]:
-    """Return the names of the model whose tensor was loaded under another name, as of tied weights."""
-    windows = {
+    """Return the model's keys whose tensor was loaded under another key, such as those of tied weights."""
+    views = {
         id_tensor_view(own[name]) for name in loaded if name in own and isinstance(own[name], torch.Tensor)
     }
     tensors = {name: value for name, value in own.items() if isinstance(value, torch.Tensor)}
-    return {name for name, tensor in tensors.items() if id_tensor_view(tensor) in windows}
+    return {name for name, tensor in tensors.items() if id_tensor_view(tensor) in views}
 
 
 def _listed(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""What a checkpoint is made of, and is loaded into."""
+"""The objects of a run that have a state to save and restore."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from accel_data import PreparedLoader
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything of a run that has a state, in the order in which it was prepared.
+    """All objects of a run that have a state, in the order in which they were prepared.
 
     Attributes:
-        strategy: Gives and takes the states of models and optimizers.
-        precision: Gives and takes the state of the gradient scaler.
+        strategy: Saves and loads the states of models and optimizers.
+        precision: Saves and loads the state of the gradient scaler.
         device: This rank's device.
-        stepper: Knows where the accumulation stands.
-        models: Prepared models; likewise the others.
+        stepper: Holds the state of the gradient accumulation.
+        models: Prepared models.
         optimizers: Prepared optimizers.
         schedulers: Prepared schedulers.
         loaders: Prepared loaders.
-        custom: What was registered for checkpointing.
-        active_loaders: The loaders that are being read right now.
+        custom: Objects registered for checkpointing.
+        active_loaders: The loaders that are being iterated over.
     """
 
     strategy: Strategy
@@ -48,22 +48,22 @@ class Prepared:
 
     @property
     def device_index(self) -> int:
-        """Which of the machine's devices is this rank's."""
+        """Index of this rank's device on its machine."""
         return self.device.index or 0
 
     @property
     def format(self) -> CheckpointFormat:
-        """How models are saved."""
+        """The file format of models."""
         return format_called(self.strategy.capabilities.checkpoint_format)
 
     def model_of(self, optimizer: torch.optim.Optimizer) -> nn.Module | None:
-        """Return the model whose parameters ``optimizer`` steps; the one with most, if there are several."""
+        """Return the model whose parameters ``optimizer`` updates; of several, the one with most of them."""
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         shares = [sum(id(one) in stepped for one in model.parameters()) for model in self.models]
         return self.models[shares.index(max(shares))] if any(shares) else None
 
     def loaders_with_state(self) -> list[tuple[int, Any]]:
-        """Return the loaders that know how far they have been read, with their index."""
+        """Return the loaders that have a state dict, with their index."""
         return [
             (i, loader)
             for i, loader in enumerate(self.loaders)
@@ -71,11 +71,11 @@ class Prepared:
         ]
 
     def bare_models(self) -> list[nn.Module]:
-        """Return the users' models, without what was put around them."""
+        """Return the users' models, without wrappers."""
         return [self.strategy.unwrap(model, keep_torch_compile=False) for model in self.models]
 
     def description(self) -> Description:
-        """Return what the manifest tells: strategy, format, and the users' classes, for messages on loading."""
+        """Return the strategy, the format and the users' classes, which the manifest records for error messages."""
         return Description(
             strategy=self.strategy.name,
             model_format=self.format.name,
@@ -89,17 +89,17 @@ class Prepared:
 
 
 def class_name(thing: object) -> str:
-    """Return module and name of the class of ``thing``."""
+    """Return the qualified class name of ``thing``, with its module."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
 def has_state_per_rank(loader: Any) -> bool:
-    """Whether the state of ``loader`` is this rank's alone."""
+    """Whether each rank has its own state of ``loader``."""
     return isinstance(loader, PreparedLoader) and loader.has_state_per_rank
 
 
 def is_being_read(loader: Any, active: Sequence[Any]) -> bool:
-    """Whether a pass over ``loader``, or over a part of it made by skipping, is under way."""
+    """Whether ``loader``, or a loader that skips some of its batches, is being iterated over."""
     if isinstance(loader, PreparedLoader):
         return any(loader.shares_progress_with(one) for one in active)
     return any(one is loader for one in active)

@@ -1,4 +1,4 @@
-"""What each rank has of its own in a checkpoint: random states, and the gradients of an open accumulation."""
+"""The state of one rank in a checkpoint: its random states, and its gradients within an accumulation."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout
 
 logger = get_logger(__name__)
-_BEGINS_ANEW = "the accumulation that was open begins anew"
+_STARTS_OVER = "the gradient accumulation starts over"
 
 
 @dataclass
 class RankState:
-    """This rank's own part of a checkpoint, read but not restored.
+    """This rank's state in a checkpoint, read but not restored yet.
 
     Attributes:
         found: The checkpoint.
-        states: Random states of the rank that had this one's place among the data; of any rank, if nobody had.
-        accumulation: Where the accumulation stood; None where that is not known.
+        states: Random states of the saving rank that read the same share of the data, or else of another rank.
+        accumulation: State of the gradient accumulation; None if it is missing.
         rank: This process.
-        saved: How the ranks that saved were arranged.
-        layout: How those that load are.
-        strict: What a misfit means.
+        saved: Layout of the ranks that saved.
+        layout: Layout of the ranks that load.
+        strict: Whether a mismatch is an error or a warning.
     """
 
     found: Found
@@ -57,7 +57,7 @@ class RankState:
         layout: MeshLayout,
         strict: Strictness,
     ) -> Self:
-        """Read the random states, complaining where there are none for this rank."""
+        """Read the random states; reports a mismatch if there are none for this rank."""
         ranks = names_of.ranks_of_random_states(names)
         manifest = found.manifest
         saved = MeshLayout.of_replicas(max(len(ranks), 1)) if manifest is None else manifest.layout
@@ -70,23 +70,25 @@ class RankState:
         states: States | None = None
         accumulation: dict[str, Any] | None = None
         if name not in names:
-            strict.complain(
-                f"`{name}`, the random states of rank {rank}, is missing in `{found.path}`, so that the numbers drawn "
-                "from here on would differ."
+            strict.report(
+                f"`{name}`, the random states of rank {rank}, is missing in `{found.path}`, so random numbers would "
+                "differ from here on."
             )
         with strict.loading(name, "the generators of this rank"):
             if name in names:
                 content: Any = read_torch_file(regular_file(found.path, name))
                 states, accumulation = from_file(content, device_index=prepared.device_index, file_name=name)
-        if accumulation is not None and "is_accumulating" not in accumulation:  # the peer's, or an older one
+        if (
+            accumulation is not None and "is_accumulating" not in accumulation
+        ):  # written by Accelerate or an older release
             accumulation["is_accumulating"] = names_of.gradients_file(rank) in names
         return cls(found, states, accumulation, rank, saved, layout, strict)
 
     def restore(self, prepared: Prepared) -> None:
         """Restore the accumulation and the random states.
 
-        Another number of ranks that read different data draws new random numbers, derived from the saved ones.
-        On any other layout an accumulation begins anew.
+        If the number of data-parallel ranks has changed, the ranks draw new random numbers from seeds that are derived
+        from the saved states. If the layout has changed in any way, an unfinished accumulation starts over.
         """
         if self.found.manifest is not None:
             prepared.stepper.set_num_windows(self.found.manifest.step)
@@ -102,10 +104,10 @@ class RankState:
                 reseed_for(
                     self.states, rank=self.layout.seed_index(self.rank), world_size=self.layout.num_seeds
                 )
-            changes.append("the random states of every rank are derived anew from it")
+            changes.append("every rank derives new random states from it")
         if self._was_accumulating:
-            changes.append(_BEGINS_ANEW)
-        self._begin_anew(prepared)
+            changes.append(_STARTS_OVER)
+        self._reset_accumulation(prepared)
         if changes:
             logger.warning(
                 "The checkpoint was saved by %s and is loaded by %s: %s.",
@@ -121,7 +123,7 @@ class RankState:
     def _restore_accumulation(self, prepared: Prepared) -> None:
         state = self.accumulation
         if state is None:
-            self._begin_anew(prepared)
+            self._reset_accumulation(prepared)
             return
         num_steps = prepared.stepper.num_steps
         if state.get("num_steps", num_steps) != num_steps:
@@ -130,9 +132,9 @@ class RankState:
                     "The checkpoint was saved within an accumulation of %s steps and is loaded into one of %s: %s.",
                     state["num_steps"],
                     num_steps,
-                    _BEGINS_ANEW,
+                    _STARTS_OVER,
                 )
-            self._begin_anew(prepared)
+            self._reset_accumulation(prepared)
             return
         restore_gradients(prepared.bare_models(), {})
         prepared.stepper.load_state_dict(state)
@@ -141,12 +143,12 @@ class RankState:
         elif prepared.stepper.is_accumulating:
             logger.warning(
                 "The checkpoint was saved within an accumulation, whose gradients are not in it: %s.",
-                _BEGINS_ANEW,
+                _STARTS_OVER,
             )
             prepared.stepper.reset()
 
-    def _begin_anew(self, prepared: Prepared) -> None:
-        """Forget the gradients of what was trained before, too."""
+    def _reset_accumulation(self, prepared: Prepared) -> None:
+        """Reset the accumulation, and drop gradients that are left from before the load."""
         restore_gradients(prepared.bare_models(), {})
         prepared.stepper.reset()
 
@@ -165,17 +167,17 @@ class RankState:
         except CheckpointError as error:
             if self.strict.is_strict:
                 raise
-            self.strict.complain(str(error))
+            self.strict.report(str(error))
             restore_rng_states(self.states, strict=False)
 
 
 def have_same_seeds(saved: MeshLayout, layout: MeshLayout) -> bool:
-    """Whether as many ranks draw different random numbers, in as many pipeline stages."""
+    """Whether two layouts have the same number of seeds and of pipeline stages."""
     return (saved.pp, saved.num_seeds) == (layout.pp, layout.num_seeds)
 
 
 def described(layout: MeshLayout) -> str:
-    """Return how many processes there are, and how they are arranged unless each has the whole model."""
+    """Describe a layout: the number of processes, and the mesh axes unless each process has the whole model."""
     used = [f"{axis}={size}" for axis, size in layout.sizes.items() if size > 1]
     is_plain = layout == MeshLayout.of_replicas(layout.world_size)
     return f"{layout.world_size} processes" + ("" if is_plain else f" ({', '.join(used)})")

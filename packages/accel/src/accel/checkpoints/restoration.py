@@ -1,4 +1,4 @@
-"""Load a checkpoint into what was prepared: first everything is read and compared, then it is loaded."""
+"""Load a checkpoint into the prepared objects, after reading and checking all of it."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ Load = Callable[[], None]
 
 @dataclass
 class Restoration:
-    """A checkpoint on its way into a run.
+    """Loads one checkpoint into the objects of a run.
 
     Attributes:
         found: The checkpoint.
-        prepared: What it is loaded into.
+        prepared: The objects to load it into.
         rank: This process.
-        layout: How the processes are arranged.
-        strict: Whether a misfit is an error.
-        restore_loaders: Whether loaders go on in the middle of an epoch.
+        layout: Layout of the processes.
+        strict: Whether a mismatch is an error or a warning.
+        restore_loaders: Whether loaders resume in the middle of an epoch.
     """
 
     found: Found
@@ -52,7 +52,7 @@ class Restoration:
     restore_loaders: bool
 
     def __post_init__(self) -> None:
-        self._begun_anew: list[str] = []
+        self._restarted_loaders: list[str] = []
         self.folder: Path = self.found.path
         self.names = list(files_below(self.folder))
         self._objects: Mapping[str, Sequence[str]] = (
@@ -60,14 +60,14 @@ class Restoration:
         )
 
     def run(self, models: Sequence[nn.Module]) -> None:
-        """Load all of it; random states last, so that nothing draws from them before the caller does.
+        """Load everything; random states come last, so that loading does not draw from them.
 
         Args:
-            models: Those that no hook has loaded.
+            models: The models that no hook has loaded.
 
         Raises:
-            CheckpointError: Naming the file and the object; what can be told without loading is told before
-                anything is loaded.
+            CheckpointError: If something does not fit; names the file and the object. Mismatches are found before
+                anything is loaded, where that is possible.
         """
         has_manifest = self.found.manifest is not None
         check_inventory(
@@ -85,13 +85,14 @@ class Restoration:
             if index in saved:
                 self._load_model(index, model)
         while loads:
-            loads.pop(0)()  # and with it goes what it has mapped
+            loads.pop(0)()  # popped, so that its mapped file is released
         own.restore(self.prepared)
-        if self._begun_anew:
+        if self._restarted_loaders:
             logger.warning(
-                "The checkpoint was saved in the middle of an epoch of %s. That epoch begins anew, in the same order. "
-                "Skip what was read with `skip_first_batches`, or pass `restore_loaders=True` to `load_state`.",
-                ", ".join(self._begun_anew),
+                "The checkpoint was saved in the middle of an epoch of %s. That epoch starts over, in the same order. "
+                "Skip the batches already read with `skip_first_batches`, or call `load_state` with "
+                "`restore_loaders=True`.",
+                ", ".join(self._restarted_loaders),
             )
 
     def _load_model(self, index: int, model: nn.Module) -> None:
@@ -118,7 +119,7 @@ class Restoration:
                 if misfit is None:
                     yield self._into_optimizer(name, into, index, state)
                 else:
-                    self.strict.complain(f"`{name}` does not fit {into}: {misfit}.")
+                    self.strict.report(f"`{name}` does not fit {into}: {misfit}.")
 
     def _into_optimizer(self, name: str, into: str, index: int, state: Any) -> Load:
         def load() -> None:
@@ -141,7 +142,7 @@ class Restoration:
                     name, f"scheduler {index} ({type(inner).__name__})", _into_scheduler(scheduler)
                 )
             else:
-                self.strict.complain(f"`{name}` does not fit scheduler {index}: {other}.")
+                self.strict.report(f"`{name}` does not fit scheduler {index}: {other}.")
 
     def _loaders(self) -> Iterator[Load]:
         if f"{SAMPLER_NAME}.bin" in self.names:
@@ -155,9 +156,9 @@ class Restoration:
             yield from self._plain(name, f"loader {index}", partial(self._load_loader, index, loader, name))
 
     def _load_loader(self, index: int, loader: Any, name: str, content: Any) -> None:
-        was_under_way = load_into(loader, content, position=self.restore_loaders, file_name=name)
-        if was_under_way and not self.restore_loaders:
-            self._begun_anew.append(f"loader {index}")
+        was_mid_epoch = load_into(loader, content, position=self.restore_loaders, file_name=name)
+        if was_mid_epoch and not self.restore_loaders:
+            self._restarted_loaders.append(f"loader {index}")
 
     def _scaler(self) -> Iterator[Load]:
         if self.prepared.precision.scaler is not None:
@@ -171,7 +172,7 @@ class Restoration:
             yield from self._plain(layout.custom_file(index), into, one.load_state_dict)
 
     def _plain(self, name: str, into: str, load: Callable[[Any], Any]) -> Iterator[Load]:
-        """Read a file now and load its content later."""
+        """Read a file now, and yield a function that loads its content."""
         if name not in self.names:
             return
         with self.strict.loading(name, into):
@@ -194,7 +195,7 @@ class Restoration:
 
 
 def _into_scheduler(scheduler: Any) -> Callable[[Any], None]:
-    """Return what loads a scheduler; those of torch take any dict, so their settings are looked for before."""
+    """Return a function that loads a scheduler and checks the keys first, since torch's schedulers accept any dict."""
 
     def load(content: Any) -> None:
         missing = [

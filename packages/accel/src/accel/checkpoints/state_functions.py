@@ -1,7 +1,6 @@
-"""The functions under `Accelerator.save_state` as Accelerate offers them: for those who keep the objects themselves.
+"""`save_accelerator_state` and `load_accelerator_state`, for users who pass the objects themselves.
 
-They write into the folder itself, one file after the other, without a manifest; `Accelerator.save_state` is the one
-that cannot lose a checkpoint.
+They write directly to the folder, one file after another, without a manifest. Only `Accelerator.save_state` is atomic.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ def save_accelerator_state(
     save_on_each_node: bool = False,
     safe_serialization: bool = True,
 ) -> Path:
-    """Write states and random states to the documented files in a folder, and return the folder.
+    """Write the states of these objects and the random states to a folder, and return the folder.
 
     Args:
         output_dir: The folder.
-        model_states: State dicts of models.
-        optimizers: Whose states are written.
-        schedulers: Whose states are written.
-        dataloaders: Nothing is written of them; `Accelerator.save_state` does.
+        model_states: State dicts of the models.
+        optimizers: The optimizers to save.
+        schedulers: The schedulers to save.
+        dataloaders: Ignored; `Accelerator.save_state` saves loaders.
         process_index: This process.
-        step: Micro-batches into the accumulation at hand.
+        step: Micro-batches since the last optimizer step.
         scaler: The gradient scaler.
-        save_on_each_node: Write what all ranks share on each machine's main process.
-        safe_serialization: Weights as safetensors, else by `torch.save`.
+        save_on_each_node: Write the state that all ranks share on the main process of each node.
+        safe_serialization: Save weights as safetensors instead of with `torch.save`.
     """
     folder, state = Path(output_dir), PartialState()
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,14 +88,14 @@ def load_accelerator_state(
 
     Args:
         input_dir: The folder.
-        models: Whose weights are loaded.
-        optimizers: Whose states are loaded.
-        schedulers: Whose states are loaded.
-        dataloaders: Nothing is loaded into them.
+        models: The models to load.
+        optimizers: The optimizers to load.
+        schedulers: The schedulers to load.
+        dataloaders: Ignored.
         process_index: This process.
         scaler: The gradient scaler.
-        map_location: Has no meaning: everything is read to the CPU and copied to where it belongs.
-        load_kwargs: Likewise.
+        map_location: Ignored: files are read to the CPU and copied to each object's device.
+        load_kwargs: Ignored.
         **load_model_func_kwargs: Passed to each model's `load_state_dict`.
 
     Raises:
