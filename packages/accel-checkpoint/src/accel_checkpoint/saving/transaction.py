@@ -95,9 +95,9 @@ class Transaction:
                 check_target(self.request.target)
                 self.staging.make()
         if topology.num_nodes > 1:
-            with self._noting_failure():
+            with self._recording_failure():
                 if topology.local_rank == 0:
-                    # NFS may remember for half a minute that this folder was missing; making it ends that.
+                    # NFS may cache for 30 s that this folder is missing; creating it clears that entry.
                     make_durably(self.request.target.parent)
             self.agreement.agree(self._topic("begun"), "", first)
             if not self.staging.path.exists():
