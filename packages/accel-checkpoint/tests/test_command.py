@@ -41,12 +41,12 @@ def test_checkpoints_are_listed_by_number_with_their_state(project, capsys):
     assert lines[1][-2] == "1"
 
 
-def test_one_that_is_as_it_was_saved_passes(project, capsys):
+def test_an_unchanged_checkpoint_passes(project, capsys):
     assert main("verify", project / "checkpoints" / "checkpoint_2") == 0
     assert "as they were saved" in capsys.readouterr().out
 
 
-def test_one_that_changed_is_told_with_its_file(project, capsys):
+def test_a_changed_checkpoint_is_reported_with_the_file(project, capsys):
     path = project / "checkpoints" / "checkpoint_2" / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -57,7 +57,7 @@ def test_one_that_changed_is_told_with_its_file(project, capsys):
     assert captured.out.count("as they were saved") == 10
 
 
-def test_a_folder_without_checkpoints_is_told(tmp_path):
+def test_a_folder_without_checkpoints_is_an_error(tmp_path):
     with pytest.raises(CheckpointError, match="There is no checkpoint in"):
         main("list", tmp_path)
     with pytest.raises(CheckpointError, match="There is no folder"):

@@ -32,7 +32,7 @@ def test_files_of_a_checkpoint_are_known(name):
 @pytest.mark.parametrize(
     "name", ["notes.txt", "my_model.safetensors", "optimizer.bin.old", "model.py", "x/optimizer.bin"]
 )
-def test_files_of_a_person_are_left_alone(name):
+def test_files_of_the_user_are_not_checkpoint_files(name):
     assert not layout.is_checkpoint_file(name)
 
 

@@ -25,7 +25,7 @@ def test_a_file_is_not_reached_through_a_linked_folder(tmp_path):
         regular_file(tmp_path, "linked/a")
 
 
-def test_what_is_no_file_is_rejected(tmp_path):
+def test_only_regular_files_are_accepted(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(CheckpointError, match="not a regular file"):
         regular_file(tmp_path, "folder")

@@ -72,7 +72,7 @@ def test_an_error_in_the_block_leaves_the_last_checkpoint_and_nothing_else(tmp_p
     assert folder.newest().step == 2
 
 
-def test_a_save_behind_the_loop_has_what_was_there_when_the_block_ended(tmp_path):
+def test_a_background_save_has_the_values_from_the_end_of_the_block(tmp_path):
     folder, weight = CheckpointFolder(tmp_path), torch.ones(1000)
     with folder.save(1, blocking=False) as stage:
         stage.write("model.safetensors", {"w": weight})
@@ -81,7 +81,7 @@ def test_a_save_behind_the_loop_has_what_was_there_when_the_block_ended(tmp_path
     assert torch.equal(folder.newest().read("model.safetensors")["w"], torch.ones(1000))
 
 
-def test_a_save_behind_the_loop_that_failed_is_told_by_the_next_call(tmp_path):
+def test_the_next_call_raises_the_error_of_a_background_save(tmp_path):
     folder = CheckpointFolder(tmp_path)
     with folder.save(1, blocking=False) as stage:
         stage.write("same.json", 1)
@@ -92,7 +92,7 @@ def test_a_save_behind_the_loop_that_failed_is_told_by_the_next_call(tmp_path):
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_files_that_others_write_belong_to_it(tmp_path, blocking):
+def test_files_written_by_other_means_belong_to_the_checkpoint(tmp_path, blocking):
     folder = CheckpointFolder(tmp_path)
     with folder.save(1, blocking=blocking) as stage:
         (stage.path / "engine").mkdir()
@@ -106,7 +106,7 @@ def test_files_that_others_write_belong_to_it(tmp_path, blocking):
         folder.newest().verify()
 
 
-def test_random_states_go_on_where_they_were(tmp_path):
+def test_random_states_are_restored(tmp_path):
     def drawn():
         return random.random(), np.random.rand(), torch.rand(1).item()
 

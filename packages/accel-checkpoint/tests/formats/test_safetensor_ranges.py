@@ -49,7 +49,7 @@ def test_tensors_at_odd_places_are_copied(tmp_path):
         (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}', "`a` does not lie inside"),
     ],
 )
-def test_headers_that_lie_are_refused(tmp_path, header, why):
+def test_invalid_headers_are_rejected(tmp_path, header, why):
     (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
     with pytest.raises(CheckpointError, match=why):
         read_layout(tmp_path / "m")

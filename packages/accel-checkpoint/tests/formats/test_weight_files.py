@@ -90,13 +90,13 @@ def test_several_candidates_are_named_and_not_chosen_from(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "{}", '{"weight_map": []}'])
-def test_an_index_that_is_none_is_rejected(tmp_path, content):
+def test_an_invalid_index_is_rejected(tmp_path, content):
     write(tmp_path, index__json=content)
     with pytest.raises(CheckpointError, match=r"The index .*index\.json"):
         checkpoint_files(tmp_path)
 
 
-def test_nothing_there_is_an_error(tmp_path):
+def test_a_missing_checkpoint_is_an_error(tmp_path):
     with pytest.raises(CheckpointError, match="There is no checkpoint at"):
         checkpoint_files(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"holds no checkpoint: none of model\.safetensors"):

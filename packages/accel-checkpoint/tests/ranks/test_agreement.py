@@ -68,13 +68,13 @@ def test_only_rank_0_reads_the_reports():
     assert abs(num_requests[8] - num_requests[2]) <= 2  # the last to come, and the last to leave, say so
 
 
-def test_who_does_not_come_is_named_after_the_deadline():
+def test_missing_ranks_are_named_after_the_deadline():
     alone = agreement(HashStore(), world_size=3, deadline_s=0.05)
     with pytest.raises(CheckpointError, match=r"Rank 1, 2 did not come to `written` within 0.05 s"):
         alone.agree("written", "here", joined)
 
 
-def test_those_that_came_are_told_who_did_not():
+def test_every_waiting_rank_learns_which_rank_is_missing():
     store = HashStore()
     second, outcome = agree_in_thread(agreement(store, 1, world_size=3, deadline_s=0.05), "written", "here")
     with pytest.raises(CheckpointError, match="Rank 2 did not come"):
@@ -83,7 +83,7 @@ def test_those_that_came_are_told_who_did_not():
     assert "Rank 2 did not come to `written`" in str(outcome[0])
 
 
-def test_rank_0_that_does_not_come_is_named(monkeypatch):
+def test_rank_0_is_named_if_it_is_missing(monkeypatch):
     monkeypatch.setattr(module, "_GRACE_S", 0.0)
     store = HashStore()
     with pytest.raises(CheckpointError, match=r"Rank 0 did not come to `written` within 0.05 s"):
@@ -104,7 +104,7 @@ def test_rank_0_leaves_when_the_others_have_read_the_verdict():
     assert outcome == ["of 0+of 1"]
 
 
-def test_nobody_waits_for_a_rank_that_has_ended():
+def test_no_rank_waits_for_one_that_has_ended():
     store = HashStore()
     others = [agreement(store, rank, world_size=3, silence_s=0.1) for rank in (1, 2)]
     del others[0]
@@ -113,7 +113,7 @@ def test_nobody_waits_for_a_rank_that_has_ended():
         waiting.agree("written", "here", joined)
 
 
-def test_nobody_waits_for_rank_0_if_it_has_ended():
+def test_no_rank_waits_for_rank_0_if_it_has_ended():
     store = HashStore()
     waiting, keeper = agreement(store, 1, silence_s=0.1), agreement(store, 0)
     del keeper
@@ -122,7 +122,7 @@ def test_nobody_waits_for_rank_0_if_it_has_ended():
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("of merging")])
-def test_the_others_learn_that_rank_0_has_stopped(error):
+def test_the_other_ranks_learn_that_rank_0_has_stopped_waiting(error):
     def merge(reports):
         raise error
 
@@ -134,7 +134,7 @@ def test_the_others_learn_that_rank_0_has_stopped(error):
     assert f"Rank 0 has stopped waiting for the others: {type(error).__name__}" in str(outcome[0])
 
 
-def test_the_ranks_can_agree_again_after_they_did_not():
+def test_the_ranks_can_agree_again_after_a_failed_round():
     store = HashStore()
     first, second = agreement(store, 0, deadline_s=0.05), agreement(store, 1)
     with pytest.raises(CheckpointError):
@@ -158,7 +158,7 @@ def test_nothing_of_a_round_stays_in_the_store():
     assert store.num_keys() == num_keys
 
 
-def test_a_store_that_is_gone_is_told():
+def test_a_lost_store_is_reported():
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     client = TCPStore("127.0.0.1", server.port, is_master=False)
     one = agreement(client, rank=1)

@@ -2,7 +2,7 @@ from accel_checkpoint.manifest import FileEntry
 from accel_checkpoint.ranks.reports import RankReport, Verdict, verdict_on
 
 
-def test_reports_and_verdicts_survive_the_way():
+def test_reports_and_verdicts_survive_encoding():
     entry = FileEntry("a", 1, "crc32:00000000")
     report = RankReport("/a", 0, 1, files=[entry], error="reason")
     assert RankReport.decode(report.encode()) == report
@@ -10,7 +10,7 @@ def test_reports_and_verdicts_survive_the_way():
     assert Verdict.decode(verdict.encode()) == verdict
 
 
-def test_all_reasons_are_told():
+def test_the_verdict_names_every_reason():
     reports = [
         RankReport("/a", 0, 0),
         RankReport("/a", 0, 0, error="OSError: full"),
@@ -19,19 +19,19 @@ def test_all_reasons_are_told():
     assert "rank 1: OSError: full; rank 2: KeyError: 'x'" in verdict_on(reports, target="/a").error
 
 
-def test_what_fails_after_the_commit_does_not_deny_it():
+def test_an_error_after_the_commit_says_that_the_checkpoint_is_saved():
     reports = [RankReport("a", 0, 0, error="KeyboardInterrupt", is_saved=True), RankReport("a", 0, 0)]
     error = verdict_on(reports, target="a").error
     assert "`a` is saved, but a later step failed (rank 0: Keyboard" in error
 
 
-def test_machines_may_have_different_folders_ranks_of_one_may_not():
+def test_folders_may_differ_between_nodes_but_not_within_one():
     assert verdict_on([RankReport("/a", 0, 0), RankReport("/b", 1, 1)], target="/a").error is None
     error = verdict_on([RankReport("/a", 0, 0), RankReport("/b", 0, 0)], target="/a").error
     assert "`/a` and `/b`" in error
 
 
-def test_files_are_told_only_where_machines_have_parts():
+def test_the_verdict_lists_files_only_if_there_are_parts():
     entry = FileEntry("a", 1, "crc32:00000000")
     shared = [RankReport("/a", 0, 0, files=[entry]), RankReport("/a", 0, 1)]
     assert verdict_on(shared, target="/a") == Verdict()

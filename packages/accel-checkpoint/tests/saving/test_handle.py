@@ -38,13 +38,13 @@ def test_an_error_is_raised_by_wait_and_then_known():
     handle.settle()  # the error has been raised already
 
 
-def test_an_error_that_nobody_asked_for_is_raised_by_what_comes_next():
+def test_an_unreported_error_is_raised_by_settle():
     handle = SaveHandle(failing, target=Path("a"))
     with pytest.raises(CheckpointError, match="no luck"):
         handle.settle()
 
 
-def test_a_normal_end_waits_for_the_save_and_tells_what_went_wrong(tmp_path):
+def test_a_normal_exit_waits_for_the_save_and_logs_its_error(tmp_path):
     code = f"""
 import time
 from pathlib import Path
@@ -66,7 +66,7 @@ SaveHandle(finish, target=Path("a"))
 @pytest.mark.parametrize(
     "wait", [SaveHandle.wait, SaveHandle.exception, SaveHandle.settle], ids=["wait", "exception", "settle"]
 )
-def test_who_waits_makes_the_writer_hurry(wait):
+def test_waiting_makes_the_writer_hurry(wait):
     writer, begun, waited, hurried = (
         LowPriorityThread(clock=lambda: 0.0),
         threading.Event(),

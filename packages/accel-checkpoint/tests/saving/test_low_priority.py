@@ -17,14 +17,14 @@ def whose(writer):
     return seen[0]
 
 
-def test_there_is_no_hurry_until_somebody_says_so():
+def test_work_runs_in_the_thread_until_hurry_is_called():
     with LowPriorityThread(clock=lambda: 0.0) as writer:
         assert whose(writer) is not threading.current_thread()
         writer.hurry()
         assert whose(writer) is threading.current_thread()
 
 
-def test_once_patience_has_run_out_the_caller_works_and_pauses_for_nine_tenths_of_the_time():
+def test_after_the_patience_the_caller_works_and_pauses_nine_tenths_of_the_time():
     now_s, pauses_s = 100.0, []
     with LowPriorityThread(patience_s=5, clock=lambda: now_s, pause=pauses_s.append) as writer:
         now_s = 104.0
@@ -52,7 +52,7 @@ def test_work_that_is_given_to_the_thread_is_done_when_run_returns_and_its_error
         assert whose(writer) is not threading.current_thread()
 
 
-def test_each_of_several_callers_hears_of_its_own_work():
+def test_each_of_several_callers_gets_the_outcome_of_its_own_work():
     def outcome(number):
         def work():
             if number % 2:
@@ -69,7 +69,7 @@ def test_each_of_several_callers_hears_of_its_own_work():
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="priorities of threads are Linux's")
-def test_only_the_thread_gives_way():
+def test_only_the_thread_has_low_priority():
     def niceness():
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
@@ -82,7 +82,7 @@ def test_only_the_thread_gives_way():
     assert niceness() == before
 
 
-def test_the_end_of_the_program_is_a_hurry():
+def test_at_exit_work_runs_without_pauses():
     code = """
 import threading
 from accel_checkpoint.saving.low_priority import LowPriorityThread

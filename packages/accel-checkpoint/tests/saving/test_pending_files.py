@@ -28,7 +28,7 @@ def test_the_digest_is_that_of_the_file(tmp_path):
         assert entry.rank == 1
 
 
-def test_a_file_that_is_there_is_not_written_over(tmp_path):
+def test_an_existing_file_is_not_overwritten(tmp_path):
     (tmp_path / "a.bin").write_text("")
     with pytest.raises(FileExistsError):
         write_file(TorchFile("a.bin", 1), tmp_path)
@@ -82,7 +82,7 @@ def test_what_could_not_be_loaded_is_not_saved(content, match):
         TorchFile("a.bin", content)
 
 
-def test_weights_without_values_are_refused():
+def test_weights_on_the_meta_device_are_rejected():
     with pytest.raises(CheckpointError, match="`w` of model 2 cannot be saved: on the meta device"):
         pending_weights({"w": torch.empty(2, device="meta")}, index=2, safe=True, max_shard_size=None)
 

@@ -23,7 +23,7 @@ def test_a_long_save_shows_how_much_is_written(tmp_path, capsys):
     assert "Saving last" in grow(tmp_path, capsys, is_shown=True, quiet_s=0, wait_for="5.00M")
 
 
-def test_a_save_behind_the_loop_shows_it_once_somebody_waits(tmp_path, capsys):
+def test_a_background_save_shows_progress_once_a_caller_waits(tmp_path, capsys):
     awaited = threading.Event()
     assert grow(tmp_path, capsys, is_shown=True, quiet_s=0, awaited=awaited) == ""
     awaited.set()
@@ -36,7 +36,7 @@ def test_a_short_save_and_other_ranks_show_nothing(tmp_path, capsys, is_shown, q
     assert grow(tmp_path, capsys, is_shown=is_shown, quiet_s=quiet_s) == ""
 
 
-def test_a_folder_that_got_its_final_name_meanwhile_is_no_error(tmp_path, capsys):
+def test_a_folder_that_is_renamed_meanwhile_is_no_error(tmp_path, capsys):
     folder = tmp_path / "hidden"
     folder.mkdir()
     with showing_progress(folder, name="last", is_shown=True, quiet_s=0):

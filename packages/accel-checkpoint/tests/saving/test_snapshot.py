@@ -10,7 +10,7 @@ def copies(content, buffers):
     return map_tensors(content, buffers.copy)
 
 
-def test_a_copy_does_not_follow_what_it_was_made_of():
+def test_a_copy_does_not_change_with_its_source():
     content = {"a": [torch.ones(3), {"b": torch.zeros(2)}], "n": 3, "s": "x"}
     copied = copies(content, HostBuffers())
     content["a"][0].fill_(9)
@@ -20,7 +20,7 @@ def test_a_copy_does_not_follow_what_it_was_made_of():
     assert (len(copied["a"]), copied["n"]) == (2, 3)
 
 
-def test_the_memory_is_used_again():
+def test_the_memory_is_reused():
     buffers, content = HostBuffers(), {"a": torch.ones(1000), "b": torch.ones(10)}
     first = copies(content, buffers)
     content["a"].fill_(2)
@@ -30,7 +30,7 @@ def test_the_memory_is_used_again():
     assert buffers.num_bytes == 4040
 
 
-def test_memory_that_is_not_needed_any_more_is_given_back():
+def test_unused_memory_is_freed():
     buffers = HostBuffers()
     copies({"a": torch.ones(1000)}, buffers)
     copies({"b": torch.ones(1)}, buffers)
@@ -38,13 +38,13 @@ def test_memory_that_is_not_needed_any_more_is_given_back():
     assert buffers.num_bytes == 4
 
 
-def test_a_tensor_that_is_there_twice_is_copied_once():
+def test_a_tensor_that_occurs_twice_is_copied_once():
     weight = torch.ones(4)
     copied = copies({"a": weight, "b": weight}, HostBuffers())
     assert copied["a"] is copied["b"]
 
 
-def test_what_is_changed_in_place_is_copied():
+def test_mutable_values_are_copied():
     content = {"bytes": bytearray(b"a"), "set": {1}, "array": np.zeros(2), "list": [[1]]}
     copied = copies(content, HostBuffers())
     content["bytes"][0] = 0
@@ -63,5 +63,5 @@ def test_containers_keep_their_kind():
 
 
 @pytest.mark.parametrize("wide", [torch.ones(1000)[:2], torch.ones(2, 1000)[:, 0]])
-def test_a_window_on_a_large_memory_is_written_alone(wide):
+def test_a_view_of_a_large_storage_is_written_without_the_rest(wide):
     assert compact_on_cpu((), wide).untyped_storage().nbytes() == wide.nbytes

@@ -47,7 +47,7 @@ def names_and_places(folder):
 
 
 @pytest.mark.parametrize("before", ["nothing", "empty", "checkpoint", "checkpoint-in-two-steps", "files"])
-def test_what_cannot_be_committed_leaves_all_as_it_was(tmp_path, monkeypatch, before):
+def test_a_failed_commit_changes_nothing(tmp_path, monkeypatch, before):
     """Also what fails last of all, forcing the folder around it to disk."""
     if before != "nothing":
         (tmp_path / "a").mkdir()
@@ -73,7 +73,7 @@ def test_what_cannot_be_committed_leaves_all_as_it_was(tmp_path, monkeypatch, be
     staging.discard()
 
 
-def test_an_empty_folder_becomes_the_checkpoint_in_one_step_and_is_open_to_whom_it_was(tmp_path):
+def test_an_empty_folder_is_replaced_atomically_and_keeps_its_permissions(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a").chmod(0o750)
     staging = staged(tmp_path / "a")
@@ -100,7 +100,7 @@ def test_a_checkpoint_is_replaced_as_a_whole(tmp_path, monkeypatch, can_exchange
     ]
 
 
-def test_a_checkpoint_that_lost_its_name_is_still_found(tmp_path):
+def test_a_checkpoint_moved_aside_by_an_interrupted_save_is_still_found(tmp_path):
     """As after a kill between the two renames that some file systems need."""
 
     committed(tmp_path / "checkpoint_0")
@@ -121,7 +121,7 @@ def test_discarding_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_left_overs_of_the_dead_go_at_once_and_those_of_the_living_stay(tmp_path):
+def test_stale_folders_of_ended_processes_are_removed_and_those_of_running_ones_kept(tmp_path):
     living = staged(tmp_path / "a", token=f"0a1b2c3d-{stamp()}-1")
     # Of an earlier save of this process, which could not be removed; of one that has ended; of another machine.
     staged(tmp_path / "b", token=f"0a1b2c3d-{stamp()}-2").release()
@@ -138,7 +138,7 @@ def test_left_overs_of_the_dead_go_at_once_and_those_of_the_living_stay(tmp_path
     living.discard()
 
 
-def test_where_the_system_tells_no_begin_only_old_folders_go(tmp_path, monkeypatch):
+def test_without_process_start_times_only_old_folders_are_removed(tmp_path, monkeypatch):
     """All processes have the same stamp there, those of another living job too."""
     monkeypatch.setattr(process_identity, "this_process", lambda: "")
     path = tmp_path / f".tmp-a-0a1b2c3d-{stamp()}-1"
@@ -150,7 +150,7 @@ def test_where_the_system_tells_no_begin_only_old_folders_go(tmp_path, monkeypat
     assert not path.exists()
 
 
-def test_the_folder_of_a_living_process_stays_whatever_its_age(tmp_path):
+def test_the_folder_of_a_running_process_is_kept_at_any_age(tmp_path):
     """Also on file systems whose locks other machines do not see."""
     with subprocess.Popen(
         [sys.executable, "-c", "from accel_checkpoint.process_identity import stamp; print(stamp()); input()"],
@@ -236,7 +236,7 @@ def test_a_mount_point_may_become_a_checkpoint_and_is_not_replaced(mount_point):
     check_target(mount_point / "checkpoint")
 
 
-def test_what_cannot_be_committed_into_a_mount_point_leaves_it_as_it_was(mount_point, monkeypatch):
+def test_a_failed_commit_into_a_mount_point_changes_nothing(mount_point, monkeypatch):
     staging = staged(mount_point)
     monkeypatch.setattr(module, "force_to_disk", raising(OSError("no space")))
     with pytest.raises(OSError, match="no space"):

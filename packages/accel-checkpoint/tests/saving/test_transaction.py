@@ -168,7 +168,7 @@ def test_a_folder_that_another_rank_of_the_machine_has_made_is_not_taken_for_a_s
 @pytest.mark.parametrize("name", ["checkpoint_2", "checkpoint_1"])
 @pytest.mark.parametrize("stage", ["written", "parts", "published", "committed"])
 @pytest.mark.parametrize("rank", [0, 2])
-def test_whoever_is_killed_whenever_one_save_is_whole_on_all_machines(tmp_path, rank, stage, name):
+def test_whichever_rank_is_killed_one_save_is_complete_on_all_machines(tmp_path, rank, stage, name):
     assert save(tmp_path, "checkpoint_1", value=1) == [None] * 4
     raised = save(tmp_path, name, value=2, killed=(rank, stage))
     assert all(raised)
@@ -181,7 +181,7 @@ def test_whoever_is_killed_whenever_one_save_is_whole_on_all_machines(tmp_path, 
 
 
 @pytest.mark.parametrize("name", ["checkpoint_2", "checkpoint_1"])
-def test_if_the_main_process_cannot_commit_the_parts_go_back(tmp_path, name):
+def test_if_the_main_process_cannot_commit_the_parts_are_rolled_back(tmp_path, name):
     assert save(tmp_path, "checkpoint_1", value=1) == [None] * 4
 
     def stand_in_the_way(transaction):

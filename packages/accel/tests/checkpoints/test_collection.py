@@ -71,7 +71,7 @@ def test_a_checkpoint_of_any_model_loads_into_one_of_its_kind(tmp_path, kind, ti
 
 
 @pytest.mark.filterwarnings("error:.*is a no-op")
-def test_a_hook_that_fails_on_one_rank_lets_no_other_wait_for_its_optimizers(tmp_path, monkeypatch):
+def test_a_hook_that_fails_on_one_rank_does_not_block_the_others(tmp_path, monkeypatch):
     """Their states may be gathered, as those of sharded optimizers are."""
     accelerator = Accelerator(cpu=True)
     model = nn.Linear(2, 2)
@@ -97,7 +97,7 @@ def test_loading_into_a_model_that_is_elsewhere_warns_of_nothing(tmp_path):
     accelerator.load_state(tmp_path / "a")
 
 
-def test_a_model_without_memory_for_its_weights_is_refused(tmp_path):
+def test_a_model_on_the_meta_device_is_rejected(tmp_path):
     accelerator, _ = prepared("plain", tmp_path, seed=1, tied=False)
     accelerator.save_state(tmp_path / "a")
     accelerator, model = prepared("plain", tmp_path, seed=2, tied=False)

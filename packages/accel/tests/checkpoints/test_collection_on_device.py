@@ -14,7 +14,7 @@ def build(seed):
     return accelerator, *accelerator.prepare(model, torch.optim.Adam(model.parameters()))
 
 
-def test_a_save_behind_the_loop_holds_the_moment_of_the_call_on_a_device(tmp_path):
+def test_a_background_save_has_the_values_at_the_time_of_the_call_on_a_device(tmp_path):
     accelerator, model, optimizer = build(0)
     for name in ("first", "second"):
         accelerator.backward(model(torch.ones(4, 2000, device=accelerator.device)).sum())

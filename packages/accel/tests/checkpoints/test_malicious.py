@@ -148,7 +148,7 @@ def element_type(subtype, names, fields, flags):
     ],
     ids=["field-outside", "larger-elements", "pointers", "tensor-of-terabytes", "nested"],
 )
-def test_what_shows_memory_that_is_not_its_own_is_refused(checkpoint, value):
+def test_values_that_refer_to_foreign_memory_are_rejected(checkpoint, value):
     torch.save({"total": value}, checkpoint / "custom_checkpoint_0.pkl")
     trust(checkpoint)
     refused(checkpoint, match=r"custom_checkpoint_0.pkl.* forged")

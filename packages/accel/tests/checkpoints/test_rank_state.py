@@ -91,7 +91,7 @@ def test_going_back_to_a_checkpoint_leaves_no_gradient_of_what_came_after(tmp_pa
     assert torch.equal(run.weights(), unbroken(True))
 
 
-def test_into_another_number_of_steps_the_window_begins_anew(tmp_path, caplog):
+def test_with_another_number_of_steps_the_accumulation_starts_over(tmp_path, caplog):
     first = Run()
     first.train(range(3), weighted=False)
     first.accelerator.save_state(tmp_path)
@@ -102,7 +102,7 @@ def test_into_another_number_of_steps_the_window_begins_anew(tmp_path, caplog):
     assert other.accelerator.step == 0
 
 
-def test_between_windows_another_number_of_steps_is_nothing_to_tell(tmp_path, caplog):
+def test_between_accumulations_another_number_of_steps_does_not_warn(tmp_path, caplog):
     first = Run()
     first.train(range(4), weighted=False)
     first.accelerator.save_state(tmp_path)
@@ -112,7 +112,7 @@ def test_between_windows_another_number_of_steps_is_nothing_to_tell(tmp_path, ca
     assert other.accelerator.step == 0
 
 
-def test_a_window_of_the_peer_whose_gradients_were_not_saved_begins_anew(tmp_path, caplog):
+def test_an_accumulation_of_accelerate_without_saved_gradients_starts_over(tmp_path, caplog):
     """Its files know the number of the micro-batch and nothing else."""
     first = Run()
     first.train(range(1))

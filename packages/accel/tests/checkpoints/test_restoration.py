@@ -115,7 +115,7 @@ def test_missing_random_states_are_an_error_that_strict_false_lets_pass(tmp_path
         accelerator.load_state(tmp_path / "a", strict=False)
 
 
-def test_what_can_be_told_before_is_told_before_anything_changes(tmp_path):
+def test_mismatches_are_reported_before_anything_changes(tmp_path):
     accelerator = change_of(tmp_path / "a", save={"custom": 2})
     before = accelerator._models[0].weight.clone()
     with pytest.raises(CheckpointError):
@@ -159,7 +159,7 @@ def test_a_folder_without_its_manifest_is_refused_and_the_newest_good_one_named(
         accelerator.load_state(tmp_path / "checkpoint_1")
 
 
-def test_whoever_names_the_folder_around_checkpoints_is_told_the_newest_in_it(tmp_path):
+def test_the_folder_around_checkpoints_is_rejected_with_the_newest_in_it(tmp_path):
     build().save_state(tmp_path / "project" / "checkpoints" / "checkpoint_3")
     build().save_state(tmp_path / "beside")
     for folder in (tmp_path / "project", tmp_path / "project" / "checkpoints"):
@@ -169,14 +169,14 @@ def test_whoever_names_the_folder_around_checkpoints_is_told_the_newest_in_it(tm
             build().load_state(folder)
 
 
-def test_a_folder_that_is_not_there_is_told_with_the_newest_good_one(tmp_path):
+def test_a_missing_folder_is_reported_with_the_newest_good_one(tmp_path):
     accelerator = build()
     accelerator.save_state(tmp_path / "checkpoint_0")
     with pytest.raises(CheckpointError, match="There is no checkpoint `.*checkpoint_7`.*checkpoint_0`"):
         accelerator.load_state(tmp_path / "checkpoint_7")
 
 
-def test_a_loader_left_early_begins_anew_and_one_being_read_goes_on(tmp_path):
+def test_a_loader_left_early_starts_over_and_one_being_read_resumes(tmp_path):
     accelerator = build()
     [loader] = accelerator._dataloaders
     for _ in loader:
@@ -202,7 +202,7 @@ def test_a_loader_left_early_begins_anew_and_one_being_read_goes_on(tmp_path):
         ({"use_stateful_dataloader": True}, {"restore_loaders": False}, [0, 1, 2, 3]),
     ],
 )
-def test_a_loader_goes_on_where_that_was_asked_for(tmp_path, caplog, config, arguments, read):
+def test_a_loader_resumes_on_request(tmp_path, caplog, config, arguments, read):
     """A script that skips the first batches by itself must not skip twice."""
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**config))
     loader = accelerator.prepare(torch.utils.data.DataLoader(range(4)))
@@ -215,7 +215,7 @@ def test_a_loader_goes_on_where_that_was_asked_for(tmp_path, caplog, config, arg
     assert ("in the middle of an epoch of loader 0" in caplog.text) == (len(read) == 4)
 
 
-def test_a_loader_goes_on_where_preemption_is_handled(tmp_path):
+def test_a_loader_resumes_if_preemption_is_handled(tmp_path):
     accelerator = build()
     [loader] = accelerator._dataloaders
     for batch in loader:

@@ -13,7 +13,7 @@ def process(fresh_state):
     PartialState(cpu=True)
 
 
-def test_states_that_a_caller_keeps_are_saved_and_loaded(tmp_path):
+def test_states_that_the_caller_passes_are_saved_and_loaded(tmp_path):
     def build(seed):
         torch.manual_seed(seed)
         model = nn.Linear(2, 2)

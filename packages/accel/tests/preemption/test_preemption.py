@@ -82,7 +82,7 @@ def test_without_handling_nothing_asks_for_a_stop():
     assert not Accelerator(cpu=True).should_stop
 
 
-def test_earlier_handlers_are_called_and_come_back(handling):
+def test_earlier_handlers_are_called_and_restored(handling):
     heard = []
 
     def earlier(signum, frame):
@@ -122,7 +122,7 @@ def test_the_block_leaves_with_the_exit_code_when_all_stop(handling):
         signal.signal(signum, signal.SIG_DFL)
 
 
-def test_the_block_goes_on_when_nobody_asked(handling):
+def test_the_block_continues_without_a_request(handling):
     _, preemption = handling()
     with preemption:
         preemption.advance()
@@ -146,7 +146,7 @@ def test_the_time_that_is_left_is_known(handling):
     assert 90 < preemption.remaining_s <= 100
 
 
-def test_ending_the_training_puts_the_handlers_back(handling):
+def test_ending_the_training_restores_the_handlers(handling):
     accelerator, _ = handling()
     accelerator.end_training()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -169,7 +169,7 @@ def test_handling_twice_at_once_is_an_error(handling):
         ({"exit_code": 300}, "between 0 and 255, got 300"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_is_installed(options, message):
+def test_invalid_arguments_are_rejected_before_anything_is_installed(options, message):
     with pytest.raises(ConfigError, match=message):
         Accelerator(cpu=True).handle_preemption(**options)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -191,7 +191,7 @@ def test_only_the_main_thread_can_handle_signals():
     assert errors == ["Signals can be handled in the main thread only. Call `handle_preemption` there."]
 
 
-def test_a_forked_child_keeps_the_signals_former_effect(handling):
+def test_a_forked_child_keeps_the_original_effect_of_signals(handling):
     handling()
     child = os.fork()
     if child == 0:

@@ -52,7 +52,7 @@ def stops_at(agreement, *, limit=100):
     return None
 
 
-def test_alone_a_process_stops_after_the_step_at_hand(agreements):
+def test_a_single_process_stops_after_the_current_step(agreements):
     (alone,) = agreements(1)
     assert stops_at(alone, limit=5) is None
     alone.ask()
@@ -82,7 +82,7 @@ def test_ranks_that_are_steps_apart_stop_at_the_same_step(agreements):
 
 
 @pytest.mark.parametrize("asking", [[0], [2], [0, 1, 2]])
-def test_whoever_asks_all_stop_together_while_they_run(agreements, asking):
+def test_all_ranks_stop_together_whichever_is_asked(agreements, asking):
     ranks = agreements(3)
     in_step = threading.Barrier(3)
     stopped = {}
@@ -117,7 +117,7 @@ def test_a_rank_that_does_not_answer_is_named(agreements, monkeypatch):
     assert not alone_of_two.is_possible
 
 
-def test_nobody_asks_the_store_once_rank_0_which_may_keep_it_has_left(agreements):
+def test_no_rank_uses_the_store_after_rank_0_has_left(agreements):
     keeper, other = agreements(2)
     keeper.close()
     other._thread.join(timeout=20)
@@ -134,14 +134,14 @@ class LostStore(dist.HashStore):
         raise dist.DistNetworkError("connection reset")
 
 
-def test_a_lost_store_is_known_and_told(agreements):
+def test_a_lost_store_is_detected_and_reported(agreements):
     (rank, _) = agreements(2, store=LostStore())
     wait_until(lambda: not rank.is_possible)
     rank.advance()
     assert not rank.is_agreed
 
 
-def test_a_rank_that_does_not_leave_in_time_is_ended_with_the_exit_code():
+def test_a_rank_that_does_not_leave_in_time_is_killed_with_the_exit_code():
     code = """
 import time
 from accel.preemption.sync import PreemptionSync
@@ -156,7 +156,7 @@ time.sleep(60)
     assert "rank 4 has not left within the grace period of 0.2 s" in done.stderr
 
 
-def test_closing_calls_the_deadline_off():
+def test_closing_cancels_the_deadline():
     code = """
 import time
 from accel.preemption.sync import PreemptionSync

@@ -27,7 +27,7 @@ OWN_MARK = "accel_format"
 
 
 class State(enum.Enum):
-    """The state of a checkpoint, as far as it can be told without reading all files."""
+    """The state of a checkpoint, determined without reading all files."""
 
     COMMITTED = "committed"
     FOREIGN = "no manifest (another package's)"
@@ -60,7 +60,7 @@ class Found:
 
     @property
     def can_be_loaded(self) -> bool:
-        """Whether it is complete, as far as its state tells."""
+        """Whether its state allows loading it."""
         return self.state in (State.COMMITTED, State.FOREIGN)
 
 

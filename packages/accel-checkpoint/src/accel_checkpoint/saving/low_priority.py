@@ -14,7 +14,7 @@ from typing import Self
 Work = Callable[[], object]
 
 NICENESS = 15
-THREAD_TIME_S = 30.0
+PATIENCE_S = 30.0
 SHARE = 0.1
 LONGEST_PAUSE_S = 1.0
 
@@ -39,7 +39,7 @@ class LowPriorityThread:
     def __init__(
         self,
         *,
-        patience_s: float = THREAD_TIME_S,
+        patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] | None = None,
     ) -> None:

@@ -64,8 +64,8 @@ def _elsewhere(folder: Path) -> str:
     if not has_manifest_in(folder) or read_manifest(folder).place == 0:
         return ""
     return (
-        " It may be on the machine of the main process, which shares no disk with this one: copy it from there, and "
-        "save with `ProjectConfiguration(save_on_each_node=True)`."
+        " The main process's machine may have it, but shares no disk with this one: copy it from there, and save with "
+        "`ProjectConfiguration(save_on_each_node=True)`."
     )
 
 

@@ -57,7 +57,7 @@ class Prepared:
         return format_called(self.strategy.capabilities.checkpoint_format)
 
     def model_of(self, optimizer: torch.optim.Optimizer) -> nn.Module | None:
-        """Return the model whose parameters ``optimizer`` updates; of several, the one with most of them."""
+        """Return the model whose parameters ``optimizer`` updates; of several, the one that shares most with it."""
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         shares = [sum(id(one) in stepped for one in model.parameters()) for model in self.models]
         return self.models[shares.index(max(shares))] if any(shares) else None
