@@ -180,4 +180,5 @@ def described(layout: MeshLayout) -> str:
     """Describe a layout: the number of processes, and the mesh axes unless each process has the whole model."""
     used = [f"{axis}={size}" for axis, size in layout.sizes.items() if size > 1]
     is_plain = layout == MeshLayout.of_replicas(layout.world_size)
-    return f"{layout.world_size} processes" + ("" if is_plain else f" ({', '.join(used)})")
+    processes = "1 process" if layout.world_size == 1 else f"{layout.world_size} processes"
+    return processes + ("" if is_plain else f" ({', '.join(used)})")
