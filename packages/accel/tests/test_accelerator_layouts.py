@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from accel import Accelerator, ParallelismConfig
 from accel.utils import set_seed
 from accel_backends import Capabilities
-from accel_backends.strategies.replicated import ReplicatedStrategy
 from accel_backends.strategies.selection import STRATEGIES
+from accel_backends.strategies.torch_strategy import TorchStrategy
 from accel_state import MeshLayout
 from accel_state.mesh_layout import AXES, LOSS_AXES
 from accel_state.runtime import reset_runtime
@@ -33,7 +33,7 @@ on_layouts = pytest.mark.parametrize(
 )
 
 
-class AnyAxes(ReplicatedStrategy):
+class AnyAxes(TorchStrategy):
     """Accept every axis; average gradients over the loss ranks, after each backward."""
 
     name = "any_axes"

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from accel_backends.strategies.ddp import trigger_sync_in_backward as trigger_sync_in_backward
     from accel_backends.strategies.protocol import Capabilities as Capabilities
     from accel_backends.strategies.protocol import Strategy as Strategy
+    from accel_backends.strategies.protocol import Sync as Sync
     from accel_backends.strategies.selection import select_strategy as select_strategy
     from accel_backends.transforms.compile import CompileTransform as CompileTransform
     from accel_backends.transforms.compile import compile_model as compile_model
@@ -71,6 +72,7 @@ __getattr__, __dir__, __all__ = attach(
         "Stage": "accel_backends.transforms.protocol",
         "Strategy": "accel_backends.strategies.protocol",
         "StrategyContext": "accel_backends.strategies.context",
+        "Sync": "accel_backends.strategies.protocol",
         "TorchDynamoPlugin": "accel_backends.plugins.dynamo",
         "collect": "accel_backends.handlers.collection",
         "compile_model": "accel_backends.transforms.compile",

@@ -18,6 +18,7 @@ from accel_backends import (
     DistributedDataParallelKwargs,
     GradScalerKwargs,
     StrategyContext,
+    Sync,
     collect,
     select_precision,
     select_strategy,
@@ -95,7 +96,7 @@ def train(kind=Net, *, num_micro_batches=1, handlers=(), precision="no", dtype=t
         for index, micro in enumerate(share.chunk(num_micro_batches)):
             is_last = index == num_micro_batches - 1
             strategy.context.gradient._set_sync_gradients(is_last)
-            with strategy.gradient_sync(model, enabled=is_last):
+            with strategy.gradient_sync(model, sync=Sync.NOW if is_last else Sync.LATER):
                 strategy.backward(model(micro).square().mean() / num_micro_batches)
             optimizer.step()
             optimizer.zero_grad()
@@ -145,7 +146,7 @@ def body_counts_reductions():
     share = batches()[0].chunk(2)[dist.get_rank()]
     counts = []
     for enabled in (False, False, True):
-        with strategy.gradient_sync(model, enabled=enabled):
+        with strategy.gradient_sync(model, sync=Sync.NOW if enabled else Sync.LATER):
             strategy.backward(model(share).sum())
         counts.append(len(num_reductions))
     return counts, [parameter.grad for parameter in model.parameters()]
@@ -164,7 +165,7 @@ def body_trigger_sync():
     strategy = strategy_for()
     model = strategy.prepare_model(seeded())
     share = batches()[0].chunk(2)[dist.get_rank()]
-    with strategy.gradient_sync(model, enabled=False):
+    with strategy.gradient_sync(model, sync=Sync.LATER):
         loss = model(share).sum()
         with trigger_sync_in_backward(model):
             strategy.backward(loss)
@@ -351,7 +352,7 @@ def body_compiled():
     original = seeded()
     model = strategy.prepare_model(original)
     share = batches()[0].chunk(2)[dist.get_rank()]
-    with strategy.gradient_sync(model, enabled=False):
+    with strategy.gradient_sync(model, sync=Sync.LATER):
         strategy.backward(model(share).sum())
     first = [parameter.grad.clone() for parameter in original.parameters()]
     model.zero_grad()

@@ -14,6 +14,7 @@ from accel_backends import (
     Placement,
     SchedulerSettings,
     StrategyContext,
+    Sync,
     TorchDynamoPlugin,
     collect,
     is_compiled_module,
@@ -191,7 +192,7 @@ def test_there_is_nothing_to_synchronise(runtime):
     strategy = strategy_for(runtime)
     model = nn.Linear(1, 1)
     for context in (
-        strategy.gradient_sync(model, enabled=False),
+        strategy.gradient_sync(model, sync=Sync.LATER),
         trigger_sync_in_backward(model),
         strategy.join_uneven_inputs([model]),
     ):

@@ -124,7 +124,7 @@ class AcceleratorState(ProcessView):
             _selected_deepspeed_plugin=None,
             parallelism_config=config,
             device_mesh=mesh,
-            layout=runtime.layout if config is None else config.layout,
+            layout=_engine_layout(given["fsdp_plugin"], runtime) if config is None else config.layout,
         )
         if self.deepspeed_plugins:
             self._select(next(iter(self.deepspeed_plugins)))
@@ -251,6 +251,13 @@ def _distributed_type(given: Mapping[str, Any]) -> DistributedType | None:
             f"Only one engine can train a model, but {' and '.join(f'`{name}`' for name in names)} are given."
         )
     return next(iter(names.values()), None)
+
+
+def _engine_layout(plugin: Any, runtime: Runtime) -> MeshLayout:
+    """Return how the engine of `plugin` arranges the ranks where no `ParallelismConfig` says it."""
+    arrange = getattr(plugin, "default_layout", None)
+    layout: MeshLayout = runtime.layout if arrange is None else arrange(runtime.topology)
+    return layout
 
 
 def _by_name(plugins: Any) -> dict[str, Any]:

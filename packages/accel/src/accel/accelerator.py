@@ -42,6 +42,7 @@ from accel_backends import (
 )
 from accel_backends.stepping.stepper import Stepper
 from accel_backends.strategies.prepare_checks import has_device_map
+from accel_backends.strategies.protocol import Sync
 from accel_data import DataLoaderConfiguration
 from accel_state import (
     AcceleratorState,
@@ -697,7 +698,7 @@ class Accelerator:
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Leave this rank's gradients alone in the block; a later backward outside of it synchronises all."""
-        return self._strategy.gradient_sync(model, enabled=False)
+        return self._strategy.gradient_sync(model, sync=Sync.LATER)
 
     @staticmethod
     def trigger_sync_in_backward(model: nn.Module) -> AbstractContextManager[None]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from accel.accelerator import Accelerator
 from accel.aliases import aliases
+from accel_backends.strategies.protocol import Sync
 from accel_ops.collectives.averaging import WeightAverage
 from accel_state.errors import ConfigError
 
@@ -39,7 +40,7 @@ class LocalSGD:
             raise ConfigError(f"`local_sgd_steps` must be at least 1, got {local_sgd_steps}.")
         self.enabled = enabled and accelerator.use_distributed
         capabilities = accelerator.strategy.capabilities
-        if self.enabled and (capabilities.shards_parameters or not capabilities.can_defer_sync):
+        if self.enabled and (capabilities.shards_parameters or capabilities.accumulation is Sync.NOW):
             raise ConfigError(
                 "Local SGD trains the whole model of each rank apart from the others, which the strategy "
                 f"`{accelerator.strategy.name}` cannot. Use the strategy `ddp`, or pass `enabled=False`."

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.precisions.protocol import Precision
 from accel_backends.stepping.weighted_loss import WeightedLoss
-from accel_backends.strategies.protocol import Strategy
+from accel_backends.strategies.protocol import Strategy, Sync
 from accel_state import ConfigError, GradientState
 
 
@@ -57,7 +57,7 @@ class Stepper:
         self._num_processes = num_processes
         self._on_window_end = on_window_end
         self._owns_backward = strategy.capabilities.owns_backward
-        self._can_defer_sync = strategy.capabilities.can_defer_sync
+        self._accumulation = strategy.capabilities.accumulation
         self._block_models: tuple[nn.Module, ...] = ()
         self._is_uneven = False
 
@@ -84,7 +84,7 @@ class Stepper:
     @property
     def can_defer_sync(self) -> bool:
         """Whether micro-batches that end no window leave out the communication."""
-        return self._can_defer_sync and not self._gradient.sync_each_batch
+        return self._accumulation is not Sync.NOW and not self._gradient.sync_each_batch
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the window stands, in plain numbers. The gradients so far belong to it."""
@@ -132,7 +132,7 @@ class Stepper:
             return None
         with ExitStack() as unsynced:
             for model in models:
-                unsynced.enter_context(self._strategy.gradient_sync(model, enabled=False))
+                unsynced.enter_context(self._strategy.gradient_sync(model, sync=self._accumulation))
             return unsynced.pop_all()
 
     @contextmanager

@@ -12,6 +12,7 @@ from accel_state.gradient_state import current_gradient
 from accel_state.topology import Topology
 
 if TYPE_CHECKING:
+    from accel_backends.plugins.dynamo import TorchDynamoPlugin
     from accel_backends.precisions.protocol import Precision
     from accel_backends.scheduler import SchedulerUnit
     from accel_backends.transforms.protocol import ModelTransform
@@ -43,7 +44,8 @@ class StrategyContext:
         make_loader: Called as ``make_loader(loader, device_placement=bool)`` for each loader that is
             prepared.
         scheduling: How schedulers follow their optimizers.
-        transforms: What is done to each model, beside the precision, before it is wrapped.
+        dynamo: How models are compiled; None: not at all.
+        transforms: What else is done to each model, beside precision and compilation, before it is wrapped.
     """
 
     runtime: Runtime
@@ -53,6 +55,7 @@ class StrategyContext:
     device_placement: bool = True
     make_loader: Callable[..., Any] | None = None
     scheduling: SchedulerSettings = SchedulerSettings()
+    dynamo: TorchDynamoPlugin | None = None
     transforms: Sequence[ModelTransform] = ()
 
     @property

@@ -17,18 +17,18 @@ from accel_backends.handlers.ddp import DistributedDataParallelKwargs
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.ddp_ending import release_at_exit
 from accel_backends.strategies.placement import model_devices
-from accel_backends.strategies.protocol import Capabilities
-from accel_backends.strategies.replicated import ReplicatedStrategy
+from accel_backends.strategies.protocol import Capabilities, Sync
+from accel_backends.strategies.torch_strategy import TorchStrategy
 from accel_state.errors import ConfigError
 
 _NOTHING = nullcontext()
 
 
-class DDPStrategy(ReplicatedStrategy):
+class DDPStrategy(TorchStrategy):
     """The strategy `ddp`, on any device that torch has a process group for."""
 
     name: ClassVar[str] = "ddp"
-    capabilities: ClassVar[Capabilities] = Capabilities(can_defer_sync=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(accumulation=Sync.LATER)
 
     def setup(self, context: StrategyContext) -> None:
         """Take in the run.
@@ -66,9 +66,9 @@ class DDPStrategy(ReplicatedStrategy):
         release_at_exit(wrapped)
         return wrapped
 
-    def gradient_sync(self, model: nn.Module, *, enabled: bool) -> AbstractContextManager[Any]:
+    def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
         """Return a context in which gradients of ``model`` are reduced, or only added up on this rank."""
-        if enabled:
+        if sync is not Sync.LATER:
             return _NOTHING
         ddp = ddp_of(model)
         return _NOTHING if ddp is None else ddp.no_sync()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
     from accel_backends.strategies.context import StrategyContext
 
 
+class Sync(enum.Enum):
+    """When backward reduces gradients over the ranks."""
+
+    NOW = "now"
+    """In every backward."""
+    IN_SHARDS = "in_shards"
+    """Over the shards in every backward, over the copies of the model only later: no rank holds whole gradients."""
+    LATER = "later"
+    """Not at all; each rank adds up its own until a later backward reduces them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What callers may have to know about a strategy, so that nobody asks which one it is.
@@ -24,15 +36,15 @@ class Capabilities:
         shards_parameters: A rank holds parts of the parameters; a full state must be gathered by all ranks
             together, and ranks cannot train apart for a while.
         owns_backward: The engine divides and scales the loss itself.
-        can_defer_sync: `gradient_sync(enabled=False)` saves communication; without it there is nothing to
-            defer.
+        accumulation: How gradients are reduced in micro-batches that end no accumulation; `Sync.NOW` where
+            nothing can be left out.
         mesh_axes: Axes of `ParallelismConfig` along which the strategy splits the work; others may not be on.
         checkpoint_format: Name of the `CheckpointFormat` in which models are saved.
     """
 
     shards_parameters: bool = False
     owns_backward: bool = False
-    can_defer_sync: bool = False
+    accumulation: Sync = Sync.NOW
     mesh_axes: frozenset[str] = frozenset({"dp_replicate"})
     checkpoint_format: str = "full"
 
@@ -85,8 +97,11 @@ class Strategy(Protocol):
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Compute gradients, scaled as the precision wants; reduced over ranks unless that is deferred."""
 
-    def gradient_sync(self, model: nn.Module, *, enabled: bool) -> AbstractContextManager[Any]:
-        """Return a context for forward and backward in which gradients are reduced, or only added up."""
+    def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
+        """Return a context for forward and backward in which gradients are reduced as ``sync`` says."""
+
+    def replaced_parameters(self) -> Iterable[nn.Parameter]:
+        """Return parameters that preparing a model took out of it, and that optimizers may still hold."""
 
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from accel_backends.strategies.replicated import ReplicatedStrategy
+from accel_backends.strategies.torch_strategy import TorchStrategy
 
 
-class SingleStrategy(ReplicatedStrategy):
+class SingleStrategy(TorchStrategy):
     """The strategy `single`."""
 
     name: ClassVar[str] = "single"

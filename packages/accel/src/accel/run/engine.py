@@ -7,7 +7,6 @@ from typing import Any
 
 from accel.run.configuration import RunConfiguration, check_axes
 from accel_backends import (
-    CompileTransform,
     Precision,
     SchedulerSettings,
     Strategy,
@@ -72,7 +71,7 @@ def make_strategy(
                 split_batches=configuration.loader.split_batches,
                 unit=configuration.scheduler_unit,
             ),
-            transforms=(CompileTransform(configuration.dynamo),),
+            dynamo=configuration.dynamo,
         )
     )
     check_axes(state.parallelism_config, strategy)

@@ -1,4 +1,4 @@
-"""What the strategies share in which every rank holds the whole model."""
+"""What the strategies share that train with torch's own optimizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.strategies.bundle import Bundle, Placement
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.placement import place_model
-from accel_backends.strategies.protocol import Capabilities
+from accel_backends.strategies.protocol import Capabilities, Sync
+from accel_backends.transforms.compile import CompileTransform
 from accel_backends.transforms.low_precision import LowPrecisionTransform
 from accel_backends.transforms.protocol import apply_transforms
 from accel_backends.unwrap import extract_model_from_parallel
@@ -23,8 +24,11 @@ from accel_backends.unwrap import extract_model_from_parallel
 _NOTHING = nullcontext()
 
 
-class ReplicatedStrategy:
-    """Places, converts and transforms models, and leaves it to a subclass to wrap them for parallel work."""
+class TorchStrategy:
+    """Places, converts and transforms models, and leaves it to a subclass to wrap them for parallel work.
+
+    States are handled as if every rank held the whole model.
+    """
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities] = Capabilities()
@@ -35,7 +39,8 @@ class ReplicatedStrategy:
         """Take in the run."""
         self.context = context
         self._scale = context.precision.scale if context.precision.scaler is not None else None
-        self._transforms = (LowPrecisionTransform(context.precision), *context.transforms)
+        compiling = () if context.dynamo is None else (CompileTransform(context.dynamo),)
+        self._transforms = (LowPrecisionTransform(context.precision), *compiling, *context.transforms)
         # To find the optimizer of a scheduler that is prepared later; the user's references keep them alive.
         self._optimizers: weakref.WeakSet[AcceleratedOptimizer] = weakref.WeakSet()
 
@@ -131,9 +136,13 @@ class ReplicatedStrategy:
         scale = self._scale
         (loss if scale is None else scale(loss)).backward(**kwargs)  # type: ignore[no-untyped-call]
 
-    def gradient_sync(self, model: nn.Module, *, enabled: bool) -> AbstractContextManager[Any]:
+    def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
         """Return a context that does nothing: there is nothing to reduce."""
         return _NOTHING
+
+    def replaced_parameters(self) -> Iterable[nn.Parameter]:
+        """Return none: models keep their parameters."""
+        return ()
 
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2

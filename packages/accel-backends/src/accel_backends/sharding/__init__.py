@@ -1,0 +1,1 @@
+"""Models whose parameters are sharded over ranks by torch's `fully_shard`."""

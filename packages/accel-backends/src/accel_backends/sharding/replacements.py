@@ -1,0 +1,93 @@
+"""Which parameter took the place of which, so that optimizers made before a model was sharded can follow."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from accel_state.errors import ConfigError
+
+
+class ReplacedParameters:
+    """Remembers each parameter that was replaced, for as long as somebody else keeps it."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[int, tuple[weakref.ref[nn.Parameter], weakref.ref[nn.Parameter]]] = {}
+
+    def record(self, old: nn.Parameter, new: nn.Parameter) -> None:
+        """Note that ``new`` took the place of ``old``, unless they are the same."""
+        if old is new:
+            return
+        key = id(old)
+        # The entry goes with the old parameter: its number may then be that of another object.
+        self._pairs[key] = weakref.ref(old, lambda _: self._pairs.pop(key, None)), weakref.ref(new)
+
+    def newest(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return what stands in the place of ``parameter`` now: itself if it was not replaced."""
+        while (pair := self._pairs.get(id(parameter))) is not None:
+            successor = pair[1]()
+            if successor is None:
+                raise ConfigError(
+                    f"The model that the parameter of shape {tuple(parameter.shape)} belonged to is gone. "
+                    "Keep the model that `prepare` returned."
+                )
+            parameter = successor
+        return parameter
+
+    def __iter__(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters that were replaced and are still alive."""
+        for old, _ in list(self._pairs.values()):
+            parameter = old()
+            if parameter is not None:
+                yield parameter
+
+    def repoint(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer step the parameters that took the place of its own; groups and state stay theirs.
+
+        State that has the shape of its parameter is sharded like it. No communication.
+        """
+        new_state = {}
+        for group in optimizer.param_groups:
+            # In place, since some optimizers keep the list beside their groups.
+            group["params"][:] = [
+                self._moved(optimizer, parameter, new_state) for parameter in group["params"]
+            ]
+        for old, (new, state) in new_state.items():
+            del optimizer.state[old]
+            optimizer.state[new] = state
+
+    def _moved(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameter: nn.Parameter,
+        new_state: dict[nn.Parameter, tuple[nn.Parameter, dict[str, object]]],
+    ) -> nn.Parameter:
+        new = self.newest(parameter)
+        if new is not parameter and parameter in optimizer.state:
+            state = optimizer.state[parameter]
+            new_state[parameter] = new, {name: like_parameter(value, new) for name, value in state.items()}
+        return new
+
+
+@torch.no_grad()
+def like_parameter(value: object, parameter: torch.Tensor) -> object:
+    """Return optimizer state placed like its parameter if it has its shape, else as it is. No communication.
+
+    Args:
+        value: A state in full, the same on every rank.
+        parameter: The parameter, which may be a `DTensor`.
+    """
+    if not isinstance(value, torch.Tensor) or isinstance(value, DTensor) or value.shape != parameter.shape:
+        return value
+    if value.dim() == 0:
+        return value
+    moved = value.to(parameter.device)
+    if moved.is_floating_point():
+        moved = moved.to(parameter.dtype)
+    if not isinstance(parameter, DTensor):
+        return moved
+    return distribute_tensor(moved, parameter.device_mesh, parameter.placements, src_data_rank=None)

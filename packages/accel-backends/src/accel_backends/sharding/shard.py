@@ -1,0 +1,101 @@
+"""Shard a model: give it its values, group by group, and cut each group over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from accel_backends.sharding.units import ROOT, ShardGroup, tensors_of_groups
+from accel_backends.sharding.values import take_values_of_rank_0
+from accel_state.logging import get_logger
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from accel_ops.named_tensors import NamedTensor
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSettings:
+    """How each group of a model is sharded.
+
+    Attributes:
+        mesh: One axis, over which parameters are cut; or two, of which the first holds copies.
+        device: The device of this rank.
+        policy: Types of parameters in computation and of gradients in reduction.
+        offload: Where the shards are kept.
+        reshard_after_forward: Free the gathered parameters between forward and backward; groups of the tail
+            and the root keep theirs.
+        has_master_weights: Store trainable parameters in fp32.
+    """
+
+    mesh: DeviceMesh
+    device: torch.device
+    policy: MixedPrecisionPolicy
+    offload: OffloadPolicy
+    reshard_after_forward: bool = True
+    has_master_weights: bool = False
+
+
+def shard_model(
+    model: nn.Module,
+    groups: Sequence[ShardGroup],
+    settings: ShardSettings,
+    *,
+    ignored: Collection[nn.Parameter] = (),
+) -> None:
+    """Shard ``model`` in place; its parameters become `DTensor`s under the same names.
+
+    Every rank must call it. All ranks take the values of rank 0; other ranks may hold them on the meta device.
+    At no time is more than one group held in whole beside what the caller keeps.
+
+    Args:
+        model: The model.
+        groups: From `shard_groups`; the root is the last.
+        settings: How to shard.
+        ignored: Parameters that stay whole on every rank, as they are.
+    """
+    skipped = {id(parameter) for parameter in ignored}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for group, tensors in zip(groups, tensors_of_groups(model, groups), strict=True):
+        take_values_of_rank_0(tensors, device=settings.device)
+        owned = [found for found in tensors if found.is_parameter and id(found.tensor) not in skipped]
+        if settings.has_master_weights:
+            _store_in_fp32(owned)
+        members = [modules[name] for name in group.modules]
+        fully_shard(
+            members if len(members) > 1 else members[0],  # type: ignore[arg-type]
+            mesh=settings.mesh,
+            reshard_after_forward=settings.reshard_after_forward
+            and not group.is_tail
+            and ROOT not in group.modules,
+            mp_policy=replace(settings.policy, param_dtype=None) if group.keeps_fp32 else settings.policy,
+            offload_policy=settings.offload,
+            ignored_params=set(ignored) or None,
+        )
+        for found in owned:
+            # The shard has its own memory. An optimizer made before may hold the whole parameter until it is
+            # prepared, and so would keep the memory of the whole model.
+            found.tensor.data = found.tensor.data.new_empty(0)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether parameters of ``model`` are spread over ranks already, whoever did it."""
+    return isinstance(model, FSDPModule) or any(
+        isinstance(parameter, DTensor) for parameter in model.parameters()
+    )
+
+
+def _store_in_fp32(owned: Sequence[NamedTensor]) -> None:
+    for found in owned:
+        tensor = found.tensor
+        if tensor.requires_grad and tensor.dtype in (torch.float16, torch.bfloat16):
+            tensor.data = tensor.data.float()

@@ -1,0 +1,163 @@
+"""Which modules are gathered together: the groups of one sharded model, from its plan and its tied weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from accel_ops.named_tensors import NamedTensor, named_tensors
+from accel_state.errors import ConfigError
+
+ROOT = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardGroup:
+    """Modules whose parameters are gathered, and whose gradients are reduced, in one collective.
+
+    Attributes:
+        modules: Their names; the root of the model is ``""``.
+        is_tail: Used last in the forward pass and first in the backward pass, so kept gathered in between.
+        keeps_fp32: Computes in fp32, whatever the precision of the run.
+    """
+
+    modules: tuple[str, ...]
+    is_tail: bool = False
+    keeps_fp32: bool = False
+
+
+def shard_groups(
+    model: nn.Module,
+    *,
+    units: Iterable[str],
+    tail: Sequence[str] = (),
+    fp32: Collection[str] = (),
+    ignored: Collection[nn.Parameter] = (),
+) -> tuple[ShardGroup, ...]:
+    """Return the groups of a model, inner modules before those around them, the root last.
+
+    Modules that share a parameter come into one group, since a parameter has one owner. Where the root itself
+    holds such a parameter, the other modules are left to the root.
+
+    Args:
+        model: The model, on any device.
+        units: Names of modules, each to be a group.
+        tail: Names of the modules that run last, to be one group.
+        fp32: Names of modules that compute in fp32; each becomes a group.
+        ignored: Parameters that are not sharded.
+
+    Raises:
+        ConfigError: If a name is not that of a module that can be called.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    wanted = [(name,) for name in dict.fromkeys([*units, *fp32]) if name not in tail]
+    if tail:
+        wanted.append(tuple(tail))
+    for name in (name for names in wanted for name in names):
+        _check_unit(name, modules)
+    skipped = {id(parameter) for parameter in ignored}
+    parameters = [
+        found for found in named_tensors(model, include_buffers=False) if id(found.tensor) not in skipped
+    ]
+    merged = _merge_tied([set(names) for names in wanted], parameters)
+    owned = {_owner(name, merged) for found in parameters for name in found.names}
+    order = {name: index for index, name in enumerate(modules)}
+    groups = [
+        ShardGroup(
+            tuple(sorted(names, key=order.__getitem__)),
+            is_tail=bool(names & set(tail)),
+            keeps_fp32=names <= set(fp32),
+        )
+        for index, names in enumerate(merged)
+        if index in owned
+    ]
+    groups.sort(key=lambda group: -max(name.count(".") for name in group.modules))
+    return (*groups, ShardGroup((ROOT,)))
+
+
+def tensors_of_groups(model: nn.Module, groups: Sequence[ShardGroup]) -> list[list[NamedTensor]]:
+    """Return for each group the parameters and buffers of its modules that no inner group has."""
+    names = [set(group.modules) for group in groups]
+    of_group: list[list[NamedTensor]] = [[] for _ in groups]
+    for found in named_tensors(model):
+        owner = _owner(found.names[0], names)
+        of_group[-1 if owner is None else owner].append(found)
+    return of_group
+
+
+def unsharded_parameters(
+    model: nn.Module, ignored_modules: Sequence[nn.Module] | str | None
+) -> list[nn.Parameter]:
+    """Return the parameters that stay whole on every rank: scalars, and those of modules that are to be ignored.
+
+    Args:
+        model: The model.
+        ignored_modules: These modules, or a regular expression that matches their whole names.
+
+    Raises:
+        ConfigError: If a module is not part of the model, or nothing matches.
+    """
+    inside = {
+        id(parameter) for module in _ignored(model, ignored_modules) for parameter in module.parameters()
+    }
+    return [parameter for parameter in model.parameters() if parameter.dim() == 0 or id(parameter) in inside]
+
+
+def _ignored(model: nn.Module, modules: Sequence[nn.Module] | str | None) -> list[nn.Module]:
+    names = {module: name for name, module in model.named_modules()}
+    if isinstance(modules, str):
+        pattern = re.compile(modules)
+        chosen = [module for module, name in names.items() if pattern.fullmatch(name)]
+        if not chosen:
+            raise ConfigError(
+                f"`ignored_modules` is `{modules}`, which matches the whole name of no module of the "
+                f"{type(model).__name__}. Its modules begin with: {', '.join(list(names.values())[1:6])}."
+            )
+        return chosen
+    for module in modules or ():
+        if module not in names:
+            raise ConfigError(
+                f"`ignored_modules` holds a {type(module).__name__} that is not part of the {type(model).__name__}."
+            )
+    return list(modules or ())
+
+
+def _check_unit(name: str, modules: Mapping[str, nn.Module]) -> None:
+    module = modules.get(name)
+    if module is None or name == ROOT:
+        raise ConfigError(f"The model has no submodule `{name}` to make a unit of.")
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
+        raise ConfigError(
+            f"`{name}` is a {type(module).__name__}, which has no forward and cannot be a unit. "
+            f"Name its members: `{name}.*`."
+        )
+
+
+def _merge_tied(groups: list[set[str]], parameters: Iterable[NamedTensor]) -> list[set[str]]:
+    """Return the groups after those that share a parameter have become one."""
+    for found in parameters:
+        owners = [_owner(name, groups) for name in found.names]
+        if len(set(owners)) == 1:
+            continue
+        together = sorted({owner for owner in owners if owner is not None})
+        at_root = {
+            name.rpartition(".")[0] for name, owner in zip(found.names, owners, strict=True) if owner is None
+        }
+        members = set().union(*(groups[index] for index in together), at_root)
+        groups = [names for index, names in enumerate(groups) if index not in together]
+        if ROOT not in at_root:
+            groups.append(members)
+    return groups
+
+
+def _owner(parameter: str, groups: Sequence[set[str]]) -> int | None:
+    """Return the index of the group with the innermost module around a parameter, None if the root has it."""
+    path = parameter
+    while path := path.rpartition(".")[0]:
+        for index, names in enumerate(groups):
+            if path in names:
+                return index
+    return None

@@ -1,0 +1,196 @@
+"""Parameters, gradients and optimizer states sharded over the ranks, by torch's `fully_shard`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+
+from accel_backends.optimizer import AcceleratedOptimizer
+from accel_backends.plans.policies import UnitsPolicy, units_policy
+from accel_backends.plans.sources import resolve_plan
+from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_backends.precisions.forward import wrap_forward
+from accel_backends.sharding.clipping import clip_gradients, clip_values
+from accel_backends.sharding.full_state import (
+    gathered_model_state,
+    gathered_optimizer_state,
+    load_model_state,
+    sharded_optimizer_state,
+)
+from accel_backends.sharding.replacements import ReplacedParameters
+from accel_backends.sharding.shard import ShardSettings, is_sharded, shard_model
+from accel_backends.sharding.sync import synchronised_in_shards, unsynchronised
+from accel_backends.sharding.units import shard_groups, unsharded_parameters
+from accel_backends.sharding.whole_parameters import WholeParameters
+from accel_backends.strategies.context import StrategyContext
+from accel_backends.strategies.protocol import Capabilities, Sync
+from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_backends.transforms.activation_checkpointing import checkpoint_units
+from accel_backends.transforms.compile_units import compile_units
+from accel_backends.transforms.protocol import apply_transforms
+from accel_ops.named_tensors import named_tensors
+from accel_state.errors import ConfigError
+from accel_state.mesh_layout import MeshLayout
+from accel_state.process_group import is_group_up, set_up_group
+
+_NOTHING = nullcontext()
+
+
+class FullyShardedStrategy(TorchStrategy):
+    """Cuts each parameter over the ranks of a copy of the model, and gathers one unit of the model at a time.
+
+    One rank alone is sharded in the same way, so that a script means the same there.
+    """
+
+    name: ClassVar[str] = "fsdp2"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        shards_parameters=True,
+        accumulation=Sync.IN_SHARDS,
+        mesh_axes=frozenset({"dp_replicate", "dp_shard"}),
+    )
+
+    def setup(self, context: StrategyContext) -> None:
+        """Take in the run; one process alone gets a process group of its own."""
+        super().setup(context)
+        plugin = context.plugin
+        if not isinstance(plugin, FullyShardedDataParallelPlugin):
+            plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+        self._plugin = plugin
+        if not is_group_up():
+            set_up_group(context.topology, backend="gloo", options={"store": dist.HashStore()})
+        self._mesh = _mesh_of(context.layout, context.device.type)
+        self._settings = self._make_settings()
+        self._replaced = ReplacedParameters()
+        self._whole: weakref.WeakKeyDictionary[nn.Module, WholeParameters] = weakref.WeakKeyDictionary()
+
+    def prepare_model(
+        self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Transform and shard one model, in place; one that is sharded already is left as it is."""
+        if is_sharded(model):
+            return model
+        before = named_tensors(model, include_buffers=False)
+        model = apply_transforms(model, self.context.transforms, evaluation_mode=evaluation_mode)
+        plan = resolve_plan(model, given=self._plugin.parallel_plan, policy=self._units_policy())
+        units = [model.get_submodule(name) for name in plan.units]
+        if self._plugin.activation_checkpointing:
+            checkpoint_units(units, offloads_inputs=self._plugin.activation_checkpointing_offload)
+        if self.context.dynamo is not None:
+            compile_units(units, self.context.dynamo)
+        ignored = unsharded_parameters(model, self._plugin.ignored_modules)
+        groups = shard_groups(model, units=plan.units, tail=plan.tail, ignored=ignored)
+        shard_model(model, groups, self._settings, ignored=ignored)
+        self._whole[model] = WholeParameters(ignored, self._mesh)
+        for found in before:
+            self._replaced.record(found.tensor, model.get_parameter(found.names[0]))
+        policy = self._settings.policy
+        if policy.param_dtype is not None and policy.output_dtype is None:
+            # Parameters and inputs are cast by the policy; what remains is to return fp32.
+            wrap_forward(model, device_type=self.context.device.type, dtype=policy.param_dtype, enabled=False)
+        return model
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
+    ) -> AcceleratedOptimizer:
+        """Let ``optimizer`` step the shards of its parameters, and wrap it."""
+        self._replaced.repoint(getattr(optimizer, "optimizer", optimizer))
+        return super().prepare_optimizer(optimizer, device_placement=device_placement)
+
+    def replaced_parameters(self) -> Iterable[nn.Parameter]:
+        """Return the parameters from before sharding that somebody still holds."""
+        return self._replaced
+
+    def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
+        """Return a context in which gradients are reduced over all ranks, over the shards only, or not at all."""
+        if not isinstance(model, FSDPModule) or sync is Sync.NOW:
+            return _NOTHING
+        if sync is Sync.LATER:
+            return unsynchronised(model, self._whole.get(model))
+        return synchronised_in_shards(model) if self._mesh.ndim > 1 else _NOTHING
+
+    def clip_grad_norm(
+        self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor:
+        """Clip the norm of all gradients together and return what it was. Communicates: all ranks."""
+        chosen = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        return clip_gradients(chosen, max_norm, norm_type, device=self.context.device)
+
+    def clip_grad_value(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
+        """Clip each gradient value to plus or minus ``clip_value``."""
+        clip_values([parameters] if isinstance(parameters, torch.Tensor) else parameters, clip_value)
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return the whole state on the CPU of rank 0, an empty dict on the others. All ranks must call it."""
+        return gathered_model_state(self._bare(model), is_receiver=self.context.topology.rank == 0)
+
+    def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
+        """Load a whole state, of which every rank takes its parts."""
+        return load_model_state(self._bare(model), state, strict=strict)
+
+    def optimizer_state(
+        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+    ) -> dict[str, Any]:
+        """Return the whole state on the CPU of rank 0, the groups alone on the others. All ranks must call it."""
+        return gathered_optimizer_state(optimizer, is_receiver=self.context.topology.rank == 0)
+
+    def load_optimizer_state(
+        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
+    ) -> None:
+        """Load a whole state, of which every rank takes its parts."""
+        inner = getattr(optimizer, "optimizer", optimizer)
+        optimizer.load_state_dict(sharded_optimizer_state(inner, state))
+
+    def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
+        """Refuse: a rank without a batch cannot hand its shards to the others.
+
+        Raises:
+            ConfigError: With more than one rank.
+        """
+        if self.context.topology.world_size > 1:
+            raise ConfigError(
+                "`join_uneven_inputs` is not possible where parameters are sharded: a rank that has no batch left "
+                "would keep its shards from the others. Let all ranks get as many batches with `even_batches=True`."
+            )
+        return _NOTHING
+
+    def _bare(self, model: nn.Module) -> nn.Module:
+        return self.unwrap(model, keep_torch_compile=False)
+
+    def _make_settings(self) -> ShardSettings:
+        plugin, dtype = self._plugin, self.context.precision.dtype
+        policy = plugin.mixed_precision_policy
+        if policy is None:
+            reduce_dtype = plugin.reduce_dtype or (None if dtype is None else torch.float32)
+            policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
+        return ShardSettings(
+            mesh=self._mesh,
+            device=self.context.device,
+            policy=policy,
+            offload=plugin.cpu_offload,
+            reshard_after_forward=plugin.reshard_after_forward,
+            has_master_weights=policy.param_dtype is not None,
+        )
+
+    def _units_policy(self) -> UnitsPolicy | None:
+        plugin = self._plugin
+        return units_policy(
+            plugin.wrap_policy_name or plugin.auto_wrap_policy,
+            class_names=plugin.transformer_cls_names_to_wrap,
+            min_num_params=plugin.min_num_params,
+        )
+
+
+def _mesh_of(layout: MeshLayout, device_type: str) -> DeviceMesh:
+    """Return the mesh of the shards, with an outer axis where there are several copies of the model."""
+    sizes = {"dp_replicate": layout.dp_replicate, "dp_shard": layout.num_param_shards}
+    if layout.dp_replicate == 1:
+        del sizes["dp_replicate"]
+    return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))

@@ -1,0 +1,1 @@
+"""What a strategy is tested with: small models that are hard to spread over ranks."""

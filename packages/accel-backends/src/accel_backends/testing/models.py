@@ -1,0 +1,120 @@
+"""Small models with what makes sharding hard: odd sizes, ties, buffers, frozen parts, dropout, no repetition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """One residual layer."""
+
+    def __init__(self, width: int, hidden: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the outputs for ``(batch, features)``."""
+        return rows + self.dropout(self.down(torch.tanh(self.up(self.norm(rows)))))
+
+
+class Odd(nn.Module):
+    """Sizes that no number of ranks divides."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first = nn.Linear(7, 33)
+        self.blocks = nn.ModuleList(Block(33, 50, dropout) for _ in range(3))
+        self.norm = nn.LayerNorm(33)
+        self.head = nn.Linear(33, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the outputs for ``(batch, features)``."""
+        rows = self.first(rows)
+        for block in self.blocks:
+            rows = block(rows)
+        return self.head(self.norm(rows))
+
+
+class Tied(nn.Module):
+    """A language model whose embedding is its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(19, 10)
+        self.blocks = nn.ModuleList(Block(10, 13) for _ in range(2))
+        self.norm = nn.LayerNorm(10)
+        self.head = nn.Linear(10, 19, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the outputs for ``(batch, features)``."""
+        tokens = (rows.abs() * 100).long() % 19
+        hidden = self.embed(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(self.norm(hidden))
+
+
+class Buffered(nn.Module):
+    """Buffers inside and outside of the state dict, one of them made at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mix", torch.randn(7, 9))
+        self.register_buffer("offset", torch.randn(9), persistent=False)
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+        self.blocks = nn.ModuleList(Block(9, 5) for _ in range(2))
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the outputs for ``(batch, features)``."""
+        self.count += 1
+        hidden = rows @ self.mix + self.offset
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden * self.scale
+
+
+class Adapted(nn.Module):
+    """A frozen model with small trained matrices beside its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = Odd()
+        self.base.requires_grad_(False)
+        self.down = nn.ModuleList(nn.Linear(33, 2, bias=False) for _ in range(3))
+        self.up = nn.ModuleList(nn.Linear(2, 33, bias=False) for _ in range(3))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the outputs for ``(batch, features)``."""
+        rows = self.base.first(rows)
+        for block, down, up in zip(self.base.blocks, self.down, self.up, strict=True):
+            rows = block(rows) + up(down(rows))
+        return self.base.head(self.base.norm(rows))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "odd": Odd,
+    "tied": Tied,
+    "buffered": Buffered,
+    "adapted": Adapted,
+    "dropout": lambda: Odd(0.3),
+}
+
+
+def make_model(name: str, *, seed: int = 7, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Return a new model, the same for the same seed; draws from torch's global generator."""
+    torch.manual_seed(seed)
+    return MODELS[name]().to(dtype)
+
+
+def make_batches(num: int, *, rows: int = 4, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Return batches of shape ``(rows, 7)``, the same in every process."""
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(rows, 7, generator=generator, dtype=dtype) for _ in range(num)]

@@ -1,0 +1,143 @@
+"""Ranks that share one model must train it as one process would that accumulates their micro-batches."""
+
+import pytest
+import torch
+
+from accel import Accelerator, ParallelismConfig
+from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_backends.testing.models import make_batches, make_model
+
+NUM_STEPS = 4
+OPTIMIZERS = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.02, initial_accumulator_value=0.7),
+}
+
+
+def trainable(model):
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def train_in_ranks(
+    kind="odd",
+    *,
+    plugin=None,
+    layout=None,
+    optimizer="adamw",
+    accumulate=1,
+    clip=None,
+    precision="no",
+    seed_of_rank=False,
+    num_steps=NUM_STEPS,
+):
+    """Train in this rank as a user would; return losses, norms and the whole state."""
+    accelerator = Accelerator(
+        cpu=True,
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, **(plugin or {})),
+        parallelism_config=ParallelismConfig(**layout) if layout else None,
+        gradient_accumulation_steps=accumulate,
+        mixed_precision=precision,
+    )
+    rank, size = accelerator.process_index, accelerator.num_processes
+    model = make_model(kind, seed=7 + (rank if seed_of_rank else 0))
+    stepping = OPTIMIZERS[optimizer](trainable(model))
+    model, stepping = accelerator.prepare(model, stepping)
+    losses, norms = [], []
+    rows = make_batches(num_steps * accumulate * size)
+    for index in range(num_steps * accumulate):
+        with accelerator.accumulate(model):
+            loss = model(rows[index * size + rank]).square().mean()
+            accelerator.backward(loss)
+            if clip is not None and accelerator.sync_gradients:
+                norms.append(accelerator.clip_grad_norm_(model.parameters(), clip))
+            stepping.step()
+            stepping.zero_grad()
+        losses.append(loss.detach())
+    return losses, norms, accelerator.get_state_dict(model)
+
+
+def train_alone(kind="odd", *, num_ranks, optimizer="adamw", accumulate=1, clip=None, num_steps=NUM_STEPS):
+    """Train with plain PyTorch on the same micro-batches, in the order of the ranks."""
+    model = make_model(kind)
+    stepping = OPTIMIZERS[optimizer](trainable(model))
+    rows = make_batches(num_steps * accumulate * num_ranks)
+    num_micro = accumulate * num_ranks
+    norms = []
+    for step in range(num_steps):
+        for micro in rows[step * num_micro : (step + 1) * num_micro]:
+            (model(micro).square().mean() / num_micro).backward()
+        if clip is not None:
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip))
+        stepping.step()
+        stepping.zero_grad()
+    return norms, model.state_dict()
+
+
+def assert_same_state(ours, theirs, *, atol=0.0, but=()):
+    assert list(ours) == list(theirs)
+    for name, value in theirs.items():
+        if name not in but:
+            torch.testing.assert_close(
+                ours[name], value, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+@pytest.mark.parametrize("kind", ["odd", "tied", "buffered"])
+def test_two_ranks_train_bit_for_bit_as_one_process(world, kind):
+    _, expected = world(1).run(train_alone, kind, num_ranks=2)[0]
+    (_, _, state), (_, _, other) = world(2).run(train_in_ranks, kind)
+    # Each rank counts its own calls.
+    assert_same_state(state, expected, but=("count",))
+    assert not other
+
+
+def test_adapters_beside_a_frozen_model_are_trained(world):
+    _, expected = world(1).run(train_alone, "adapted", num_ranks=2)[0]
+    (_, _, state), _ = world(2).run(train_in_ranks, "adapted")
+    # Gradients of the two branches meet in another order around the hooks of a unit.
+    assert_same_state(state, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
+def test_state_that_an_optimizer_had_before_is_kept(world, optimizer):
+    _, expected = world(1).run(train_alone, num_ranks=2, optimizer=optimizer)[0]
+    (_, _, state), _ = world(2).run(train_in_ranks, optimizer=optimizer)
+    assert_same_state(state, expected)
+
+
+@pytest.mark.parametrize("accumulate", [2, 3])
+def test_accumulated_micro_batches_of_two_ranks_are_one_batch(world, accumulate):
+    _, expected = world(1).run(train_alone, num_ranks=2, accumulate=accumulate, optimizer="sgd")[0]
+    (_, _, state), _ = world(2).run(train_in_ranks, accumulate=accumulate, optimizer="sgd")
+    assert_same_state(state, expected, atol=1e-6)
+
+
+def test_gradients_are_clipped_by_the_norm_of_the_whole(world):
+    norms, expected = world(1).run(train_alone, num_ranks=2, clip=0.1)[0]
+    (_, ours, state), (_, others, _) = world(2).run(train_in_ranks, clip=0.1)
+    assert all(type(norm) is torch.Tensor for norm in ours)
+    assert [norm.item() for norm in ours] == [norm.item() for norm in others]
+    torch.testing.assert_close(torch.stack(ours), torch.stack(norms), rtol=1e-6, atol=0)
+    assert_same_state(state, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "layout", [{"dp_replicate_size": 2, "dp_shard_size": 2}, {"dp_replicate_size": 4}, {"dp_shard_size": 4}]
+)
+def test_four_ranks_in_any_layout_train_as_one_process(world, layout):
+    _, expected = world(1).run(train_alone, num_ranks=4, optimizer="sgd", accumulate=2)[0]
+    (_, _, state), *_ = world(4).run(train_in_ranks, layout=layout, optimizer="sgd", accumulate=2)
+    assert_same_state(state, expected, atol=1e-6)
+
+
+def test_all_ranks_begin_with_the_weights_of_rank_0(world):
+    _, expected = world(1).run(train_alone, "buffered", num_ranks=2)[0]
+    (_, _, state), _ = world(2).run(train_in_ranks, "buffered", seed_of_rank=True)
+    assert_same_state(state, expected, but=("count",))
+
+
+def test_one_process_alone_is_sharded_the_same_way(world):
+    _, expected = world(1).run(train_alone, num_ranks=1)[0]
+    ((_, _, state),) = world(1).run(train_in_ranks)
+    assert_same_state(state, expected)
