@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from accel_backends.module_lookup import is_peft_model as is_peft_model
     from accel_backends.module_lookup import model_has_dtensor as model_has_dtensor
     from accel_backends.optimizer import AcceleratedOptimizer as AcceleratedOptimizer
+    from accel_backends.plans.plan import ParallelPlan as ParallelPlan
+    from accel_backends.plans.repeated_blocks import has_repeated_blocks as has_repeated_blocks
+    from accel_backends.plans.repeated_blocks import is_repeated_blocks as is_repeated_blocks
+    from accel_backends.plans.sources import resolve_plan as resolve_plan
     from accel_backends.plugins.dynamo import TorchDynamoPlugin as TorchDynamoPlugin
     from accel_backends.precisions.context import (
         get_mixed_precision_context_manager as get_mixed_precision_context_manager,
@@ -46,8 +50,6 @@ if TYPE_CHECKING:
     from accel_backends.transforms.protocol import Stage as Stage
     from accel_backends.transforms.regional import compile_regions as compile_regions
     from accel_backends.transforms.regional import has_compiled_regions as has_compiled_regions
-    from accel_backends.transforms.regional import has_repeated_blocks as has_repeated_blocks
-    from accel_backends.transforms.regional import is_repeated_blocks as is_repeated_blocks
     from accel_backends.unwrap import extract_model_from_parallel as extract_model_from_parallel
 
 __version__ = "0.1.0"
@@ -65,6 +67,7 @@ __getattr__, __dir__, __all__ = attach(
         "GradScalerKwargs": "accel_backends.handlers.grad_scaler",
         "LossScaler": "accel_backends.precisions.loss_scaler",
         "ModelTransform": "accel_backends.transforms.protocol",
+        "ParallelPlan": "accel_backends.plans.plan",
         "Placement": "accel_backends.strategies.bundle",
         "Precision": "accel_backends.precisions.protocol",
         "ProfileKwargs": "accel_backends.handlers.profile",
@@ -83,13 +86,14 @@ __getattr__, __dir__, __all__ = attach(
         "get_module_children_bottom_up": "accel_backends.module_lookup",
         "get_module_class_from_name": "accel_backends.module_lookup",
         "has_compiled_regions": "accel_backends.transforms.regional",
-        "has_repeated_blocks": "accel_backends.transforms.regional",
+        "has_repeated_blocks": "accel_backends.plans.repeated_blocks",
         "is_compiled_module": "accel_backends.containers",
         "is_peft_model": "accel_backends.module_lookup",
-        "is_repeated_blocks": "accel_backends.transforms.regional",
+        "is_repeated_blocks": "accel_backends.plans.repeated_blocks",
         "model_has_dtensor": "accel_backends.module_lookup",
         "move_to_device": "accel_backends.state_placement",
         "register_container": "accel_backends.containers",
+        "resolve_plan": "accel_backends.plans.sources",
         "select_precision": "accel_backends.precisions.selection",
         "select_strategy": "accel_backends.strategies.selection",
         "trigger_sync_in_backward": "accel_backends.strategies.ddp",

@@ -9,9 +9,7 @@ from torch import nn
 from accel_backends import (
     compile_regions,
     has_compiled_regions,
-    has_repeated_blocks,
     is_compiled_module,
-    is_repeated_blocks,
 )
 
 
@@ -54,18 +52,6 @@ class Counting:
 def model():
     torch.manual_seed(0)
     return Net()
-
-
-def test_repeated_blocks_are_a_list_of_one_class():
-    assert is_repeated_blocks(nn.ModuleList([Block(), Block()]))
-    assert not is_repeated_blocks(nn.ModuleList([Block(), nn.ReLU()]))
-    assert not is_repeated_blocks(nn.ModuleList())
-    assert not is_repeated_blocks(nn.Sequential(Block(), Block()))
-
-
-def test_repeated_blocks_are_found_at_any_depth(model):
-    assert has_repeated_blocks(nn.Sequential(model))
-    assert not has_repeated_blocks(nn.Sequential(Block(), Block()))
 
 
 @pytest.mark.parametrize("num_blocks", [2, 6])

@@ -8,16 +8,7 @@ from torch import nn
 
 from accel_backends.containers import is_compiled_module
 from accel_backends.module_tree import replace_submodules, shallow_copy
-
-
-def is_repeated_blocks(module: nn.Module) -> bool:
-    """Whether ``module`` is a `torch.nn.ModuleList` of blocks of one class."""
-    return isinstance(module, nn.ModuleList) and len({type(block) for block in module}) == 1
-
-
-def has_repeated_blocks(module: nn.Module) -> bool:
-    """Whether ``module`` or something in it is a list of blocks of one class."""
-    return any(is_repeated_blocks(submodule) for submodule in module.modules())
+from accel_backends.plans.repeated_blocks import has_repeated_blocks, is_repeated_blocks
 
 
 def has_compiled_regions(module: nn.Module) -> bool:

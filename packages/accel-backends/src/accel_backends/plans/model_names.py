@@ -1,0 +1,171 @@
+"""The modules of a model by the names that their author knows, whatever has been wrapped around them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from accel_backends.containers import is_container
+
+# What checkpointing, `torch.compile` and FSDP 1 put into the names of the modules inside them.
+_WRAPPER_KEYS = ("_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module")
+_NUM_SUGGESTIONS = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedModule:
+    """A module and its place in a model.
+
+    Attributes:
+        name: Its name without the parts that wrappers add; the root is called ``""``.
+        path: The name in ``model.named_modules()`` of the outermost wrapper around it, or its own if there is none.
+        inner_path: The name in ``model.named_modules()`` of the module itself.
+        module: The module inside its wrappers.
+        num_parameters: Elements of its parameters, those of its descendants included, each counted once.
+    """
+
+    name: str
+    path: str
+    inner_path: str
+    module: nn.Module
+    num_parameters: int
+
+    @property
+    def class_name(self) -> str:
+        """The name of its class."""
+        return type(self.module).__name__
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it only lists modules, and is never called itself."""
+        return isinstance(self.module, nn.ModuleList | nn.ModuleDict)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether no module inside it has parameters of its own."""
+        return all(next(child.parameters(), None) is None for child in self.module.children())
+
+    def is_inside(self, other: NamedModule) -> bool:
+        """Whether it is ``other`` or a descendant of it."""
+        return is_inside(self.name, other.name)
+
+
+def is_inside(name: str, ancestor: str) -> bool:
+    """Whether ``name`` is ``ancestor`` or the name of something in it."""
+    return not ancestor or name == ancestor or name.startswith(f"{ancestor}.")
+
+
+def joined(prefix: str, name: str) -> str:
+    """Return the name of ``name`` inside ``prefix``; either may be empty."""
+    return f"{prefix}.{name}" if prefix and name else prefix or name
+
+
+def without_wrappers(name: str) -> str:
+    """Return a name without the parts that checkpointing, `torch.compile` and FSDP 1 add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPER_KEYS)
+
+
+class ModelNames:
+    """All modules of a model. A module at several places is one module, which is listed at the first of them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.modules: list[NamedModule] = []
+        self._by_name: dict[str, NamedModule] = {}
+        self._by_id: dict[int, NamedModule] = {}
+        self._parameters: dict[str, str] = {}
+        self._walk("", "", model)
+        self.root = self.modules[0]
+
+    def __iter__(self) -> Iterator[NamedModule]:
+        return iter(self.modules)
+
+    def of(self, module: nn.Module) -> NamedModule | None:
+        """Return the place of ``module``, given as it is or in its wrappers; None if it is not in the model."""
+        return self._by_id.get(id(module))
+
+    def matching(self, pattern: str) -> list[NamedModule]:
+        """Return the modules whose name, or one of whose names, fits ``pattern``, in the order of the model."""
+        found = {named.name for name, named in self._by_name.items() if _fits(pattern, name)}
+        return [named for named in self.modules if named.name in found]
+
+    def paths_matching(self, pattern: str) -> list[str]:
+        """Return the paths of modules and parameters whose name fits ``pattern``."""
+        parameters = [path for name, path in self._parameters.items() if _fits(pattern, name)]
+        return [named.path for named in self.matching(pattern)] + parameters
+
+    def children(self, named: NamedModule) -> list[NamedModule]:
+        """Return the children of a module; what is shared and came earlier is left out."""
+        present = (key for key, child in named.module._modules.items() if child is not None)
+        children = (self._by_name[joined(named.name, key)] for key in present)
+        return [child for child in dict.fromkeys(children) if child.is_inside(named)]
+
+    def parent(self, named: NamedModule) -> NamedModule | None:
+        """Return the module that a module is a child of, None for the root."""
+        return self._by_name[named.name.rpartition(".")[0]] if named.name else None
+
+    def class_names(self) -> list[str]:
+        """Return the names of the classes of all modules in it that have parameters and are called, sorted."""
+        return sorted(
+            {named.class_name for named in self.modules[1:] if named.num_parameters and not named.is_list}
+        )
+
+    def nearest(self, pattern: str, *, parameters: bool = False) -> str:
+        """Return a sentence that names the patterns nearest to one that fits nothing, or an empty string."""
+        names = [*self._by_name, *(self._parameters if parameters else ())]
+        return nearest(pattern, dict.fromkeys(_as_pattern(name) for name in names if name))
+
+    def _walk(self, name: str, path: str, module: nn.Module) -> None:
+        outer, inner, inner_path = module, module, path
+        while (key := _wrapped_key(inner)) is not None:
+            child = inner._modules[key]
+            assert child is not None
+            inner, inner_path = child, joined(inner_path, key)
+        named = self._by_id.get(id(inner))
+        if named is None:
+            size = sum(parameter.numel() for parameter in inner.parameters())
+            named = NamedModule(name, path, inner_path, inner, size)
+            self.modules.append(named)
+        self._by_id[id(inner)] = self._by_id[id(outer)] = named
+        self._by_name[name] = named
+        for key, parameter in inner._parameters.items():
+            if parameter is not None:
+                self._parameters[joined(name, key)] = joined(named.inner_path, key)
+        for key, child in inner._modules.items():
+            if child is not None:
+                self._walk(joined(name, key), joined(inner_path, key), child)
+
+
+def outermost(found: Iterable[NamedModule]) -> list[NamedModule]:
+    """Return those of ``found``, which is in the order of the model, that are not inside another one."""
+    kept: list[NamedModule] = []
+    for named in found:
+        if not kept or not named.is_inside(kept[-1]):
+            kept.append(named)
+    return kept
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return `` Nearest: `x`, `y`.``, or an empty string when no known name is near."""
+    near = difflib.get_close_matches(name, list(known), n=_NUM_SUGGESTIONS)
+    return f" Nearest: {', '.join(f'`{candidate}`' for candidate in near)}." if near else ""
+
+
+def _wrapped_key(module: nn.Module) -> str | None:
+    if is_container(module):
+        return "module"
+    return next((key for key in _WRAPPER_KEYS if key in module._modules), None)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    if "*" not in pattern:
+        return pattern == name
+    return re.fullmatch(re.escape(pattern).replace(r"\*", "[^.]+"), name) is not None
+
+
+def _as_pattern(name: str) -> str:
+    return ".".join("*" if part.isdecimal() else part for part in name.split("."))

@@ -1,0 +1,53 @@
+"""What a model is made of, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+#: How a module or a parameter is cut over the ranks that share a layer, by transformers' names.
+TENSOR_STYLES = (
+    "all_reduce", "colwise", "colwise_gather_output", "colwise_rep", "embedding_colwise", "embedding_rowwise",
+    "local_params", "mla_kv_a_proj", "moe_identity_expert", "moe_tp_experts", "packed_colwise", "packed_rowwise",
+    "replicate", "replicated_with_grad_allreduce", "rowwise", "rowwise_rep", "rowwise_split_input", "sequence_parallel",
+)  # fmt: skip
+#: How the experts of a layer are spread over ranks, by transformers' names.
+EXPERT_STYLES = ("ep_dispatch_experts", "grouped_gemm")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStages:
+    """Where a model can be cut into pipeline stages.
+
+    Attributes:
+        inputs: Modules of the first stage, before its blocks.
+        blocks: The list whose blocks are dealt to the stages.
+        outputs: Modules of the last stage, after its blocks.
+    """
+
+    inputs: tuple[str, ...] = ()
+    blocks: str = ""
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelPlan:
+    """What a model is made of. `resolve_plan` returns one in which every name is that of a module or parameter.
+
+    In a plan that a person writes, ``*`` in a name stands for one part of it: ``layers.*`` is every layer.
+
+    Attributes:
+        units: Modules that are each gathered, checkpointed and compiled as one.
+        tail: Modules that run last (final norm, head); together they are one unit, which stays gathered.
+        tensor: How modules and parameters are cut for tensor parallelism: name to style, see `TENSOR_STYLES`.
+        stages: Where the model can be cut into pipeline stages.
+        attention: The attention modules, for context and sequence parallelism.
+        experts: How experts are spread: name to style, see `EXPERT_STYLES`.
+    """
+
+    units: tuple[str, ...] = ()
+    tail: tuple[str, ...] = ()
+    tensor: Mapping[str, str] | None = None
+    stages: PipelineStages | None = None
+    attention: tuple[str, ...] = ()
+    experts: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,97 @@
+"""Blocks that a model repeats: the units of a model that declares none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch import nn
+
+from accel_backends.plans.model_ends import after_blocks, final_head, final_norm, input_embedding
+from accel_backends.plans.model_names import ModelNames, NamedModule
+
+
+def is_repeated_blocks(module: nn.Module) -> bool:
+    """Whether ``module`` is a `torch.nn.ModuleList` of blocks of one class."""
+    return isinstance(module, nn.ModuleList) and len({type(block) for block in module}) == 1
+
+
+def has_repeated_blocks(module: nn.Module) -> bool:
+    """Whether ``module`` or something in it is a list of blocks of one class."""
+    return any(is_repeated_blocks(submodule) for submodule in module.modules())
+
+
+def inferred_from_blocks(names: ModelNames) -> dict[str, Any]:
+    """Return units and tail of a model that repeats blocks; nothing if it repeats none.
+
+    A model without a head may compute its logits with the weight of its input embedding, outside of that module. The
+    embedding is then no unit, since the weights of a unit are only whole while the unit runs.
+    """
+    blocks = find_blocks(names)
+    if not blocks:
+        return {}
+    layers = after_blocks(names, blocks)
+    norm, head = final_norm(layers), final_head(layers)
+    embedding = input_embedding(names, blocks) if head is not None else None
+    found = {*blocks, embedding}
+    return {
+        "units": tuple(named for named in names if named in found),
+        "tail": tuple(layer for layer in (norm, head) if layer is not None),
+    }
+
+
+def find_blocks(names: ModelNames) -> list[NamedModule]:
+    """Return the blocks that a model repeats, in its order.
+
+    Blocks are the members of a `torch.nn.ModuleList`, `ModuleDict` or `Sequential` whose class occurs more than once
+    among them; in a list, a single member is a block too. Layers of torch are no blocks. Of blocks within blocks the
+    outer ones count (experts belong to their layer), unless the outer ones are stages made of the inner ones.
+    """
+    return _blocks_in(names, names.root)
+
+
+def _blocks_in(names: ModelNames, named: NamedModule) -> list[NamedModule]:
+    own = _repeated_children(names, named)
+    if _are_stages(names, own):
+        own = []
+    found = []
+    for child in names.children(named):
+        found += [child] if child in own else _blocks_in(names, child)
+    return found
+
+
+def _repeated_children(names: ModelNames, named: NamedModule) -> list[NamedModule]:
+    if not isinstance(named.module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+        return []
+    children = [
+        child for child in names.children(named) if child.num_parameters and not _is_torch_layer(child)
+    ]
+    counts = Counter(type(child.module) for child in children)
+    at_least = 1 if is_repeated_blocks(named.module) else 2
+    return [child for child in children if counts[type(child.module)] >= at_least and not child.is_list]
+
+
+def _is_torch_layer(named: NamedModule) -> bool:
+    return named.is_leaf and type(named.module).__module__.startswith("torch.nn.")
+
+
+def _main_list(names: ModelNames, block: NamedModule) -> NamedModule | None:
+    """Return the list of repeated blocks that makes up more than half of ``block``, None if there is none."""
+    for named in names.modules:
+        if named.is_inside(block) and 2 * named.num_parameters > block.num_parameters:
+            if _repeated_children(names, named):
+                return named
+    return None
+
+
+def _are_stages(names: ModelNames, blocks: list[NamedModule]) -> bool:
+    """Whether blocks are stages of a model, such as those of a Swin transformer, and no layers with experts.
+
+    What is in a `torch.nn.Sequential` runs one after the other, as experts do not; and the blocks of one stage are
+    wider than those of another.
+    """
+    lists = [found for block in blocks if (found := _main_list(names, block)) is not None]
+    if not blocks or len(lists) < len(blocks):
+        return False
+    in_sequence = all(isinstance(found.module, nn.Sequential) for found in lists)
+    return in_sequence or len({_repeated_children(names, found)[0].num_parameters for found in lists}) > 1

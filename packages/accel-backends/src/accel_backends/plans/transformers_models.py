@@ -1,0 +1,128 @@
+"""What the models of transformers say about themselves. No other file knows their attributes.
+
+transformers is not imported: only attributes of the model are read. Models of other libraries that have
+``_no_split_modules``, such as those of diffusers, are read in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from accel_backends.plans.merging import combined
+from accel_backends.plans.model_ends import after_blocks, final_head, final_norm
+from accel_backends.plans.model_names import ModelNames, NamedModule, joined, outermost
+from accel_backends.plans.plan import PipelineStages
+
+_NO_SPLIT = "_no_split_modules"
+_UNIT_STYLE, _TAIL_STYLE = "free_full_weight", "keep_full_weight"
+
+
+def declared_by_transformers(names: ModelNames) -> dict[str, Any]:
+    """Return what the model, or the outermost modules of transformers in it, say about units, tail and parallelism."""
+    return combined([_fields(names, named) for named in _pretrained(names)])
+
+
+def no_split_classes(names: ModelNames) -> list[str]:
+    """Return the names of the classes that the model declares as its blocks and that occur in it, sorted."""
+    declared = {name for named in _pretrained(names) for name in getattr(named.module, _NO_SPLIT) or ()}
+    return sorted(declared.intersection(names.class_names()))
+
+
+def declared_embeddings(names: ModelNames) -> list[NamedModule]:
+    """Return the input embeddings that models of transformers in the model name."""
+    found = (_asked(names, named, "get_input_embeddings") for named in _pretrained(names))
+    return [embedding for embedding in found if embedding is not None]
+
+
+def _pretrained(names: ModelNames) -> list[NamedModule]:
+    # Not `hasattr`: PEFT passes attribute access on to the model inside it.
+    return outermost(
+        named
+        for named in names
+        if any(_NO_SPLIT in vars(owner) for owner in (named.module, *type(named.module).__mro__))
+    )
+
+
+def _fields(names: ModelNames, model: NamedModule) -> dict[str, Any]:
+    fields = _units_and_tail(names, model)
+    for key, attribute in (("tensor", "_tp_plan"), ("experts", "_ep_plan")):
+        if styled := _styled(names, model, getattr(model.module, attribute, None)):
+            fields[key] = styled
+    if stages := _stages(names, model):
+        fields["stages"] = stages
+    if attention := _attention(fields.get("units", ()), names):
+        fields["attention"] = attention
+    return fields
+
+
+def _units_and_tail(names: ModelNames, model: NamedModule) -> dict[str, Any]:
+    classes = set(getattr(model.module, _NO_SPLIT) or ())
+    inside = [named for named in names if named.is_inside(model)]
+    blocks = outermost(named for named in inside if named.class_name in classes and named.num_parameters)
+    if not blocks:
+        return _fsdp_plan(names, model)
+    embedding = _asked(names, model, "get_input_embeddings")
+    head = _asked(names, model, "get_output_embeddings")
+    layers = after_blocks(names, blocks)
+    ends = (final_norm(layers), head if head is not None else final_head(layers))
+    units = {*blocks, embedding} if _is_free(embedding, blocks) else {*blocks}
+    return {
+        "units": tuple(named for named in inside if named in units),
+        "tail": tuple(end for end in ends if end is not None and _is_free(end, blocks)),
+    }
+
+
+def _fsdp_plan(names: ModelNames, model: NamedModule) -> dict[str, Any]:
+    plan: Mapping[str, str] = getattr(model.module, "_fsdp_plan", None) or {}
+    styled = {
+        named: style for rule, style in plan.items() for named in names.matching(joined(model.name, rule))
+    }
+    units = tuple(named for named in names if styled.get(named) == _UNIT_STYLE)
+    tail = tuple(named for named in names if styled.get(named) == _TAIL_STYLE)
+    return {"units": units, "tail": tail} if any(unit.num_parameters for unit in units) else {}
+
+
+def _styled(names: ModelNames, model: NamedModule, plan: Mapping[str, str] | None) -> dict[str, str]:
+    # A plan of transformers may have rules for parts that this model leaves out: they are made for a family.
+    return {
+        path: style
+        for rule, style in (plan or {}).items()
+        for path in names.paths_matching(joined(model.name, rule))
+    }
+
+
+def _stages(names: ModelNames, model: NamedModule) -> PipelineStages | None:
+    plan: Mapping[str, Any] = getattr(model.module, "_pp_plan", None) or {}
+    rules = {named for rule in plan for named in names.matching(joined(model.name, rule))}
+    ordered = [named for named in names if named in rules]
+    lists = [named for named in ordered if isinstance(named.module, nn.ModuleList)]
+    if len(lists) != 1:
+        return None
+    at = ordered.index(lists[0])
+    before, after = ordered[:at], ordered[at + 1 :]
+    return PipelineStages(
+        tuple(named.path for named in before), lists[0].path, tuple(named.path for named in after)
+    )
+
+
+def _attention(units: tuple[NamedModule, ...], names: ModelNames) -> tuple[NamedModule, ...]:
+    attention = (named for named in names if "Attention" in named.class_name)
+    return tuple(named for named in outermost(attention) if any(named.is_inside(unit) for unit in units))
+
+
+def _asked(names: ModelNames, model: NamedModule, method: str) -> NamedModule | None:
+    getter: Any = getattr(model.module, method, None)
+    if getter is None:
+        return None
+    try:
+        answer = getter()
+    except NotImplementedError:  # how a model says that it has none
+        return None
+    return names.of(answer) if isinstance(answer, nn.Module) else None
+
+
+def _is_free(named: NamedModule | None, blocks: list[NamedModule]) -> bool:
+    return named is not None and not any(named.is_inside(block) for block in blocks)
