@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from accel_backends.plans.repeated_blocks import is_repeated_blocks as is_repeated_blocks
     from accel_backends.plans.sources import resolve_plan as resolve_plan
     from accel_backends.plugins.dynamo import TorchDynamoPlugin as TorchDynamoPlugin
+    from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+    from accel_backends.plugins.tensor_parallel import TorchTensorParallelPlugin as TorchTensorParallelPlugin
     from accel_backends.precisions.context import (
         get_mixed_precision_context_manager as get_mixed_precision_context_manager,
     )
@@ -64,6 +66,7 @@ __getattr__, __dir__, __all__ = attach(
         "Capabilities": "accel_backends.strategies.protocol",
         "CompileTransform": "accel_backends.transforms.compile",
         "DistributedDataParallelKwargs": "accel_backends.handlers.ddp",
+        "FullyShardedDataParallelPlugin": "accel_backends.plugins.fsdp",
         "GradScalerKwargs": "accel_backends.handlers.grad_scaler",
         "LossScaler": "accel_backends.precisions.loss_scaler",
         "ModelTransform": "accel_backends.transforms.protocol",
@@ -77,6 +80,7 @@ __getattr__, __dir__, __all__ = attach(
         "StrategyContext": "accel_backends.strategies.context",
         "Sync": "accel_backends.strategies.protocol",
         "TorchDynamoPlugin": "accel_backends.plugins.dynamo",
+        "TorchTensorParallelPlugin": "accel_backends.plugins.tensor_parallel",
         "collect": "accel_backends.handlers.collection",
         "compile_model": "accel_backends.transforms.compile",
         "compile_regions": "accel_backends.transforms.regional",
