@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from accel import Accelerator, ParallelismConfig
-from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_backends.testing.models import make_batches, make_model
 
 NUM_STEPS = 4

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from accel.run.project import ProjectConfiguration as ProjectConfiguration
     from accel_backends import AutocastKwargs as AutocastKwargs
     from accel_backends import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+    from accel_backends import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
     from accel_backends import GradScalerKwargs as GradScalerKwargs
     from accel_backends import ProfileKwargs as ProfileKwargs
     from accel_bigmodel import cpu_offload as cpu_offload
@@ -52,6 +53,7 @@ EXPORTS = {
     "DataLoaderConfiguration": "accel_data",
     "DistributedDataParallelKwargs": "accel_backends",
     "DistributedType": "accel_state",
+    "FullyShardedDataParallelPlugin": "accel_backends",
     "GradScalerKwargs": "accel_backends",
     "InitProcessGroupKwargs": "accel_state",
     "LocalSGD": "accel.local_sgd",

@@ -24,6 +24,7 @@ from accel_backends.plugins import fsdp_values as values
 from accel_state.enums import DistributedType
 from accel_state.environment import SETTINGS, door
 from accel_state.errors import ConfigError
+from accel_state.mesh_layout import MeshLayout
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
         MixedPrecisionPolicy,
         ShardingStrategy,
     )
+
+    from accel_state.topology import Topology
 
 WrapPolicy = Literal["transformer_based_wrap", "size_based_wrap", "no_wrap"]
 
@@ -182,6 +185,12 @@ class FullyShardedDataParallelPlugin:
         if policy is None:
             return "NO_WRAP" if self._is_no_wrap else None
         return next((name for name, function in _POLICIES.items() if function is policy), None)
+
+    def default_layout(self, topology: Topology) -> MeshLayout:
+        """Return how the ranks are arranged where no `ParallelismConfig` says it: one copy, or one per machine."""
+        if self.fsdp_version == 1 and "HYBRID" in self.sharding_strategy.name:
+            return MeshLayout(dp_replicate=topology.num_nodes, dp_shard=topology.local_world_size)
+        return MeshLayout(dp_shard=topology.world_size)
 
     def set_auto_wrap_policy(self, model: nn.Module) -> None:
         """Complete ``auto_wrap_policy`` with what only the model knows: the classes of its layers.
