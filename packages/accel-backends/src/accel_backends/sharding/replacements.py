@@ -38,6 +38,10 @@ class ReplacedParameters:
             parameter = successor
         return parameter
 
+    def __contains__(self, parameter: object) -> bool:
+        """Whether ``parameter`` was replaced."""
+        return id(parameter) in self._pairs
+
     def __iter__(self) -> Iterator[nn.Parameter]:
         """Yield the parameters that were replaced and are still alive."""
         for old, _ in list(self._pairs.values()):

@@ -12,7 +12,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPoli
 from torch.distributed.tensor import DTensor
 
 from accel_backends.sharding.units import ROOT, ShardGroup, tensors_of_groups
-from accel_backends.sharding.values import take_values_of_rank_0
+from accel_backends.sharding.values import check_same_model, take_values_of_rank_0
+from accel_ops.named_tensors import named_tensors
 from accel_state.logging import get_logger
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def shard_model(
     groups: Sequence[ShardGroup],
     settings: ShardSettings,
     *,
-    ignored: Collection[nn.Parameter] = (),
+    whole: Collection[str] = (),
 ) -> None:
     """Shard ``model`` in place; its parameters become `DTensor`s under the same names.
 
@@ -61,13 +62,16 @@ def shard_model(
         model: The model.
         groups: From `shard_groups`; the root is the last.
         settings: How to shard.
-        ignored: Parameters that stay whole on every rank, as they are.
+        whole: First names of the parameters that stay whole on every rank.
+
+    Raises:
+        ConfigError: If the ranks have different models, or rank 0 has no values.
     """
-    skipped = {id(parameter) for parameter in ignored}
+    check_same_model(named_tensors(model), device=settings.device)
     modules = dict(model.named_modules(remove_duplicate=False))
     for group, tensors in zip(groups, tensors_of_groups(model, groups), strict=True):
         take_values_of_rank_0(tensors, device=settings.device)
-        owned = [found for found in tensors if found.is_parameter and id(found.tensor) not in skipped]
+        owned = [found for found in tensors if found.is_parameter and found.names[0] not in whole]
         if settings.has_master_weights:
             _store_in_fp32(owned)
         members = [modules[name] for name in group.modules]
@@ -79,7 +83,7 @@ def shard_model(
             and ROOT not in group.modules,
             mp_policy=replace(settings.policy, param_dtype=None) if group.keeps_fp32 else settings.policy,
             offload_policy=settings.offload,
-            ignored_params=set(ignored) or None,
+            ignored_params={model.get_parameter(name) for name in whole} or None,
         )
         for found in owned:
             # The shard has its own memory. An optimizer made before may hold the whole parameter until it is

@@ -35,7 +35,7 @@ def shard_groups(
     units: Iterable[str],
     tail: Sequence[str] = (),
     fp32: Collection[str] = (),
-    ignored: Collection[nn.Parameter] = (),
+    whole: Collection[str] = (),
 ) -> tuple[ShardGroup, ...]:
     """Return the groups of a model, inner modules before those around them, the root last.
 
@@ -47,7 +47,7 @@ def shard_groups(
         units: Names of modules, each to be a group.
         tail: Names of the modules that run last, to be one group.
         fp32: Names of modules that compute in fp32; each becomes a group.
-        ignored: Parameters that are not sharded.
+        whole: First names of the parameters that are not sharded.
 
     Raises:
         ConfigError: If a name is not that of a module that can be called.
@@ -58,9 +58,8 @@ def shard_groups(
         wanted.append(tuple(tail))
     for name in (name for names in wanted for name in names):
         _check_unit(name, modules)
-    skipped = {id(parameter) for parameter in ignored}
     parameters = [
-        found for found in named_tensors(model, include_buffers=False) if id(found.tensor) not in skipped
+        found for found in named_tensors(model, include_buffers=False) if found.names[0] not in whole
     ]
     merged = _merge_tied([set(names) for names in wanted], parameters)
     owned = {_owner(name, merged) for found in parameters for name in found.names}
@@ -88,10 +87,8 @@ def tensors_of_groups(model: nn.Module, groups: Sequence[ShardGroup]) -> list[li
     return of_group
 
 
-def unsharded_parameters(
-    model: nn.Module, ignored_modules: Sequence[nn.Module] | str | None
-) -> list[nn.Parameter]:
-    """Return the parameters that stay whole on every rank: scalars, and those of modules that are to be ignored.
+def whole_parameters(model: nn.Module, ignored_modules: Sequence[nn.Module] | str | None) -> list[str]:
+    """Return the first names of the parameters that stay whole on every rank: scalars, and those of ignored modules.
 
     Args:
         model: The model.
@@ -103,7 +100,11 @@ def unsharded_parameters(
     inside = {
         id(parameter) for module in _ignored(model, ignored_modules) for parameter in module.parameters()
     }
-    return [parameter for parameter in model.parameters() if parameter.dim() == 0 or id(parameter) in inside]
+    return [
+        found.names[0]
+        for found in named_tensors(model, include_buffers=False)
+        if found.tensor.dim() == 0 or id(found.tensor) in inside
+    ]
 
 
 def _ignored(model: nn.Module, modules: Sequence[nn.Module] | str | None) -> list[nn.Module]:

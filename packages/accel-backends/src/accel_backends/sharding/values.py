@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -12,25 +13,44 @@ from accel_ops.named_tensors import NamedTensor
 from accel_state.errors import ConfigError
 
 
+def check_same_model(tensors: Sequence[NamedTensor], *, device: torch.device) -> None:
+    """Refuse a model that the ranks built differently, or of which rank 0 has no values. Every rank must call it.
+
+    Args:
+        tensors: All parameters and buffers of the model.
+        device: Where collectives run.
+
+    Raises:
+        ConfigError: On every rank, naming those that differ from rank 0, or the tensor.
+    """
+    structure = repr([(found.names, tuple(found.tensor.shape), found.tensor.dtype) for found in tensors])
+    digest = int.from_bytes(hashlib.sha256(structure.encode()).digest()[:7])
+    first_missing = next((index for index, found in enumerate(tensors) if found.tensor.is_meta), -1)
+    own = torch.tensor([digest, first_missing], device=device)
+    of_rank = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_rank, own)
+    digests = [int(found[0]) for found in of_rank]
+    others = [str(rank) for rank, one in enumerate(digests) if one != digests[0]]
+    if others:
+        raise ConfigError(
+            f"The model on rank {', '.join(others)} is not the model on rank 0: names, shapes or types of its "
+            "parameters and buffers differ. Build the same model on every rank."
+        )
+    missing = int(of_rank[0][1])
+    if missing >= 0:
+        raise ConfigError(
+            f"`{tensors[missing].names[0]}` has no values on rank 0: it is on the meta device. Build the model with "
+            "its weights on rank 0; the other ranks need none."
+        )
+
+
 @torch.no_grad()
-def take_values_of_rank_0(
-    tensors: Sequence[NamedTensor], *, device: torch.device, group: dist.ProcessGroup | None = None
-) -> None:
+def take_values_of_rank_0(tensors: Sequence[NamedTensor], *, device: torch.device) -> None:
     """Give every rank the values of rank 0, which the other ranks may hold on the meta device.
 
     Every rank must call it with the same tensors in the same order. They end up on ``device``, as the same
     objects where they were real, so that optimizers keep theirs.
-
-    Raises:
-        ConfigError: If rank 0 has no values either.
     """
-    is_source = dist.get_rank(group) == 0
-    missing = [found.names[0] for found in tensors if found.tensor.is_meta]
-    if is_source and missing:
-        raise ConfigError(
-            f"`{missing[0]}` has no values on rank 0: it is on the meta device there. Build the model with its "
-            "weights on rank 0, or name their files with `load_weights_from` in `FullyShardedDataParallelPlugin`."
-        )
     pending = []
     for found in tensors:
         if found.tensor.is_meta:
@@ -41,7 +61,7 @@ def take_values_of_rank_0(
         if not values.is_contiguous():
             values = found.tensor.data = values.contiguous()
         if values.numel():
-            pending.append(dist.broadcast(values, group=group, group_src=0, async_op=True))
+            pending.append(dist.broadcast(values, src=0, async_op=True))
     for work in pending:
         work.wait()
 

@@ -25,10 +25,11 @@ from accel_backends.sharding.full_state import (
     load_model_state,
     sharded_optimizer_state,
 )
+from accel_backends.sharding.inference_mode import allow_inference_first
 from accel_backends.sharding.replacements import ReplacedParameters
 from accel_backends.sharding.shard import ShardSettings, is_sharded, shard_model
 from accel_backends.sharding.sync import synchronised_in_shards, unsynchronised
-from accel_backends.sharding.units import shard_groups, unsharded_parameters
+from accel_backends.sharding.units import shard_groups, whole_parameters
 from accel_backends.sharding.whole_parameters import WholeParameters
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.protocol import Capabilities, Sync
@@ -78,6 +79,12 @@ class FullyShardedStrategy(TorchStrategy):
         if is_sharded(model):
             return model
         before = named_tensors(model, include_buffers=False)
+        for found in before:
+            if found.tensor in self._replaced:
+                raise ConfigError(
+                    f"`{found.names[0]}` of the {type(model).__name__} to prepare is part of a model that was prepared "
+                    "before, and which has sharded it. Put both models into one module, and prepare that."
+                )
         model = apply_transforms(model, self.context.transforms, evaluation_mode=evaluation_mode)
         plan = resolve_plan(model, given=self._plugin.parallel_plan, policy=self._units_policy())
         units = [model.get_submodule(name) for name in plan.units]
@@ -85,10 +92,11 @@ class FullyShardedStrategy(TorchStrategy):
             checkpoint_units(units, offloads_inputs=self._plugin.activation_checkpointing_offload)
         if self.context.dynamo is not None:
             compile_units(units, self.context.dynamo)
-        ignored = unsharded_parameters(model, self._plugin.ignored_modules)
-        groups = shard_groups(model, units=plan.units, tail=plan.tail, ignored=ignored)
-        shard_model(model, groups, self._settings, ignored=ignored)
-        self._whole[model] = WholeParameters(ignored, self._mesh)
+        whole = whole_parameters(model, self._plugin.ignored_modules)
+        groups = shard_groups(model, units=plan.units, tail=plan.tail, whole=whole)
+        shard_model(model, groups, self._settings, whole=whole)
+        allow_inference_first(model)
+        self._whole[model] = WholeParameters(map(model.get_parameter, whole), self._mesh)
         for found in before:
             self._replaced.record(found.tensor, model.get_parameter(found.names[0]))
         policy = self._settings.policy

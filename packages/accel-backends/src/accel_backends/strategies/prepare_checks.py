@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -14,9 +14,9 @@ NAMED = 3
 """A message names this many parameters, and counts the rest."""
 
 
-def unknown_parameters(optimizer: torch.optim.Optimizer, models: Iterable[nn.Module]) -> Iterator[str]:
-    """Yield place and shape of each parameter in `optimizer` that belongs to none of `models`."""
-    known = {id(parameter) for model in models for parameter in model.parameters()}
+def unknown_parameters(optimizer: torch.optim.Optimizer, known: Iterable[torch.Tensor]) -> Iterator[str]:
+    """Yield place and shape of each parameter in `optimizer` that is not among the `known`."""
+    known = {id(parameter) for parameter in known}
     for group_index, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
             if id(parameter) not in known:
@@ -24,7 +24,11 @@ def unknown_parameters(optimizer: torch.optim.Optimizer, models: Iterable[nn.Mod
 
 
 def check_parameters(
-    optimizer: torch.optim.Optimizer, models: Sequence[nn.Module], *, num_processes: int, stacklevel: int = 2
+    optimizer: torch.optim.Optimizer,
+    known: Iterable[torch.Tensor],
+    *,
+    num_processes: int,
+    stacklevel: int = 2,
 ) -> None:
     """Refuse an optimizer that steps parameters of no prepared model.
 
@@ -33,14 +37,14 @@ def check_parameters(
 
     Args:
         optimizer: The optimizer, not prepared yet.
-        models: Models that are prepared for training, or will be in the same call.
+        known: Parameters of the models that are prepared for training, or will be in the same call.
         num_processes: Processes in the run.
         stacklevel: The caller to whom a warning points, as in `warnings.warn`.
 
     Raises:
         ConfigError: With several processes, if there is such a parameter.
     """
-    found = list(unknown_parameters(optimizer, models))
+    found = list(unknown_parameters(optimizer, known))
     if not found:
         return
     total = sum(len(group["params"]) for group in optimizer.param_groups)

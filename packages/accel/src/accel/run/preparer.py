@@ -156,9 +156,12 @@ class Preparer:
                 num_processes=num_processes,
                 is_bypassed=self._configuration.is_device_map_allowed,
             )
-        trained = [*models, *self._prepared.trained_models]
+        if optimizers:
+            trained = [*models, *self._prepared.trained_models]
+            known = [parameter for model in trained for parameter in model.parameters()]
+            known += self._strategy.replaced_parameters()
         for optimizer in optimizers:
-            check_parameters(optimizer, trained, num_processes=num_processes, stacklevel=5)
+            check_parameters(optimizer, known, num_processes=num_processes, stacklevel=5)
 
     def _place(self, device_placement: bool | None) -> bool:
         return self._configuration.device_placement if device_placement is None else device_placement

@@ -1,0 +1,353 @@
+"""What users do with sharded models beside one optimizer and one loop."""
+
+import pytest
+import torch
+from torch import nn
+
+from accel import Accelerator, FullyShardedDataParallelPlugin, GradScalerKwargs, LocalSGD
+from accel_backends.testing.models import make_batches, make_model
+from accel_state.errors import ConfigError
+
+
+def sharded(precision="no", accumulate=1, **plugin):
+    return Accelerator(
+        cpu=True,
+        mixed_precision=precision,
+        gradient_accumulation_steps=accumulate,
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, **plugin),
+    )
+
+
+def step(accelerator, model, optimizer, rows):
+    loss = model(rows).square().mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def whole(model):
+    return {name: value.full_tensor() for name, value in model.named_parameters()}
+
+
+def evaluate_then_train():
+    accelerator = sharded()
+    model, rows = make_model("odd"), make_batches(4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    prepared = accelerator.prepare(model)
+    with torch.inference_mode():
+        before = prepared(rows[0])
+    optimizer = accelerator.prepare(optimizer)
+    for index in range(2):
+        step(accelerator, prepared, optimizer, rows[2 * index + accelerator.process_index])
+    return before, whole(prepared)
+
+
+def test_a_model_is_evaluated_first_and_gets_its_optimizer_later(world):
+    expected = make_model("odd")
+    rows, optimizer = make_batches(4), torch.optim.AdamW(expected.parameters(), lr=0.01)
+    before = expected(rows[0]).detach()
+    for pair in (rows[:2], rows[2:]):
+        for micro in pair:
+            (expected(micro).square().mean() / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for output, weights in world(2).run(evaluate_then_train):
+        torch.testing.assert_close(output, before, rtol=0, atol=1e-6)
+        for name, value in expected.named_parameters():
+            torch.testing.assert_close(weights[name], value.detach(), rtol=0, atol=1e-6)
+
+
+def train_two_models():
+    accelerator = sharded()
+    rank, rows = accelerator.process_index, make_batches(4)
+    generator, critic = make_model("odd"), make_model("buffered", seed=8)
+    both = torch.optim.SGD([*generator.parameters(), *critic.parameters()], lr=0.01)
+    generator, critic, both = accelerator.prepare(generator, critic, both)
+    for index in range(2):
+        with accelerator.accumulate(generator, critic):
+            micro = rows[2 * index + rank]
+            accelerator.backward(critic(micro * generator(micro)).square().mean())
+            both.step()
+            both.zero_grad()
+    return accelerator.get_state_dict(generator), accelerator.get_state_dict(critic)
+
+
+def test_two_models_with_one_optimizer_train_as_in_one_process(world):
+    generator, critic, rows = make_model("odd"), make_model("buffered", seed=8), make_batches(4)
+    both = torch.optim.SGD([*generator.parameters(), *critic.parameters()], lr=0.01)
+    for pair in (rows[:2], rows[2:]):
+        for micro in pair:
+            (critic(micro * generator(micro)).square().mean() / 2).backward()
+        both.step()
+        both.zero_grad()
+    states, _ = world(2).run(train_two_models)
+    for state, expected in zip(states, (generator, critic), strict=True):
+        for name, value in expected.named_parameters():
+            torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=1e-6)
+
+
+def resume_adam_before_preparing():
+    model, rows = make_model("odd"), make_batches(6)
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": model.blocks.parameters(), "lr": 0.02},
+            {"params": model.head.parameters(), "weight_decay": 0.3},
+        ],
+        lr=0.01,
+    )
+    for micro in rows[:2]:
+        (model(micro).square().mean() / 2).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    accelerator = sharded()
+    model, optimizer = accelerator.prepare(model, optimizer)
+    step(accelerator, model, optimizer, rows[2 + accelerator.process_index])
+    return accelerator.get_state_dict(model), [group["lr"] for group in optimizer.param_groups]
+
+
+def test_an_optimizer_that_has_stepped_goes_on_with_its_state_and_groups(world):
+    model, rows = make_model("odd"), make_batches(6)
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": model.blocks.parameters(), "lr": 0.02},
+            {"params": model.head.parameters(), "weight_decay": 0.3},
+        ],
+        lr=0.01,
+    )
+    for pair in (rows[:2], rows[2:4]):
+        for micro in pair:
+            (model(micro).square().mean() / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (state, rates), _ = world(2).run(resume_adam_before_preparing)
+    assert rates == [0.02, 0.01]
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=1e-6)
+
+
+def build_on_rank_0_only(kind):
+    accelerator = sharded()
+    rank, rows = accelerator.process_index, make_batches(4)
+    with torch.device("cpu" if rank == 0 else "meta"):
+        model = make_model(kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    for index in range(2):
+        step(accelerator, model, optimizer, rows[2 * index + rank])
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    return accelerator.get_state_dict(model), buffers
+
+
+@pytest.mark.parametrize("kind", ["odd", "tied", "buffered"])
+def test_ranks_without_values_get_those_of_rank_0_buffers_included(world, kind):
+    model, rows = make_model(kind), make_batches(4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for pair in (rows[:2], rows[2:]):
+        for micro in pair:
+            (model(micro).square().mean() / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (state, buffers), (_, others) = world(2).run(build_on_rank_0_only, kind)
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=1e-6)
+    for name, value in model.named_buffers():
+        if name != "count":
+            assert torch.equal(buffers[name], value)
+            assert torch.equal(others[name], value)
+
+
+def gradients_with_dropout(checkpointed):
+    accelerator = sharded(activation_checkpointing=checkpointed)
+    model = accelerator.prepare(make_model("dropout"))
+    torch.manual_seed(5 + accelerator.process_index)
+    accelerator.backward(model(make_batches(2)[accelerator.process_index]).square().mean())
+    return {name: value.grad.full_tensor() for name, value in model.named_parameters()}
+
+
+def test_dropout_has_the_same_gradients_with_activation_checkpointing(world):
+    plain, checkpointed = (
+        world(2).run(gradients_with_dropout, False),
+        world(2).run(gradients_with_dropout, True),
+    )
+    assert list(plain[0]) == list(checkpointed[0])
+    for name, value in plain[0].items():
+        assert torch.equal(checkpointed[0][name], value)
+
+
+class Recorder(nn.Module):
+    """Tells the types that it computes in."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(7, 3)
+        self.seen = []
+
+    def forward(self, rows):
+        self.seen += [rows.dtype, self.inner.weight.dtype]
+        return {"logits": self.inner(rows)}
+
+
+def types_under(precision, stored):
+    accelerator = sharded(precision)
+    model = Recorder().to(stored)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    output = model(make_batches(1)[0])["logits"]
+    accelerator.backward(output.sum())
+    return (
+        model.seen,
+        output.dtype,
+        {parameter.dtype for parameter in model.parameters()},
+        {parameter.grad.dtype for parameter in model.parameters()},
+        {values["exp_avg"].dtype for values in optimizer.state.values()} if optimizer.state else None,
+    )
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_bf16_computes_in_bf16_and_keeps_everything_else_in_fp32(world, stored):
+    fp32, bf16 = torch.float32, torch.bfloat16
+    for seen, output, stored_as, gradients, _ in world(2).run(types_under, "bf16", stored):
+        assert seen == [bf16, bf16]
+        assert output is fp32
+        assert stored_as == gradients == {fp32}
+
+
+def overflow_on_one_rank():
+    accelerator = Accelerator(
+        cpu=True,
+        mixed_precision="fp16",
+        kwargs_handlers=[GradScalerKwargs(init_scale=16.0)],
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2),
+    )
+    model = make_model("odd")
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    outcomes = []
+    for scale in (1.0, float("inf")):
+        loss = model(make_batches(1)[0]).square().mean()
+        accelerator.backward(loss)
+        if accelerator.process_index == 1 and scale > 1:
+            model.head.bias.grad.to_local().fill_(float("inf"))  # rank 1 has no row of it
+            model.first.weight.grad.to_local().fill_(float("inf"))
+        kept = whole(model)
+        optimizer.step()
+        outcomes.append(
+            (
+                accelerator.optimizer_step_was_skipped,
+                all(torch.equal(kept[name], value) for name, value in whole(model).items()),
+            )
+        )
+        optimizer.zero_grad()
+    return outcomes
+
+
+def test_all_ranks_skip_a_step_that_overflowed_on_one(world):
+    for outcomes in world(2).run(overflow_on_one_rank):
+        assert outcomes == [(False, False), (True, True)]
+
+
+def train_weighted(accumulate):
+    accelerator = sharded(accumulate=accumulate)
+    rank, rows = accelerator.process_index, make_batches(2 * accumulate, rows=6)
+    model = make_model("odd")
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for index in range(accumulate):
+        with accelerator.accumulate(model):
+            num_items = 1 + 2 * rank + index
+            loss = model(rows[2 * index + rank][:num_items]).square().mean()
+            accelerator.backward(loss, num_items=num_items)
+            optimizer.step()
+            optimizer.zero_grad()
+    return accelerator.get_state_dict(model)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_losses_weigh_by_their_items(world, accumulate):
+    model, rows = make_model("odd"), make_batches(2 * accumulate, rows=6)
+    items = [
+        rows[2 * index + rank][: 1 + 2 * rank + index] for index in range(accumulate) for rank in range(2)
+    ]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.cat(items)).square().mean().backward()
+    optimizer.step()
+    state, _ = world(2).run(train_weighted, accumulate)
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=1e-6)
+
+
+def leave_a_module_whole(accumulate, no_sync):
+    accelerator = sharded(ignored_modules="head", accumulate=1 if no_sync else accumulate)
+    rank, rows = accelerator.process_index, make_batches(2 * accumulate)
+    model = make_model("odd")
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for index in range(accumulate):
+        last = index == accumulate - 1
+        block = accelerator.no_sync(model) if no_sync and not last else accelerator.accumulate(model)
+        with block:
+            loss = model(rows[2 * index + rank]).square().mean()
+            accelerator.backward(loss / accumulate if no_sync else loss)
+    norm = accelerator.clip_grad_norm_(model.parameters(), 1e9)
+    optimizer.step()
+    assert type(model.head.weight) is nn.Parameter
+    return accelerator.get_state_dict(model), norm
+
+
+@pytest.mark.parametrize(("accumulate", "no_sync"), [(1, False), (2, False), (2, True)])
+def test_ignored_modules_stay_whole_and_train_alike_on_all_ranks(world, accumulate, no_sync):
+    model, rows = make_model("odd"), make_batches(2 * accumulate)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for micro in rows:
+        (model(micro).square().mean() / len(rows)).backward()
+    expected = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+    optimizer.step()
+    (state, norm), (_, other) = world(2).run(leave_a_module_whole, accumulate, no_sync)
+    assert torch.equal(norm, other)
+    torch.testing.assert_close(norm, expected, rtol=1e-6, atol=0)
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=1e-6)
+
+
+def errors_of_bad_use():
+    accelerator = sharded()
+    found = []
+
+    def expect(message, action):
+        with pytest.raises(ConfigError, match=message):
+            action()
+        found.append(message)
+
+    stray = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1)
+    model = make_model("odd")
+    expect("parameter 0 of group 0, of shape", lambda: accelerator.prepare(model, stray))
+    assert type(model.head.weight) is nn.Parameter  # nothing was changed by the failure
+    old_head = model.head.weight
+    prepared = accelerator.prepare(model)
+    expect("parameter 0 of group 0, of shape", lambda: accelerator.prepare(stray))
+    expect(
+        "`join_uneven_inputs` is not possible", lambda: accelerator.join_uneven_inputs([prepared]).__enter__()
+    )
+    expect("Local SGD trains the whole model", lambda: LocalSGD(accelerator, prepared, 2))
+    expect("has no values on rank 0", lambda: accelerator.prepare(make_model("odd").to("meta")))
+    different = make_model("odd" if accelerator.is_main_process else "tied")
+    expect("The model on rank 1 is not the model on rank 0", lambda: accelerator.prepare(different))
+    sharing = make_model("odd")
+    sharing.head.weight = old_head
+    expect("is part of a model that was prepared before", lambda: accelerator.prepare(sharing))
+    return found
+
+
+def test_what_cannot_be_right_is_refused(world):
+    assert world(2).run(errors_of_bad_use)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"),
+    [
+        ({"ignored_modules": "nothing.*"}, "`nothing.*`, which matches"),
+        ({"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Blok"]}, "`Blok`"),
+        ({"parallel_plan": {"units": ["layers.*"]}}, "`layers"),
+    ],
+)
+def test_settings_that_match_nothing_are_refused(fresh_state, plugin, message):
+    accelerator = sharded(**plugin)
+    with pytest.raises(ConfigError, match=message.replace("*", r"\*")):
+        accelerator.prepare(make_model("odd"))
