@@ -351,3 +351,33 @@ def test_settings_that_match_nothing_are_refused(fresh_state, plugin, message):
     accelerator = sharded(**plugin)
     with pytest.raises(ConfigError, match=message.replace("*", r"\*")):
         accelerator.prepare(make_model("odd"))
+
+
+def train_compiled(backend, checkpointed):
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    accelerator = Accelerator(
+        cpu=True,
+        dynamo_backend=backend,
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing=checkpointed),
+    )
+    model, rows = make_model("odd"), make_batches(8)
+    names = list(model.state_dict())
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert list(model.state_dict()) == names
+    graphs = []
+    for index in range(4):
+        step(accelerator, model, optimizer, rows[2 * index + accelerator.process_index])
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    return graphs, whole(model)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_equal_blocks_share_one_compiled_graph(world, checkpointed):
+    (_, expected), _ = world(2).run(train_compiled, "no", checkpointed)
+    for graphs, weights in world(2).run(train_compiled, "aot_eager", checkpointed):
+        assert graphs == [1, 1, 1, 1]
+        for name, value in expected.items():
+            torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-5)
