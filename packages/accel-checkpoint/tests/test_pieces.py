@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from accel_checkpoint.pieces import Piece, pieces_of
 from accel_state import PartialState
@@ -58,7 +58,7 @@ def parts_of_shards():
             written[place] += is_writer
         assert torch.equal(rebuilt, whole)
         assert torch.equal(written, torch.ones(5, 7))  # exactly one rank writes each number
-    partial = {"p": torch.distributed.tensor.DTensor.from_local(whole, mesh, [Partial()])}
+    partial = {"p": DTensor.from_local(whole, mesh, [Partial()])}
     with pytest.raises(CheckpointError, match="`p` has the placement"):
         list(pieces_of(partial, is_writer=True))
 
@@ -66,6 +66,31 @@ def parts_of_shards():
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_the_pieces_of_all_ranks_are_the_whole_and_each_is_written_once(world, num_ranks):
     world(num_ranks).run(parts_of_shards)
+
+
+def names_of_the_same_part():
+    PartialState(cpu=True)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    part = torch.ones(2, 3)
+    rows = DTensor.from_local(part, mesh, [Shard(0)])
+    state = {
+        "part": part,
+        "rows": rows,
+        "columns": DTensor.from_local(part, mesh, [Shard(1)]),
+        "copies": DTensor.from_local(part, mesh, [Replicate()]),
+        "tied": rows,
+        "tied_part": part,
+    }
+    return [(piece.name, piece.shape, piece.aliases) for piece in pieces_of(state, is_writer=True)]
+
+
+def test_equal_parts_of_different_tensors_are_not_aliases(world):
+    assert world(2).run(names_of_the_same_part)[0] == [
+        ("part", (2, 3), ("tied_part",)),
+        ("rows", (4, 3), ("tied",)),
+        ("columns", (2, 6), ()),
+        ("copies", (2, 3), ()),
+    ]
 
 
 def parts_on_two_axes():

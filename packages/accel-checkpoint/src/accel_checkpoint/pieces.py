@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +47,7 @@ def pieces_of(state: Mapping[str, Any], *, is_writer: bool) -> Iterator[Piece]:
         state: Tensors, `DTensor`s and other values by name.
         is_writer: Whether this rank writes what every rank holds in full.
     """
-    plain = {name: _local(value) for name, value in state.items() if isinstance(value, Tensor)}
-    first_of = aliases({name: tensor for name, tensor in plain.items() if is_plain(tensor)})
+    first_of = _aliases(state)
     others: dict[str, tuple[str, ...]] = {}
     for name, first in first_of.items():
         others[first] = (*others.get(first, ()), name)
@@ -64,8 +63,19 @@ def pieces_of(state: Mapping[str, Any], *, is_writer: bool) -> Iterator[Piece]:
             yield Piece(name, value, shape, (0,) * len(shape), is_writer, others.get(name, ()))
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def _aliases(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of tensors that an earlier name has too, with that one.
+
+    Equal parts do not make equal tensors: a `DTensor` is the same only as one of the same shape, mesh and placements.
+    """
+    alike: dict[Hashable, dict[str, Tensor]] = {}
+    for name, value in state.items():
+        layout: Hashable = None
+        if isinstance(value, DTensor):
+            layout, value = (value.shape, value.device_mesh, value.placements), value.to_local()
+        if isinstance(value, Tensor) and is_plain(value):
+            alike.setdefault(layout, {})[name] = value
+    return {name: first for tensors in alike.values() for name, first in aliases(tensors).items()}
 
 
 def _piece_of_shard(name: str, tensor: DTensor, second_names: tuple[str, ...]) -> Piece:
@@ -84,9 +94,8 @@ def _piece_of_shard(name: str, tensor: DTensor, second_names: tuple[str, ...]) -
         if isinstance(placement, Replicate):
             is_writer = is_writer and place == 0
         elif type(placement) is Shard:
-            size = -(
-                -shape[placement.dim] // tensor.device_mesh.size(axis)
-            )  # full parts first, as torch divides
+            num_parts = tensor.device_mesh.size(axis)
+            size = (shape[placement.dim] + num_parts - 1) // num_parts  # full parts first, as torch divides
             begin = min(place * size, shape[placement.dim])
             offset[placement.dim] += begin
             shape[placement.dim] = min(size, shape[placement.dim] - begin)
