@@ -65,7 +65,11 @@ def test_older_spellings_become_the_newer_ones(tmp_path):
     ("text", "values"),
     [
         ("fp16: true\n", {"mixed_precision": "fp16"}),
+        ("fp16: 'Yes'\n", {"mixed_precision": "fp16"}),
         ("fp16: false\n", {}),
+        ("fp16: 0\n", {}),
+        ("fp16:\n", {}),
+        ("fp16: ''\n", {}),
         ("fp16: true\nmixed_precision: bf16\n", {"mixed_precision": "bf16"}),
     ],
 )
@@ -82,6 +86,7 @@ def test_the_old_switch_of_half_precision_yields_to_the_newer_key(tmp_path, text
         ("c.yaml", "- a\n- b\n", "must hold `key: value` lines, but holds a list"),
         ("c.yaml", "just words\n", "holds a str"),
         ("c.yaml", "fsdp_config: 3\n", "`fsdp_config` in the config file .* holds a int"),
+        ("c.yaml", "fp16: ture\n", "`fp16` in the config file .* is `ture`, but it must be true or false"),
         ("c.yaml", "a: [1\n", "is not valid YAML: expected ',' or ']', .* in line 2, column 1"),
         ("c.yaml", "a: !!python/object/apply:os.system ['true']\n", "is not valid YAML"),
         ("c.json", "{", "is not valid JSON"),

@@ -12,7 +12,7 @@ from typing import Any
 from accel_launch.config.keys import ALIASES, PLAIN_KEYS, SECTIONS
 from accel_launch.config.kinds import problem_of
 from accel_launch.config.location import default_config_file
-from accel_state.environment.parsers import TRUE_WORDS
+from accel_state.environment.parsers import boolean
 from accel_state.errors import ConfigError, did_you_mean
 
 
@@ -40,7 +40,7 @@ def read_config(path: Path) -> ConfigFile:
     """Read one config file; its name decides whether it is JSON (``.json``) or YAML (anything else).
 
     Raises:
-        ConfigError: If it cannot be read or parsed, is not a mapping, or has a key that nobody knows.
+        ConfigError: If it cannot be read or parsed, is not a mapping, or holds an unknown key or a wrong value.
     """
     content = _parse(path, _text_of(path))
     if content is None:
@@ -60,15 +60,25 @@ def read_config(path: Path) -> ConfigFile:
         problem = problem_of(key, value)
         if problem is not None:
             raise ConfigError(f"`{key}` in the config file `{path}` cannot be used: {problem}.")
-    return ConfigFile(path, MappingProxyType(_in_newer_words(values)))
+    return ConfigFile(path, MappingProxyType(_with_current_keys(values, path=path)))
 
 
-def _in_newer_words(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` under the names of today; the switch `fp16` is older than `mixed_precision`."""
-    found = {ALIASES.get(key, key): value for key, value in values.items()}
-    if str(found.pop("fp16", False)).lower() in TRUE_WORDS:
-        found.setdefault("mixed_precision", "fp16")
-    return found
+def _with_current_keys(values: Mapping[str, Any], *, path: Path) -> dict[str, Any]:
+    """Return ``values`` with older keys replaced; the switch `fp16` yields to `mixed_precision`."""
+    current = {ALIASES.get(key, key): value for key, value in values.items()}
+    if _is_on(current.pop("fp16", None), key="fp16", path=path):
+        current.setdefault("mixed_precision", "fp16")
+    return current
+
+
+def _is_on(value: Any, *, key: str, path: Path) -> bool:
+    text = "" if value is None else str(value)
+    try:
+        return bool(text.strip() and boolean(text))
+    except ValueError:
+        raise ConfigError(
+            f"`{key}` in the config file `{path}` is `{text}`, but it must be {boolean.accepts}."
+        ) from None
 
 
 def _section(section: str, content: Any, *, path: Path) -> dict[str, Any]:
