@@ -477,8 +477,9 @@ def test_even_batches_on_a_data_set_that_shards_itself_are_told_to_have_no_effec
         flags = {"num_processes": 2, "process_index": 0, "dispatch_batches": False} | flags
         return prepare_data_loader(DataLoader(Shards()), **flags)
 
-    with pytest.warns(UserWarning, match="`even_batches` has no effect on a data set that shards itself"):
+    with pytest.warns(UserWarning, match="`even_batches` has no effect on a data set that sh") as warned:
         prepare()
+    assert warned[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         prepare(even_batches=False)
@@ -503,10 +504,11 @@ def test_half_of_a_place_is_refused() -> None:
 
 
 def test_a_slice_function_without_dispatch_is_told_to_have_no_effect() -> None:
-    with pytest.warns(UserWarning, match="`slice_fn_for_dispatch` has no effect"):
+    with pytest.warns(UserWarning, match="`slice_fn_for_dispatch` has no effect") as warned:
         prepare_data_loader(
             DataLoader(Plain()), num_processes=2, process_index=0, slice_fn_for_dispatch=print
         )
+    assert warned[0].filename == __file__
 
 
 def test_random_sampler_keeps_its_settings_when_it_becomes_seedable() -> None:

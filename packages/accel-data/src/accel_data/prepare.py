@@ -94,15 +94,13 @@ def prepare_data_loader(
             even_batches=even,
             slice_fn=slice_fn_for_dispatch,
         )
-    if slice_fn_for_dispatch is not None:
-        warnings.warn("`slice_fn_for_dispatch` has no effect without `dispatch_batches=True`.", stacklevel=2)
-    if is_stream and even and shards_itself(dataloader, ranks.num_ranks, split_batches=split_batches):
-        warnings.warn(
-            "`even_batches` has no effect on a data set that shards itself (`shard`, `num_shards`): some processes "
-            "may get more batches than others. Pass `dispatch_batches=True`, or `even_batches=False` where the "
-            "loop copes with that.",
-            stacklevel=2,
-        )
+    _warn_about_unused_arguments(
+        dataloader,
+        num_ranks=ranks.num_ranks,
+        split_batches=split_batches,
+        even_batches=even,
+        slice_fn=slice_fn_for_dispatch,
+    )
     if not is_stream or len(ranks.of_world) > 1:
         dataloader = (shard_stream if is_stream else shard_indices)(
             dataloader,
@@ -135,6 +133,30 @@ def _ranks(num_processes: int | None, process_index: int | None, mesh: Any) -> D
             )
         return all_different(num_processes, process_index)
     return ranks_of_run()
+
+
+def _warn_about_unused_arguments(
+    dataloader: DataLoader[Any],
+    *,
+    num_ranks: int,
+    split_batches: bool,
+    even_batches: bool,
+    slice_fn: Callable[..., Any] | None,
+) -> None:
+    """Warn the caller of `prepare_data_loader` about what a loader that is read on every rank does not use."""
+    if slice_fn is not None:
+        warnings.warn("`slice_fn_for_dispatch` has no effect without `dispatch_batches=True`.", stacklevel=3)
+    if (
+        even_batches
+        and is_iterable(dataloader)
+        and shards_itself(dataloader, num_ranks, split_batches=split_batches)
+    ):
+        warnings.warn(
+            "`even_batches` has no effect on a data set that shards itself (`shard`, `num_shards`): some processes "
+            "may get more batches than others. Pass `dispatch_batches=True`, or `even_batches=False` where the "
+            "loop copes with that.",
+            stacklevel=3,
+        )
 
 
 def _device(device: torch.device | None) -> torch.device:
