@@ -1,7 +1,17 @@
+from collections.abc import Collection
+
 import pytest
 
-from accel_backends.checkpoint_formats.choosing import format_called, format_of
-from accel_state.errors import CheckpointError, ConfigError
+from accel_backends.checkpoint_formats.choosing import FORMATS, format_called, format_of
+from accel_backends.checkpoint_formats.full import FullFormat
+from accel_state.errors import CheckpointError, UnknownNameError
+
+
+class ZipFormat(FullFormat):
+    name = "zip"
+
+    def recognises(self, names: Collection[str], *, index: int) -> bool:
+        return f"model_{index}.zip" in names
 
 
 def test_a_format_is_known_by_name_and_by_its_files():
@@ -9,8 +19,21 @@ def test_a_format_is_known_by_name_and_by_its_files():
     assert format_of(["model_1.safetensors", "optimizer.bin"], index=1).name == "full"
 
 
-def test_what_is_not_known_is_named():
-    with pytest.raises(ConfigError, match="no checkpoint format `zip`. Known: full"):
+def test_a_third_party_adds_a_format():
+    FORMATS.register("zip", ZipFormat)
+    try:
+        assert type(format_called("zip")) is ZipFormat
+        assert type(format_of(["model.safetensors", "model_1.zip"], index=1)) is ZipFormat
+        assert type(format_of(["model.safetensors", "model_1.zip"], index=0)) is FullFormat
+    finally:
+        FORMATS.unregister("zip")
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(UnknownNameError, match="Unknown checkpoint format `zip`. Known: full"):
         format_called("zip")
+
+
+def test_files_that_no_format_recognises_are_refused():
     with pytest.raises(CheckpointError, match=r"No file of model 1 .*\(full\)"):
         format_of(["model.safetensors"], index=1)

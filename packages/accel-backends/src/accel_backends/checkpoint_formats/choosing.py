@@ -1,38 +1,39 @@
-"""Which format a checkpoint is in, known by its files."""
+"""Finds the format of a checkpoint by its name or its files."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-from accel_backends.checkpoint_formats.full import FullFormat
 from accel_backends.checkpoint_formats.protocol import CheckpointFormat
-from accel_state.errors import CheckpointError, ConfigError
+from accel_state.errors import CheckpointError
+from accel_state.registry import Registry
 
-FORMATS: tuple[CheckpointFormat, ...] = (FullFormat(),)
-"""All that are known; the first that recognises the files reads them."""
+FORMATS: Registry[Callable[[], CheckpointFormat]] = Registry("checkpoint format", "accel.checkpoint_formats")
 
 
 def format_called(name: str) -> CheckpointFormat:
     """Return the format of that name.
 
     Raises:
-        ConfigError: If there is none.
+        UnknownNameError: If there is none.
     """
-    for one in FORMATS:
-        if one.name == name:
-            return one
-    known = ", ".join(one.name for one in FORMATS)
-    raise ConfigError(f"There is no checkpoint format `{name}`. Known: {known}.")
+    return FORMATS.get(name)()
 
 
 def format_of(names: Collection[str], *, index: int) -> CheckpointFormat:
     """Return the format in which the model of that index lies in the files of a checkpoint.
 
+    If several formats recognise the files, it is the first of them by name, on every rank the same.
+
     Raises:
         CheckpointError: If no known format recognises them.
     """
-    for one in FORMATS:
+    for name in FORMATS.names():
+        one = format_called(name)
         if one.recognises(names, index=index):
             return one
-    known = ", ".join(one.name for one in FORMATS)
-    raise CheckpointError(f"No file of model {index} is there in a known checkpoint format ({known}).")
+    known = ", ".join(FORMATS.names())
+    raise CheckpointError(
+        f"No file of model {index} is there in a known checkpoint format ({known}). Install the package that adds the "
+        "format in which it was saved."
+    )
