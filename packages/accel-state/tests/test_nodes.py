@@ -1,6 +1,8 @@
 """Numbers of machines, where only host names tell which ranks share one."""
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from accel_state.nodes import agree_on_nodes, on_hosts
 from accel_state.process_environments import detect_topology
@@ -45,11 +47,9 @@ def test_nothing_is_assumed_where_the_launcher_says_it_or_there_is_one_machine()
 
 
 def node_of(hosts):
-    import torch.distributed as dist
-
     rank = dist.get_rank()
     told = Topology(rank, 4, rank // 2, 2, rank // 2, 2, is_node_rank_assumed=True)
-    found = agree_on_nodes(told, host=hosts[rank])
+    found = agree_on_nodes(told, device=torch.device("cpu"), host=hosts[rank])
     return found.node_rank, found.num_nodes
 
 

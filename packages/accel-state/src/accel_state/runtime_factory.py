@@ -58,7 +58,7 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
     if backend is None and topology.world_size > 1:
         backend = _set_up_group(topology, device_backend, options)
         if topology.is_node_rank_assumed:
-            topology = agree_on_nodes(topology)
+            topology = agree_on_nodes(topology, device=device)
     if read("cpu_affinity"):
         from accel_state.affinity import set_numa_affinity
 
