@@ -38,7 +38,8 @@ def test_at_the_start_of_an_epoch_generators_move():
     assert torch.rand(()) == expected
 
 
-def test_an_epoch_that_is_gone_on_with_draws_what_the_unbroken_one_drew():
+@pytest.mark.parametrize("is_skipped", [False, True], ids=["load_state_dict", "skip_first_batches"])
+def test_the_rest_of_an_epoch_draws_what_the_unbroken_one_drew(is_skipped):
     torch.manual_seed(0)
     unbroken = draws(loader(), num_batches=6)
     torch.manual_seed(0)
@@ -47,23 +48,10 @@ def test_an_epoch_that_is_gone_on_with_draws_what_the_unbroken_one_drew():
     state, generator = begun.state_dict(), torch.get_rng_state()
     torch.manual_seed(99)
     resumed = loader()
-    resumed.load_state_dict(state)
+    resumed.load_state_dict(state, position=not is_skipped)
     torch.set_rng_state(generator)
-    assert draws(resumed, num_batches=3) == unbroken[3:]
-
-
-def test_skipping_to_where_an_epoch_was_left_draws_what_the_unbroken_one_drew():
-    torch.manual_seed(0)
-    unbroken = draws(loader(), num_batches=6)
-    torch.manual_seed(0)
-    begun = loader()
-    draws(begun, num_batches=3)
-    state, generator = begun.state_dict(), torch.get_rng_state()
-    torch.manual_seed(99)
-    resumed = loader()
-    resumed.load_state_dict(state, position=False)
-    torch.set_rng_state(generator)
-    assert draws(skip_first_batches(resumed, 3), num_batches=3) == unbroken[3:]
+    rest = skip_first_batches(resumed, 3) if is_skipped else resumed
+    assert draws(rest, num_batches=3) == unbroken[3:]
 
 
 class Stream(IterableDataset):
