@@ -86,7 +86,7 @@ class _Reader:
     def _styled(self, key: str, value: Any) -> dict[str, str]:
         if not isinstance(value, Mapping):
             raise ConfigError(f"`{key}` of {self.source} must map names to styles, got {value!r}.")
-        styled = {}
+        styled: dict[str, str] = {}
         for rule, style in value.items():
             if style not in _STYLES[key]:
                 raise UnknownNameError.of(
@@ -95,7 +95,7 @@ class _Reader:
             paths = self.names.paths_matching(self._pattern(rule))
             if not paths:
                 raise self._unmatched(key, rule, parameters=True)
-            styled.update(dict.fromkeys(paths, style))
+            styled |= dict.fromkeys(paths, style)
         return styled
 
     def _stages(self, value: Any) -> PipelineStages:
