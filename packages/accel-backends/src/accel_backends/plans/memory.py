@@ -9,7 +9,7 @@ from math import prod
 from torch import nn
 
 from accel_backends.plans.plan import ParallelPlan
-from accel_backends.sharding.units import ROOT, shard_groups, tensors_of_groups, unsharded_parameters
+from accel_backends.sharding.units import ROOT, shard_groups, tensors_of_groups, whole_parameters
 from accel_ops.named_tensors import NamedTensor
 
 _FP32_BYTES = 4
@@ -46,7 +46,8 @@ class PlannedParameter:
         shape: Its whole shape.
         element_bytes: Bytes of one of its elements where it is stored.
         is_trainable: Whether it has a gradient.
-        num_shards: Ranks that it is cut over; 1 if each of them holds the whole.
+        num_shards: Ranks that each copy of the model is cut over.
+        is_sharded: Whether the parameter is cut; if not, each rank holds the whole.
     """
 
     name: str
@@ -54,6 +55,7 @@ class PlannedParameter:
     element_bytes: int
     is_trainable: bool
     num_shards: int
+    is_sharded: bool
 
     @property
     def num_elements(self) -> int:
@@ -65,7 +67,7 @@ class PlannedParameter:
 
         As `torch.distributed.tensor.Shard` cuts: every part has as many rows as the first, until none are left.
         """
-        if self.num_shards == 1:
+        if not self.is_sharded:
             return self.shape
         rows = -(-self.shape[0] // self.num_shards)
         return (max(0, min(rows, self.shape[0] - shard * rows)), *self.shape[1:])
@@ -162,9 +164,8 @@ def plan_memory(
         num_shards: Ranks over which each parameter is cut.
         num_replicas: Groups of that many ranks.
     """
-    ignored = unsharded_parameters(model, None)
-    groups = shard_groups(model, units=plan.units, tail=plan.tail, ignored=ignored)
-    whole = {id(parameter) for parameter in ignored}
+    whole = set(whole_parameters(model, None))
+    groups = shard_groups(model, units=plan.units, tail=plan.tail, whole=whole)
     contents = tensors_of_groups(model, groups)
     order = {name: at for at, name in enumerate(dict(model.named_modules(remove_duplicate=False)))}
     units = [
@@ -177,7 +178,7 @@ def plan_memory(
 
 
 def _parameters(
-    tensors: Sequence[NamedTensor], whole: set[int], num_shards: int
+    tensors: Sequence[NamedTensor], whole: set[str], num_shards: int
 ) -> tuple[PlannedParameter, ...]:
     return tuple(
         PlannedParameter(
@@ -185,7 +186,8 @@ def _parameters(
             tuple(found.tensor.shape),
             _FP32_BYTES if found.tensor.requires_grad else found.tensor.element_size(),
             found.tensor.requires_grad,
-            1 if id(found.tensor) in whole else num_shards,
+            num_shards,
+            found.names[0] not in whole,
         )
         for found in tensors
         if found.is_parameter

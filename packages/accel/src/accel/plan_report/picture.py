@@ -39,11 +39,11 @@ def as_svg(planned: PlannedModel, *, name: str) -> str:
         top += _ROW
     drawing += _legend(top + 18)
     height = top + 44
+    size = f'width="{_WIDTH}" height="{height}"'
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
-            f'viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif">',
-            f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif">',
+            f'<rect {size} fill="white"/>',
             *drawing,
             "</svg>\n",
         ]

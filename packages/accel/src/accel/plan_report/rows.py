@@ -50,8 +50,9 @@ def title_of(planned: PlannedModel, name: str) -> str:
 
 def placement_of(parameter: PlannedParameter, *, num_replicas: int) -> str:
     """Return how a parameter is placed, as torch writes it."""
-    cut = "Replicate" if parameter.num_shards == 1 else "Shard(0)"
-    return f"Replicate, {cut}" if num_replicas > 1 else cut
+    if not parameter.is_sharded:
+        return "whole"
+    return "Replicate, Shard(0)" if num_replicas > 1 else "Shard(0)"
 
 
 def _kind(unit: PlannedUnit) -> object:
