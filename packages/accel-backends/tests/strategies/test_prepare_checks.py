@@ -15,7 +15,9 @@ def test_parameters_of_no_model_are_found_by_place_and_shape():
     model = nn.Linear(2, 1)
     extra = nn.Parameter(torch.zeros(5))
     optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [extra]}], lr=0.1)
-    assert list(unknown_parameters(optimizer, model.parameters())) == ["parameter 0 of group 1, of shape (5,)"]
+    assert list(unknown_parameters(optimizer, model.parameters())) == [
+        "parameter 0 of group 1, of shape (5,)"
+    ]
     assert list(unknown_parameters(optimizer, [])) == [
         "parameter 0 of group 0, of shape (1, 2)",
         "parameter 1 of group 0, of shape (1,)",

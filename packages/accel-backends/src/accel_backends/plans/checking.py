@@ -66,7 +66,11 @@ class _Reader:
         return self._stages(value)
 
     def _modules(self, key: str, value: Any) -> tuple[NamedModule, ...]:
-        if isinstance(value, str) or not isinstance(value, Sequence):
+        if (
+            not isinstance(value, Sequence)
+            or isinstance(value, str)
+            or not all(isinstance(rule, str) for rule in value)
+        ):
             raise ConfigError(
                 f"`{key}` of {self.source} must be a list of names such as ['layers.*'], got {value!r}."
             )
@@ -82,7 +86,7 @@ class _Reader:
     def _styled(self, key: str, value: Any) -> dict[str, str]:
         if not isinstance(value, Mapping):
             raise ConfigError(f"`{key}` of {self.source} must map names to styles, got {value!r}.")
-        styled = {}
+        styled: dict[str, str] = {}
         for rule, style in value.items():
             if style not in _STYLES[key]:
                 raise UnknownNameError.of(
@@ -91,7 +95,7 @@ class _Reader:
             paths = self.names.paths_matching(self._pattern(rule))
             if not paths:
                 raise self._unmatched(key, rule, parameters=True)
-            styled.update(dict.fromkeys(paths, style))
+            styled |= dict.fromkeys(paths, style)
         return styled
 
     def _stages(self, value: Any) -> PipelineStages:
@@ -122,11 +126,11 @@ class _Reader:
 
     def _unmatched(self, key: str, rule: str, *, parameters: bool = False) -> ConfigError:
         things = "module or parameter" if parameters else "module"
-        near = self.names.nearest(self._pattern(rule), parameters=parameters)
+        near = self.names.nearest(without_wrappers(rule), prefix=self.prefix, parameters=parameters)
+        module = self.names.at(self.prefix).class_name
         return ConfigError(
-            f"The rule `{rule}` in `{key}` of {self.source} matches no {things} of "
-            f"`{type(self.names.model).__name__}`.{near} `*` stands for one part of a dotted name. "
-            "Correct the rule, or take it out."
+            f"The rule `{rule}` in `{key}` of {self.source} matches no {things} of `{module}`.{near} `*` stands for "
+            "one part of a dotted name. Correct the rule, or take it out."
         )
 
 

@@ -84,6 +84,10 @@ class ModelNames:
     def __iter__(self) -> Iterator[NamedModule]:
         return iter(self.modules)
 
+    def at(self, name: str) -> NamedModule:
+        """Return the module called ``name``, which exists."""
+        return self._by_name[name]
+
     def of(self, module: nn.Module) -> NamedModule | None:
         """Return the place of ``module``, given as it is or in its wrappers; None if it is not in the model."""
         return self._by_id.get(id(module))
@@ -114,10 +118,13 @@ class ModelNames:
             {named.class_name for named in self.modules[1:] if named.num_parameters and not named.is_list}
         )
 
-    def nearest(self, pattern: str, *, parameters: bool = False) -> str:
-        """Return a sentence that names the patterns nearest to one that fits nothing, or an empty string."""
+    def nearest(self, rule: str, *, prefix: str = "", parameters: bool = False) -> str:
+        """Return a sentence with the rules nearest to one that fits nothing in ``prefix``, or an empty string."""
         names = [*self._by_name, *(self._parameters if parameters else ())]
-        return nearest(pattern, dict.fromkeys(_as_pattern(name) for name in names if name))
+        inside = (
+            name.removeprefix(f"{prefix}.") for name in names if name != prefix and is_inside(name, prefix)
+        )
+        return nearest(rule, dict.fromkeys(_as_pattern(name) for name in inside))
 
     def _walk(self, name: str, path: str, module: nn.Module) -> None:
         outer, inner, inner_path = module, module, path

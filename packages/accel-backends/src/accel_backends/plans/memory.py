@@ -1,0 +1,194 @@
+"""What each rank holds of a model that is sharded by a plan: computed, without devices and without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from torch import nn
+
+from accel_backends.plans.plan import ParallelPlan
+from accel_backends.sharding.units import ROOT, shard_groups, tensors_of_groups, whole_parameters
+from accel_ops.named_tensors import NamedTensor
+
+_FP32_BYTES = 4
+_MOMENTS = 2  # running averages that AdamW keeps of each gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Bytes on one rank between two steps of training with AdamW."""
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.parameters + self.gradients + self.optimizer
+
+    def __add__(self, other: Bytes) -> Bytes:
+        return Bytes(
+            self.parameters + other.parameters,
+            self.gradients + other.gradients,
+            self.optimizer + other.optimizer,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedParameter:
+    """One parameter of a unit, cut along its first dimension.
+
+    Attributes:
+        name: Its first name in the model.
+        shape: Its whole shape.
+        element_bytes: Bytes of one of its elements where it is stored.
+        is_trainable: Whether it has a gradient.
+        num_shards: Ranks that each copy of the model is cut over.
+        is_sharded: Whether the parameter is cut; if not, each rank holds the whole.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    element_bytes: int
+    is_trainable: bool
+    num_shards: int
+    is_sharded: bool
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the whole parameter."""
+        return prod(self.shape)
+
+    def shard_shape(self, shard: int) -> tuple[int, ...]:
+        """Return the shape of the part on the rank with that number among those it is cut over.
+
+        As `torch.distributed.tensor.Shard` cuts: every part has as many rows as the first, until none are left.
+        """
+        if not self.is_sharded:
+            return self.shape
+        rows = -(-self.shape[0] // self.num_shards)
+        return (max(0, min(rows, self.shape[0] - shard * rows)), *self.shape[1:])
+
+    def bytes_on(self, shard: int) -> Bytes:
+        """Return what the rank with that number holds for this parameter."""
+        return self._bytes(prod(self.shard_shape(shard)))
+
+    @property
+    def whole(self) -> Bytes:
+        """What a rank would hold without sharding."""
+        return self._bytes(self.num_elements)
+
+    def _bytes(self, num_elements: int) -> Bytes:
+        trained = num_elements * _FP32_BYTES if self.is_trainable else 0
+        return Bytes(num_elements * self.element_bytes, trained, _MOMENTS * trained)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedUnit:
+    """Parameters that are gathered together.
+
+    Attributes:
+        modules: The modules of the unit; ``("",)`` is what no other unit has.
+        is_tail: Whether they run last, and stay gathered between forward and backward pass.
+        parameters: Their parameters; a tied one comes once.
+    """
+
+    modules: tuple[str, ...]
+    is_tail: bool
+    parameters: tuple[PlannedParameter, ...]
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it is what no other unit has."""
+        return ROOT in self.modules
+
+    @property
+    def whole(self) -> Bytes:
+        """What a rank would hold without sharding."""
+        return sum((parameter.whole for parameter in self.parameters), Bytes())
+
+    def bytes_on(self, shard: int) -> Bytes:
+        """Return what the rank with that number holds for this unit."""
+        return sum((parameter.bytes_on(shard) for parameter in self.parameters), Bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model as it would be sharded.
+
+    Attributes:
+        units: In the order of the model, the tail and the root last.
+        num_replicas: Copies of the sharded model.
+        num_shards: Ranks over which each copy is cut.
+        buffer_bytes: Bytes of the buffers, which every rank holds.
+    """
+
+    units: tuple[PlannedUnit, ...]
+    num_replicas: int
+    num_shards: int
+    buffer_bytes: int
+
+    @property
+    def whole(self) -> Bytes:
+        """What a rank would hold without sharding."""
+        return sum((unit.whole for unit in self.units), Bytes())
+
+    def bytes_on(self, shard: int) -> Bytes:
+        """Return what the rank with that number among the shards holds; the first holds most, the last least."""
+        return sum((unit.bytes_on(shard) for unit in self.units), Bytes())
+
+    @property
+    def gathered_bytes(self) -> int:
+        """The most parameters that are whole at a time: the root, the tail, and two units that follow one another.
+
+        While one unit computes, the next one is gathered.
+        """
+        stay = sum(unit.whole.parameters for unit in self.units if unit.is_root or unit.is_tail)
+        passing = [unit.whole.parameters for unit in self.units if not unit.is_root and not unit.is_tail]
+        return stay + max((sum(passing[at : at + 2]) for at in range(len(passing))), default=0)
+
+
+def plan_memory(
+    model: nn.Module, plan: ParallelPlan, *, num_shards: int, num_replicas: int = 1
+) -> PlannedModel:
+    """Return what each rank holds of ``model`` if it is sharded by ``plan``.
+
+    Trained parameters are stored in fp32, as are gradients and the state of AdamW; frozen ones stay as they are.
+
+    Args:
+        model: On any device, meta included; it stays as it is.
+        plan: From `resolve_plan`.
+        num_shards: Ranks over which each parameter is cut.
+        num_replicas: Groups of that many ranks.
+    """
+    whole = set(whole_parameters(model, None))
+    groups = shard_groups(model, units=plan.units, tail=plan.tail, whole=whole)
+    contents = tensors_of_groups(model, groups)
+    order = {name: at for at, name in enumerate(dict(model.named_modules(remove_duplicate=False)))}
+    units = [
+        PlannedUnit(group.modules, group.is_tail, _parameters(found, whole, num_shards))
+        for group, found in zip(groups, contents, strict=True)
+    ]
+    units.sort(key=lambda unit: (unit.is_root, unit.is_tail, order[unit.modules[0]]))
+    buffers = sum(found.tensor.nbytes for tensors in contents for found in tensors if not found.is_parameter)
+    return PlannedModel(tuple(unit for unit in units if unit.parameters), num_replicas, num_shards, buffers)
+
+
+def _parameters(
+    tensors: Sequence[NamedTensor], whole: set[str], num_shards: int
+) -> tuple[PlannedParameter, ...]:
+    return tuple(
+        PlannedParameter(
+            found.names[0],
+            tuple(found.tensor.shape),
+            _FP32_BYTES if found.tensor.requires_grad else found.tensor.element_size(),
+            found.tensor.requires_grad,
+            num_shards,
+            found.names[0] not in whole,
+        )
+        for found in tensors
+        if found.is_parameter
+    )

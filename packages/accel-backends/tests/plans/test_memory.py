@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from accel_backends import resolve_plan
+from accel_backends.plans.memory import Bytes, plan_memory
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(33, 33)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+
+class Net(nn.Module):
+    def __init__(self, *, is_tied=False):
+        super().__init__()
+        self.embed = nn.Embedding(50, 33)
+        self.stem = nn.Linear(33, 33, bias=False)
+        self.blocks = nn.ModuleList([Block(), Block(), Block()])
+        self.norm = nn.LayerNorm(33)
+        self.head = nn.Linear(33, 50, bias=False)
+        self.register_buffer("mask", torch.zeros(7))
+        if is_tied:
+            self.head.weight = self.embed.weight
+
+
+def planned(model=None, **kwargs):
+    model = Net() if model is None else model
+    return plan_memory(model, resolve_plan(model), **kwargs)
+
+
+def test_units_come_in_the_order_of_the_model_with_tail_and_root_last():
+    units = planned(num_shards=2).units
+    assert [unit.modules for unit in units] == [
+        ("embed",), ("blocks.0",), ("blocks.1",), ("blocks.2",), ("norm", "head"), ("",),
+    ]  # fmt: skip
+    assert [unit.is_tail for unit in units] == [False] * 4 + [True, False]
+    assert [parameter.name for parameter in units[-1].parameters] == ["stem.weight"]
+
+
+def test_every_parameter_is_in_one_unit():
+    model = Net()
+    names = [parameter.name for unit in planned(model, num_shards=2).units for parameter in unit.parameters]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_modules_that_share_a_weight_are_one_unit_and_the_weight_counts_once():
+    model = Net(is_tied=True)
+    units = planned(model, num_shards=1).units
+    assert [unit.modules for unit in units if unit.is_tail] == [("embed", "norm", "head")]
+    total = sum(unit.whole.parameters for unit in units)
+    assert total == sum(4 * parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 8, 40, 64])
+def test_shards_are_the_chunks_that_torch_cuts(num_shards):
+    for unit in planned(num_shards=num_shards).units:
+        for parameter in unit.parameters:
+            if parameter.shape == ():
+                continue
+            chunks = torch.empty(parameter.shape, device="meta").chunk(num_shards)
+            expected = [tuple(chunk.shape) for chunk in chunks]
+            expected += [(0, *parameter.shape[1:])] * (num_shards - len(chunks))
+            assert [parameter.shard_shape(shard) for shard in range(num_shards)] == expected
+
+
+def test_scalars_are_on_every_rank():
+    scales = [
+        parameter
+        for unit in planned(num_shards=4).units
+        for parameter in unit.parameters
+        if parameter.name.endswith("scale")
+    ]
+    assert [scale.bytes_on(3) for scale in scales] == [Bytes(4, 4, 8)] * 3
+
+
+def test_the_first_rank_holds_most_and_all_ranks_together_the_whole():
+    model = planned(num_shards=4)
+    ranks = [model.bytes_on(shard).total for shard in range(4)]
+    assert ranks == sorted(ranks, reverse=True)
+    on_others = 3 * 3 * 16  # the scalars of three blocks, on three more ranks
+    assert sum(ranks) == model.whole.total + on_others
+
+
+def test_trained_parameters_are_kept_in_fp32_with_gradient_and_moments():
+    model = Net().to(torch.bfloat16)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert planned(model, num_shards=1).bytes_on(0) == Bytes(4 * count, 4 * count, 8 * count)
+
+
+def test_frozen_parameters_keep_their_dtype_and_have_neither():
+    model = Net().to(torch.bfloat16).requires_grad_(False)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert planned(model, num_shards=1).bytes_on(0) == Bytes(2 * count, 0, 0)
+
+
+def test_buffers_are_counted_beside():
+    assert planned(num_shards=8).buffer_bytes == 28
+
+
+def test_whole_at_a_time_are_root_tail_and_two_units_in_a_row():
+    model = planned(num_shards=4)
+    embed, block, *_, tail, root = (unit.whole.parameters for unit in model.units)
+    assert model.gathered_bytes == root + tail + embed + block
+
+
+def test_a_model_without_units_is_gathered_as_a_whole():
+    model = nn.Linear(3, 3)
+    assert planned(model, num_shards=2).gathered_bytes == 4 * 12
+
+
+def test_nothing_is_computed_on_a_device():
+    with torch.device("meta"):
+        model = Net()
+    assert planned(model, num_shards=2).units == planned(num_shards=2).units

@@ -1,0 +1,1 @@
+"""What ``accel plan`` prints and draws."""

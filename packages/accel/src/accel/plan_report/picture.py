@@ -1,0 +1,112 @@
+"""A planned model as a picture: each unit cut into its shards, and what a rank holds beside one process alone."""
+
+from __future__ import annotations
+
+from html import escape
+
+from accel.plan_report.rows import UnitRow, title_of, unit_rows
+from accel_backends.plans.memory import Bytes, PlannedModel
+from accel_ops.byte_sizes import convert_bytes
+
+_WIDTH, _MARGIN, _ROW, _BAR = 1000, 24, 30, 18
+_LABEL, _BARS = 300, 400  # where the bars begin, and how long the longest is
+_MOST_CELLS = 64
+_FIRST, _EVEN, _ODD = "#1f5fa8", "#b9d3ee", "#d8e7f6"
+_PARTS = (("parameters", "#1f5fa8"), ("gradients", "#e08e2b"), ("optimizer", "#7d9c4c"))
+
+
+def as_svg(planned: PlannedModel, *, name: str) -> str:
+    """Return the picture as the text of an SVG file."""
+    rows = unit_rows(planned)
+    longest = max(row.unit.whole.parameters for row in rows)
+    drawing = [
+        _text(_MARGIN, 34, title_of(planned, name), size=18, weight="bold"),
+        _text(_MARGIN, 56, "Each bar is a unit; its dark part is what the first rank stores.", colour="#555"),
+    ]
+    top = 76
+    for row in rows:
+        drawing += _unit(row, planned.num_shards, top=top, scale=_BARS / longest if longest else 0)
+        top += _ROW
+    top += 24
+    drawing.append(
+        _text(_MARGIN, top, "Parameters, gradients and AdamW's state in float32", size=15, weight="bold")
+    )
+    top += 14
+    for label, held in (("one process alone", planned.whole), ("largest rank", planned.bytes_on(0))):
+        drawing += _held(
+            label, held, top=top, scale=_BARS / planned.whole.total if planned.whole.total else 0
+        )
+        top += _ROW
+    drawing += _legend(top + 18)
+    height = top + 44
+    size = f'width="{_WIDTH}" height="{height}"'
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif">',
+            f'<rect {size} fill="white"/>',
+            *drawing,
+            "</svg>\n",
+        ]
+    )
+
+
+def _unit(row: UnitRow, num_shards: int, *, top: int, scale: float) -> list[str]:
+    unit = row.unit
+    whole, first = unit.whole.parameters, unit.bytes_on(0).parameters
+    drawing = [_text(_LABEL - 12, top + 14, _shortened(row.label), anchor="end")]
+    if num_shards <= _MOST_CELLS:
+        cells = [unit.bytes_on(shard).parameters for shard in range(num_shards)]
+    else:
+        cells = [first, whole - first]
+    left = float(_LABEL)
+    for number, size in enumerate(cells):
+        width = min(
+            size * scale, _LABEL + whole * scale - left
+        )  # what is not cut is on every rank: drawn once
+        drawing.append(_box(left, top, width, _FIRST if number == 0 else _EVEN if number % 2 else _ODD))
+        left += width
+    kept = ", kept gathered" if unit.is_tail else ""
+    drawing.append(
+        _text(left + 8, top + 14, f"{convert_bytes(whole)} → {convert_bytes(first)}{kept}", colour="#333")
+    )
+    return drawing
+
+
+def _held(label: str, held: Bytes, *, top: int, scale: float) -> list[str]:
+    drawing = [_text(_LABEL - 12, top + 14, label, anchor="end")]
+    left = float(_LABEL)
+    for part, colour in _PARTS:
+        width = getattr(held, part) * scale
+        drawing.append(_box(left, top, width, colour))
+        left += width
+    return [*drawing, _text(left + 8, top + 14, convert_bytes(held.total), colour="#333")]
+
+
+def _legend(top: int) -> list[str]:
+    drawing = []
+    left = _LABEL
+    for part, colour in _PARTS:
+        drawing += [_box(left, top - 10, 12, colour, height=12), _text(left + 18, top, part)]
+        left += 120
+    return drawing
+
+
+def _box(left: float, top: float, width: float, colour: str, *, height: int = _BAR) -> str:
+    return (
+        f'<rect x="{left:.1f}" y="{top}" width="{max(width, 0):.2f}" height="{height}" fill="{colour}" '
+        'stroke="white" stroke-width="0.5"/>'
+    )
+
+
+def _text(
+    left: float, top: float, text: str, *, size: int = 13, anchor: str = "start", weight: str = "normal",
+    colour: str = "black",
+) -> str:  # fmt: skip
+    return (
+        f'<text x="{left:.1f}" y="{top}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
+        f'fill="{colour}">{escape(text)}</text>'
+    )
+
+
+def _shortened(label: str, *, most: int = 40) -> str:
+    return label if len(label) <= most else f"…{label[len(label) - most + 1 :]}"

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+
+from accel_launch.cli import main
+from accel_state.availability import is_transformers_available
+
+MODULE = """
+from torch import nn
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(33, 33)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(50, 33)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.blocks.requires_grad_(False)
+        self.norm = nn.LayerNorm(33)
+        self.head = nn.Linear(33, 50, bias=False)
+        self.register_buffer("mask", self.norm.weight.new_zeros(7))
+"""
+TABLE = """\
+┌───────────────────────────────────────────────────────────────┐
+│                  `planned_net:Net` on 4 ranks                 │
+├───────────────────────┬─────┬─────────┬─────────┬─────────────┤
+│          Unit         │Shape│Placement│  Whole  │Largest shard│
+├───────────────────────┼─────┼─────────┼─────────┼─────────────┤
+│embed                  │     │         │ 6.45 KB │   1.68 KB   │
+│  weight               │50×33│ Shard(0)│ 6.45 KB │   1.68 KB   │
+│blocks.0 … 1 (2 units) │     │         │ 4.38 KB │    1.2 KB   │
+│  layer.weight (frozen)│33×33│ Shard(0)│ 4.25 KB │   1.16 KB   │
+│  layer.bias (frozen)  │  33 │ Shard(0)│132 bytes│   36 bytes  │
+│norm + head            │     │         │  6.7 KB │   1.75 KB   │
+│  norm.weight          │  33 │ Shard(0)│132 bytes│   36 bytes  │
+│  norm.bias            │  33 │ Shard(0)│132 bytes│   36 bytes  │
+│  head.weight          │50×33│ Shard(0)│ 6.45 KB │   1.68 KB   │
+└───────────────────────┴─────┴─────────┴─────────┴─────────────┘
+The largest rank, float32, AdamW: parameters 5.81 KB, gradients 3.42 KB, \
+optimizer 6.84 KB, total 16.08 KB; one process alone 61.36 KB
+The smallest rank: total 13.12 KB
+Buffers on every rank: 28 bytes
+Parameters that are whole at a time, at most: 17.53 KB in float32
+"""
+
+
+@pytest.fixture(autouse=True)
+def model_file(tmp_path, monkeypatch):
+    (tmp_path / "planned_net.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("planned_net", None)
+
+
+def plan(*words):
+    return main(["plan", "planned_net:Net", *words])
+
+
+def test_the_table_has_each_unit_with_its_parameters_and_the_sums_of_a_rank(capsys):
+    assert plan("--num_processes", "4") == 0
+    assert capsys.readouterr().out == TABLE
+
+
+def test_copies_of_the_model_are_a_mesh_of_two_axes(capsys):
+    assert plan("--num_processes", "4", "--dp_replicate_size", "2") == 0
+    text = capsys.readouterr().out
+    assert "2 copies of `planned_net:Net`, each on 2 ranks" in text
+    assert "Replicate, Shard(0)" in text
+
+
+def test_json_tells_bytes_of_each_parameter_on_its_own(capsys):
+    assert plan("--num_processes", "4", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [unit["modules"] for unit in told["units"]] == [
+        ["embed"],
+        ["blocks.0"],
+        ["blocks.1"],
+        ["norm", "head"],
+    ]
+    assert told["units"][1]["parameters"][0] == {
+        "name": "blocks.0.layer.weight",
+        "shape": [33, 33],
+        "placement": "Shard(0)",
+        "is_trainable": False,
+        "bytes": 33 * 33 * 4,
+        "largest_shard_bytes": 9 * 33 * 4,
+    }
+    assert told["largest_rank"]["gradients"] == 4 * (13 * 33 + 9 + 9 + 13 * 33)
+    assert told["smallest_rank"]["gradients"] == 4 * (11 * 33 + 6 + 6 + 11 * 33)
+    assert told["one_process"]["optimizer"] == 8 * (50 * 33 + 33 + 33 + 50 * 33)
+    assert told["buffer_bytes"] == 28
+
+
+def test_a_policy_chooses_other_units(capsys):
+    assert plan("--json", "--fsdp_auto_wrap_policy", "NO_WRAP") == 0
+    assert [unit["modules"] for unit in json.loads(capsys.readouterr().out)["units"]] == [[""]]
+    words = ("--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP", "--fsdp_transformer_layer_cls_to_wrap")
+    assert plan("--json", *words, "Block, LayerNorm") == 0
+    units = json.loads(capsys.readouterr().out)["units"]
+    assert [unit["modules"] for unit in units] == [["embed"], ["blocks.0"], ["blocks.1"], ["norm"], ["head"]]
+
+
+def test_the_picture_is_written(tmp_path, capsys):
+    assert plan("--num_processes", "2", "--picture", str(tmp_path / "plan.svg")) == 0
+    assert (tmp_path / "plan.svg").read_text(encoding="utf-8").startswith("<svg ")
+    assert "on 2 ranks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--num_processes", "0"), "must be at least 1, got 0 and 1"),
+        (
+            ("--num_processes", "8", "--dp_replicate_size", "3"),
+            "must divide `--num_processes`, which is 8, got 3",
+        ),
+        (("--fsdp_auto_wrap_policy", "NOWRAP"), "Unknown auto-wrap policy `NOWRAP`.*Did you mean `NO_WRAP`"),
+        (("--fsdp_min_num_params", "3"), "no effect without `--fsdp_auto_wrap_policy`"),
+        (("--picture", "plan.png"), "its name must end in `.svg`, got `plan.png`"),
+        (("--picture", "nowhere/plan.svg"), "there is no folder `nowhere`"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(words, message, capsys):
+    assert plan(*words) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error)
+
+
+@pytest.mark.skipif(not is_transformers_available(), reason="needs transformers")
+def test_a_config_of_transformers_is_planned_without_weights(tmp_path, capsys):
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "intermediate_size": 32,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    assert main(["plan", str(folder), "--num_processes", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "model.layers.0 … 1 (2 units)" in text
+    assert "model.embed_tokens + model.norm + lm_head" in text

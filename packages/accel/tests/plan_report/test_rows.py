@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from torch import nn
+
+from accel.plan_report.rows import placement_of, title_of, unit_rows
+from accel_backends import resolve_plan
+from accel_backends.plans.memory import plan_memory
+
+
+class Block(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+
+class Net(nn.Module):
+    def __init__(self, blocks):
+        super().__init__()
+        self.embed = nn.Embedding(10, 4)
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(4)
+        self.head = nn.Linear(4, 10)
+        self.side = nn.Bilinear(2, 2, 2)
+
+
+def planned(model, **kwargs):
+    return plan_memory(model, resolve_plan(model, given={"tail": ["norm", "head"]}), **kwargs)
+
+
+def test_equal_units_in_a_row_are_one_row():
+    rows = unit_rows(planned(Net([Block(), Block(), Block(), Block(8), Block()]), num_shards=2))
+    assert [row.label for row in rows] == [
+        "embed", "blocks.0 … 2 (3 units)", "blocks.3", "blocks.4", "norm + head", "everything else",
+    ]  # fmt: skip
+    assert [len(row.units) for row in rows] == [1, 3, 1, 1, 1, 1]
+
+
+def test_units_that_are_trained_and_frozen_are_not_equal():
+    model = Net([Block(), Block(), Block()])
+    model.blocks[0].requires_grad_(False)
+    labels = [row.label for row in unit_rows(planned(model, num_shards=2))]
+    assert labels[1:3] == ["blocks.0", "blocks.1 … 2 (2 units)"]
+
+
+def test_names_are_relative_to_a_unit_of_one_module():
+    rows = unit_rows(planned(Net([Block(), Block()]), num_shards=2))
+    assert rows[1].names() == ["layer.weight", "layer.bias"]
+    assert rows[2].names() == ["norm.weight", "norm.bias", "head.weight", "head.bias"]
+    assert rows[3].names() == ["side.weight", "side.bias"]
+
+
+def test_placements_are_written_as_torch_does():
+    parameter = planned(Net([Block()]), num_shards=2).units[0].parameters[0]
+    assert placement_of(parameter, num_replicas=1) == "Shard(0)"
+    assert placement_of(parameter, num_replicas=2) == "Replicate, Shard(0)"
+
+
+def test_the_title_tells_copies_and_ranks():
+    model = Net([Block()])
+    assert title_of(planned(model, num_shards=1), "net") == "net on 1 rank"
+    assert title_of(planned(model, num_shards=4, num_replicas=2), "net") == "2 copies of net, each on 4 ranks"
