@@ -234,7 +234,7 @@ class FullyShardedDataParallelPlugin:
         """Set how checkpoints are written, and the details of that which are not given (version 1)."""
         version = self._version()
         asked = self.state_dict_type if state_dict_type is None else state_dict_type
-        self.state_dict_type = values.state_dict_type_of(version, asked)
+        self.state_dict_type = values.checkpoints_of(version, asked)
         if version == 2:
             return
         if state_dict_type is not None:
@@ -283,7 +283,7 @@ class FullyShardedDataParallelPlugin:
             )
 
     def _complete_version_1(self) -> None:
-        strategy = values.strategy_of(self.sharding_strategy, self.reshard_after_forward)
+        strategy = values.sharding_of(1, self.sharding_strategy, self.reshard_after_forward)
         self.sharding_strategy = self.reshard_after_forward = strategy
         self.backward_prefetch = values.prefetch_of(self.backward_prefetch)
         self._read_switches("use_orig_params", "forward_prefetch")
@@ -303,7 +303,7 @@ class FullyShardedDataParallelPlugin:
             self.param_init_fn = allocate
 
     def _complete_version_2(self) -> None:
-        self.reshard_after_forward = values.resharding_of(self.sharding_strategy, self.reshard_after_forward)
+        self.reshard_after_forward = values.sharding_of(2, self.sharding_strategy, self.reshard_after_forward)
         self.sharding_strategy = None
         self._read_switches(
             "activation_checkpointing", "activation_checkpointing_offload", "cpu_ram_efficient_loading"
