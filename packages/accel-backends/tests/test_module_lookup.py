@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
@@ -13,9 +14,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from accel_backends import (
     get_module_children_bottom_up,
     get_module_class_from_name,
+    get_parameters_from_modules,
     is_peft_model,
     model_has_dtensor,
 )
+from accel_state.errors import ConfigError
 
 
 def tree():
@@ -60,3 +63,21 @@ def test_one_dtensor_is_enough():
         assert model_has_dtensor(model)
     finally:
         dist.destroy_process_group()
+
+
+def test_parameters_of_modules_are_found_by_whole_names_and_moved():
+    model = tree()
+    assert get_parameters_from_modules(r"1\.\d", model, "meta") == set(model[1][1].parameters())
+    assert model[1][1].weight.is_meta
+    assert not model[0].weight.is_meta
+
+
+def test_parameters_of_given_modules_are_found_and_of_none_there_are_none():
+    model = tree()
+    assert get_parameters_from_modules([model[0]], model, "cpu") == set(model[0].parameters())
+    assert get_parameters_from_modules(None, model, "cpu") == set()
+
+
+def test_an_expression_that_matches_no_module_is_refused():
+    with pytest.raises(ConfigError, match="`1.12` matches the whole name of no module .* Did you mean `1.1`"):
+        get_parameters_from_modules("1.12", tree(), "cpu")

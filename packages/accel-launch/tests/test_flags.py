@@ -23,6 +23,16 @@ CONTEXT = {
     "8-bit training": ["--mixed_precision", "fp8"],
     "compilation": ["--dynamo_backend", "inductor"],
 }
+CONTEXT_OF_SETTING = {
+    "fsdp_activation_checkpointing_offload": [
+        "--fsdp_version",
+        "2",
+        "--fsdp_activation_checkpointing",
+        "true",
+    ],
+    "fsdp_min_num_params": ["--fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"],
+    "fsdp_transformer_layer_cls_to_wrap": ["--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"],
+}
 GROUP_OF = {setting.name: heading for heading, group in OPTION_GROUPS.items() for setting in group}
 
 # Flags that need a device, and which others they need.
@@ -144,6 +154,7 @@ HERE = [setting for setting in TO_RANKS if setting.name not in {*IN_PLAN, *ON_DE
 def test_a_flag_reaches_every_rank_as_its_variable(planned, texts_for, setting):
     text = texts_for(setting)[0] if setting.name not in SWITCHES else "true"
     context = ["--cpu", "--num_processes", "2", *CONTEXT.get(GROUP_OF[setting.name], [])]
+    context += CONTEXT_OF_SETTING.get(setting.name, [])
     for flag in (setting.flag, "--" + setting.flag[2:].replace("_", "-")):
         plan = json.loads(planned(*context, *given(setting, text, flag)))
         expected = setting.text_of(setting.parse(text))

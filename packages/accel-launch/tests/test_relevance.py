@@ -11,6 +11,10 @@ from accel_launch.relevance import RULES, without_effect
     [
         ({"fsdp_version": "2"}, ["`--fsdp_version` has no effect without `--use_fsdp`."]),
         ({"fsdp_version": "2", "use_fsdp": "true"}, []),
+        (
+            {"use_fsdp": "true", "fsdp_min_num_params": "5", "fsdp_auto_wrap_policy": "NO_WRAP"},
+            ["`--fsdp_min_num_params` has no effect without `--fsdp_auto_wrap_policy SIZE_BASED_WRAP`."],
+        ),
         ({"deepspeed_zero_stage": "3"}, ["`--zero_stage` has no effect without `--use_deepspeed`."]),
         (
             {"megatron_lm_tp_degree": "2"},

@@ -115,6 +115,15 @@ def test_without_sizes_every_process_is_a_full_copy():
         config.fit_to(4)
 
 
+def test_without_sizes_an_engine_arranges_the_processes():
+    config = ParallelismConfig()
+    config.fit_to(8, default=MeshLayout(dp_replicate=2, dp_shard=4))
+    assert config.layout == MeshLayout(dp_replicate=2, dp_shard=4)
+    given = ParallelismConfig(dp_replicate_size=8)
+    given.fit_to(8, default=MeshLayout(dp_shard=8))
+    assert given.layout == MeshLayout(dp_replicate=8)
+
+
 def test_stages_and_experts():
     config = ParallelismConfig(pp_size=2, dp_shard_size=2, tp_size=2, ep_size=4)
     assert config.layout == MeshLayout(pp=2, dp_shard=2, tp=2, ep=4)

@@ -1,9 +1,11 @@
 import pytest
 import torch
 
-from accel import Accelerator, ParallelismConfig
-from accel_state.enums import FP8BackendType
-from accel_state.errors import ConfigError
+from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+from accel_backends import TorchTensorParallelPlugin
+from accel_state.enums import DistributedType, FP8BackendType
+from accel_state.environment import patch_environment
+from accel_state.errors import ConfigError, StateError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -50,3 +52,77 @@ def test_a_mesh_of_another_size_is_refused():
     with pytest.raises(ConfigError, match="is for 2 processes, but there are 1"):
         Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_replicate_size=2))
     assert torch.device("cpu") == Accelerator(cpu=True).device
+
+
+def sharding(variables=None, *, passes_plugin=False, **arguments):
+    """Build an `Accelerator` as a script would, prepare a model, and tell what came of it."""
+    with patch_environment(**(variables or {})):
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2) if passes_plugin else None
+        accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, **arguments)
+        model = accelerator.prepare(torch.nn.Linear(4, 4))
+        placements = [str(parameter.placements) for parameter in model.parameters()]
+        again = Accelerator(cpu=True)
+    return (
+        accelerator.distributed_type,
+        accelerator.is_fsdp2,
+        accelerator.strategy.name,
+        again.strategy.name,
+        accelerator.state.fsdp_plugin.fsdp_version,
+        placements,
+    )
+
+
+SHARDED = (DistributedType.FSDP, True, "fsdp2", "fsdp2", 2, ["(Shard(dim=0),)"] * 2)
+LAUNCHED = {"accelerate_use_fsdp": "true", "fsdp_version": "2"}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("is_launched", [False, True])
+def test_fsdp_shards_on_cpus_whether_the_script_or_the_launcher_asks(world, num_ranks, is_launched):
+    found = world(num_ranks).run(sharding, LAUNCHED if is_launched else None, passes_plugin=not is_launched)
+    assert found == [SHARDED] * num_ranks
+
+
+def test_fsdp_shards_where_a_parallelism_config_gives_no_sizes(world):
+    found = world(2).run(sharding, {**LAUNCHED, "accelerate_use_parallelism_config": "true"})
+    assert found == [SHARDED] * 2
+
+
+def settings_of_plugin(variables):
+    with patch_environment(**variables):
+        plugin = Accelerator(cpu=True).state.fsdp_plugin
+    return plugin.reshard_after_forward, plugin.state_dict_type.name, plugin.wrap_policy_name
+
+
+def test_the_settings_of_the_launcher_reach_the_plugin(world):
+    variables = {
+        **LAUNCHED,
+        "fsdp_reshard_after_forward": "false",
+        "fsdp_state_dict_type": "FULL_STATE_DICT",
+        "fsdp_auto_wrap_policy": "NO_WRAP",
+    }
+    assert world(1).run(settings_of_plugin, variables) == [(False, "FULL_STATE_DICT", "NO_WRAP")]
+
+
+def test_a_wrong_setting_of_the_launcher_is_an_error_at_construction():
+    with (
+        patch_environment(**LAUNCHED, fsdp_state_dict_type="LOCAL_STATE_DICT"),
+        pytest.raises(ConfigError, match="which FSDP version 2 does not have"),
+    ):
+        Accelerator(cpu=True)
+
+
+def test_a_plugin_after_a_run_without_one_is_refused():
+    Accelerator(cpu=True)
+    with pytest.raises(StateError, match="`fsdp_plugin` asks for .* was built with `None` already"):
+        Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+
+
+def with_tensor_parallelism():
+    return Accelerator(cpu=True, torch_tp_plugin=TorchTensorParallelPlugin(tp_size=2)).strategy.name
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_tensor_parallelism_of_the_older_plugin_is_an_axis_of_the_mesh(world):
+    with pytest.raises(Exception, match="`tp_size` above 1, which the strategy `ddp` does not do"):
+        world(2).run(with_tensor_parallelism)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from accel_backends.module_lookup import (
         get_module_class_from_name as get_module_class_from_name,
     )
+    from accel_backends.module_lookup import (
+        get_parameters_from_modules as get_parameters_from_modules,
+    )
     from accel_backends.module_lookup import is_peft_model as is_peft_model
     from accel_backends.module_lookup import model_has_dtensor as model_has_dtensor
     from accel_backends.optimizer import AcceleratedOptimizer as AcceleratedOptimizer
@@ -27,6 +30,12 @@ if TYPE_CHECKING:
     from accel_backends.plans.sources import resolve_plan as resolve_plan
     from accel_backends.plugins.dynamo import TorchDynamoPlugin as TorchDynamoPlugin
     from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+    from accel_backends.plugins.ram_efficient_loading import (
+        disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading,
+    )
+    from accel_backends.plugins.ram_efficient_loading import (
+        enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading,
+    )
     from accel_backends.plugins.tensor_parallel import TorchTensorParallelPlugin as TorchTensorParallelPlugin
     from accel_backends.precisions.context import (
         get_mixed_precision_context_manager as get_mixed_precision_context_manager,
@@ -84,11 +93,14 @@ __getattr__, __dir__, __all__ = attach(
         "collect": "accel_backends.handlers.collection",
         "compile_model": "accel_backends.transforms.compile",
         "compile_regions": "accel_backends.transforms.regional",
+        "disable_fsdp_ram_efficient_loading": "accel_backends.plugins.ram_efficient_loading",
+        "enable_fsdp_ram_efficient_loading": "accel_backends.plugins.ram_efficient_loading",
         "extract_model_from_parallel": "accel_backends.unwrap",
         "get_grad_scaler": "accel_backends.precisions.loss_scaler",
         "get_mixed_precision_context_manager": "accel_backends.precisions.context",
         "get_module_children_bottom_up": "accel_backends.module_lookup",
         "get_module_class_from_name": "accel_backends.module_lookup",
+        "get_parameters_from_modules": "accel_backends.module_lookup",
         "has_compiled_regions": "accel_backends.transforms.regional",
         "has_repeated_blocks": "accel_backends.plans.repeated_blocks",
         "is_compiled_module": "accel_backends.containers",

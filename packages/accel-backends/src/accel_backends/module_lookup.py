@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterable
 
+import torch
 from torch import nn
 
 from accel_backends.unwrap import extract_model_from_parallel
+from accel_state.errors import ConfigError, did_you_mean
 
 
 def get_module_children_bottom_up(
@@ -42,6 +46,41 @@ def get_module_class_from_name(module: nn.Module, name: str) -> type[nn.Module] 
         The class, ``None`` if no module is of one with this name.
     """
     return next((type(inner) for inner in module.modules() if type(inner).__name__ == name), None)
+
+
+def get_parameters_from_modules(
+    modules: Iterable[nn.Module] | str | None, model: nn.Module, device: torch.device | str | int
+) -> set[nn.Parameter]:
+    """Return the parameters of some modules of a model, after moving these modules to ``device``.
+
+    Args:
+        modules: The modules, or a regular expression that matches their whole dotted names; None is none.
+        model: Where names are looked up.
+        device: Where modules go that nobody shards.
+
+    Raises:
+        ConfigError: If the expression matches no module.
+    """
+    chosen = modules_by_name(modules, model) if isinstance(modules, str) else list(modules or ())
+    for module in chosen:
+        module.to(device)
+    return {parameter for module in chosen for parameter in module.parameters()}
+
+
+def modules_by_name(pattern: str, model: nn.Module) -> list[nn.Module]:
+    """Return the modules whose whole dotted name a regular expression matches.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    named = dict(model.named_modules())
+    found = [module for name, module in named.items() if re.fullmatch(pattern, name)]
+    if not found:
+        raise ConfigError(
+            f"`{pattern}` matches the whole name of no module of `{type(model).__name__}`."
+            f"{did_you_mean(pattern, named)}"
+        )
+    return found
 
 
 def is_peft_model(model: nn.Module) -> bool:

@@ -29,6 +29,8 @@ from accel_backends.plugins.fsdp import allocate
 from accel_state.enums import DistributedType
 from accel_state.environment.settings import SECTIONS
 from accel_state.errors import ConfigError
+from accel_state.mesh_layout import MeshLayout
+from accel_state.topology import Topology
 
 
 class Block(nn.Module):
@@ -153,9 +155,7 @@ class TestSharding:
         assert (made.reshard_after_forward, made.sharding_strategy) == (expected, None)
 
     def test_version_2_refuses_hybrid_strategies_and_names_the_mesh(self):
-        with pytest.raises(
-            ConfigError, match=r"reshard_after_forward=False.*dp_replicate_size=<number of machines>"
-        ):
+        with pytest.raises(ConfigError, match="`reshard_after_forward` to false, .*`dp_replicate_size`"):
             plugin(2, sharding_strategy="HYBRID_SHARD_ZERO2")
 
     def test_version_2_refuses_not_to_shard(self):
@@ -171,6 +171,21 @@ class TestSharding:
         variables(sharding_strategy="FULL_SHARD", reshard_after_forward="HYBRID_SHARD")
         assert plugin(1).sharding_strategy is ShardingStrategy.HYBRID_SHARD
         assert plugin(1, sharding_strategy="NO_SHARD").sharding_strategy is ShardingStrategy.NO_SHARD
+
+
+@pytest.mark.parametrize(
+    ("version", "strategy", "expected"),
+    [
+        (2, None, MeshLayout(dp_shard=8)),
+        (1, "FULL_SHARD", MeshLayout(dp_shard=8)),
+        (1, "NO_SHARD", MeshLayout(dp_replicate=8)),
+        (1, "HYBRID_SHARD", MeshLayout(dp_replicate=2, dp_shard=4)),
+        (1, "HYBRID_SHARD_ZERO2", MeshLayout(dp_replicate=2, dp_shard=4)),
+    ],
+)
+def test_copies_are_cut_over_all_ranks_or_those_of_a_machine(version, strategy, expected):
+    two_machines_of_four = Topology(rank=5, world_size=8, local_rank=1, local_world_size=4)
+    assert plugin(version, sharding_strategy=strategy).default_layout(two_machines_of_four) == expected
 
 
 class TestCheckpoints:
@@ -391,10 +406,8 @@ class TestVersions:
         assert plugin(2).activation_checkpointing_offload is True
 
     def test_what_version_2_ignores_is_told_once_and_together(self, variables):
-        variables(sync_module_states="true", backward_prefetch="BACKWARD_PRE")
-        with pytest.warns(
-            UserWarning, match="`backward_prefetch`, `forward_prefetch`, `sync_.*` are ignored"
-        ) as told:
+        variables(backward_prefetch="BACKWARD_PRE")
+        with pytest.warns(UserWarning, match="`backward_prefetch`, `forward_prefetch` are ignored") as told:
             made = plugin(2, forward_prefetch=True)
         assert len(told) == 1
         assert (made.backward_prefetch, made.forward_prefetch, made.sync_module_states) == (None, None, None)
@@ -402,7 +415,7 @@ class TestVersions:
     def test_what_version_2_does_anyway_is_no_reason_to_warn(self):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            plugin(2, use_orig_params=True, sync_module_states=False, backward_prefetch="no_prefetch")
+            plugin(2, use_orig_params=True, sync_module_states=True, backward_prefetch="no_prefetch")
 
     def test_parameters_that_version_2_cannot_hide_are_told(self):
         with pytest.warns(UserWarning, match="`use_orig_params` is ignored"):

@@ -68,6 +68,11 @@ RULES: tuple[Rule, ...] = (
     _rule(("gpu_ids", "cpu_affinity"), lambda request: not request.value("use_cpu"), "on the CPU"),
     _rule(_group("FSDP"), lambda request: request.engine == "FSDP", "without `--use_fsdp`"),
     _rule(
+        ("fsdp_min_num_params",),
+        lambda request: request.value("fsdp_auto_wrap_policy") == "SIZE_BASED_WRAP",
+        "without `--fsdp_auto_wrap_policy SIZE_BASED_WRAP`",
+    ),
+    _rule(
         _group("DeepSpeed") | _group("DeepSpeed on several machines"),
         lambda request: request.engine == "DEEPSPEED",
         "without `--use_deepspeed`",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from accel_launch.config.file import ConfigFile
 from accel_launch.engine import choose_engine, with_engine
+from accel_launch.fsdp_checks import check_fsdp
 from accel_launch.gpus import selected_gpus
 from accel_launch.options import OPTIONS
 from accel_launch.resolution import Resolved, resolve
@@ -19,6 +20,8 @@ CommandKind = Literal["script", "module", "executable"]
 
 # Set for each rank by whoever starts it, so never handed down as settings.
 _OF_THE_LAUNCHER = frozenset({"num_processes", "master_addr", "master_port"})
+# What is checked of an engine's settings together, beside each one on its own.
+_CHECKS: Mapping[str | None, Callable[[Mapping[str, Resolved]], None]] = {"FSDP": check_fsdp}
 _FP8_OVERRIDES = ("FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_WGRAD")
 
 
@@ -119,6 +122,8 @@ def make_request(
     settings = resolve(OPTIONS, flags=flags, environ=machine.environ, config=config)
     engine = choose_engine(settings, config)
     settings = with_engine(settings, engine, config)
+    if engine in _CHECKS:
+        _CHECKS[engine](settings)
     num_machines = settings["num_machines"].value
     return LaunchRequest(
         command=command,

@@ -58,6 +58,14 @@ SAID = {
             "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2",
         },
     ),
+    "fsdp_guide": (
+        "FSDP",
+        {
+            "FSDP_BACKWARD_PREFETCH": "BACKWARD_PRE",
+            "FSDP_SHARDING_STRATEGY": "FULL_SHARD",
+            "FSDP_TRANSFORMER_CLS_TO_WRAP": "BertLayer",
+        },
+    ),
     "ipex": (None, {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "bf16"}),
     "megatron": ("MEGATRON_LM", {"ACCELERATE_USE_MEGATRON_LM": "true", "MEGATRON_LM_TP_DEGREE": "2"}),
     "mpi": (None, {"ACCELERATE_USE_CPU": "true"}),

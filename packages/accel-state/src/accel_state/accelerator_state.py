@@ -113,8 +113,10 @@ class AcceleratorState(ProcessView):
 
             config = ParallelismConfig()
         mesh = None
+        layout = _engine_layout(given["fsdp_plugin"], runtime)
         if config is not None:
-            config.fit_to(runtime.topology.world_size)
+            config.fit_to(runtime.topology.world_size, default=layout)
+            layout = config.layout
             mesh = config.get_device_mesh(runtime.device.type)
         plugins = {name: value for name, value in given.items() if name.endswith(("_plugin", "_plugins"))}
         self._attributes.update(
@@ -124,7 +126,7 @@ class AcceleratorState(ProcessView):
             _selected_deepspeed_plugin=None,
             parallelism_config=config,
             device_mesh=mesh,
-            layout=_engine_layout(given["fsdp_plugin"], runtime) if config is None else config.layout,
+            layout=layout,
         )
         if self.deepspeed_plugins:
             self._select(next(iter(self.deepspeed_plugins)))
@@ -254,7 +256,7 @@ def _distributed_type(given: Mapping[str, Any]) -> DistributedType | None:
 
 
 def _engine_layout(plugin: Any, runtime: Runtime) -> MeshLayout:
-    """Return how the engine of `plugin` arranges the ranks where no `ParallelismConfig` says it."""
+    """Return how the engine of `plugin` arranges the ranks where no size of `ParallelismConfig` says it."""
     arrange = getattr(plugin, "default_layout", None)
     layout: MeshLayout = runtime.layout if arrange is None else arrange(runtime.topology)
     return layout

@@ -37,9 +37,10 @@ _HANDLERS = {
 class ParallelismConfig:
     """The sizes of the mesh's axes; their product, without ``ep_size``, is the number of processes.
 
-    Sizes and backends that are None are read from ``PARALLELISM_CONFIG_*`` when the object is built; a size that
-    is not given there either is 1, which switches the axis off. If all are 1, every process of the run has a
-    full copy of the model. Tensor, context and sequence parallelism have a handler each where they are on.
+    Sizes and backends that are None are read from ``PARALLELISM_CONFIG_*`` when the object is built; a size that is
+    not given there either is 1, which switches the axis off. If all are 1, the engine of the run arranges the
+    processes: each has a full copy of the model, or with FSDP all share one. Tensor, context and sequence
+    parallelism have a handler each where they are on.
 
     Args:
         dp_replicate_size: Full copies of the model.
@@ -215,14 +216,20 @@ class ParallelismConfig:
             )
         return self.device_mesh
 
-    def fit_to(self, num_processes: int) -> None:
-        """Make every process a full copy of the model if no size was given, else compare.
+    def fit_to(self, num_processes: int, *, default: MeshLayout | None = None) -> None:
+        """Arrange the processes as ``default`` does if no size was given, else compare.
+
+        Args:
+            num_processes: Processes of the run.
+            default: How its engine arranges them; if omitted, every process is a full copy of the model.
 
         Raises:
             ConfigError: If the sizes do not multiply to the number of processes.
         """
         if self.layout == MeshLayout():
-            self.dp_replicate_size = num_processes
+            arranged = MeshLayout.of_replicas(num_processes) if default is None else default
+            for axis, size in arranged.sizes.items():
+                setattr(self, f"{axis}_size", size)
         check_world_size(self.layout, num_processes)
 
     def to_json(self) -> dict[str, Any]:

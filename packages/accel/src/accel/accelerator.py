@@ -65,6 +65,7 @@ if TYPE_CHECKING:  # what only annotations name is not imported
     from accel.checkpoints.collection import SaveHook
     from accel.checkpoints.loader import LoadHook
     from accel.preemption.preemption import Preemption
+    from accel_backends import FullyShardedDataParallelPlugin, TorchTensorParallelPlugin
     from accel_checkpoint.saving.handle import SaveHandle
     from accel_state import ParallelismConfig
     from accel_trackers import GeneralTracker
@@ -87,8 +88,8 @@ class Accelerator:
         cpu: Stay on the CPU although an accelerator is there.
         dataloader_config: How loaders are split over the processes.
         deepspeed_plugin: Train with DeepSpeed.
-        fsdp_plugin: Train with parameters sharded over the processes.
-        torch_tp_plugin: Train with tensor parallelism.
+        fsdp_plugin: Train with parameters sharded over the processes, on any device.
+        torch_tp_plugin: Older place of `ParallelismConfig.tp_size`.
         megatron_lm_plugin: Train with Megatron-LM.
         rng_types: Generators that every rank sets alike at the start of an epoch.
         log_with: Trackers, by name, class or instance, or `all`.
@@ -124,8 +125,8 @@ class Accelerator:
         cpu: bool = False,
         dataloader_config: DataLoaderConfiguration | None = None,
         deepspeed_plugin: Any = None,
-        fsdp_plugin: Any = None,
-        torch_tp_plugin: Any = None,
+        fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
+        torch_tp_plugin: TorchTensorParallelPlugin | None = None,
         megatron_lm_plugin: Any = None,
         rng_types: Sequence[str | RNGType] | None = None,
         log_with: str
@@ -148,7 +149,6 @@ class Accelerator:
         plugins = {
             "deepspeed_plugin": deepspeed_plugin or deepspeed_plugins,
             "fsdp_plugin": fsdp_plugin,
-            "torch_tp_plugin": torch_tp_plugin,
             "megatron_lm_plugin": megatron_lm_plugin,
         }
         self.configuration = resolve(
@@ -157,6 +157,9 @@ class Accelerator:
             gradient_accumulation_steps=gradient_accumulation_steps,
             dataloader_config=dataloader_config,
             plugins=plugins,
+            earlier_plugins=engine.earlier_plugins(),
+            torch_tp_plugin=torch_tp_plugin,
+            parallelism_config=parallelism_config,
             rng_types=rng_types,
             project_dir=project_dir,
             project_config=project_config,
@@ -167,12 +170,7 @@ class Accelerator:
             dynamo_plugin=dynamo_plugin,
             scheduler_unit=scheduler_unit,
         )
-        self.state = engine.make_state(
-            self.configuration,
-            mixed_precision=mixed_precision,
-            cpu=cpu,
-            parallelism_config=parallelism_config,
-        )
+        self.state = engine.make_state(self.configuration, mixed_precision=mixed_precision, cpu=cpu)
         self.processes = PartialState()
         self.gradient_state = GradientState(self.configuration.accumulation)
         self._make_components()

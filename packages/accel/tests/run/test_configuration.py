@@ -10,11 +10,12 @@ from accel.run.configuration import (
     resolve_dynamo,
     resolve_engine,
     resolve_loader,
+    resolve_parallelism,
     resolve_project,
     resolve_rng_types,
 )
-from accel_backends import TorchDynamoPlugin
-from accel_state import GradientAccumulationPlugin
+from accel_backends import TorchDynamoPlugin, TorchTensorParallelPlugin
+from accel_state import GradientAccumulationPlugin, ParallelismConfig
 from accel_state.errors import ConfigError
 
 
@@ -73,14 +74,35 @@ class TestLoader:
 
 class TestEngine:
     def test_none_is_asked_for(self):
-        assert resolve_engine({"fsdp_plugin": None}, setting=settings()) == (None, None)
+        assert resolve_engine({"fsdp_plugin": None}, setting=settings()) == (
+            {"fsdp_plugin": None},
+            None,
+            None,
+        )
 
     def test_a_plugin_names_its_strategy(self):
         engine = Engine()
-        assert resolve_engine({"fsdp_plugin": engine}, setting=settings()) == (engine, "single")
+        given = {"fsdp_plugin": engine}
+        assert resolve_engine(given, setting=settings()) == (given, engine, "single")
 
     def test_a_launcher_asks_by_a_setting(self):
-        assert resolve_engine({}, setting=settings(use_fsdp=True)) == (None, "fsdp")
+        assert resolve_engine({}, setting=settings(use_deepspeed=True)) == ({}, None, "deepspeed")
+
+    @pytest.mark.parametrize(("version", "strategy"), [("1", "fsdp"), ("2", "fsdp2")])
+    def test_the_settings_of_a_launcher_make_the_plugin_of_its_engine(self, monkeypatch, version, strategy):
+        monkeypatch.setenv("FSDP_VERSION", version)
+        plugins, plugin, name = resolve_engine({"fsdp_plugin": None}, setting=settings(use_fsdp=True))
+        assert plugins == {"fsdp_plugin": plugin}
+        assert (plugin.fsdp_version, name) == (int(version), strategy)
+
+    def test_the_plugin_of_the_script_wins_over_the_launcher(self):
+        engine = Engine()
+        assert resolve_engine({"fsdp_plugin": engine}, setting=settings(use_fsdp=True))[1] is engine
+
+    def test_an_earlier_plugin_goes_on_where_nothing_else_is_passed(self):
+        engine, given = Engine(), {"fsdp_plugin": None}
+        found = resolve_engine(given, earlier={"fsdp_plugin": engine}, setting=settings(use_fsdp=True))
+        assert found == (given, engine, "single")
 
     def test_two_engines_are_refused(self):
         with pytest.raises(ConfigError, match="got `deepspeed_plugin`, `fsdp_plugin`"):
@@ -89,6 +111,22 @@ class TestEngine:
     def test_a_plugin_without_a_strategy_is_refused(self):
         with pytest.raises(ConfigError, match="`fsdp_plugin` is a object, which does not name its strategy"):
             resolve_engine({"fsdp_plugin": object()}, setting=settings())
+
+
+class TestParallelism:
+    def test_the_older_plugin_becomes_an_axis_and_says_so(self):
+        with pytest.warns(FutureWarning, match=r"pass `parallelism_config=ParallelismConfig\(tp_size=2\)`"):
+            config = resolve_parallelism(TorchTensorParallelPlugin(2), None)
+        assert config.tp_size == 2
+
+    def test_both_ways_of_saying_it_are_refused(self):
+        with pytest.raises(ConfigError, match="Pass the second alone"):
+            resolve_parallelism(TorchTensorParallelPlugin(2), ParallelismConfig(tp_size=2))
+
+    def test_the_configuration_alone_stays_as_it_is(self):
+        config = ParallelismConfig()
+        assert resolve_parallelism(None, config) is config
+        assert resolve_parallelism(None, None) is None
 
 
 def test_a_project_folder_does_not_override_the_configurations_own():

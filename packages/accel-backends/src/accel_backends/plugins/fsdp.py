@@ -15,6 +15,7 @@ from torch.distributed.fsdp import (
     LocalStateDictConfig,
     ShardedOptimStateDictConfig,
     ShardedStateDictConfig,
+    ShardingStrategy,
     StateDictType,
 )
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         CPUOffloadPolicy,
         MixedPrecision,
         MixedPrecisionPolicy,
-        ShardingStrategy,
     )
 
     from accel_state.topology import Topology
@@ -61,11 +61,11 @@ _STATE_DICT_CONFIGS: dict[StateDictType, tuple[Callable[[], Any], Callable[[], A
         functools.partial(LocalOptimStateDictConfig, offload_to_cpu=True),
     ),
 }
-# Fields of version 1 that version 2 has no use for, and the value that says no more than what it does anyway.
+_PER_MACHINE = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
+# Fields of version 1 that version 2 has no use for, and the value that asks for nothing it would not do.
 _OBSOLETE = {
     "backward_prefetch": "NO_PREFETCH",
     "forward_prefetch": False,
-    "sync_module_states": False,
     "use_orig_params": True,
 }
 # Fields that only one version has, and the value that asks for nothing.
@@ -113,7 +113,7 @@ class FullyShardedDataParallelPlugin:
         limit_all_gathers: Whether few units are gathered at the same time (version 1; always so in 2).
         use_orig_params: Whether an optimizer sees the original parameters (version 1; always so in 2).
         param_init_fn: Allocates a module that is on the meta device (version 1).
-        sync_module_states: Whether the ranks begin with the parameters of rank 0 (version 1).
+        sync_module_states: Whether the ranks begin with the parameters of rank 0 (version 1; always so in 2).
         forward_prefetch: Whether the forward pass fetches the next unit, as in the first step (version 1).
         activation_checkpointing: Whether activations are computed again in the backward pass.
         activation_checkpointing_offload: Whether the inputs of such layers are kept on the CPU (version 2).
@@ -187,10 +187,13 @@ class FullyShardedDataParallelPlugin:
         return next((name for name, function in _POLICIES.items() if function is policy), None)
 
     def default_layout(self, topology: Topology) -> MeshLayout:
-        """Return how the ranks are arranged where no `ParallelismConfig` says it: one copy, or one per machine."""
-        if self.fsdp_version == 1 and "HYBRID" in self.sharding_strategy.name:
-            return MeshLayout(dp_replicate=topology.num_nodes, dp_shard=topology.local_world_size)
-        return MeshLayout(dp_shard=topology.world_size)
+        """Return how the ranks are arranged where no `ParallelismConfig` says it: over how many each copy is cut."""
+        num_shards = topology.world_size
+        if self.sharding_strategy is ShardingStrategy.NO_SHARD:
+            num_shards = 1
+        elif self.sharding_strategy in _PER_MACHINE:
+            num_shards = topology.local_world_size
+        return MeshLayout(dp_replicate=topology.world_size // num_shards, dp_shard=num_shards)
 
     def set_auto_wrap_policy(self, model: nn.Module) -> None:
         """Complete ``auto_wrap_policy`` with what only the model knows: the classes of its layers.
@@ -231,7 +234,7 @@ class FullyShardedDataParallelPlugin:
         """Set how checkpoints are written, and the details of that which are not given (version 1)."""
         version = self._version()
         asked = self.state_dict_type if state_dict_type is None else state_dict_type
-        self.state_dict_type = values.state_dict_type_of(version, asked)
+        self.state_dict_type = values.checkpoints_of(version, asked)
         if version == 2:
             return
         if state_dict_type is not None:
@@ -280,7 +283,7 @@ class FullyShardedDataParallelPlugin:
             )
 
     def _complete_version_1(self) -> None:
-        strategy = values.strategy_of(self.sharding_strategy, self.reshard_after_forward)
+        strategy = values.sharding_of(1, self.sharding_strategy, self.reshard_after_forward)
         self.sharding_strategy = self.reshard_after_forward = strategy
         self.backward_prefetch = values.prefetch_of(self.backward_prefetch)
         self._read_switches("use_orig_params", "forward_prefetch")
@@ -300,7 +303,7 @@ class FullyShardedDataParallelPlugin:
             self.param_init_fn = allocate
 
     def _complete_version_2(self) -> None:
-        self.reshard_after_forward = values.resharding_of(self.sharding_strategy, self.reshard_after_forward)
+        self.reshard_after_forward = values.sharding_of(2, self.sharding_strategy, self.reshard_after_forward)
         self.sharding_strategy = None
         self._read_switches(
             "activation_checkpointing", "activation_checkpointing_offload", "cpu_ram_efficient_loading"

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import (
 
 from accel_state.environment import door, find_setting
 from accel_state.errors import ConfigError, did_you_mean
-from accel_state.sharding_strategies import reshards
+from accel_state.fsdp_versions import resharding_of, state_dict_type_of, strategy_of
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 _POLICIES: Mapping[int, type[Any]] = {1: MixedPrecision, 2: MixedPrecisionPolicy}
@@ -59,55 +59,24 @@ def given_or_set(field: str, value: object) -> Any:
     return read_if_set(field) if value is None else word_of(field, value)
 
 
-def strategy_of(sharding_strategy: object, reshard_after_forward: object) -> ShardingStrategy:
-    """Return the sharding strategy of version 1, which may stand under either of its two names.
+def sharding_of(version: int, sharding_strategy: object, reshard_after_forward: object) -> Any:
+    """Return what is sharded: torch's strategy in version 1, in 2 whether gathered parameters are given up.
 
     Raises:
-        ConfigError: If the two contradict each other, or one is no strategy.
+        ConfigError: If the two contradict each other, or one has a value that the version does not know.
     """
-    old, new = _sharding_words(sharding_strategy, reshard_after_forward)
-    is_of_environment = sharding_strategy is None and reshard_after_forward is None
-    if is_of_environment and old is not None and isinstance(new, bool):
-        new = None  # launchers set both variables, whichever version counts
-    if is_of_environment and old == "FULL_SHARD" and new is not None:
-        old = None
-    if isinstance(new, bool):
-        raise ConfigError(
-            f"`reshard_after_forward` is {new}, which is for `fsdp_version=2`. With version 1 it must be "
-            f"{accepted('sharding_strategy')}."
+    is_given = sharding_strategy is not None or reshard_after_forward is not None
+    if is_given:
+        old = None if sharding_strategy is None else word_of("sharding_strategy", sharding_strategy)
+        new = (
+            None if reshard_after_forward is None else word_of("reshard_after_forward", reshard_after_forward)
         )
-    if None not in (old, new) and old != new:
-        raise ConfigError(
-            f"`sharding_strategy` (`{old}`) and `reshard_after_forward` (`{new}`) say the same thing. Pass one of them."
-        )
-    word = old or new or "FULL_SHARD"
+    else:
+        old, new = read_if_set("sharding_strategy"), read_if_set("reshard_after_forward")
+    if version == 2:
+        return resharding_of(old, new, is_from_launcher=not is_given)
+    word = strategy_of(old, new, is_from_launcher=not is_given)
     return ShardingStrategy[f"_{word}" if word == "HYBRID_SHARD_ZERO2" else word]
-
-
-def resharding_of(sharding_strategy: object, reshard_after_forward: object) -> bool:
-    """Return whether version 2 gives gathered parameters up after the forward pass.
-
-    Raises:
-        ConfigError: If the two contradict each other, or version 2 has no such strategy.
-    """
-    old, new = _sharding_words(sharding_strategy, reshard_after_forward)
-    if sharding_strategy is None and new is not None:
-        old = None
-    asked = {word if isinstance(word, bool) else reshards(word) for word in (old, new) if word is not None}
-    if len(asked) > 1:
-        raise ConfigError(
-            f"`sharding_strategy` (`{old}`) and `reshard_after_forward` ({new}) contradict each other. "
-            "Pass the second alone."
-        )
-    return asked.pop() if asked else True
-
-
-def _sharding_words(sharding_strategy: object, reshard_after_forward: object) -> tuple[Any, Any]:
-    if sharding_strategy is None and reshard_after_forward is None:
-        return read_if_set("sharding_strategy"), read_if_set("reshard_after_forward")
-    old = None if sharding_strategy is None else word_of("sharding_strategy", sharding_strategy)
-    new = None if reshard_after_forward is None else word_of("reshard_after_forward", reshard_after_forward)
-    return old, new
 
 
 def prefetch_of(value: object) -> BackwardPrefetch | None:
@@ -116,19 +85,13 @@ def prefetch_of(value: object) -> BackwardPrefetch | None:
     return None if word == "NO_PREFETCH" else BackwardPrefetch[word]
 
 
-def state_dict_type_of(version: int, value: object) -> StateDictType:
+def checkpoints_of(version: int, value: object) -> StateDictType:
     """Return how checkpoints are written.
 
     Raises:
         ConfigError: If the version has no such type.
     """
-    word = given_or_set("state_dict_type", value)
-    if version == 2 and word == "LOCAL_STATE_DICT":
-        raise ConfigError(
-            "`state_dict_type` is `LOCAL_STATE_DICT`, which FSDP version 2 does not have. "
-            "Use `SHARDED_STATE_DICT` or `FULL_STATE_DICT`."
-        )
-    return StateDictType[word or ("FULL_STATE_DICT" if version == 1 else "SHARDED_STATE_DICT")]
+    return StateDictType[state_dict_type_of(version, given_or_set("state_dict_type", value))]
 
 
 def offload_of(version: int, value: object) -> Any:

@@ -16,20 +16,23 @@ class TorchTensorParallelPlugin:
     """Settings of tensor parallelism. Deprecated: pass ``ParallelismConfig(tp_size=…)`` instead.
 
     Args:
-        tp_size: Processes that share each layer.
+        tp_size: Processes that share each layer, 2 or more.
         torch_device_mesh: The mesh of these processes, where the script has built it; it must have an axis ``tp`` of
             this size.
 
     Raises:
-        ConfigError: If the size is not a whole number of at least 1, or is not that of the mesh.
+        ConfigError: If the size is not a whole number of at least 2, or is not that of the mesh.
     """
 
     tp_size: int = 1
     torch_device_mesh: DeviceMesh | None = None
 
     def __post_init__(self) -> None:
-        if type(self.tp_size) is not int or self.tp_size < 1:
-            raise ConfigError(f"`tp_size` must be a whole number of at least 1, got {self.tp_size!r}.")
+        if type(self.tp_size) is not int or self.tp_size < 2:
+            raise ConfigError(
+                f"`tp_size` must be a whole number of at least 2, got {self.tp_size!r}. Leave the plugin out where "
+                "layers are not shared."
+            )
         mesh = self.torch_device_mesh
         if mesh is None:
             return

@@ -28,6 +28,7 @@ OWNERS = (
     "accel_launch",
     "accel",
     "accel.checkpoints",
+    "accel.functions.fsdp_constants",
     "accel.functions.general",
 )
 """Modules whose public lists are searched, in this order; all of them are imported without torch."""

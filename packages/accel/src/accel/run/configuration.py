@@ -6,30 +6,38 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel.run.handlers import Handlers
 from accel.run.project import ProjectConfiguration
 from accel_backends import Strategy, TorchDynamoPlugin
 from accel_data import DataLoaderConfiguration
-from accel_state import GradientAccumulationPlugin
+from accel_state import GradientAccumulationPlugin, ParallelismConfig
 from accel_state.enums import DynamoBackend, RNGType
 from accel_state.environment import read
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
 
 if TYPE_CHECKING:
-    from accel_state import ParallelismConfig
+    from accel_backends import FullyShardedDataParallelPlugin, TorchTensorParallelPlugin
 
 NOT_GIVEN: Any = object()
 """Default of arguments whose absence means something else than any value."""
 
-ENGINE_SWITCHES = {
-    "use_deepspeed": "deepspeed",
-    "use_fsdp": "fsdp",
-    "use_megatron_lm": "megatron",
-}
+ENGINE_SWITCHES = {"use_deepspeed": "deepspeed", "use_megatron_lm": "megatron"}
 """Settings by which a launcher asks for an engine, and the strategy that must then be there."""
+
+
+def make_fsdp_plugin() -> FullyShardedDataParallelPlugin:
+    """Return the plugin that the launcher's settings describe."""
+    from accel_backends import FullyShardedDataParallelPlugin  # imports the engine
+
+    return FullyShardedDataParallelPlugin()
+
+
+ENGINE_PLUGINS: Mapping[str, tuple[str, Callable[[], Any]]] = {"use_fsdp": ("fsdp_plugin", make_fsdp_plugin)}
+"""Those whose plugin reads the rest of what the launcher says: the argument it stands for, and what makes it."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,7 @@ class RunConfiguration:
     plugins: Mapping[str, Any]
     plugin: Any
     strategy: str | None
+    parallelism: ParallelismConfig | None
     device_placement: bool
     is_device_map_allowed: bool
     step_scheduler_with_optimizer: bool
@@ -63,6 +72,9 @@ def resolve(
     gradient_accumulation_steps: int,
     dataloader_config: DataLoaderConfiguration | None,
     plugins: Mapping[str, Any],
+    earlier_plugins: Mapping[str, Any],
+    torch_tp_plugin: TorchTensorParallelPlugin | None,
+    parallelism_config: ParallelismConfig | None,
     rng_types: Sequence[str | RNGType] | None,
     project_dir: str | os.PathLike[str] | None,
     project_config: ProjectConfiguration | None,
@@ -75,12 +87,13 @@ def resolve(
 ) -> RunConfiguration:
     """Combine the arguments of `Accelerator`, which have the same names, with the settings of the launcher.
 
-    `plugins` has the engine plugins by the name of their argument, None for those left out.
+    `plugins` has the engine plugins by the name of their argument, None for those left out; `earlier_plugins` those
+    that the state of this process was built with.
 
     Raises:
         ConfigError: If arguments contradict each other.
     """
-    plugin, strategy = resolve_engine(plugins)
+    plugins, plugin, strategy = resolve_engine(plugins, earlier=earlier_plugins)
     return RunConfiguration(
         handlers=Handlers(kwargs_handlers),
         accumulation=resolve_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin),
@@ -88,9 +101,10 @@ def resolve(
         project=resolve_project(project_dir, project_config),
         dynamo=resolve_dynamo(dynamo_backend, dynamo_plugin),
         rng_types=resolve_rng_types(rng_types),
-        plugins=plugins,
+        plugins={**plugins, "torch_tp_plugin": torch_tp_plugin},
         plugin=plugin,
         strategy=strategy,
+        parallelism=resolve_parallelism(torch_tp_plugin, parallelism_config),
         device_placement=device_placement,
         is_device_map_allowed=read("bypass_device_map"),
         step_scheduler_with_optimizer=step_scheduler_with_optimizer,
@@ -171,35 +185,71 @@ def resolve_dynamo(
 
 
 def resolve_engine(
-    plugins: Mapping[str, Any], *, setting: Callable[[str], Any] = read
-) -> tuple[Any, str | None]:
+    plugins: Mapping[str, Any],
+    *,
+    earlier: Mapping[str, Any] = MappingProxyType({}),
+    setting: Callable[[str], Any] = read,
+) -> tuple[Mapping[str, Any], Any, str | None]:
     """Find which engine trains the model: the plugin that was passed, or what the launcher asked for.
 
     Args:
         plugins: Plugin by the name of its argument; those left out are None.
+        earlier: Plugins of an earlier `Accelerator` of this process, by the same names; one of them counts where
+            nothing else is passed.
         setting: Reads a setting by its name.
 
     Returns:
-        The plugin (or None) and the name of its strategy (None: decided by the number of processes).
+        The plugins with one that the launcher's settings stand for, the plugin that counts (or None), and the name of
+        its strategy (None: decided by the number of processes).
 
     Raises:
         ConfigError: If several are given, or a plugin names no strategy.
     """
-    given = {name: plugin for name, plugin in plugins.items() if plugin is not None}
+    given = _without_none(plugins)
     if len(given) > 1:
         raise ConfigError(f"Only one engine can train a model, got {', '.join(f'`{n}`' for n in given)}.")
-    for name, plugin in given.items():
+    for name, plugin in (given or _without_none(earlier)).items():
         strategy = getattr(plugin, "strategy", None)
         if not isinstance(strategy, str):
             raise ConfigError(
                 f"`{name}` is a {type(plugin).__name__}, which does not name its strategy. "
                 "Give the class a `strategy` attribute with the name of an installed strategy."
             )
-        return plugin, strategy
+        return plugins, plugin, strategy
+    for switch, (name, make) in ENGINE_PLUGINS.items():
+        if setting(switch):
+            plugin = make()
+            return {**plugins, name: plugin}, plugin, plugin.strategy
     for switch, strategy in ENGINE_SWITCHES.items():
         if setting(switch):
-            return None, strategy
-    return None, None
+            return plugins, None, strategy
+    return plugins, None, None
+
+
+def _without_none(plugins: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: plugin for name, plugin in plugins.items() if plugin is not None}
+
+
+def resolve_parallelism(
+    plugin: TorchTensorParallelPlugin | None, config: ParallelismConfig | None
+) -> ParallelismConfig | None:
+    """Combine the older plugin of tensor parallelism with the axes of parallelism.
+
+    Raises:
+        ConfigError: If both are given.
+    """
+    if plugin is None:
+        return config
+    if config is not None:
+        raise ConfigError(
+            "`torch_tp_plugin` and `parallelism_config` both say how layers are shared. Pass the second alone."
+        )
+    warnings.warn(
+        f"`torch_tp_plugin` is deprecated: pass `parallelism_config=ParallelismConfig(tp_size={plugin.tp_size})`.",
+        FutureWarning,
+        stacklevel=4,
+    )
+    return ParallelismConfig(tp_size=plugin.tp_size)
 
 
 def resolve_rng_types(rng_types: Sequence[str | RNGType] | None) -> tuple[RNGType, ...]:

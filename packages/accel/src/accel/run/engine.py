@@ -18,6 +18,18 @@ from accel_backends.stepping.weighted_loss import WeightedLoss
 from accel_state import AcceleratorState, ConfigError, current_runtime
 
 
+def earlier_plugins() -> dict[str, Any]:
+    """Return the engine plugins that the state of this process was built with, by the name of their argument."""
+    if not AcceleratorState.is_initialized():
+        return {}
+    state = AcceleratorState()
+    return {
+        "deepspeed_plugin": state.deepspeed_plugin,
+        "fsdp_plugin": state.fsdp_plugin,
+        "megatron_lm_plugin": state.megatron_lm_plugin,
+    }
+
+
 def make_state(configuration: RunConfiguration, **arguments: Any) -> AcceleratorState:
     """Return the state of this process, which sets up the process group as `configuration` says.
 
@@ -29,6 +41,7 @@ def make_state(configuration: RunConfiguration, **arguments: Any) -> Accelerator
     return AcceleratorState(
         dynamo_plugin=configuration.dynamo,
         **configuration.plugins,
+        parallelism_config=configuration.parallelism,
         **arguments,
         _from_accelerator=True,
         **(group.to_kwargs() if group is not None else {}),

@@ -1,0 +1,95 @@
+"""What the two versions of FSDP call the same thing, and what only one of them has; torch is not needed to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from accel_state.environment.settings import SETTINGS
+from accel_state.errors import ConfigError
+
+RESHARDS: Mapping[str, bool] = MappingProxyType(
+    {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD": True, "HYBRID_SHARD_ZERO2": False}
+)
+"""``reshard_after_forward`` of version 2 by the sharding strategy of version 1; NO_SHARD has none."""
+
+HYBRIDS = frozenset({"HYBRID_SHARD", "HYBRID_SHARD_ZERO2"})
+"""Strategies with one full copy for each machine, which in version 2 is a matter of the mesh."""
+
+
+def strategy_of(old: str | None, new: str | bool | None, *, is_from_launcher: bool) -> str:
+    """Return the sharding strategy of version 1, which may stand under either of its two names.
+
+    Args:
+        old: What ``sharding_strategy`` says, None for nothing.
+        new: What ``reshard_after_forward`` says.
+        is_from_launcher: Whether a launcher may have set what nobody asked for: some set both names, the one that
+            is not meant to its default.
+
+    Raises:
+        ConfigError: If the two contradict each other, or the second is not for version 1.
+    """
+    if is_from_launcher:
+        new = None if old is not None and isinstance(new, bool) else new
+        old = None if old == "FULL_SHARD" and new is not None else old
+    if isinstance(new, bool):
+        raise ConfigError(
+            f"`reshard_after_forward` is {new}, which is for `fsdp_version=2`. With version 1 it must be "
+            f"{SETTINGS['fsdp_sharding_strategy'].parse.accepts}."
+        )
+    if None not in (old, new) and old != new:
+        raise ConfigError(
+            f"`sharding_strategy` (`{old}`) and `reshard_after_forward` (`{new}`) say the same thing. Pass one of them."
+        )
+    return old or new or "FULL_SHARD"
+
+
+def resharding_of(old: str | None, new: str | bool | None, *, is_from_launcher: bool) -> bool:
+    """Return whether version 2 gives gathered parameters up after the forward pass; see `strategy_of`.
+
+    Raises:
+        ConfigError: If the two contradict each other, or version 2 has no such strategy.
+    """
+    if is_from_launcher and new is not None:
+        old = None
+    asked = {word if isinstance(word, bool) else reshards(word) for word in (old, new) if word is not None}
+    if len(asked) > 1:
+        raise ConfigError(
+            f"`sharding_strategy` (`{old}`) and `reshard_after_forward` ({new}) contradict each other. "
+            "Pass the second alone."
+        )
+    return asked.pop() if asked else True
+
+
+def reshards(strategy: str) -> bool:
+    """Return the ``reshard_after_forward`` of version 2 that does what a strategy of version 1 does.
+
+    Raises:
+        ConfigError: If that needs more than this one setting; it names what.
+    """
+    if strategy in HYBRIDS:
+        raise ConfigError(
+            f"`{strategy}` is not a strategy of FSDP version 2, where the mesh says how many full copies there are. "
+            f"Set `reshard_after_forward` to {str(RESHARDS[strategy]).lower()}, and in `ParallelismConfig` "
+            "`dp_replicate_size` to the number of machines and `dp_shard_size` to the processes of each."
+        )
+    if strategy not in RESHARDS:
+        raise ConfigError(
+            f"FSDP version 2 always shards, so `{strategy}` is not one of its strategies. Leave FSDP out, which trains "
+            "with DDP, or use `FULL_SHARD` or `SHARD_GRAD_OP`."
+        )
+    return RESHARDS[strategy]
+
+
+def state_dict_type_of(version: int, asked: str | None) -> str:
+    """Return how a version writes checkpoints: as asked, or its default.
+
+    Raises:
+        ConfigError: If the version has no such type.
+    """
+    if version == 2 and asked == "LOCAL_STATE_DICT":
+        raise ConfigError(
+            "`state_dict_type` is `LOCAL_STATE_DICT`, which FSDP version 2 does not have. "
+            "Use `SHARDED_STATE_DICT` or `FULL_STATE_DICT`."
+        )
+    return asked or ("FULL_STATE_DICT" if version == 1 else "SHARDED_STATE_DICT")
