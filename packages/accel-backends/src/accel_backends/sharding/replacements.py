@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Iterator
 
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from accel_state.errors import ConfigError
@@ -16,9 +15,9 @@ class ReplacedParameters:
     """Remembers each parameter that was replaced, for as long as somebody else keeps it."""
 
     def __init__(self) -> None:
-        self._pairs: dict[int, tuple[weakref.ref[nn.Parameter], weakref.ref[nn.Parameter]]] = {}
+        self._pairs: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]]] = {}
 
-    def record(self, old: nn.Parameter, new: nn.Parameter) -> None:
+    def record(self, old: torch.Tensor, new: torch.Tensor) -> None:
         """Note that ``new`` took the place of ``old``, unless they are the same."""
         if old is new:
             return
@@ -26,7 +25,7 @@ class ReplacedParameters:
         # The entry goes with the old parameter: its number may then be that of another object.
         self._pairs[key] = weakref.ref(old, lambda _: self._pairs.pop(key, None)), weakref.ref(new)
 
-    def newest(self, parameter: nn.Parameter) -> nn.Parameter:
+    def newest(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return what stands in the place of ``parameter`` now: itself if it was not replaced."""
         while (pair := self._pairs.get(id(parameter))) is not None:
             successor = pair[1]()
@@ -42,7 +41,7 @@ class ReplacedParameters:
         """Whether ``parameter`` was replaced."""
         return id(parameter) in self._pairs
 
-    def __iter__(self) -> Iterator[nn.Parameter]:
+    def __iter__(self) -> Iterator[torch.Tensor]:
         """Yield the parameters that were replaced and are still alive."""
         for old, _ in list(self._pairs.values()):
             parameter = old()
@@ -54,27 +53,18 @@ class ReplacedParameters:
 
         State that has the shape of its parameter is sharded like it. No communication.
         """
-        new_state = {}
         for group in optimizer.param_groups:
-            # In place, since some optimizers keep the list beside their groups.
-            group["params"][:] = [
-                self._moved(optimizer, parameter, new_state) for parameter in group["params"]
-            ]
-        for old, (new, state) in new_state.items():
-            del optimizer.state[old]
-            optimizer.state[new] = state
-
-    def _moved(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameter: nn.Parameter,
-        new_state: dict[nn.Parameter, tuple[nn.Parameter, dict[str, object]]],
-    ) -> nn.Parameter:
-        new = self.newest(parameter)
-        if new is not parameter and parameter in optimizer.state:
-            state = optimizer.state[parameter]
-            new_state[parameter] = new, {name: like_parameter(value, new) for name, value in state.items()}
-        return new
+            for index, old in enumerate(group["params"]):
+                new = self.newest(old)
+                if new is old:
+                    continue
+                # In place, since some optimizers keep the list beside their groups.
+                group["params"][index] = new
+                if old in optimizer.state:
+                    values = optimizer.state.pop(old)
+                    optimizer.state[new] = {
+                        name: like_parameter(value, new) for name, value in values.items()
+                    }
 
 
 @torch.no_grad()

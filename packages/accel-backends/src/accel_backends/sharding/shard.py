@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from accel_backends.sharding.settings import ShardSettings
 from accel_backends.sharding.units import ROOT, ShardGroup, tensors_of_groups
 from accel_backends.sharding.values import check_same_model, take_values_of_rank_0
 from accel_ops.named_tensors import named_tensors
 from accel_state.logging import get_logger
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
     from accel_ops.named_tensors import NamedTensor
 
 logger = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ShardSettings:
-    """How each group of a model is sharded.
-
-    Attributes:
-        mesh: One axis, over which parameters are cut; or two, of which the first holds copies.
-        device: The device of this rank.
-        policy: Types of parameters in computation and of gradients in reduction.
-        offload: Where the shards are kept.
-        reshard_after_forward: Free the gathered parameters between forward and backward; groups of the tail
-            and the root keep theirs.
-        has_master_weights: Store trainable parameters in fp32.
-    """
-
-    mesh: DeviceMesh
-    device: torch.device
-    policy: MixedPrecisionPolicy
-    offload: OffloadPolicy
-    reshard_after_forward: bool = True
-    has_master_weights: bool = False
 
 
 def shard_model(
@@ -76,7 +53,7 @@ def shard_model(
             _store_in_fp32(owned)
         members = [modules[name] for name in group.modules]
         fully_shard(
-            members if len(members) > 1 else members[0],  # type: ignore[arg-type]
+            members if len(members) > 1 else members[0],
             mesh=settings.mesh,
             reshard_after_forward=settings.reshard_after_forward
             and not group.is_tail

@@ -53,7 +53,7 @@ def shard_groups(
         ConfigError: If a name is not that of a module that can be called.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    wanted = [(name,) for name in dict.fromkeys([*units, *fp32]) if name not in tail]
+    wanted: list[tuple[str, ...]] = [(name,) for name in dict.fromkeys([*units, *fp32]) if name not in tail]
     if tail:
         wanted.append(tuple(tail))
     for name in (name for names in wanted for name in names):
@@ -87,7 +87,7 @@ def tensors_of_groups(model: nn.Module, groups: Sequence[ShardGroup]) -> list[li
     return of_group
 
 
-def whole_parameters(model: nn.Module, ignored_modules: Sequence[nn.Module] | str | None) -> list[str]:
+def whole_parameters(model: nn.Module, ignored_modules: Iterable[nn.Module] | str | None) -> list[str]:
     """Return the first names of the parameters that stay whole on every rank: scalars, and those of ignored modules.
 
     Args:
@@ -107,7 +107,7 @@ def whole_parameters(model: nn.Module, ignored_modules: Sequence[nn.Module] | st
     ]
 
 
-def _ignored(model: nn.Module, modules: Sequence[nn.Module] | str | None) -> list[nn.Module]:
+def _ignored(model: nn.Module, modules: Iterable[nn.Module] | str | None) -> list[nn.Module]:
     names = {module: name for name, module in model.named_modules()}
     if isinstance(modules, str):
         pattern = re.compile(modules)
@@ -118,12 +118,13 @@ def _ignored(model: nn.Module, modules: Sequence[nn.Module] | str | None) -> lis
                 f"{type(model).__name__}. Its modules begin with: {', '.join(list(names.values())[1:6])}."
             )
         return chosen
-    for module in modules or ():
+    chosen = list(modules or ())
+    for module in chosen:
         if module not in names:
             raise ConfigError(
                 f"`ignored_modules` holds a {type(module).__name__} that is not part of the {type(model).__name__}."
             )
-    return list(modules or ())
+    return chosen
 
 
 def _check_unit(name: str, modules: Mapping[str, nn.Module]) -> None:

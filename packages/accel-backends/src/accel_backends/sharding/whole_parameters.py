@@ -26,7 +26,7 @@ class WholeParameters:
         self._mesh = mesh
         for parameter in parameters:
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._average)
+                parameter.register_post_accumulate_grad_hook(self._average)  # type: ignore[no-untyped-call]
 
     def _average(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad

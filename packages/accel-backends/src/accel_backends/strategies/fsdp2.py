@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule
 
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.policies import UnitsPolicy, units_policy
@@ -27,7 +27,8 @@ from accel_backends.sharding.full_state import (
 )
 from accel_backends.sharding.inference_mode import allow_inference_first
 from accel_backends.sharding.replacements import ReplacedParameters
-from accel_backends.sharding.shard import ShardSettings, is_sharded, shard_model
+from accel_backends.sharding.settings import shard_settings
+from accel_backends.sharding.shard import is_sharded, shard_model
 from accel_backends.sharding.sync import synchronised_in_shards, unsynchronised
 from accel_backends.sharding.units import shard_groups, whole_parameters
 from accel_backends.sharding.whole_parameters import WholeParameters
@@ -66,9 +67,12 @@ class FullyShardedStrategy(TorchStrategy):
             plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
         self._plugin = plugin
         if not is_group_up():
-            set_up_group(context.topology, backend="gloo", options={"store": dist.HashStore()})
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            set_up_group(context.topology, backend="gloo", options={"store": store})
         self._mesh = _mesh_of(context.layout, context.device.type)
-        self._settings = self._make_settings()
+        self._settings = shard_settings(
+            plugin, mesh=self._mesh, device=context.device, dtype=context.precision.dtype
+        )
         self._replaced = ReplacedParameters()
         self._whole: weakref.WeakKeyDictionary[nn.Module, WholeParameters] = weakref.WeakKeyDictionary()
 
@@ -89,7 +93,7 @@ class FullyShardedStrategy(TorchStrategy):
         plan = resolve_plan(model, given=self._plugin.parallel_plan, policy=self._units_policy())
         units = [model.get_submodule(name) for name in plan.units]
         if self._plugin.activation_checkpointing:
-            checkpoint_units(units, offloads_inputs=self._plugin.activation_checkpointing_offload)
+            checkpoint_units(units, offloads_inputs=bool(self._plugin.activation_checkpointing_offload))
         if self.context.dynamo is not None:
             compile_units(units, self.context.dynamo)
         whole = whole_parameters(model, self._plugin.ignored_modules)
@@ -112,7 +116,7 @@ class FullyShardedStrategy(TorchStrategy):
         self._replaced.repoint(getattr(optimizer, "optimizer", optimizer))
         return super().prepare_optimizer(optimizer, device_placement=device_placement)
 
-    def replaced_parameters(self) -> Iterable[nn.Parameter]:
+    def replaced_parameters(self) -> Iterable[torch.Tensor]:
         """Return the parameters from before sharding that somebody still holds."""
         return self._replaced
 
@@ -171,21 +175,6 @@ class FullyShardedStrategy(TorchStrategy):
 
     def _bare(self, model: nn.Module) -> nn.Module:
         return self.unwrap(model, keep_torch_compile=False)
-
-    def _make_settings(self) -> ShardSettings:
-        plugin, dtype = self._plugin, self.context.precision.dtype
-        policy = plugin.mixed_precision_policy
-        if policy is None:
-            reduce_dtype = plugin.reduce_dtype or (None if dtype is None else torch.float32)
-            policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
-        return ShardSettings(
-            mesh=self._mesh,
-            device=self.context.device,
-            policy=policy,
-            offload=plugin.cpu_offload,
-            reshard_after_forward=plugin.reshard_after_forward,
-            has_master_weights=policy.param_dtype is not None,
-        )
 
     def _units_policy(self) -> UnitsPolicy | None:
         plugin = self._plugin

@@ -16,10 +16,10 @@ NAMED = 3
 
 def unknown_parameters(optimizer: torch.optim.Optimizer, known: Iterable[torch.Tensor]) -> Iterator[str]:
     """Yield place and shape of each parameter in `optimizer` that is not among the `known`."""
-    known = {id(parameter) for parameter in known}
+    known_ids = {id(parameter) for parameter in known}
     for group_index, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
-            if id(parameter) not in known:
+            if id(parameter) not in known_ids:
                 yield f"parameter {index} of group {group_index}, of shape {tuple(parameter.shape)}"
 
 

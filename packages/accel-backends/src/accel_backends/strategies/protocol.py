@@ -100,7 +100,7 @@ class Strategy(Protocol):
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
         """Return a context for forward and backward in which gradients are reduced as ``sync`` says."""
 
-    def replaced_parameters(self) -> Iterable[nn.Parameter]:
+    def replaced_parameters(self) -> Iterable[torch.Tensor]:
         """Return parameters that preparing a model took out of it, and that optimizers may still hold."""
 
     def clip_grad_norm(

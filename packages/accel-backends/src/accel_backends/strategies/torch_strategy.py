@@ -140,7 +140,7 @@ class TorchStrategy:
         """Return a context that does nothing: there is nothing to reduce."""
         return _NOTHING
 
-    def replaced_parameters(self) -> Iterable[nn.Parameter]:
+    def replaced_parameters(self) -> Iterable[torch.Tensor]:
         """Return none: models keep their parameters."""
         return ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ class Block(nn.Module):
         self.down = nn.Linear(hidden, width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, rows: Tensor) -> Any:
         """Return the outputs for ``(batch, features)``."""
         return rows + self.dropout(self.down(torch.tanh(self.up(self.norm(rows)))))
 
@@ -33,7 +34,7 @@ class Odd(nn.Module):
         self.norm = nn.LayerNorm(33)
         self.head = nn.Linear(33, 1)
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, rows: Tensor) -> Any:
         """Return the outputs for ``(batch, features)``."""
         rows = self.first(rows)
         for block in self.blocks:
@@ -52,7 +53,7 @@ class Tied(nn.Module):
         self.head = nn.Linear(10, 19, bias=False)
         self.head.weight = self.embed.weight
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, rows: Tensor) -> Any:
         """Return the outputs for ``(batch, features)``."""
         tokens = (rows.abs() * 100).long() % 19
         hidden = self.embed(tokens)
@@ -64,6 +65,10 @@ class Tied(nn.Module):
 class Buffered(nn.Module):
     """Buffers inside and outside of the state dict, one of them made at random."""
 
+    mix: Tensor
+    offset: Tensor
+    count: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mix", torch.randn(7, 9))
@@ -72,7 +77,7 @@ class Buffered(nn.Module):
         self.blocks = nn.ModuleList(Block(9, 5) for _ in range(2))
         self.scale = nn.Parameter(torch.tensor(1.5))
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, rows: Tensor) -> Any:
         """Return the outputs for ``(batch, features)``."""
         self.count += 1
         hidden = rows @ self.mix + self.offset
@@ -91,7 +96,7 @@ class Adapted(nn.Module):
         self.down = nn.ModuleList(nn.Linear(33, 2, bias=False) for _ in range(3))
         self.up = nn.ModuleList(nn.Linear(2, 33, bias=False) for _ in range(3))
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, rows: Tensor) -> Any:
         """Return the outputs for ``(batch, features)``."""
         rows = self.base.first(rows)
         for block, down, up in zip(self.base.blocks, self.down, self.up, strict=True):

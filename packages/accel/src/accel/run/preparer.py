@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -158,7 +159,7 @@ class Preparer:
             )
         if optimizers:
             trained = [*models, *self._prepared.trained_models]
-            known = [parameter for model in trained for parameter in model.parameters()]
+            known: list[torch.Tensor] = [parameter for model in trained for parameter in model.parameters()]
             known += self._strategy.replaced_parameters()
         for optimizer in optimizers:
             check_parameters(optimizer, known, num_processes=num_processes, stacklevel=5)

@@ -1,0 +1,66 @@
+"""How a model is sharded: what the plugin and the precision of the run say together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSettings:
+    """How each group of a model is sharded.
+
+    Attributes:
+        mesh: One axis, over which parameters are cut; or two, of which the first holds copies.
+        device: The device of this rank.
+        policy: Types of parameters in computation and of gradients in reduction.
+        offload: Where the shards are kept.
+        reshard_after_forward: Free the gathered parameters between forward and backward; groups of the tail
+            and the root keep theirs.
+        has_master_weights: Store trainable parameters in fp32.
+    """
+
+    mesh: DeviceMesh
+    device: torch.device
+    policy: MixedPrecisionPolicy
+    offload: OffloadPolicy
+    reshard_after_forward: bool = True
+    has_master_weights: bool = False
+
+
+def shard_settings(
+    plugin: FullyShardedDataParallelPlugin,
+    *,
+    mesh: DeviceMesh,
+    device: torch.device,
+    dtype: torch.dtype | None,
+) -> ShardSettings:
+    """Return the settings of ``plugin``, whose values it has brought into the form of version 2.
+
+    Args:
+        plugin: Its own policy of mixed precision wins over that of the run.
+        mesh: Over which parameters are cut.
+        device: The device of this rank.
+        dtype: What the run computes in, None where nothing is cast; gradients are then reduced in fp32.
+    """
+    policy = cast("MixedPrecisionPolicy | None", plugin.mixed_precision_policy)
+    if policy is None:
+        asked = cast("torch.dtype | None", plugin.reduce_dtype)
+        reduce_dtype = asked or (None if dtype is None else torch.float32)
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
+    return ShardSettings(
+        mesh=mesh,
+        device=device,
+        policy=policy,
+        offload=cast(OffloadPolicy, plugin.cpu_offload),
+        reshard_after_forward=cast(bool, plugin.reshard_after_forward),
+        has_master_weights=policy.param_dtype is not None,
+    )
