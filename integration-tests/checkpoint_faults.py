@@ -25,7 +25,7 @@ from pathlib import Path
 from forking import Runs
 from safetensors import safe_open
 
-from accel_checkpoint.reading.selection import check_loadable, newest_checkpoint
+from accel_checkpoint.reading.selection import check_loadable, find_newest
 
 SCRIPT = Path(__file__).with_name("save_forever.py")
 INTERRUPTED = Path(__file__).with_name("save_interrupted.py")
@@ -87,7 +87,7 @@ def read(path):
 
 def check(project, *, limit, where, name=None):
     folder = project / "checkpoints"
-    newest = newest_checkpoint(folder) if name is None else folder / name
+    newest = find_newest(folder) if name is None else folder / name
     found = check_loadable(newest, verify=True)
     value, asked = value_in(found.path), read(project / "asked")
     assert value >= asked - 1, f"{where}: the newest checkpoint is of save {value}, {asked} was asked for"

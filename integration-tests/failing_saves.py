@@ -18,7 +18,7 @@ from forking import hold_port, warm_up
 from torch import nn
 
 from accel import Accelerator, ProjectConfiguration
-from accel_checkpoint.reading.selection import check_loadable, newest_checkpoint
+from accel_checkpoint.reading.selection import check_loadable, find_newest
 from accel_state.errors import CheckpointError
 
 LIMIT_S = 60
@@ -32,7 +32,7 @@ def build(folder, *, num_parameters=1000):
 
 
 def must_still_be_there(folder, number):
-    newest = newest_checkpoint(Path(folder) / "checkpoints")
+    newest = find_newest(Path(folder) / "checkpoints")
     assert newest.name == f"checkpoint_{number}", newest
     check_loadable(newest, verify=True)
 

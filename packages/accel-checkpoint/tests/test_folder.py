@@ -183,3 +183,57 @@ def test_ranks_save_together(world, tmp_path):
     assert outcomes[0][0] == "CheckpointError"
     assert "rank 1: ValueError: of rank 1" in outcomes[0][1]
     assert os.listdir(tmp_path) == ["checkpoint_2"]
+
+
+def refuse(*_, **__):
+    raise OSError("the disk does not answer")
+
+
+def newest_with_scans_failing_on(rank, folder):
+    checkpoints = CheckpointFolder(folder)
+    save(checkpoints, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        if PartialState().process_index == rank:
+            patch.setattr(os, "scandir", refuse)
+            patch.setattr(os, "listdir", refuse)
+        try:
+            return checkpoints.newest().step
+        except CheckpointError as error:
+            return str(error)
+
+
+def test_only_rank_0_scans_the_folder(world, tmp_path):
+    assert world(2).run(newest_with_scans_failing_on, 1, str(tmp_path)) == [1, 1]
+
+
+def test_a_folder_that_rank_0_cannot_read_is_an_error_on_every_rank(world, tmp_path):
+    here, there = world(2).run(newest_with_scans_failing_on, 0, str(tmp_path))
+    reason = (
+        f"The folder of checkpoints `{tmp_path}` cannot be read (the disk does not answer). Check its perm"
+    )
+    assert here.startswith(reason)
+    assert there.startswith(f"No checkpoint was chosen in `{tmp_path}` (rank 0: CheckpointError: {reason}")
+
+
+def newest_after_a_failure_that_rank_0_was_told_of(folder):
+    checkpoints = CheckpointFolder(folder)
+    save(checkpoints, 1)
+    with checkpoints.save(2, blocking=False) as stage:
+        stage.write(f"{PartialState().process_index}.json", 1, rank=None)
+        (stage.path / "1.json").mkdir(exist_ok=True)  # where rank 1 cannot write its file
+    told = [str(stage.handle.exception())] if PartialState().process_index == 0 else []
+    try:
+        checkpoints.newest()
+    except CheckpointError as error:
+        told.append(str(error))
+    return *told, checkpoints.newest().step
+
+
+def test_a_failure_that_one_rank_has_not_raised_is_raised_on_every_rank(world, tmp_path):
+    (told, here, step), (there, other) = world(2).run(
+        newest_after_a_failure_that_rank_0_was_told_of, str(tmp_path)
+    )
+    assert told == there
+    assert "rank 1: FileExistsError" in there
+    assert here.startswith(f"No checkpoint was chosen in `{tmp_path}` (rank 1: CheckpointError: {there}")
+    assert step == other == 1

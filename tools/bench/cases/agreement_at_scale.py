@@ -6,34 +6,37 @@ from tools.bench.case import Case
 
 _RANKS = """
 import os, threading, time
+# TCPStore looks up the name of each peer: do not wait 5 s, nor warn, where no name server answers.
+os.environ |= {"RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 from datetime import timedelta
 from torch.distributed import TCPStore
 NUM_RANKS, NUM_PROCESSES = {ranks}, min(16, {ranks})
 def together(work):
     # Rank 0 has a process of its own, as every rank has in a run; the others share processes, a thread for each.
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=300))
-    stores = [TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False) for _ in range(NUM_RANKS)]
+    reading, writing = os.pipe()
     children = []
-    for process in range(1, NUM_PROCESSES):
+    for process in range(1, NUM_PROCESSES):  # before the server's thread, whose locks a fork would copy
         if (child := os.fork()) == 0:
-            run(process, range(process, NUM_RANKS, NUM_PROCESSES - 1), stores, work)
+            run(process, range(process, NUM_RANKS, NUM_PROCESSES - 1), int(os.read(reading, 8)), work)
             os._exit(0)
         children.append(child)
-    run(0, [0], stores, work)
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=300))
+    os.write(writing, f"{server.port:8}".encode() * len(children))
+    run(0, [0], server.port, work)
     for child in children:
         os.waitpid(child, 0)
     times = [float(server.get(f"{what}/{process}")) for what in ("begun", "ended") for process in range(NUM_PROCESSES)]
     print(max(times[NUM_PROCESSES:]) - min(times[:NUM_PROCESSES]))
-def run(process, ranks, stores, work):
-    own = stores[ranks[0]]
-    bodies = [work(stores[rank], rank) for rank in ranks]
-    own.add("ready", 1)
-    while own.add("ready", 0) < NUM_PROCESSES: time.sleep(0.01)
-    own.set(f"begun/{process}", str(time.monotonic()))
+def run(process, ranks, port, work):
+    stores = [TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False) for _ in ranks]
+    bodies = [work(store, rank) for store, rank in zip(stores, ranks)]
+    stores[0].add("ready", 1)
+    while stores[0].add("ready", 0) < NUM_PROCESSES: time.sleep(0.01)
+    stores[0].set(f"begun/{process}", str(time.monotonic()))
     threads = [threading.Thread(target=body) for body in bodies]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
-    own.set(f"ended/{process}", str(time.monotonic()))
+    stores[0].set(f"ended/{process}", str(time.monotonic()))
 """
 
 _SAVE = """

@@ -15,8 +15,9 @@ from accel_checkpoint.formats.safetensor_files import open_safetensors
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.manifest import Manifest, problems_of, read_manifest
 from accel_checkpoint.random_states import restore
-from accel_checkpoint.ranks.agreement import agreement_of, first
-from accel_checkpoint.reading.listing import State, checkpoints_in, newest_in
+from accel_checkpoint.ranks.agreement import agreement_of
+from accel_checkpoint.reading.listing import State, checkpoints_in
+from accel_checkpoint.reading.selection import agree_on_newest
 from accel_checkpoint.saving.saver import Saver
 from accel_checkpoint.saving.stage import Stage
 from accel_checkpoint.saving.transaction import Request
@@ -73,12 +74,11 @@ class CheckpointFolder:
         """Return the complete checkpoint with the highest step, or None; the same on every rank.
 
         Raises:
-            CheckpointError: If this rank cannot read the checkpoint that rank 0 has chosen.
+            CheckpointError: On every rank, if rank 0 cannot read the folder, or the previous background save failed
+                and a rank has not raised the error yet. On this rank, if it cannot read the chosen checkpoint.
         """
-        self._saver.settle()
-        found = newest_in(self.path)
-        name = self._saver.agree("newest", "" if found is None else found.path.name, first)
-        return SavedCheckpoint(self.path / name) if name else None
+        path = agree_on_newest(self.path, self._saver)
+        return None if path is None else SavedCheckpoint(path)
 
     def checkpoints(self) -> list[SavedCheckpoint]:
         """Return the complete checkpoints that this rank sees, sorted by step."""

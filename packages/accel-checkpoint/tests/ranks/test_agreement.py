@@ -48,12 +48,22 @@ class AllPresent:
 def test_only_rank_0_reads_the_reports():
     class Counting:
         def __init__(self, store):
-            self.store, self.num_requests = store, 0
+            self.store, self.num_requests, self.read = store, 0, set()
 
         def __getattr__(self, name):
             if name not in ("check", "has_extended_api"):
                 self.num_requests += 1
             return getattr(self.store, name)
+
+        def get(self, key):
+            self.num_requests += 1
+            self.read.add(key)
+            return self.store.get(key)
+
+        def multi_get(self, keys):
+            self.num_requests += 1
+            self.read.update(keys)
+            return self.store.multi_get(keys)
 
     inner, num_requests = HashStore(), {}
     for world_size in (2, 8):
@@ -65,6 +75,9 @@ def test_only_rank_0_reads_the_reports():
         ranks = [agree_in_thread(one, f"of {world_size}", "") for one in members]
         [thread.join() for thread, _ in ranks]
         num_requests[world_size] = stores[1].num_requests
+        topic = f"of {world_size}"
+        assert stores[0].read == {f"{topic}/report/{rank}" for rank in range(1, world_size)}
+        assert [store.read for store in stores[1:]] == [{f"{topic}/verdict"}] * (world_size - 1)
     assert abs(num_requests[8] - num_requests[2]) <= 2  # the last to come, and the last to leave, say so
 
 

@@ -10,7 +10,7 @@ from accel_checkpoint import process_identity
 from accel_checkpoint.digests import digest_of
 from accel_checkpoint.manifest import FileEntry, Manifest, read_manifest, write_manifest
 from accel_checkpoint.process_identity import stamp
-from accel_checkpoint.reading.selection import check_loadable, newest_checkpoint
+from accel_checkpoint.reading.selection import check_loadable, find_newest
 from accel_checkpoint.saving import staging as module
 from accel_checkpoint.saving.retention import remove_old, remove_stale_folders
 from accel_checkpoint.saving.staging import Staging, check_target
@@ -105,11 +105,12 @@ def test_a_checkpoint_moved_aside_by_an_interrupted_save_is_still_found(tmp_path
 
     committed(tmp_path / "checkpoint_0")
     (tmp_path / "checkpoint_0" / "mine").write_text("mine")
-    (tmp_path / "checkpoint_0").rename(tmp_path / f"{module.PREVIOUS_PREFIX}checkpoint_0-token-2")
+    name = f"{module.PREVIOUS_PREFIX}checkpoint_0-0a1b2c3d-{stamp()}-2"
+    (tmp_path / "checkpoint_0").rename(tmp_path / name)
     assert not (tmp_path / "checkpoint_0").exists()
     remove_stale_folders(tmp_path)
-    displaced = newest_checkpoint(tmp_path)
-    assert displaced.name == ".tmp-previous-checkpoint_0-token-2"
+    displaced = find_newest(tmp_path)
+    assert displaced.name == name
     assert check_loadable(tmp_path / "checkpoint_0", verify=True).path == displaced
     committed(tmp_path / "checkpoint_0", token="token-3")
     assert (tmp_path / "checkpoint_0" / "mine").read_text() == "mine"

@@ -9,7 +9,7 @@ import pytest
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.manifest import read_manifest
 from accel_checkpoint.process_identity import stamp
-from accel_checkpoint.reading.selection import check_loadable, newest_checkpoint, part_of_save, token_of
+from accel_checkpoint.reading.selection import check_loadable, find_newest, part_of_save, token_of
 from accel_checkpoint.saving import staging
 from accel_checkpoint.saving.pending_files import TorchFile
 from accel_checkpoint.saving.transaction import Request, Transaction
@@ -117,7 +117,7 @@ def save(folder, name, *, value, killed=None, before_writing=lambda transaction:
 
 def values_loaded(folder):
     """Return what the ranks would load: the main process's newest, and of the other machine what belongs to it."""
-    main = newest_checkpoint(folder / "node0")
+    main = find_newest(folder / "node0")
     other = part_of_save(folder / "node1" / main.name, token_of(main))
     found = {}
     for place, ranks in ((main, (0, 1)), (other, (2, 3))):

@@ -350,6 +350,42 @@ def test_ranks_go_the_same_way_after_a_failure_that_one_of_them_has_been_told(wo
     assert first[2] == second[1] == str(tmp_path / "checkpoints" / "checkpoint_2")
 
 
+def load_after_a_failure_that_only_one_was_told(folder, *, names_folder):
+    project = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=True)
+    accelerator = Accelerator(cpu=True, project_config=project)
+    accelerator.prepare(nn.Linear(2, 2))
+    saved = accelerator.save_state()
+    input_dir = saved if names_folder else None
+
+    def hook(models, weights, output_dir):
+        if accelerator.process_index == 1:
+            raise KeyError("no luck here")
+
+    hook = accelerator.register_save_state_pre_hook(hook)
+    handle = accelerator.save_state(blocking=False)
+    hook.remove()
+    if accelerator.is_main_process:
+        handle.exception()
+    try:
+        accelerator.load_state(input_dir)
+        told = "loaded"
+    except CheckpointError as error:
+        told = str(error)
+    accelerator.load_state(input_dir)
+    return told
+
+
+@pytest.mark.parametrize("names_folder", [True, False])
+def test_no_rank_loads_after_a_failure_that_one_of_them_has_not_been_told(world, tmp_path, names_folder):
+    here, there = world(2).run(
+        load_after_a_failure_that_only_one_was_told, str(tmp_path), names_folder=names_folder
+    )
+    reason = "was not saved (rank 1: KeyError: 'no luck here')"
+    assert reason in there
+    assert "(rank 1: CheckpointError: The checkpoint" in here
+    assert reason in here
+
+
 def test_an_interruption_after_the_commit_leaves_the_checkpoint_and_the_next_number(tmp_path, monkeypatch):
     run = Run(folder=str(tmp_path), limit=1)
     run.accelerator.save_state()

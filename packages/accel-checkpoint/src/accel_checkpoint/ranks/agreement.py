@@ -99,8 +99,10 @@ class StoreAgreement:
     ) -> None:
         self._store = store
         self._presence = presence
-        # Poll less often with more ranks, so that the store can serve them all.
-        self._longest_wait_s = max(_LONGEST_WAIT_S, world_size / _CHECKS_PER_S)
+        # The others poll less often with more ranks, so that the store can serve them all.
+        self._longest_wait_s = (
+            _LONGEST_WAIT_S if rank == 0 else max(_LONGEST_WAIT_S, world_size / _CHECKS_PER_S)
+        )
         self._liveness_check_s = max(_LIVENESS_CHECK_S, 10 * self._longest_wait_s)
         self.rank = rank
         self.world_size = world_size

@@ -6,6 +6,7 @@ import enum
 import os
 import time
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from accel_checkpoint.file_names import (
 )
 from accel_checkpoint.files import regular_file
 from accel_checkpoint.manifest import Manifest, has_manifest, problems_of, read_manifest
+from accel_checkpoint.saving.staging import name_of_displaced
 from accel_state.errors import CheckpointError
 
 OWN_MARK = "accel_format"
@@ -56,7 +58,7 @@ class Found:
     @property
     def number(self) -> int | None:
         """Its number, or None if its name has none."""
-        return checkpoint_number(self.path.name)
+        return checkpoint_number(name_of_displaced(self.path))
 
     @property
     def can_be_loaded(self) -> bool:
@@ -107,14 +109,20 @@ def folder_of_checkpoints(folder: Path) -> Path:
 
 def checkpoints_in(folder: Path) -> list[Found]:
     """Return the checkpoints in ``folder``: first those with a number, then the others by time; oldest first."""
-    if not folder.is_dir():
+    try:
+        with os.scandir(folder) as entries:
+            paths = [
+                Path(entry.path)
+                for entry in entries
+                if not entry.name.startswith(TEMPORARY_PREFIX) and entry.is_dir()
+            ]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    with os.scandir(folder) as entries:
-        paths = [
-            Path(entry.path)
-            for entry in entries
-            if not entry.name.startswith(TEMPORARY_PREFIX) and entry.is_dir()
-        ]
+    return sorted(inspect_all(paths), key=lambda one: (one.number is None, one.number or 0, one.modified_s))
+
+
+def inspect_all(paths: Iterable[Path]) -> list[Found]:
+    """Return the checkpoints among ``paths``."""
     found = []
     for path in paths:
         try:
@@ -123,27 +131,7 @@ def checkpoints_in(folder: Path) -> list[Found]:
             continue
         if one is not None:
             found.append(one)
-    return sorted(found, key=lambda one: (one.number is None, one.number or 0, one.modified_s))
-
-
-def newest_in(folder: Path) -> Found | None:
-    """Return the newest checkpoint in ``folder`` that can be loaded; by number, if any has a number.
-
-    Retries if it finds none, since a running job may just be replacing the only one.
-    """
-    for wait_s in (0.02, 0.1, 0.0):
-        found = _newest(folder)
-        if found is not None or not folder.is_dir():
-            break
-        time.sleep(wait_s)
     return found
-
-
-def _newest(folder: Path) -> Found | None:
-    good = [found for found in checkpoints_in(folder) if found.can_be_loaded]
-    numbered = [found for found in good if found.number is not None]
-    ordered = numbered or sorted(good, key=lambda found: found.modified_s)
-    return ordered[-1] if ordered else None
 
 
 def age_of(found: Found, *, now_s: float | None = None) -> float:

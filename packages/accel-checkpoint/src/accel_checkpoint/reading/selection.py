@@ -2,32 +2,64 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from accel_checkpoint.file_names import TEMPORARY_PREFIX
 from accel_checkpoint.manifest import problems_of, read_manifest
-from accel_checkpoint.reading.listing import Found, State, folder_of_checkpoints, inspect, newest_in
+from accel_checkpoint.ranks.deferred_error import DeferredError
+from accel_checkpoint.reading.listing import (
+    Found,
+    State,
+    checkpoints_in,
+    folder_of_checkpoints,
+    inspect,
+    inspect_all,
+)
+from accel_checkpoint.saving.saver import Saver
 from accel_checkpoint.saving.staging import displaced_in, name_of_displaced
 from accel_state.errors import CheckpointError
 
 
-def newest_checkpoint(folder: Path) -> Path:
-    """Return the newest complete checkpoint in ``folder``.
+def find_newest(folder: Path) -> Path | None:
+    """Return the newest checkpoint in ``folder`` that can be loaded; by number, if any has a number.
+
+    It may have been moved aside by a save that was then interrupted. Retries if it finds none, since a running job may
+    just be replacing the only one.
 
     Raises:
-        CheckpointError: If there is none.
+        CheckpointError: If the folder cannot be read.
     """
-    found = newest_in(folder)
-    displaced = [
-        one for one in _displaced_checkpoints(folder) if found is None or one.modified_s > found.modified_s
-    ]
-    if displaced:
-        return max(displaced, key=lambda one: one.modified_s).path
-    if found is None:
+    try:
+        for wait_s in (0.02, 0.1, 0.0):
+            good = [found for found in checkpoints_in(folder) if found.can_be_loaded]
+            good += _displaced_checkpoints(folder)
+            if good or not folder.is_dir():
+                break
+            time.sleep(wait_s)
+    except OSError as error:
         raise CheckpointError(
-            f"There is no complete checkpoint in `{folder}`. Pass the folder of the checkpoint to load."
-        )
-    return found.path
+            f"The folder of checkpoints `{folder}` cannot be read ({error}). Check its permissions and its disk."
+        ) from error
+    return max(good, key=_order).path if good else None
+
+
+def agree_on_newest(folder: Path, saver: Saver) -> Path | None:
+    """Return the newest checkpoint that rank 0 finds in ``folder``, or None; the same on every rank.
+
+    Waits for the running save, if any. Every rank must call it.
+
+    Raises:
+        CheckpointError: On every rank, if rank 0 cannot read the folder, or if a background save failed and a rank has
+            not raised the error yet.
+    """
+    found = None
+    with DeferredError(saver.agree, "newest", failed=f"No checkpoint was chosen in `{folder}`") as deferred:
+        saver.settle()
+        if saver.topology.rank == 0:
+            found = find_newest(folder)
+    name = deferred.agree("" if found is None else found.name)
+    return folder / name if name else None
 
 
 def check_loadable(folder: Path, *, verify: bool) -> Found:
@@ -90,18 +122,22 @@ def is_part(folder: Path) -> bool:
 
 
 def _hint(folder: Path) -> str:
-    inside = newest_in(folder_of_checkpoints(folder))
+    inside = find_newest(folder_of_checkpoints(folder))
     if inside is not None:
-        return f" The newest complete one in it is `{inside.path}`."
-    good = newest_in(folder.parent)
-    if good is None or good.path == folder:
+        return f" The newest complete one in it is `{inside}`."
+    good = find_newest(folder.parent)
+    if good is None or good == folder:
         return ""
-    return f" The newest complete one beside it is `{good.path}`."
+    return f" The newest complete one beside it is `{good}`."
+
+
+def _order(found: Found) -> tuple[bool, int, float]:
+    return found.number is not None, found.number or 0, found.modified_s
 
 
 def _displaced_checkpoints(folder: Path) -> list[Found]:
     """Return checkpoints that were moved aside by a save that was then interrupted; see `Staging`."""
     if not folder.is_dir():
         return []
-    found = [one for one in map(inspect, displaced_in(folder)) if one is not None]
-    return sorted((one for one in found if one.state is State.COMMITTED), key=lambda one: one.modified_s)
+    found = [one for one in inspect_all(displaced_in(folder)) if one.state is State.COMMITTED]
+    return sorted(found, key=lambda one: one.modified_s)

@@ -10,14 +10,14 @@ import warnings
 from pathlib import Path
 
 from accel_checkpoint.file_names import TEMPORARY_PREFIX
-from accel_checkpoint.process_identity import STAMP, has_ended_by_stamp, stamp
+from accel_checkpoint.process_identity import has_ended_by_stamp, stamp
 from accel_checkpoint.reading.listing import State, checkpoints_in
-from accel_checkpoint.saving.staging import displaced_in, is_active
+from accel_checkpoint.saving.staging import TOKEN, displaced_in, is_active
 
 STALE_AFTER_S = 24 * 3600.0
 """Age after which a temporary folder is stale if its process cannot be looked up from this machine."""
 
-_OURS = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(removed-.+-\d+|.+-[0-9a-f]{{8}}(?:-({STAMP}))?-\d+)")
+_OURS = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(?:removed-.+-\d+|.+-{TOKEN})")
 
 
 def remove_old(folder: Path, *, keep: int, newest: Path) -> None:
@@ -77,10 +77,10 @@ def is_stale(path: Path, *, now_s: float | None = None) -> bool:
     match = _OURS.fullmatch(path.name)
     if match is None:
         return False
-    if match[1].startswith("removed-"):
+    left = match[1]
+    if left is None:  # of a removal
         return True
-    left = match[2]
-    has_ended = None if left is None else has_ended_by_stamp(left)
+    has_ended = has_ended_by_stamp(left)
     if has_ended is not None:
         return has_ended or left == stamp()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,17 @@ from pathlib import Path
 from accel_checkpoint.file_names import MANIFEST_NAME, TEMPORARY_PREFIX, is_checkpoint_file
 from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_durably
 from accel_checkpoint.manifest import has_manifest, read_manifest
+from accel_checkpoint.process_identity import STAMP
 from accel_checkpoint.saving.exchange import exchange
 from accel_state.errors import CheckpointError, ConfigError
 
 PREVIOUS_PREFIX = f"{TEMPORARY_PREFIX}previous-"
 """Prefix of a checkpoint that is being replaced, where the file system cannot exchange two folders atomically."""
 
+TOKEN = rf"[0-9a-f]{{8}}-({STAMP})-\d+"
+"""Regular expression that matches the token of a save; its group is the stamp of rank 0's process."""
+
+_PREVIOUS = re.compile(rf"{re.escape(PREVIOUS_PREFIX)}(.+)-{TOKEN}")
 
 _active: set[Path] = set()
 """The temporary folders of this process's running saves."""
@@ -184,15 +190,13 @@ def link_foreign_files(source: Path, target: Path) -> None:
 
 
 def name_of_displaced(path: Path) -> str:
-    """Return the original name of a checkpoint that was moved aside to be replaced."""
-    return path.name.removeprefix(PREVIOUS_PREFIX).rsplit("-", 2)[0]
+    """Return the original name of a checkpoint that was moved aside to be replaced; any other name as it is."""
+    return _PREVIOUS.sub(r"\1", path.name)
 
 
 def displaced_in(folder: Path) -> list[Path]:
     """Return the checkpoints in ``folder`` that were moved aside by a save that was then interrupted."""
-    moved_aside = [
-        path for path in folder.iterdir() if path.name.startswith(PREVIOUS_PREFIX) and path.is_dir()
-    ]
+    moved_aside = [path for path in folder.iterdir() if _PREVIOUS.fullmatch(path.name) and path.is_dir()]
     return [path for path in moved_aside if not (folder / name_of_displaced(path)).exists()]
 
 

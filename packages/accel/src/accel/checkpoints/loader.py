@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from torch import nn
 from accel.checkpoints.prepared import Prepared
 from accel.checkpoints.restoration import Restoration
 from accel_checkpoint.ranks.agreement import first
-from accel_checkpoint.ranks.reports import reason_of
+from accel_checkpoint.ranks.deferred_error import DeferredError
 from accel_checkpoint.reading.listing import Found, checkpoints_in
-from accel_checkpoint.reading.selection import check_loadable, newest_checkpoint, part_of_save, token_of
+from accel_checkpoint.reading.selection import agree_on_newest, check_loadable, part_of_save, token_of
 from accel_checkpoint.reading.strictness import Strictness
 from accel_checkpoint.saving.saver import Saver
 from accel_state.errors import CheckpointError, ConfigError
@@ -43,26 +42,32 @@ def load_checkpoint(
     Raises:
         CheckpointError: On every rank, if any rank failed.
     """
-    folder = _agree_on_folder(input_dir, folder_of_checkpoints, saver)
+    if input_dir is None:
+        folder = _newest(folder_of_checkpoints, saver)
+    else:
+        folder = input_dir.resolve()
+        with _not_loaded(saver, "settled", folder) as deferred:
+            saver.settle()
+        deferred.agree()
     topology = saver.topology
     if topology.num_nodes > 1:
         # Without a shared disk, this node's part may be of a later save, which was killed before rank 0 committed.
         main = saver.agree("token", token_of(folder) if topology.rank == 0 else "", first)
         folder = part_of_save(folder, main) if main else folder
     found: Found | None = None
-    with _DeferredError(saver, "checked", folder) as deferred:
+    with _not_loaded(saver, "checked", folder) as deferred:
         # One process per node reads all files; the others only check that they exist.
         found = check_loadable(folder, verify=verify and topology.local_rank == 0)
-    deferred.check()
+    deferred.agree()
     assert found is not None
-    with _DeferredError(saver, "loaded", folder) as deferred:
+    with _not_loaded(saver, "loaded", folder) as deferred:
         models = list(prepared.models)
         for hook in hooks:
             hook(models, str(found.path))
         Restoration(
             found, prepared, topology.rank, layout, Strictness(is_strict), restore_loaders=restore_loaders
         ).run(models)
-    deferred.check()
+    deferred.agree()
     return _next_iteration(found, saver)
 
 
@@ -83,53 +88,22 @@ def check_load_arguments(load_kwargs: Mapping[str, Any] | None, others: Mapping[
         )
 
 
-class _DeferredError:
-    """Defers this rank's error until the other ranks know about it."""
-
-    def __init__(self, saver: Saver, stage: str, folder: Path) -> None:
-        self._saver, self._stage, self._folder = saver, stage, folder
-        self._error: Exception | None = None
-
-    def __enter__(self) -> _DeferredError:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        # Ctrl-C and the like propagate at once; any other error is first reported to the other ranks.
-        self._error = error if isinstance(error, Exception) else None
-        return self._error is not None
-
-    def check(self) -> None:
-        """Raise this rank's error, or one that names the ranks that failed."""
-        own = "" if self._error is None else reason_of(self._error)
-        failed = self._saver.agree(self._stage, own, _failures)
-        if self._error is not None:
-            raise self._error
-        if failed:
-            raise CheckpointError(f"The checkpoint `{self._folder}` was not loaded ({failed}).")
+def _not_loaded(saver: Saver, stage: str, folder: Path) -> DeferredError:
+    return DeferredError(saver.agree, stage, failed=f"The checkpoint `{folder}` was not loaded")
 
 
-def _failures(reports: Sequence[str]) -> str:
-    return "; ".join(f"rank {rank}: {report}" for rank, report in enumerate(reports) if report)
-
-
-def _agree_on_folder(input_dir: Path | None, folder_of_checkpoints: Path | None, saver: Saver) -> Path:
-    """Return the folder to load: the given one, or the newest one that the main process sees."""
-    if input_dir is not None:
-        return input_dir.resolve()
+def _newest(folder_of_checkpoints: Path | None, saver: Saver) -> Path:
+    """Return the newest checkpoint that the main process sees."""
     if folder_of_checkpoints is None:
         raise ConfigError(
             "`load_state` does not know where to look: pass `input_dir`, or give the Accelerator a `project_dir`."
         )
-    name, error = "", ""
-    if saver.topology.rank == 0:
-        try:
-            name = newest_checkpoint(folder_of_checkpoints).name
-        except (CheckpointError, OSError) as problem:
-            error = str(problem)
-    main = json.loads(saver.agree("chosen", json.dumps([name, error]), first))
-    if main[1]:
-        raise CheckpointError(main[1])
-    return folder_of_checkpoints.resolve() / str(main[0])
+    newest = agree_on_newest(folder_of_checkpoints.resolve(), saver)
+    if newest is None:
+        raise CheckpointError(
+            f"There is no complete checkpoint in `{folder_of_checkpoints}`. Pass the folder of the checkpoint to load."
+        )
+    return newest
 
 
 def _next_iteration(found: Found, saver: Saver) -> int | None:
@@ -137,7 +111,7 @@ def _next_iteration(found: Found, saver: Saver) -> int | None:
     own = ""
     if found.number is not None:
         numbers = [one.number for one in checkpoints_in(found.path.parent) if one.number is not None]
-        own = str(max(numbers, default=found.number) + 1)
+        own = str(max([found.number, *numbers]) + 1)
     highest = saver.agree("iteration", own, _highest)
     return int(highest) if highest else None
 

@@ -143,13 +143,11 @@ class Checkpointer:
         check_load_arguments(load_kwargs, options)
         if restore_loaders is None:
             restore_loaders = self._uses_stateful_loaders or self._preemption.is_enabled
-        saver = self._get_saver()
-        saver.settle()
         next_iteration = load_checkpoint(
             self.content(),
             None if input_dir is None else Path(input_dir),
             folder_of_checkpoints=self._folder_of_checkpoints(),
-            saver=saver,
+            saver=self._get_saver(),
             layout=current_runtime().layout,
             hooks=tuple(self._load_hooks.values()),
             verify=verify,

@@ -1,0 +1,54 @@
+import json
+
+import pytest
+
+from accel_checkpoint.ranks.deferred_error import DeferredError
+from accel_state.errors import CheckpointError
+
+OTHERS = {"well": json.dumps(["of another", ""]), "failed": json.dumps(["of another", "OSError: full"])}
+
+
+def deferred(*reports):
+    """Return a deferred error whose other ranks report ``reports``; None stands for this rank."""
+
+    def agree(topic, report, merge):
+        return merge([report if one is None else one for one in reports])
+
+    return DeferredError(agree, "checked", failed="Nothing was loaded")
+
+
+def test_the_value_is_that_of_rank_0():
+    with deferred(None, OTHERS["well"]) as here:
+        pass
+    assert here.agree("of rank 0") == "of rank 0"
+    with deferred(OTHERS["well"], None) as there:
+        pass
+    assert there.agree("of rank 1") == "of another"
+
+
+def test_the_ranks_that_failed_are_named_on_those_that_did_not():
+    with deferred(None, OTHERS["failed"], OTHERS["well"], OTHERS["failed"]) as one:
+        pass
+    with pytest.raises(
+        CheckpointError, match=r"^Nothing was loaded \(rank 1: OSError: full; rank 3: OSError: full\)\.$"
+    ):
+        one.agree()
+
+
+def test_a_rank_that_failed_reports_its_error_and_then_raises_it():
+    reported = []
+
+    def agree(topic, report, merge):
+        reported.append((topic, json.loads(report)))
+        return merge([report])
+
+    with DeferredError(agree, "checked", failed="Nothing was loaded") as one:
+        raise KeyError("a")
+    with pytest.raises(KeyError):
+        one.agree()
+    assert reported == [("checked", ["", "KeyError: 'a'"])]
+
+
+def test_an_interruption_is_not_deferred():
+    with pytest.raises(KeyboardInterrupt), deferred(None):
+        raise KeyboardInterrupt
