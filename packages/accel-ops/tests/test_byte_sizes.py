@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from accel_bigmodel import convert_bytes, convert_file_size_to_int
+from accel_ops.byte_sizes import convert_bytes, convert_file_size_to_int
 from accel_state.errors import ConfigError
 
 
