@@ -59,28 +59,31 @@ def test_units_may_contain_units():
 
 
 WRONG = [
-    (3, r"The argument `plan` must be a mapping such as \{'units': \['layers\.\*'\]\}, got 3\."),
-    ({"unit": []}, "Unknown key in the argument `plan`: `unit`. Known: attention, .*Did you mean `units`"),
-    ({"units": "layers.*"}, r"`units` of the argument `plan` must be a list of names .* got 'layers\.\*'"),
-    ({"units": [3]}, "`units` of the argument `plan` must be a list of names .* got \\[3\\]"),
+    (3, r"A plan is a mapping such as \{'units': \['layers\.\*'\]\}, but `parallel_plan` is 3\."),
+    ({"unit": []}, "Unknown key in `parallel_plan`: `unit`. Known: attention, .*Did you mean `units`"),
+    ({"units": "layers.*"}, r"`units` of `parallel_plan` must be a list of names .* got 'layers\.\*'"),
+    ({"units": [3]}, "`units` of `parallel_plan` must be a list of names .* got \\[3\\]"),
     (
         {"units": ["layer.*"]},
-        r"The rule `layer\.\*` in `units` of the argument `plan` matches no module of `Net`\. Nearest: `layers\.\*`, ",
+        r"The rule `layer\.\*` in `units` of `parallel_plan` matches no module of `Net`\. Nearest: `layers\.\*`, ",
     ),
     ({"tail": ["nrm"]}, "`nrm` in `tail` .* Nearest: `norm`.*Correct the rule, or take it out"),
     ({"attention": ["layers.*.self_attn"]}, "`layers.*.self_attn` in `attention`"),
     ({"units": ["layers"]}, r"`layers` in `units` .*`ModuleList`, which is never called.*Write `layers\.\*`"),
-    ({"units": ["head"], "tail": ["head"]}, "The argument `plan` has `head` in `tail` and `head` in `units`"),
+    (
+        {"units": ["head"], "tail": ["head"]},
+        "`head` in `tail` and `head` in `units` of `parallel_plan` overlap.*Take it out of one",
+    ),
     ({"units": ["layers.1"], "tail": ["layers.1.out"]}, "`layers.1.out` in `tail` and `layers.1` in `units`"),
     ({"units": ["layers.1.out"], "tail": ["layers.1"]}, "`layers.1` in `tail` and `layers.1.out` in `units`"),
-    ({"tensor": ["head"]}, r"`tensor` of the argument `plan` must map names to styles, got \['head'\]"),
+    ({"tensor": ["head"]}, r"`tensor` of `parallel_plan` must map names to styles, got \['head'\]"),
     (
         {"tensor": {"head": "colwize"}},
         "Unknown style for `head` in `tensor` .*`colwize`.*Did you mean `colwise`",
     ),
     ({"experts": {"head": "colwise"}}, "Unknown style for `head` in `experts` .*ep_dispatch_experts"),
     ({"tensor": {"hed.weight": "colwise"}}, "matches no module or parameter .*Nearest: `head.weight`"),
-    ({"stages": ["embed"]}, r"`stages` of the argument `plan` must be a mapping such as .* got \['embed'\]"),
+    ({"stages": ["embed"]}, r"`stages` of `parallel_plan` must be a mapping such as .* got \['embed'\]"),
     ({"stages": {"inputs": ["embed"]}}, "`stages` .*'blocks': 'layers'"),
     (
         {"stages": {"blocks": "layers", "output": []}},

@@ -41,9 +41,7 @@ def _as_mapping(plan: ParallelPlan | Mapping[str, Any], source: str) -> Mapping[
     if isinstance(plan, ParallelPlan):
         return {name: value for name in _FIELDS if (value := getattr(plan, name))}
     if not isinstance(plan, Mapping):
-        raise ConfigError(
-            f"{_sentence(source)} must be a mapping such as {{'units': ['layers.*']}}, got {plan!r}."
-        )
+        raise ConfigError(f"A plan is a mapping such as {{'units': ['layers.*']}}, but {source} is {plan!r}.")
     for key in plan:
         if key not in _FIELDS:
             raise UnknownNameError.of(f"key in {source}:", str(key), _FIELDS)
@@ -139,10 +137,6 @@ def _refuse_overlap(units: Sequence[NamedModule], tail: Sequence[NamedModule], s
         for unit in units:
             if last.is_inside(unit) or unit.is_inside(last):
                 raise ConfigError(
-                    f"{_sentence(source)} has `{last.name}` in `tail` and `{unit.name}` in "
-                    "`units`, so a module would be in both. Take it out of one of them."
+                    f"`{last.name}` in `tail` and `{unit.name}` in `units` of {source} overlap: a module would be in "
+                    "both. Take it out of one of them."
                 )
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -78,6 +78,8 @@ class ModelNames:
         self._by_name: dict[str, NamedModule] = {}
         self._by_id: dict[int, NamedModule] = {}
         self._parameters: dict[str, str] = {}
+        self._sizes: dict[int, int] = {}
+        self._measure(model)
         self._walk("", "", model)
         self.root = self.modules[0]
 
@@ -94,12 +96,12 @@ class ModelNames:
 
     def matching(self, pattern: str) -> list[NamedModule]:
         """Return the modules whose name, or one of whose names, fits ``pattern``, in the order of the model."""
-        found = {named.name for name, named in self._by_name.items() if _fits(pattern, name)}
-        return [named for named in self.modules if named.name in found]
+        found = {self._by_name[name] for name in _fitting(pattern, self._by_name)}
+        return [named for named in self.modules if named in found]
 
     def paths_matching(self, pattern: str) -> list[str]:
         """Return the paths of modules and parameters whose name fits ``pattern``."""
-        parameters = [path for name, path in self._parameters.items() if _fits(pattern, name)]
+        parameters = [self._parameters[name] for name in _fitting(pattern, self._parameters)]
         return [named.path for named in self.matching(pattern)] + parameters
 
     def children(self, named: NamedModule) -> list[NamedModule]:
@@ -126,6 +128,15 @@ class ModelNames:
         )
         return nearest(rule, dict.fromkeys(_as_pattern(name) for name in inside))
 
+    def _measure(self, module: nn.Module) -> dict[int, int]:
+        """Note the sizes of ``module`` and its descendants; return those of its parameters, by their identity."""
+        sizes = {id(found): found.numel() for found in module._parameters.values() if found is not None}
+        for child in module._modules.values():
+            if child is not None:
+                sizes |= self._measure(child)
+        self._sizes[id(module)] = sum(sizes.values())
+        return sizes
+
     def _walk(self, name: str, path: str, module: nn.Module) -> None:
         outer, inner, inner_path = module, module, path
         while (key := _wrapped_key(inner)) is not None:
@@ -134,8 +145,7 @@ class ModelNames:
             inner, inner_path = child, joined(inner_path, key)
         named = self._by_id.get(id(inner))
         if named is None:
-            size = sum(parameter.numel() for parameter in inner.parameters())
-            named = NamedModule(name, path, inner_path, inner, size)
+            named = NamedModule(name, path, inner_path, inner, self._sizes[id(inner)])
             self.modules.append(named)
         self._by_id[id(inner)] = self._by_id[id(outer)] = named
         self._by_name[name] = named
@@ -168,10 +178,12 @@ def _wrapped_key(module: nn.Module) -> str | None:
     return next((key for key in _WRAPPER_KEYS if key in module._modules), None)
 
 
-def _fits(pattern: str, name: str) -> bool:
+def _fitting(pattern: str, names: Mapping[str, object]) -> list[str]:
+    """Return the names that fit ``pattern``, in their order."""
     if "*" not in pattern:
-        return pattern == name
-    return re.fullmatch(re.escape(pattern).replace(r"\*", "[^.]+"), name) is not None
+        return [pattern] if pattern in names else []
+    fits = re.compile(re.escape(pattern).replace(r"\*", "[^.]+")).fullmatch
+    return [name for name in names if fits(name)]
 
 
 def _as_pattern(name: str) -> str:

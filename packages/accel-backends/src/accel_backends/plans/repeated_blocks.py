@@ -77,11 +77,11 @@ def _is_torch_layer(named: NamedModule) -> bool:
 
 def _main_list(names: ModelNames, block: NamedModule) -> NamedModule | None:
     """Return the list of repeated blocks that makes up more than half of ``block``, None if there is none."""
-    for named in names.modules:
-        if named.is_inside(block) and 2 * named.num_parameters > block.num_parameters:
-            if _repeated_children(names, named):
-                return named
-    return None
+    named: NamedModule | None = block
+    while named is not None and not _repeated_children(names, named):
+        children = names.children(named)
+        named = next((child for child in children if 2 * child.num_parameters > block.num_parameters), None)
+    return named
 
 
 def _are_stages(names: ModelNames, blocks: list[NamedModule]) -> bool:

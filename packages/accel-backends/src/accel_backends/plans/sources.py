@@ -64,7 +64,7 @@ def _answers(
     names: ModelNames, given: ParallelPlan | Mapping[str, Any] | None, policy: UnitsPolicy | None
 ) -> Iterator[dict[str, Any]]:
     if given is not None:
-        yield checked_fields(given, names, source="the argument `plan`")
+        yield checked_fields(given, names, source="`parallel_plan`")
     if policy is not None:
         yield policy.fields(names)
     for source in _MODEL_SOURCES:
