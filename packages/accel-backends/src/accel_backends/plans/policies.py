@@ -49,10 +49,9 @@ class TransformerBased:
         blocks = [named for named in names if named.class_name in classes and named.num_parameters]
         if not blocks:
             return {}
-        embeddings = declared_embeddings(names) or [input_embedding(names, blocks)]
-        free = [
-            found for found in embeddings if found and not any(found.is_inside(block) for block in blocks)
-        ]
+        inferred = input_embedding(names, blocks)
+        embeddings = declared_embeddings(names) or ([] if inferred is None else [inferred])
+        free = [found for found in embeddings if not any(found.is_inside(block) for block in blocks)]
         units = {*blocks, *free}
         return {"units": tuple(named for named in names if named in units)}
 
