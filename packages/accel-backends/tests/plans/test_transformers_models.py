@@ -111,6 +111,26 @@ def test_a_declared_class_that_is_not_in_the_model_is_no_error():
     assert len(resolve_plan(model).units) == 3
 
 
+def test_a_model_that_declares_no_blocks_has_those_that_repeat_and_the_embedding_it_names():
+    config = transformers.DistilBertConfig(vocab_size=50, dim=16, n_layers=2, n_heads=2, hidden_dim=32)
+    plan = resolve_plan(
+        transformers.DistilBertForMaskedLM(config)
+    )  # whose largest embedding is that of positions
+    assert plan.units == ("distilbert.embeddings.word_embeddings", *layers("distilbert.transformer.layer"))
+    assert plan.tail == ("vocab_layer_norm", "vocab_projector")
+
+
+def test_the_normalisation_of_an_embedding_is_not_the_final_one():
+    config = transformers.BartConfig(
+        vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=2,
+    )  # fmt: skip
+    plan = resolve_plan(transformers.BartForConditionalGeneration(config))
+    assert plan.units == ("model.shared", "model.encoder.layers.0", "model.decoder.layers.0")
+    assert plan.tail == ("lm_head",)
+
+
 class RewardModel(nn.Module):
     def __init__(self):
         super().__init__()

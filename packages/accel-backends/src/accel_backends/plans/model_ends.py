@@ -41,7 +41,7 @@ def final_norm(layers: Sequence[NamedModule]) -> NamedModule | None:
 
 def final_head(layers: Sequence[NamedModule]) -> NamedModule | None:
     """Return the last layer after the blocks that is no normalisation, None if there is none."""
-    return next((layer for layer in reversed(layers) if not _is_norm(layer)), None)
+    return next((layer for layer in reversed(layers) if "norm" not in layer.class_name.lower()), None)
 
 
 def _is_layer(named: NamedModule) -> bool:
@@ -53,7 +53,12 @@ def _is_layer(named: NamedModule) -> bool:
 
 
 def _is_norm(named: NamedModule) -> bool:
-    return "norm" in named.class_name.lower() and named.is_leaf
+    return "norm" in named.class_name.lower() and named.is_leaf and not _is_of_embedding(named)
+
+
+def _is_of_embedding(named: NamedModule) -> bool:
+    # BART registers the normalisation of its embedding after its layers.
+    return "embed" in named.name.rpartition(".")[2]
 
 
 def _holds(named: NamedModule, blocks: Sequence[NamedModule]) -> bool:

@@ -27,7 +27,7 @@ def inferred_from_blocks(names: ModelNames) -> dict[str, Any]:
     A model without a head may compute its logits with the weight of its input embedding, outside of that module. The
     embedding is then no unit, since the weights of a unit are only whole while the unit runs.
     """
-    blocks = find_blocks(names)
+    blocks = find_blocks(names, names.root)
     if not blocks:
         return {}
     layers = after_blocks(names, blocks)
@@ -40,23 +40,19 @@ def inferred_from_blocks(names: ModelNames) -> dict[str, Any]:
     }
 
 
-def find_blocks(names: ModelNames) -> list[NamedModule]:
-    """Return the blocks that a model repeats, in its order.
+def find_blocks(names: ModelNames, within: NamedModule) -> list[NamedModule]:
+    """Return the blocks that a model, or a module in it, repeats, in the order of the model.
 
     Blocks are the members of a `torch.nn.ModuleList`, `ModuleDict` or `Sequential` whose class occurs more than once
     among them; in a list, a single member is a block too. Layers of torch are no blocks. Of blocks within blocks the
     outer ones count (experts belong to their layer), unless the outer ones are stages made of the inner ones.
     """
-    return _blocks_in(names, names.root)
-
-
-def _blocks_in(names: ModelNames, named: NamedModule) -> list[NamedModule]:
-    own = _repeated_children(names, named)
+    own = _repeated_children(names, within)
     if _are_stages(names, own):
         own = []
     found = []
-    for child in names.children(named):
-        found += [child] if child in own else _blocks_in(names, child)
+    for child in names.children(within):
+        found += [child] if child in own else find_blocks(names, child)
     return found
 
 

@@ -15,6 +15,7 @@ from accel_backends.plans.merging import combined
 from accel_backends.plans.model_ends import after_blocks, final_head, final_norm
 from accel_backends.plans.model_names import ModelNames, NamedModule, joined, outermost
 from accel_backends.plans.plan import PipelineStages
+from accel_backends.plans.repeated_blocks import find_blocks
 
 _NO_SPLIT = "_no_split_modules"
 _UNIT_STYLE, _TAIL_STYLE = "free_full_weight", "keep_full_weight"
@@ -62,8 +63,11 @@ def _units_and_tail(names: ModelNames, model: NamedModule) -> dict[str, Any]:
     classes = set(getattr(model.module, _NO_SPLIT) or ())
     inside = [named for named in names if named.is_inside(model)]
     blocks = outermost(named for named in inside if named.class_name in classes and named.num_parameters)
+    if not blocks and (fields := _fsdp_plan(names, model)):
+        return fields
+    blocks = blocks or find_blocks(names, model)
     if not blocks:
-        return _fsdp_plan(names, model)
+        return {}
     embedding = _asked(names, model, "get_input_embeddings")
     head = _asked(names, model, "get_output_embeddings")
     layers = after_blocks(names, blocks)
