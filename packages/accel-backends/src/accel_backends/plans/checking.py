@@ -82,7 +82,7 @@ class _Reader:
         return tuple(named for named in self.names if named in found)
 
     def _styled(self, key: str, value: Any) -> dict[str, str]:
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping) or not all(isinstance(rule, str) for rule in value):
             raise ConfigError(f"`{key}` of {self.source} must map names to styles, got {value!r}.")
         styled: dict[str, str] = {}
         for rule, style in value.items():
@@ -93,7 +93,7 @@ class _Reader:
             paths = self.names.paths_matching(self._pattern(rule))
             if not paths:
                 raise self._unmatched(key, rule, parameters=True)
-            styled |= dict.fromkeys(paths, style)
+            styled.update((path, style) for path in paths)
         return styled
 
     def _stages(self, value: Any) -> PipelineStages:
