@@ -54,7 +54,7 @@ def test_a_hybrid_strategy_on_one_machine_has_one_copy():
     converted = convert(sharding_strategy="HYBRID_SHARD", num_processes=8)
     assert converted.values[RESHARD] is True
     assert not any(key.startswith("parallelism_config") for key in converted.values)
-    assert any("on one machine has one copy" in note for note in converted.notes)
+    assert any("on one machine is one copy" in note for note in converted.notes)
 
 
 @pytest.mark.parametrize("num_processes", [None, -1, 7])

@@ -73,7 +73,7 @@ def _sharding(strategy: str, said: Mapping[str, Any], *, path: object) -> tuple[
     num_machines = said.get("num_machines", 1)
     num_processes = said.get("num_processes")
     if num_machines == 1:
-        note = f"`{strategy}` on one machine has one copy of the model, so `{key}: {_shown(RESHARDS[strategy])}` says it."
+        note = f"`{strategy}` on one machine is one copy of the model: `{key}: {_shown(RESHARDS[strategy])}`."
         return {key: RESHARDS[strategy]}, [note]
     if num_processes is None or num_processes % num_machines:
         raise ConfigError(
