@@ -147,30 +147,35 @@ def config_file(folder, values):
     return path
 
 
+NAMES = ("kind", "name", "text", "others", "field", "expected")
 CASES = [pytest.param(case[0].split("_")[0], *case, id=f"{case[0]}={case[1]}") for case in FSDP + PARALLELISM]
+HAS_FLAG = [case for case in CASES if SETTINGS[case.values[1]].flag is not None]
 
 
-@pytest.mark.parametrize(("kind", "name", "text", "others", "field", "expected"), CASES)
-class TestArrival:
-    def test_by_flag(self, capsys, monkeypatch, kind, name, text, others, field, expected):
-        if SETTINGS[name].flag is None:
-            pytest.skip("it has no flag, as documented")
-        flags = [f"--{KINDS[kind][0]}"]
-        for setting, value in said(name, text, others).items():
-            flags += [SETTINGS[setting].flag, value]
-        environ = environment_of_ranks(capsys, *flags)
-        assert field_of(monkeypatch, kind, environ, field) == expected
+@pytest.mark.parametrize(NAMES, HAS_FLAG)
+def test_a_flag_arrives(capsys, monkeypatch, kind, name, text, others, field, expected):
+    flags = [f"--{KINDS[kind][0]}"]
+    for setting, value in said(name, text, others).items():
+        flags += [SETTINGS[setting].flag, value]
+    environ = environment_of_ranks(capsys, *flags)
+    assert field_of(monkeypatch, kind, environ, field) == expected
 
-    def test_by_config_file(self, capsys, monkeypatch, tmp_path, kind, name, text, others, field, expected):
-        path = config_file(tmp_path, said(name, text, others))
-        environ = environment_of_ranks(capsys, "--config_file", str(path))
-        assert field_of(monkeypatch, kind, environ, field) == expected
 
-    def test_by_variable(self, capsys, monkeypatch, kind, name, text, others, field, expected):
-        for setting, value in said(name, text, others).items():
-            monkeypatch.setenv(SETTINGS[setting].variable, value)
-        environ = environment_of_ranks(capsys, f"--{KINDS[kind][0]}")
-        assert field_of(monkeypatch, kind, environ, field) == expected
+@pytest.mark.parametrize(NAMES, CASES)
+def test_a_key_of_the_config_file_arrives(
+    capsys, monkeypatch, tmp_path, kind, name, text, others, field, expected
+):
+    path = config_file(tmp_path, said(name, text, others))
+    environ = environment_of_ranks(capsys, "--config_file", str(path))
+    assert field_of(monkeypatch, kind, environ, field) == expected
+
+
+@pytest.mark.parametrize(NAMES, CASES)
+def test_a_variable_arrives(capsys, monkeypatch, kind, name, text, others, field, expected):
+    for setting, value in said(name, text, others).items():
+        monkeypatch.setenv(SETTINGS[setting].variable, value)
+    environ = environment_of_ranks(capsys, f"--{KINDS[kind][0]}")
+    assert field_of(monkeypatch, kind, environ, field) == expected
 
 
 def test_every_setting_is_followed():
