@@ -16,6 +16,8 @@ from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer
 
 from accel import FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_launch.cli import main
+from accel_launch.config.questionnaire import fill_in
+from accel_launch.config.writing import write_config
 from accel_state.environment import door
 from accel_state.environment.settings import SECTIONS, SETTINGS
 from accel_state.errors import ConfigError
@@ -147,30 +149,35 @@ def config_file(folder, values):
     return path
 
 
+NAMES = ("kind", "name", "text", "others", "field", "expected")
 CASES = [pytest.param(case[0].split("_")[0], *case, id=f"{case[0]}={case[1]}") for case in FSDP + PARALLELISM]
+HAS_FLAG = [case for case in CASES if SETTINGS[case.values[1]].flag is not None]
 
 
-@pytest.mark.parametrize(("kind", "name", "text", "others", "field", "expected"), CASES)
-class TestArrival:
-    def test_by_flag(self, capsys, monkeypatch, kind, name, text, others, field, expected):
-        if SETTINGS[name].flag is None:
-            pytest.skip("it has no flag, as documented")
-        flags = [f"--{KINDS[kind][0]}"]
-        for setting, value in said(name, text, others).items():
-            flags += [SETTINGS[setting].flag, value]
-        environ = environment_of_ranks(capsys, *flags)
-        assert field_of(monkeypatch, kind, environ, field) == expected
+@pytest.mark.parametrize(NAMES, HAS_FLAG)
+def test_a_flag_arrives(capsys, monkeypatch, kind, name, text, others, field, expected):
+    flags = [f"--{KINDS[kind][0]}"]
+    for setting, value in said(name, text, others).items():
+        flags += [SETTINGS[setting].flag, value]
+    environ = environment_of_ranks(capsys, *flags)
+    assert field_of(monkeypatch, kind, environ, field) == expected
 
-    def test_by_config_file(self, capsys, monkeypatch, tmp_path, kind, name, text, others, field, expected):
-        path = config_file(tmp_path, said(name, text, others))
-        environ = environment_of_ranks(capsys, "--config_file", str(path))
-        assert field_of(monkeypatch, kind, environ, field) == expected
 
-    def test_by_variable(self, capsys, monkeypatch, kind, name, text, others, field, expected):
-        for setting, value in said(name, text, others).items():
-            monkeypatch.setenv(SETTINGS[setting].variable, value)
-        environ = environment_of_ranks(capsys, f"--{KINDS[kind][0]}")
-        assert field_of(monkeypatch, kind, environ, field) == expected
+@pytest.mark.parametrize(NAMES, CASES)
+def test_a_key_of_the_config_file_arrives(
+    capsys, monkeypatch, tmp_path, kind, name, text, others, field, expected
+):
+    path = config_file(tmp_path, said(name, text, others))
+    environ = environment_of_ranks(capsys, "--config_file", str(path))
+    assert field_of(monkeypatch, kind, environ, field) == expected
+
+
+@pytest.mark.parametrize(NAMES, CASES)
+def test_a_variable_arrives(capsys, monkeypatch, kind, name, text, others, field, expected):
+    for setting, value in said(name, text, others).items():
+        monkeypatch.setenv(SETTINGS[setting].variable, value)
+    environ = environment_of_ranks(capsys, f"--{KINDS[kind][0]}")
+    assert field_of(monkeypatch, kind, environ, field) == expected
 
 
 def test_every_setting_is_followed():
@@ -206,6 +213,72 @@ def test_what_the_plugin_would_refuse_is_refused_before_the_launch(capsys, monke
         monkeypatch.setenv(SETTINGS[name].variable, text)
     with pytest.raises(ConfigError):
         FullyShardedDataParallelPlugin()
+
+
+class ByText:
+    """Answers the questions whose text has one of these words, everything else with the default."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def text(self, question, *, default):
+        return next((answer for words, answer in self.answers.items() if words in question), default)
+
+    def choice(self, question, labels, *, default):
+        return list(labels).index(self.text(question, default=labels[default]))
+
+    def say(self, line):
+        raise AssertionError(f"an answer was refused: {line}")
+
+
+ANSWERED = [
+    ({"Which version": "1"}, {"sharding_strategy": ShardingStrategy.FULL_SHARD, "sync_module_states": True}),
+    (
+        {"Which version": "1", "What is to be": "SHARD_GRAD_OP", "one process only": "no"},
+        {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP, "cpu_ram_efficient_loading": False},
+    ),
+    (
+        {"Which version": "2"},
+        {"reshard_after_forward": True, "auto_wrap_policy": transformer_auto_wrap_policy},
+    ),
+    (
+        {
+            "Which version": "2",
+            "Give the gathered": "no",
+            "cut into units": "SIZE_BASED_WRAP",
+            "written": "FULL_STATE_DICT",
+        },
+        {
+            "reshard_after_forward": False,
+            "auto_wrap_policy": size_based_auto_wrap_policy,
+            "min_num_params": 100_000_000,
+            "state_dict_type": StateDictType.FULL_STATE_DICT,
+        },
+    ),
+    (
+        {
+            "Which version": "2",
+            "_no_split_modules": "no",
+            "Which classes": "A,B",
+            "Compute activations": "yes",
+            "Keep the inputs": "yes",
+        },
+        {
+            "transformer_cls_names_to_wrap": ["A", "B"],
+            "activation_checkpointing": True,
+            "activation_checkpointing_offload": True,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("answers", "fields"), ANSWERED)
+def test_what_the_questionnaire_writes_arrives(capsys, monkeypatch, tmp_path, answers, fields):
+    path = tmp_path / "answered.yaml"
+    write_config(path, fill_in(ByText({"type of machine": "multi-CPU", "(FSDP)": "yes", **answers})))
+    environ = environment_of_ranks(capsys, "--config_file", str(path))
+    for field, expected in fields.items():
+        assert field_of(monkeypatch, "fsdp", environ, field) == expected
 
 
 SCRIPT = """

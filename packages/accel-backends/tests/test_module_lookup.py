@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from accel_backends import (
+    get_model_tp_size,
     get_module_children_bottom_up,
     get_module_class_from_name,
     get_parameters_from_modules,
@@ -81,3 +82,12 @@ def test_parameters_of_given_modules_are_found_and_of_none_there_are_none():
 def test_an_expression_that_matches_no_module_is_refused():
     with pytest.raises(ConfigError, match="`1.12` matches the whole name of no module .* Did you mean `1.1`"):
         get_parameters_from_modules("1.12", tree(), "cpu")
+
+
+class SpreadByTransformers(nn.Linear):
+    tp_size = 4
+
+
+def test_the_tensor_parallel_size_is_what_transformers_says_of_its_model():
+    assert get_model_tp_size(SpreadByTransformers(2, 2)) == 4
+    assert get_model_tp_size(nn.Linear(2, 2)) is None

@@ -4,7 +4,7 @@ import torch
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_backends import TorchTensorParallelPlugin
 from accel_state.enums import DistributedType, FP8BackendType
-from accel_state.environment import patch_environment
+from accel_state.environment import door, patch_environment
 from accel_state.errors import ConfigError, StateError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -116,6 +116,18 @@ def test_a_plugin_after_a_run_without_one_is_refused():
     Accelerator(cpu=True)
     with pytest.raises(StateError, match="`fsdp_plugin` asks for .* was built with `None` already"):
         Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+
+
+def variables_for_loading():
+    with patch_environment(accelerate_use_fsdp=None, fsdp_cpu_ram_efficient_loading=None):
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=True)
+        before = door.read("fsdp_cpu_ram_efficient_loading")
+        Accelerator(cpu=True, fsdp_plugin=plugin)
+        return before, door.read("use_fsdp"), door.read("fsdp_cpu_ram_efficient_loading")
+
+
+def test_libraries_are_told_that_rank_0_alone_needs_weights(world):
+    assert world(2).run(variables_for_loading) == [(False, True, True)] * 2
 
 
 def with_tensor_parallelism():

@@ -140,3 +140,10 @@ def test_one_process_alone_is_sharded_the_same_way(world):
     _, expected = world(1).run(train_alone, num_ranks=1)[0]
     ((_, _, state),) = world(1).run(train_in_ranks)
     assert_same_state(state, expected)
+
+
+def test_units_that_are_gathered_ahead_have_the_same_values(world):
+    ahead = {"num_forward_prefetch": 2, "num_backward_prefetch": 2}
+    _, expected = world(1).run(train_alone, num_ranks=2)[0]
+    (_, _, state), _ = world(2).run(train_in_ranks, plugin=ahead)
+    assert_same_state(state, expected)

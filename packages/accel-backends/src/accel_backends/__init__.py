@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from accel_backends.handlers.ddp import DistributedDataParallelKwargs as DistributedDataParallelKwargs
     from accel_backends.handlers.grad_scaler import GradScalerKwargs as GradScalerKwargs
     from accel_backends.handlers.profile import ProfileKwargs as ProfileKwargs
+    from accel_backends.module_lookup import get_model_tp_size as get_model_tp_size
     from accel_backends.module_lookup import (
         get_module_children_bottom_up as get_module_children_bottom_up,
     )
@@ -98,6 +99,7 @@ __getattr__, __dir__, __all__ = attach(
         "extract_model_from_parallel": "accel_backends.unwrap",
         "get_grad_scaler": "accel_backends.precisions.loss_scaler",
         "get_mixed_precision_context_manager": "accel_backends.precisions.context",
+        "get_model_tp_size": "accel_backends.module_lookup",
         "get_module_children_bottom_up": "accel_backends.module_lookup",
         "get_module_class_from_name": "accel_backends.module_lookup",
         "get_parameters_from_modules": "accel_backends.module_lookup",

@@ -94,3 +94,9 @@ def model_has_dtensor(model: nn.Module) -> bool:
     from torch.distributed.tensor import DTensor
 
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def get_model_tp_size(model: nn.Module) -> int | None:
+    """Return over how many processes transformers spread the layers of a model it loaded, None if it did not."""
+    size: int | None = getattr(extract_model_from_parallel(model), "tp_size", None)
+    return size

@@ -184,12 +184,13 @@ def modules_of(value: object) -> list[nn.Module] | str | None:
                 f"`ignored_modules` is `{value}`, which is not a regular expression: {error}."
             ) from error
         return value
-    modules = list(value) if isinstance(value, Iterable) else [value]
-    for module in modules:
+    modules: list[nn.Module] = []
+    for module in value if isinstance(value, Iterable) else [value]:
         if not isinstance(module, nn.Module):
             raise ConfigError(
                 f"`ignored_modules` holds a `{type(module).__name__}`. Give modules, or one regular expression."
             )
+        modules.append(module)
     return modules
 
 

@@ -17,6 +17,7 @@ from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.policies import UnitsPolicy, units_policy
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_backends.plugins.ram_efficient_loading import enable_fsdp_ram_efficient_loading
 from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sharding.clipping import clip_gradients, clip_values
 from accel_backends.sharding.full_state import (
@@ -26,6 +27,7 @@ from accel_backends.sharding.full_state import (
     sharded_optimizer_state,
 )
 from accel_backends.sharding.inference_mode import allow_inference_first
+from accel_backends.sharding.prefetching import set_prefetching
 from accel_backends.sharding.replacements import ReplacedParameters
 from accel_backends.sharding.settings import shard_settings
 from accel_backends.sharding.shard import is_sharded, shard_model
@@ -60,12 +62,17 @@ class FullyShardedStrategy(TorchStrategy):
     )
 
     def setup(self, context: StrategyContext) -> None:
-        """Take in the run; one process alone gets a process group of its own."""
+        """Take in the run; one process alone gets a process group of its own.
+
+        Where the plugin says that rank 0 alone needs weights, libraries that load models are told by variables.
+        """
         super().setup(context)
         plugin = context.plugin
         if not isinstance(plugin, FullyShardedDataParallelPlugin):
             plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
         self._plugin = plugin
+        if plugin.cpu_ram_efficient_loading:
+            enable_fsdp_ram_efficient_loading()
         if not is_group_up():
             store = dist.HashStore()  # type: ignore[attr-defined]
             set_up_group(context.topology, backend="gloo", options={"store": store})
@@ -99,6 +106,12 @@ class FullyShardedStrategy(TorchStrategy):
         whole = whole_parameters(model, self._plugin.ignored_modules)
         groups = shard_groups(model, units=plan.units, tail=plan.tail, whole=whole)
         shard_model(model, groups, self._settings, whole=whole)
+        set_prefetching(
+            model,
+            groups,
+            forward=self._plugin.num_forward_prefetch,
+            backward=self._plugin.num_backward_prefetch,
+        )
         allow_inference_first(model)
         self._whole[model] = WholeParameters(map(model.get_parameter, whole), self._mesh)
         for found in before:

@@ -98,7 +98,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         # With version 1 this is the newer name of the sharding strategy.
         fsdp("reshard_after_forward", either(_STRATEGIES, boolean), None, "Give the gathered parameters up again after the forward pass (version 2)."),
         fsdp("offload_params", boolean, False, "Keep parameters and gradients in the memory of the CPU."),
-        fsdp("auto_wrap_policy", _WRAP_POLICIES, "NO_WRAP", "How the model is cut into the units that are gathered together."),
+        fsdp("auto_wrap_policy", _WRAP_POLICIES, None, "How the model is cut into the units that are gathered together; what it says of itself decides if this is omitted (version 2)."),
         fsdp("transformer_layer_cls_to_wrap", names, None, "Classes of the layers that become units, such as `BertLayer` (`TRANSFORMER_BASED_WRAP`).", variable="FSDP_TRANSFORMER_CLS_TO_WRAP"),
         fsdp("min_num_params", index, None, "Number of parameters from which a module becomes a unit (`SIZE_BASED_WRAP`)."),
         fsdp("backward_prefetch", _PREFETCHES, "NO_PREFETCH", "When the backward pass fetches the next unit (version 1).", flag="--fsdp_backward_prefetch_policy", config_key="fsdp_config.fsdp_backward_prefetch_policy"),
