@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, StateDictType
 
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.policies import UnitsPolicy, units_policy
@@ -58,6 +58,11 @@ class FullyShardedStrategy(TorchStrategy):
         accumulation=Sync.IN_SHARDS,
         mesh_axes=frozenset({"dp_replicate", "dp_shard"}),
     )
+
+    @property
+    def checkpoint_format(self) -> str:
+        """The format in which models and optimizers are saved; ``state_dict_type`` of the plugin chooses it."""
+        return "full" if self._plugin.state_dict_type is StateDictType.FULL_STATE_DICT else "sharded"
 
     def setup(self, context: StrategyContext) -> None:
         """Take in the run; one process alone gets a process group of its own."""

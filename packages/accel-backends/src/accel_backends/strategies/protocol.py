@@ -39,14 +39,12 @@ class Capabilities:
         accumulation: How gradients are reduced in micro-batches that end no accumulation; `Sync.NOW` where
             nothing can be left out.
         mesh_axes: Axes of `ParallelismConfig` along which the strategy splits the work; others may not be on.
-        checkpoint_format: Name of the `CheckpointFormat` in which models are saved.
     """
 
     shards_parameters: bool = False
     owns_backward: bool = False
     accumulation: Sync = Sync.NOW
     mesh_axes: frozenset[str] = frozenset({"dp_replicate"})
-    checkpoint_format: str = "full"
 
 
 class Strategy(Protocol):
@@ -58,6 +56,10 @@ class Strategy(Protocol):
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
+
+    @property
+    def checkpoint_format(self) -> str:
+        """Name of the `CheckpointFormat` in which models and optimizers are saved."""
 
     def setup(self, context: StrategyContext) -> None:
         """Take in the run; refuse here what can never work.

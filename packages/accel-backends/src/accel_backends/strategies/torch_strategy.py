@@ -35,6 +35,11 @@ class TorchStrategy:
 
     context: StrategyContext
 
+    @property
+    def checkpoint_format(self) -> str:
+        """The format in which models and optimizers are saved: whole, since every rank has all of them."""
+        return "full"
+
     def setup(self, context: StrategyContext) -> None:
         """Take in the run."""
         self.context = context

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel.checkpoints.prepared import class_name
 from accel_backends import Strategy
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_checkpoint.reading.strictness import Strictness
@@ -28,7 +29,7 @@ def load_weights(
 ) -> None:
     """Copy a state dict into a model; reports missing and unexpected keys."""
     bare = strategy.unwrap(model, keep_torch_compile=False)
-    into = f"model {index} ({type(bare).__name__})"
+    into = f"model {index} ({class_name(bare).rpartition('.')[2]})"
     with strict.loading(file_name, into), _without_placeholder_warnings():
         _reject_meta_parameters(bare, into=into)
         outcome = strategy.load_model_state(model, state, strict=False)
