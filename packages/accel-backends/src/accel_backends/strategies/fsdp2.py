@@ -20,8 +20,8 @@ from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sharding.clipping import clip_gradients, clip_values
 from accel_backends.sharding.full_state import (
-    gathered_model_state,
     gathered_optimizer_state,
+    gathered_state,
     load_model_state,
     sharded_optimizer_state,
 )
@@ -146,7 +146,7 @@ class FullyShardedStrategy(TorchStrategy):
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the whole state on the CPU of rank 0, an empty dict on the others. All ranks must call it."""
-        return gathered_model_state(self._bare(model), is_receiver=self.context.topology.rank == 0)
+        return gathered_state(self.local_model_state(model), is_receiver=self.context.topology.rank == 0)
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load a whole state, of which every rank takes its parts."""
@@ -156,7 +156,8 @@ class FullyShardedStrategy(TorchStrategy):
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:
         """Return the whole state on the CPU of rank 0, the groups alone on the others. All ranks must call it."""
-        return gathered_optimizer_state(optimizer, is_receiver=self.context.topology.rank == 0)
+        content = self.local_optimizer_state(optimizer, model)
+        return gathered_optimizer_state(content, is_receiver=self.context.topology.rank == 0)
 
     def load_optimizer_state(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
