@@ -7,6 +7,7 @@ told that it has. What was saved is in FOLDER/PACKAGE-save.RANK, what was loaded
 import importlib
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def make_run(seed):
 def of_peer(action, folder, model, optimizer):
     peer, tools = importlib.import_module("accelerate"), importlib.import_module("accelerate.utils")
     accelerator = peer.Accelerator(cpu=True)
+    if action == "save":
+        accelerator.save_state(folder)  # the states of the random generators
     plugin = peer.FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
     accelerator.state.distributed_type, accelerator.state.fsdp_plugin = tools.DistributedType.FSDP, plugin
     getattr(tools, f"{action}_fsdp_model")(plugin, accelerator, model, folder)
@@ -65,6 +68,9 @@ def of_ours(action, folder, model, optimizer):
 def of_torch(action, folder, model, optimizer):
     model_state, optimizer_state = get_model_state_dict(model), get_optimizer_state_dict(model, optimizer)
     parts = {"pytorch_model_fsdp_0": {"model": model_state}, "optimizer_0": {"optimizer": optimizer_state}}
+    if action == "save" and torch.distributed.get_rank() == 0:
+        for states in Path(folder).with_name("accelerate-accel").glob("random_states_*.pkl"):
+            shutil.copy(states, folder)
     for name, state in parts.items():
         (dcp.save if action == "save" else dcp.load)(state, checkpoint_id=f"{folder}/{name}")
     if action == "load":

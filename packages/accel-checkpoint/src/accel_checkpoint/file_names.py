@@ -27,6 +27,8 @@ _NUMBERED = {
     stem: re.compile(rf"{stem}(?:_(\d+))?\.bin")
     for stem in (OPTIMIZER_NAME, SCHEDULER_NAME, SAMPLER_NAME, LOADER_NAME)
 }
+METADATA_NAME = ".metadata"
+PART_SUFFIX = ".distcp"
 SHARDED_MODEL_NAME = "pytorch_model_fsdp"
 _SHARDED = {
     stem: re.compile(rf"{stem}_(\d+)/\.metadata") for stem in (SHARDED_MODEL_NAME, OPTIMIZER_NAME)

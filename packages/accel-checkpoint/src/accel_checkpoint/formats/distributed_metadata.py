@@ -20,8 +20,6 @@ from accel_checkpoint.files import is_plain_name
 from accel_checkpoint.formats.torch_files import DAMAGE
 from accel_state.errors import CheckpointError
 
-METADATA_NAME = ".metadata"
-PART_SUFFIX = ".distcp"
 _CLASSES = ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "BytesStorageMetadata",
             "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")  # fmt: skip
 _ALLOWED: dict[tuple[str, str], Any] = {

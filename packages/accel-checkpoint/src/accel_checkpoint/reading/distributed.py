@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from accel_checkpoint.file_names import METADATA_NAME
 from accel_checkpoint.files import regular_file
-from accel_checkpoint.formats.distributed_metadata import METADATA_NAME, Chunk, Entry, read_metadata
+from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, read_metadata
 from accel_checkpoint.formats.torch_files import read_torch_bytes
 from accel_state.errors import CheckpointError
 

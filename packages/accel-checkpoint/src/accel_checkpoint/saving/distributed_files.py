@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from accel_checkpoint.formats.distributed_metadata import METADATA_NAME, PART_SUFFIX, Chunk, Entry, encode_metadata
+from accel_checkpoint.file_names import METADATA_NAME, PART_SUFFIX
+from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, encode_metadata
 from accel_checkpoint.formats.plain_data import check_plain
 from accel_checkpoint.pieces import Piece
 from accel_checkpoint.saving.sink import FileSink
