@@ -10,8 +10,8 @@ from accel_state.errors import CheckpointError, UnknownNameError
 class ZipFormat(FullFormat):
     name = "zip"
 
-    def recognises(self, names: Collection[str], *, index: int) -> bool:
-        return f"model_{index}.zip" in names
+    def model_numbers(self, names: Collection[str]) -> list[int]:
+        return [index for index in range(9) if f"model_{index}.zip" in names]
 
 
 def test_a_format_is_known_by_name_and_by_its_files():
@@ -35,5 +35,5 @@ def test_an_unknown_name_is_refused():
 
 
 def test_files_that_no_format_recognises_are_refused():
-    with pytest.raises(CheckpointError, match=r"No file of model 1 .*\(full\)"):
+    with pytest.raises(CheckpointError, match=r"No file of model 1 .*\(full, sharded\)"):
         format_of(["model.safetensors"], index=1)

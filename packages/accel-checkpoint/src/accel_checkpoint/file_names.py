@@ -27,6 +27,15 @@ _NUMBERED = {
     stem: re.compile(rf"{stem}(?:_(\d+))?\.bin")
     for stem in (OPTIMIZER_NAME, SCHEDULER_NAME, SAMPLER_NAME, LOADER_NAME)
 }
+METADATA_NAME = ".metadata"
+PART_SUFFIX = ".distcp"
+SHARDED_MODEL_NAME = "pytorch_model_fsdp"
+_SHARDED = {
+    stem: re.compile(rf"{stem}_(\d+)/\.metadata") for stem in (SHARDED_MODEL_NAME, OPTIMIZER_NAME)
+}
+_PARTS = re.compile(
+    rf"(?:{SHARDED_MODEL_NAME}|{OPTIMIZER_NAME})_\d+(?:/(?:\.metadata|__\d+_\d+\.distcp))?"
+)
 _WEIGHTS = re.compile(
     rf"(?:{SAFE_MODEL_NAME}|{MODEL_NAME})(?:_(\d+))?(?:-\d{{5,}}-of-\d{{5,}})?"
     r"\.(?:safetensors|bin)(?:\.index\.json)?"
@@ -77,6 +86,16 @@ def custom_file(index: int) -> str:
     return f"{CUSTOM_NAME}_{index}.pkl"
 
 
+def sharded_folder(stem: str, index: int) -> str:
+    """Return the folder that holds the state of a model or optimizer in parts."""
+    return f"{stem}_{index}"
+
+
+def numbers_of_sharded(stem: str, names: Iterable[str]) -> list[int]:
+    """Return the sorted indexes of the models or optimizers whose parts have a table among these files."""
+    return _numbers(_SHARDED[stem], names)
+
+
 def numbers_of(stem: str, names: Iterable[str]) -> list[int]:
     """Return the sorted indexes of the files `<stem>.bin` and `<stem>_<index>.bin`."""
     return _numbers(_NUMBERED[stem], names)
@@ -99,7 +118,7 @@ def ranks_of_random_states(names: Iterable[str]) -> list[int]:
 
 def is_checkpoint_file(name: str) -> bool:
     """Whether a file of this name belongs to a checkpoint, and not to the user."""
-    if name in (MANIFEST_NAME, SCALER_NAME):
+    if name in (MANIFEST_NAME, SCALER_NAME) or _PARTS.fullmatch(name):
         return True
     return any(
         p.fullmatch(name)

@@ -47,7 +47,7 @@ def pieces_of(state: Mapping[str, Any], *, is_writer: bool) -> Iterator[Piece]:
         state: Tensors, `DTensor`s and other values by name.
         is_writer: Whether this rank writes what every rank holds in full.
     """
-    first_of = _aliases(state)
+    first_of = ties_in(state)
     others: dict[str, tuple[str, ...]] = {}
     for name, first in first_of.items():
         others[first] = (*others.get(first, ()), name)
@@ -63,7 +63,7 @@ def pieces_of(state: Mapping[str, Any], *, is_writer: bool) -> Iterator[Piece]:
             yield Piece(name, value, shape, (0,) * len(shape), is_writer, others.get(name, ()))
 
 
-def _aliases(state: Mapping[str, Any]) -> dict[str, str]:
+def ties_in(state: Mapping[str, Any]) -> dict[str, str]:
     """Return the names of tensors that an earlier name has too, with that one.
 
     Equal parts do not make equal tensors: a `DTensor` is the same only as one of the same shape, mesh and placements.

@@ -28,12 +28,30 @@ def format_of(names: Collection[str], *, index: int) -> CheckpointFormat:
     Raises:
         CheckpointError: If no known format recognises them.
     """
-    for name in FORMATS.names():
-        one = format_called(name)
-        if one.recognises(names, index=index):
+    for one in _all():
+        if index in one.model_numbers(names):
             return one
     known = ", ".join(FORMATS.names())
     raise CheckpointError(
         f"No file of model {index} is there in a known checkpoint format ({known}). Install the package that adds the "
         "format in which it was saved."
     )
+
+
+def format_of_optimizer(names: Collection[str], *, index: int) -> CheckpointFormat | None:
+    """Return the format in which the optimizer of that index lies in the files of a checkpoint, None if it does not."""
+    return next((one for one in _all() if index in one.optimizer_numbers(names)), None)
+
+
+def saved_models(names: Collection[str]) -> list[int]:
+    """Return the sorted indexes of the models in a checkpoint, in whatever format."""
+    return sorted({index for one in _all() for index in one.model_numbers(names)})
+
+
+def saved_optimizers(names: Collection[str]) -> list[int]:
+    """Return the sorted indexes of the optimizers in a checkpoint, in whatever format."""
+    return sorted({index for one in _all() for index in one.optimizer_numbers(names)})
+
+
+def _all() -> list[CheckpointFormat]:
+    return [format_called(name) for name in FORMATS.names()]

@@ -1,54 +1,85 @@
-"""Each model whole, in the files that every reader of safetensors or `torch.load` knows."""
+"""Each state whole, in the files that every reader of safetensors or `torch.load` knows."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from accel_backends.checkpoint_formats.protocol import CheckpointFormat
-from accel_checkpoint.file_names import numbers_of_models
-from accel_checkpoint.pieces import Piece
+import torch
+
+from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, Parameters, SaveChoices
+from accel_backends.sharding.full_state import gathered_optimizer_state, gathered_state
+from accel_checkpoint.file_names import OPTIMIZER_NAME, numbered_file, numbers_of, numbers_of_models, weight_format
+from accel_checkpoint.files import regular_file
+from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.reading.weights import files_of_model, open_weights
-from accel_checkpoint.saving.pending_files import PendingFile, pending_weights
-from accel_state.errors import CheckpointError
+from accel_checkpoint.saving.pending_files import TorchFile, pending_weights
 
 
 class FullFormat(CheckpointFormat):
-    """`model.safetensors` or `pytorch_model.bin`, or shards of them by size and an index."""
+    """`model.safetensors` or `pytorch_model.bin`, or shards of them by size and an index, and `optimizer.bin`."""
 
     name: ClassVar[str] = "full"
+    needs_shared_disk: ClassVar[bool] = False
 
-    def recognises(self, names: Collection[str], *, index: int) -> bool:
-        """Whether there are weight files of that model."""
-        return index in numbers_of_models(names)
+    def model_numbers(self, names: Collection[str]) -> list[int]:
+        """Return the indexes of the models that have files in this format."""
+        return numbers_of_models(names)
 
-    def model_files(
-        self,
-        pieces: Iterable[Piece],
-        *,
-        index: int,
-        is_writer: bool,
-        safe: bool,
-        max_shard_size: int | str | None,
-    ) -> list[PendingFile]:
-        """Return the weight files, on the rank that writes the pieces."""
-        state: dict[str, Any] = {}
-        for piece in pieces:
-            if not piece.is_whole:
-                raise CheckpointError(
-                    f"`{piece.name}` of model {index} is spread over several ranks; the format `{self.name}` needs it "
-                    "whole. Gather the state first."
-                )
-            if piece.is_writer:
-                state |= dict.fromkeys((piece.name, *piece.aliases), piece.local)
-        if not state and not is_writer:
-            return []
-        return pending_weights(state, index=index, safe=safe, max_shard_size=max_shard_size)
+    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
+        """Return the weight files, on the rank that writes them; every rank must call it."""
+        whole = gathered_state(state, is_receiver=choices.is_writer)
+        if not choices.is_writer:
+            return Files()
+        return Files(
+            pending_weights(whole, index=index, safe=choices.safe, max_shard_size=choices.max_shard_size)
+        )
+
+    def optimizer_files(
+        self, state: Mapping[str, Any], parameters: Parameters, *, index: int, choices: SaveChoices
+    ) -> Files:
+        """Return the file, on the rank that writes it; every rank must call it."""
+        whole = gathered_optimizer_state(state, is_receiver=choices.is_writer)
+        return Files([TorchFile(self.optimizer_file(index), whole)] if choices.is_writer else [])
 
     @contextmanager
-    def open_model(self, folder: Path, *, index: int) -> Iterator[Mapping[str, Any]]:
+    def open_model(self, folder: Path, *, index: int) -> Iterator[_SavedModel]:
         """Give the state, mapped from its files."""
         with open_weights(files_of_model(folder, index)) as state:
-            yield state
+            yield _SavedModel(state)
+
+    def optimizer_numbers(self, names: Collection[str]) -> list[int]:
+        """Return the indexes of the optimizers that have a file."""
+        return numbers_of(OPTIMIZER_NAME, names)
+
+    def model_file(self, index: int) -> str:
+        """Return the name that messages use for the files of a model."""
+        return weight_format(index, safe=True).whole
+
+    def optimizer_file(self, index: int) -> str:
+        """Return the file of an optimizer."""
+        return numbered_file(OPTIMIZER_NAME, index)
+
+    def read_optimizer(
+        self, folder: Path, parameters: Parameters, *, index: int
+    ) -> Mapping[str, Any]:
+        """Return the state, mapped from its file."""
+        state: Mapping[str, Any] = read_torch_file(regular_file(folder, self.optimizer_file(index)), mmap=True)
+        return state
+
+
+class _SavedModel:
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._state = state
+
+    def shapes(self) -> dict[str, tuple[int, ...] | None]:
+        return {
+            name: tuple(value.shape) if isinstance(value, torch.Tensor) else None
+            for name, value in self._state.items()
+        }
+
+    def read(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the tensors as they are mapped."""
+        return self._state

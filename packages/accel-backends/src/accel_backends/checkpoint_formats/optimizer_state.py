@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from accel_checkpoint.saving.snapshot import copy_of, is_plain, map_tensors
 
@@ -44,6 +45,8 @@ def without_file(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> 
     memory = _memory_of(optimizer, state)
 
     def copy(path: tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, DTensor):
+            return tensor  # a part that was read into memory of its own
         own = memory.get(path[1:]) if path[:1] == ("state",) else None
         if own is None or own.shape != tensor.shape or own.dtype != tensor.dtype:
             return copy_of(tensor)

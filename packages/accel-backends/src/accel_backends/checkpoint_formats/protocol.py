@@ -2,51 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from accel_checkpoint.pieces import Piece
-from accel_checkpoint.saving.pending_files import PendingFile
+import torch
+
+from accel_checkpoint.saving.pending_files import MergedFile, PendingFile
+
+
+Parameters = Callable[[], Mapping[str, torch.Tensor]]
+"""Gives the parameters of an optimizer by name, in the order of their numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveChoices:
+    """How this rank takes part in a save.
+
+    Attributes:
+        rank: This process.
+        is_writer: Whether it writes what every rank holds.
+        safe: safetensors, rather than `torch.save`, where the format leaves the choice.
+        max_shard_size: Largest size of one weight file; None: as large as it gets.
+    """
+
+    rank: int
+    is_writer: bool
+    safe: bool = True
+    max_shard_size: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of one state.
+
+    Attributes:
+        own: Those that this rank writes.
+        merged: Those that rank 0 writes when all ranks have written theirs.
+    """
+
+    own: Sequence[PendingFile] = ()
+    merged: Sequence[MergedFile] = ()
+
+
+class SavedState(Protocol):
+    """A state in a checkpoint, of which only names and shapes are known before it is read."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...] | None]:
+        """Return the shape of each tensor in whole, None for other values."""
+        ...
+
+    def read(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what a strategy loads in place of ``own``: whole tensors, or those of ``own``, filled."""
+        ...
 
 
 class CheckpointFormat(Protocol):
-    """Writes pieces to files, and reads them back; chosen by the strategy to save, and by what is there to load."""
+    """Writes states to files, and reads them back; chosen by the strategy to save, and by what is there to load.
+
+    States are what `Strategy.local_model_state` and `Strategy.local_optimizer_state` return: tensors of which this
+    rank holds a part are `DTensor`s. Every rank makes the same calls.
+    """
 
     name: ClassVar[str]
+    needs_shared_disk: ClassVar[bool]
+    """Whether all ranks must write to one file system."""
 
-    def recognises(self, names: Collection[str], *, index: int) -> bool:
-        """Whether ``names``, the files of a checkpoint, hold the model of that index in this format."""
+    def model_numbers(self, names: Collection[str]) -> list[int]:
+        """Return the sorted indexes of the models that ``names``, the files of a checkpoint, hold in this format."""
         ...
 
-    def model_files(
-        self,
-        pieces: Iterable[Piece],
-        *,
-        index: int,
-        is_writer: bool,
-        safe: bool,
-        max_shard_size: int | str | None,
-    ) -> list[PendingFile]:
-        """Return the files that this rank writes of a model.
-
-        Args:
-            pieces: The model's state.
-            index: Which model it is.
-            is_writer: Whether this rank writes what every rank holds.
-            safe: safetensors, rather than `torch.save`, where the format leaves the choice.
-            max_shard_size: Largest size of one file; None: as large as it gets.
+    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
+        """Return the files of a model.
 
         Raises:
-            CheckpointError: If the format cannot hold the pieces.
+            CheckpointError: If the format cannot hold the state.
         """
         ...
 
-    def open_model(self, folder: Path, *, index: int) -> AbstractContextManager[Mapping[str, Any]]:
-        """Give the whole state of a model; its tensors are good inside the context.
+    def optimizer_files(
+        self, state: Mapping[str, Any], parameters: Parameters, *, index: int, choices: SaveChoices
+    ) -> Files:
+        """Return the files of an optimizer.
+
+        Args:
+            state: Its state, in which parameters have numbers.
+            parameters: Its parameters by name, in the order of their numbers; called where they are needed.
+            index: Which optimizer it is.
+            choices: How this rank takes part.
+        """
+        ...
+
+    def open_model(self, folder: Path, *, index: int) -> AbstractContextManager[SavedState]:
+        """Give the state of a model; it can be read inside the context.
 
         Raises:
             CheckpointError: If a file is missing or damaged.
+        """
+        ...
+
+    def optimizer_numbers(self, names: Collection[str]) -> list[int]:
+        """Return the sorted indexes of the optimizers that ``names`` hold in this format."""
+        ...
+
+    def model_file(self, index: int) -> str:
+        """Return the name that messages use for the files of a model."""
+        ...
+
+    def optimizer_file(self, index: int) -> str:
+        """Return the name of the file or folder of an optimizer."""
+        ...
+
+    def read_optimizer(
+        self, folder: Path, parameters: Parameters, *, index: int
+    ) -> Mapping[str, Any]:
+        """Return the state of an optimizer: whole tensors, or parts placed like the parameters.
+
+        Args:
+            folder: The folder of the checkpoint.
+            parameters: The parameters of the optimizer by name, in the order of their numbers; called where they are needed.
+            index: Which optimizer it is.
+
+        Raises:
+            CheckpointError: If a file is missing or damaged, or the state is not that of these parameters.
         """
         ...

@@ -10,27 +10,26 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from accel_backends.sharding.replacements import like_parameter
-from accel_ops.named_tensors import named_tensors
+from accel_checkpoint.pieces import ties_in
 
 
-def gathered_model_state(model: nn.Module, *, is_receiver: bool) -> dict[str, Any]:
-    """Return the state dict of ``model`` with whole tensors on the CPU; empty where ``is_receiver`` is not set.
+def gathered_state(state: Mapping[str, Any], *, is_receiver: bool) -> dict[str, Any]:
+    """Return a state dict with whole tensors on the CPU; empty where ``is_receiver`` is not set.
 
-    Every rank must call it. A rank holds one whole tensor at a time beside what it receives.
+    Every rank must call it. A rank holds one whole tensor at a time beside what it receives. Names of one tensor
+    get one tensor.
     """
-    first_names = {name: found.names[0] for found in named_tensors(model) for name in found.names}
-    state: dict[str, Any] = {}
-    for name, value in model.state_dict().items():
-        first = first_names.get(name, name)
-        if first in state:
-            state[name] = state[first]
+    first_names = ties_in(state)
+    whole: dict[str, Any] = {}
+    for name, value in state.items():
+        if name in first_names:
+            if is_receiver:
+                whole[name] = whole[first_names[name]]
             continue
-        if first != name and not is_receiver:
-            continue
-        whole = gathered(value)
+        found = gathered(value)
         if is_receiver:
-            state[name] = whole
-    return state
+            whole[name] = found
+    return whole
 
 
 def gathered(value: Any) -> Any:
@@ -49,12 +48,11 @@ def load_model_state(model: nn.Module, state: Mapping[str, Any], *, strict: bool
     return model.load_state_dict(parts, strict=strict)
 
 
-def gathered_optimizer_state(optimizer: torch.optim.Optimizer, *, is_receiver: bool) -> dict[str, Any]:
-    """Return the state dict of ``optimizer`` with whole tensors on the CPU; every rank must call it.
+def gathered_optimizer_state(content: Mapping[str, Any], *, is_receiver: bool) -> dict[str, Any]:
+    """Return the state dict of an optimizer with whole tensors on the CPU; every rank must call it.
 
     Without ``is_receiver`` it has the groups only.
     """
-    content = optimizer.state_dict()
     state: dict[Any, Any] = {}
     for number, values in content["state"].items():
         whole = {name: gathered(value) for name, value in values.items()}

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, StateDictType
 
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.policies import UnitsPolicy, units_policy
@@ -21,8 +21,8 @@ from accel_backends.plugins.ram_efficient_loading import enable_fsdp_ram_efficie
 from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sharding.clipping import clip_gradients, clip_values
 from accel_backends.sharding.full_state import (
-    gathered_model_state,
     gathered_optimizer_state,
+    gathered_state,
     load_model_state,
     sharded_optimizer_state,
 )
@@ -60,6 +60,11 @@ class FullyShardedStrategy(TorchStrategy):
         accumulation=Sync.IN_SHARDS,
         mesh_axes=frozenset({"dp_replicate", "dp_shard"}),
     )
+
+    @property
+    def checkpoint_format(self) -> str:
+        """The format in which models and optimizers are saved; ``state_dict_type`` of the plugin chooses it."""
+        return "full" if self._plugin.state_dict_type is StateDictType.FULL_STATE_DICT else "sharded"
 
     def setup(self, context: StrategyContext) -> None:
         """Take in the run; one process alone gets a process group of its own.
@@ -154,7 +159,7 @@ class FullyShardedStrategy(TorchStrategy):
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the whole state on the CPU of rank 0, an empty dict on the others. All ranks must call it."""
-        return gathered_model_state(self._bare(model), is_receiver=self.context.topology.rank == 0)
+        return gathered_state(self.local_model_state(model), is_receiver=self.context.topology.rank == 0)
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load a whole state, of which every rank takes its parts."""
@@ -164,7 +169,8 @@ class FullyShardedStrategy(TorchStrategy):
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:
         """Return the whole state on the CPU of rank 0, the groups alone on the others. All ranks must call it."""
-        return gathered_optimizer_state(optimizer, is_receiver=self.context.topology.rank == 0)
+        content = self.local_optimizer_state(optimizer, model)
+        return gathered_optimizer_state(content, is_receiver=self.context.topology.rank == 0)
 
     def load_optimizer_state(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None

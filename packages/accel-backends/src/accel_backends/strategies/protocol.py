@@ -39,14 +39,12 @@ class Capabilities:
         accumulation: How gradients are reduced in micro-batches that end no accumulation; `Sync.NOW` where
             nothing can be left out.
         mesh_axes: Axes of `ParallelismConfig` along which the strategy splits the work; others may not be on.
-        checkpoint_format: Name of the `CheckpointFormat` in which models are saved.
     """
 
     shards_parameters: bool = False
     owns_backward: bool = False
     accumulation: Sync = Sync.NOW
     mesh_axes: frozenset[str] = frozenset({"dp_replicate"})
-    checkpoint_format: str = "full"
 
 
 class Strategy(Protocol):
@@ -58,6 +56,10 @@ class Strategy(Protocol):
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
+
+    @property
+    def checkpoint_format(self) -> str:
+        """Name of the `CheckpointFormat` in which models and optimizers are saved."""
 
     def setup(self, context: StrategyContext) -> None:
         """Take in the run; refuse here what can never work.
@@ -114,18 +116,40 @@ class Strategy(Protocol):
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the full state of the user's model, with the keys it had before it was prepared."""
 
+    def local_model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return the state of the user's model as it lies on this rank: a `DTensor` where it has a part only.
+
+        The tensors share the model's memory where that is possible.
+        """
+
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
-        """Load a full state; return missing and unexpected keys as `torch.nn.Module.load_state_dict` does."""
+        """Load a full state, or one from `local_model_state`; return missing and unexpected keys as `torch.nn.Module.load_state_dict` does."""
 
     def optimizer_state(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:
         """Return the full state of ``optimizer``; a sharding strategy needs the ``model`` that it steps."""
 
+    def local_optimizer_state(
+        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+    ) -> dict[str, Any]:
+        """Return the state of ``optimizer`` as it lies on this rank: a `DTensor` where it has a part only.
+
+        Parameters have numbers, in the order of `optimizer_parameters`.
+        """
+
+    def optimizer_parameters(
+        self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
+    ) -> dict[str, torch.Tensor]:
+        """Return the parameters that ``optimizer`` steps, by their names in the users' ``models``.
+
+        Their states are placed over the ranks as they are.
+        """
+
     def load_optimizer_state(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
     ) -> None:
-        """Load a full state into ``optimizer``."""
+        """Load a full state, or one with parts placed like the parameters."""
 
     def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return a context in which ranks may run out of batches at different times."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.scheduler import AcceleratedScheduler
+from accel_backends.sharding.parameter_names import parameters_of
 from accel_backends.strategies.bundle import Bundle, Placement
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.placement import place_model
@@ -34,6 +35,11 @@ class TorchStrategy:
     capabilities: ClassVar[Capabilities] = Capabilities()
 
     context: StrategyContext
+
+    @property
+    def checkpoint_format(self) -> str:
+        """The format in which models and optimizers are saved: whole, since every rank has all of them."""
+        return "full"
 
     def setup(self, context: StrategyContext) -> None:
         """Take in the run."""
@@ -158,6 +164,10 @@ class TorchStrategy:
         """Return the state of the user's model; every rank has all of it."""
         return self.unwrap(model, keep_torch_compile=False).state_dict()
 
+    def local_model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return the state of the user's model, as it lies on this rank."""
+        return self.unwrap(model, keep_torch_compile=False).state_dict()
+
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load the state into the user's model; every rank loads all of it."""
         return self.unwrap(model, keep_torch_compile=False).load_state_dict(state, strict=strict)
@@ -167,6 +177,18 @@ class TorchStrategy:
     ) -> dict[str, Any]:
         """Return the state of ``optimizer``; every rank has all of it."""
         return optimizer.state_dict()
+
+    def local_optimizer_state(
+        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+    ) -> dict[str, Any]:
+        """Return the state of ``optimizer``, as it lies on this rank."""
+        return optimizer.state_dict()
+
+    def optimizer_parameters(
+        self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
+    ) -> dict[str, torch.Tensor]:
+        """Return the parameters that ``optimizer`` steps, by their names in the users' models."""
+        return parameters_of(optimizer, [self.unwrap(model, keep_torch_compile=False) for model in models])
 
     def load_optimizer_state(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import struct
 import zipfile
@@ -39,11 +40,30 @@ def read_torch_file(path: Path, *, mmap: bool = False) -> Any:
     Raises:
         CheckpointError: If the file is damaged, or holds anything but plain data.
     """
-    _check_archive(path)
+    return _read(path, path, num_bytes=path.stat().st_size, mmap=mmap)
+
+
+def read_torch_bytes(content: io.BytesIO, path: Path) -> Any:
+    """Return what `torch.save` wrote to a part of a file, with tensors on the CPU.
+
+    Args:
+        content: The bytes of that part.
+        path: The file, for messages.
+
+    Raises:
+        CheckpointError: If it is damaged, or holds anything but plain data.
+    """
+    return _read(content, path, num_bytes=len(content.getbuffer()), mmap=False)
+
+
+def _read(source: Path | io.BytesIO, path: Path, *, num_bytes: int, mmap: bool) -> Any:
+    _check_archive(source, path, num_bytes)
+    if not isinstance(source, Path):
+        source.seek(0)
     try:
         with torch.serialization.safe_globals(harmless_globals()):
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-        check_loaded(content, num_bytes=path.stat().st_size)
+            content = torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
+        check_loaded(content, num_bytes=num_bytes)
         return content
     except (*DAMAGE, CheckpointError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -54,10 +74,10 @@ def read_torch_file(path: Path, *, mmap: bool = False) -> Any:
         ) from error
 
 
-def _check_archive(path: Path) -> None:
+def _check_archive(source: Path | io.BytesIO, path: Path, num_bytes: int) -> None:
     """Reject archives that `torch.save` cannot have written: with compressed or overlapping members."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(source) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, ValueError, EOFError, struct.error, NotImplementedError, OSError) as error:
         raise CheckpointError(f"`{path}` is not a readable `torch.save` file: {error}") from error
@@ -65,10 +85,10 @@ def _check_archive(path: Path) -> None:
         raise CheckpointError(
             f"`{path}` holds compressed data, which `torch.save` never writes; it is not loaded."
         )
-    claimed, there = sum(member.file_size for member in members), path.stat().st_size
-    if claimed > there:
+    claimed = sum(member.file_size for member in members)
+    if claimed > num_bytes:
         raise CheckpointError(
-            f"`{path}` claims to hold {claimed} bytes but has {there}: it is truncated or malicious. "
+            f"`{path}` claims to hold {claimed} bytes but has {num_bytes}: it is truncated or malicious. "
             "Copy or save it again."
         )
 

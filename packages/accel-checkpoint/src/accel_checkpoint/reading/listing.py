@@ -13,9 +13,13 @@ from pathlib import Path
 from accel_checkpoint.file_names import (
     FOLDER_OF_CHECKPOINTS,
     MANIFEST_NAME,
+    METADATA_NAME,
+    SHARDED_MODEL_NAME,
     TEMPORARY_PREFIX,
     checkpoint_number,
+    is_checkpoint_file,
     numbers_of_models,
+    numbers_of_sharded,
     random_states_file,
     ranks_of_random_states,
 )
@@ -78,12 +82,18 @@ def inspect(folder: Path) -> Found | None:
         problems = problems_of(folder, manifest, digests=False)
         state = State.DAMAGED if problems else State.COMMITTED
         return Found(folder, state, manifest, " ".join(problems), modified_s)
-    if not numbers_of_models(names) and not ranks_of_random_states(names):
+    if not numbers_of_models(names) and not ranks_of_random_states(names) and not _has_parts(folder, names):
         return None
     modified_s = folder.stat().st_mtime
     if ranks_of_random_states(names) and not is_own(folder):
         return Found(folder, State.FOREIGN, modified_s=modified_s)
     return Found(folder, State.INCOMPLETE, problem=f"It has no `{MANIFEST_NAME}`.", modified_s=modified_s)
+
+
+def _has_parts(folder: Path, names: list[str]) -> bool:
+    """Whether a model lies in parts in a folder of its own."""
+    tables = [f"{name}/{METADATA_NAME}" for name in names if is_checkpoint_file(name)]
+    return bool(numbers_of_sharded(SHARDED_MODEL_NAME, [name for name in tables if (folder / name).is_file()]))
 
 
 def is_own(folder: Path) -> bool:

@@ -45,6 +45,19 @@ class PendingFile(Protocol):
         ...
 
 
+class MergedFile(Protocol):
+    """A file that rank 0 writes last, from what all ranks noted in `FileSink.note` about theirs."""
+
+    @property
+    def name(self) -> str:
+        """File name, relative to the checkpoint's folder."""
+        ...
+
+    def write(self, sink: FileSink, notes: Mapping[str, str]) -> None:
+        """Write the content; ``notes`` are those of all files, by their names."""
+        ...
+
+
 @dataclass(frozen=True)
 class TorchFile:
     """A `torch.save` file that holds plain data only."""
@@ -174,6 +187,7 @@ def write_files(
     rank: int,
     place: int,
     num_threads: int,
+    notes: dict[str, str],
     run: Callable[[Work], None] = run_inline,
 ) -> list[FileEntry]:
     """Write the files to ``folder``, force them to disk, and return their manifest entries.
@@ -184,11 +198,14 @@ def write_files(
         rank: This process.
         place: The file system that ``folder`` is on; see `FileEntry`.
         num_threads: How many files to write at a time.
+        notes: Receives the notes that files leave for rank 0.
         run: Runs the slow work; called from ``num_threads`` threads.
     """
 
     def write(file: PendingFile) -> FileEntry:
         sink = write_file(file, folder, run=run)
+        if sink.note:
+            notes[file.name] = sink.note
         return FileEntry(file.name, sink.num_bytes, sink.digest, rank=rank, place=place)
 
     if num_threads == 1 or len(files) < 2:
@@ -202,6 +219,7 @@ def write_file(
 ) -> FileSink:
     """Write one file to ``folder`` and force it to disk; fails if the file exists, unless ``replace`` is set."""
     path = folder / file.name
+    path.parent.mkdir(parents=True, exist_ok=True)
     if replace:
         path.unlink(missing_ok=True)
     with FileSink(path, run=run) as sink:

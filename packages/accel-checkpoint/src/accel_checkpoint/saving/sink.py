@@ -31,6 +31,8 @@ class FileSink:
         self._digest = Digest()
         self._run = run
         self.num_bytes = 0
+        self.note = ""
+        """What rank 0 needs to know about the content; see `MergedFile`."""
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from accel_checkpoint.random_states import captured
 from accel_checkpoint.saving.handle import SaveHandle
-from accel_checkpoint.saving.pending_files import PendingFile, pending_file
+from accel_checkpoint.saving.pending_files import MergedFile, PendingFile, pending_file
 from accel_checkpoint.saving.transaction import Description, Transaction
 from accel_state.errors import CheckpointError
 
@@ -91,6 +91,10 @@ class Stage:
     def add(self, *files: PendingFile) -> None:
         """Add files that this rank writes."""
         self._transaction.files.extend(files)
+
+    def add_merged(self, *files: MergedFile) -> None:
+        """Add files that rank 0 writes when all ranks have written theirs."""
+        self._transaction.merged_files.extend(files)
 
     def gather(self, collect: Callable[[Stage], Sequence[PendingFile]]) -> None:
         """Add the files that ``collect`` returns. If it raises, every rank raises when the block ends."""

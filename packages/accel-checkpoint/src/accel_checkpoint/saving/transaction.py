@@ -16,7 +16,8 @@ from accel_checkpoint.manifest import FileEntry, Manifest, write_manifest
 from accel_checkpoint.ranks.agreement import Agreement, first
 from accel_checkpoint.ranks.reports import RankReport, Verdict, reason_of, verdict_on
 from accel_checkpoint.saving.low_priority import Work, run_inline
-from accel_checkpoint.saving.pending_files import PendingFile, write_files
+from accel_checkpoint.saving.pending_files import MergedFile, PendingFile, write_files
+from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.retention import remove_old, remove_stale_folders
 from accel_checkpoint.saving.staging import Staging, check_target
 from accel_state.errors import CheckpointError
@@ -63,6 +64,7 @@ class Transaction:
         agreement: Exchanges reports with the other ranks.
         num_threads: How many files to write at a time.
         files: The files that this rank writes.
+        merged_files: What rank 0 writes after all ranks have written their files.
         foreign_files: Names of files that this rank has put into the staging folder by other means.
         earlier: Failure of the previous save, if it has not been raised yet. This save then fails too.
     """
@@ -75,6 +77,7 @@ class Transaction:
     is_owner: bool = False
     description: Description = field(default_factory=Description)
     files: list[PendingFile] = field(default_factory=list)
+    merged_files: list[MergedFile] = field(default_factory=list)
     foreign_files: list[str] = field(default_factory=list)
     failure: BaseException | None = None
     earlier: BaseException | None = None
@@ -85,6 +88,7 @@ class Transaction:
         self._is_rejected = False
         self._is_saved = False
         self._listed: list[FileEntry] = []
+        self._notes: dict[str, str] = {}
 
     def begin(self) -> None:
         """Create the staging folder; with several nodes, find out which of them share a file system."""
@@ -168,8 +172,16 @@ class Transaction:
     def _write(self, run: Callable[[Work], None]) -> list[FileEntry]:
         folder, rank = self.staging.path, self.topology.rank
         files = write_files(
-            self.files, folder, rank=rank, place=self.place, num_threads=self.num_threads, run=run
+            self.files,
+            folder,
+            rank=rank,
+            place=self.place,
+            num_threads=self.num_threads,
+            notes=self._notes,
+            run=run,
         )
+        for inner in folders_of(file.name for file in files):
+            force_to_disk(folder / inner)
         files += self._entries(self.foreign_files)
         force_to_disk(folder)
         return files
@@ -188,6 +200,7 @@ class Transaction:
             self._agree("parts", others)
         with self._recording_failure():
             if is_main:
+                self._write_merged()
                 self._commit_part(self._listed)
                 self._is_saved = True
         if has_parts:
@@ -198,6 +211,14 @@ class Transaction:
                 self._clean_up()
         self.staging.release()
         self._agree("committed")
+
+    def _write_merged(self) -> None:
+        """On rank 0: write the files that need to know about those of all ranks."""
+        for file in self.merged_files if self.failure is None else ():
+            with FileSink(self.staging.path / file.name) as sink:
+                file.write(sink, self._notes)
+            self._listed.append(FileEntry(file.name, sink.num_bytes, sink.digest))
+            force_to_disk((self.staging.path / file.name).parent)
 
     def _commit_part(self, listed: list[FileEntry]) -> list[FileEntry]:
         """Commit the part on this file system, and return those of its files that no rank has reported."""
@@ -238,7 +259,13 @@ class Transaction:
         """Report this rank's outcome, and raise if any rank failed."""
         error = None if self.failure is None else reason_of(self.failure)
         own = RankReport(
-            str(self.request.target), self.place, self.topology.node_rank, files, error, self._is_saved
+            str(self.request.target),
+            self.place,
+            self.topology.node_rank,
+            files,
+            error,
+            self._is_saved,
+            self._notes if stage == "written" else {},
         )
         try:
             verdict = Verdict.decode(self.agreement.agree(self._topic(stage), own.encode(), self._merge))
@@ -255,6 +282,8 @@ class Transaction:
         """On rank 0: collect the file entries of all ranks, and return the verdict."""
         reports = [RankReport.decode(text) for text in texts]
         self._listed += [entry for report in reports for entry in report.files]
+        for report in reports:
+            self._notes |= report.notes
         return verdict_on(reports, target=self.request.target).encode()
 
     def _clean_up(self) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from accel.checkpoints.prepared import Prepared, has_state_per_rank, is_being_read
+from accel_backends.checkpoint_formats.protocol import Files, SaveChoices
 from accel_backends.stepping.open_gradients import open_gradients
 from accel_checkpoint.file_names import (
     LOADER_NAME,
-    OPTIMIZER_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
     custom_file,
@@ -22,9 +23,8 @@ from accel_checkpoint.file_names import (
     numbered_file,
     random_states_file,
 )
-from accel_checkpoint.pieces import pieces_of
 from accel_checkpoint.random_states import to_file
-from accel_checkpoint.saving.pending_files import PendingFile, SafetensorsFile, TorchFile
+from accel_checkpoint.saving.pending_files import MergedFile, PendingFile, SafetensorsFile, TorchFile
 from accel_data.loader_files import to_file as to_loader_file
 from accel_ops.random.state import capture_rng_states
 
@@ -46,10 +46,16 @@ class SaveOptions:
     max_shard_size: int | str | None = None
     hooks: Sequence[SaveHook] = ()
 
+    def choices(self, *, rank: int, is_writer: bool) -> SaveChoices:
+        """Return what a format needs to know of them, and of this rank."""
+        return SaveChoices(
+            rank=rank, is_writer=is_writer, safe=self.safe_serialization, max_shard_size=self.max_shard_size
+        )
+
 
 def collect(
     prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, options: SaveOptions
-) -> list[PendingFile]:
+) -> Files:
     """Return this rank's files. Every rank must call it, since it may use collectives.
 
     Args:
@@ -59,27 +65,19 @@ def collect(
         is_writer: Whether this rank writes the state that all ranks share.
         options: How to write the checkpoint.
     """
-    weights = [prepared.strategy.model_state(model) for model in prepared.models]
+    strategy, choices = prepared.strategy, options.choices(rank=rank, is_writer=is_writer)
+    weights = [strategy.local_model_state(model) for model in prepared.models]
+    merged: list[MergedFile] = []
+    files: list[PendingFile] = []
     try:
         for hook in options.hooks:
             hook(list(prepared.models), weights, str(folder))  # type: ignore[arg-type]
     finally:
-        # Even after a hook has failed on this rank: the other ranks may wait in these collectives.
-        optimizers = [
-            prepared.strategy.optimizer_state(optimizer, prepared.model_of(optimizer))
-            for optimizer in prepared.optimizers
-        ]
-    files: list[PendingFile] = []
-    for index, state in enumerate(weights):
-        files += prepared.format.model_files(
-            pieces_of(state, is_writer=is_writer),
-            index=index,
-            is_writer=is_writer,
-            safe=options.safe_serialization,
-            max_shard_size=options.max_shard_size,
-        )
+        # Even after a hook has failed on this rank: the other ranks may wait in the collectives of the format.
+        for part in _states(prepared, weights, choices):
+            files += part.own
+            merged += part.merged
     if is_writer:
-        files += [TorchFile(numbered_file(OPTIMIZER_NAME, i), state) for i, state in enumerate(optimizers)]
         files += _shared_files(prepared)
     files += _loader_files(prepared, rank=rank, is_writer=is_writer)
     if prepared.stepper.is_accumulating:
@@ -87,7 +85,23 @@ def collect(
     states = to_file(
         capture_rng_states(), accumulation=prepared.stepper.state_dict(), device_index=prepared.device_index
     )
-    return [*files, TorchFile(random_states_file(rank), states)]
+    return Files([*files, TorchFile(random_states_file(rank), states)], merged)
+
+
+def _states(
+    prepared: Prepared, weights: Sequence[Mapping[str, Any]], choices: SaveChoices
+) -> Iterator[Files]:
+    """Yield the files of the models and optimizers."""
+    for index, state in enumerate(weights):
+        yield prepared.format.model_files(state, index=index, choices=choices)
+    for index, optimizer in enumerate(prepared.optimizers):
+        inner = getattr(optimizer, "optimizer", optimizer)
+        yield prepared.format.optimizer_files(
+            prepared.strategy.local_optimizer_state(optimizer, prepared.model_of(optimizer)),
+            partial(prepared.strategy.optimizer_parameters, inner, prepared.models),
+            index=index,
+            choices=choices,
+        )
 
 
 def _loader_files(prepared: Prepared, *, rank: int, is_writer: bool) -> list[PendingFile]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from accel.checkpoints.prepared import Prepared
+from accel_backends.checkpoint_formats.choosing import saved_models, saved_optimizers
 from accel_checkpoint import file_names as layout
 from accel_checkpoint.file_names import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME
 from accel_checkpoint.manifest import has_manifest as has_manifest_in
@@ -47,8 +48,8 @@ def check_inventory(
                     f"{_elsewhere(folder)}"
                 )
 
-    check("model", layout.numbers_of_models(names), num_models, weights_file)
-    optimizers = layout.numbers_of(OPTIMIZER_NAME, names)
+    check("model", saved_models(names), num_models, weights_file)
+    optimizers = saved_optimizers(names)
     check("optimizer", optimizers, len(prepared.optimizers), _file_of(OPTIMIZER_NAME))
     schedulers = layout.numbers_of(SCHEDULER_NAME, names)
     check("scheduler", schedulers, len(prepared.schedulers), _file_of(SCHEDULER_NAME))

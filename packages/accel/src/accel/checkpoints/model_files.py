@@ -3,44 +3,96 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from accel.checkpoints.prepared import class_name
 from accel_backends import Strategy
 from accel_bigmodel.offload.placeholders import weight_of
+from accel_backends.checkpoint_formats.protocol import SavedState
+from accel_checkpoint.pieces import ties_in
 from accel_checkpoint.reading.strictness import Strictness
-from accel_ops.shared_tensors import id_tensor_view
 from accel_state.errors import CheckpointError
 
 
-def load_weights(
-    strategy: Strategy,
-    model: nn.Module,
-    state: Mapping[str, Any],
-    *,
-    file_name: str,
-    index: int,
-    strict: Strictness,
-) -> None:
-    """Copy a state dict into a model; reports missing and unexpected keys."""
-    bare = strategy.unwrap(model, keep_torch_compile=False)
-    into = f"model {index} ({type(bare).__name__})"
-    with strict.loading(file_name, into), _without_placeholder_warnings():
-        _reject_meta_parameters(bare, into=into)
-        outcome = strategy.load_model_state(model, state, strict=False)
-        missing = list(outcome.missing_keys) if outcome is not None else []
-        unexpected = list(outcome.unexpected_keys) if outcome is not None else []
-        if missing:
-            tied = _second_names(strategy.model_state(model), state)
-            missing = [name for name in missing if name not in tied]
-        if missing or unexpected:
-            parts = [f"it lacks {_listed(missing)}"] if missing else []
-            parts += [f"it has {_listed(unexpected)}, which the model does not have"] if unexpected else []
-            strict.report(f"`{file_name}` does not fit model {index}: {'; '.join(parts)}.")
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files of one model in a checkpoint, and the model that they are for.
+
+    Attributes:
+        strategy: Loads the state.
+        model: The prepared model.
+        file_name: What messages call the files.
+        index: Which model it is.
+        strict: Whether a mismatch is an error or a warning.
+    """
+
+    strategy: Strategy
+    model: nn.Module
+    file_name: str
+    index: int
+    strict: Strictness
+
+    def check(self, saved: SavedState) -> None:
+        """Report all names and shapes that do not fit, before anything is loaded."""
+        bare = self._bare
+        with self.strict.loading(self.file_name, self._into):
+            _reject_meta_parameters(bare, into=self._into)
+            if _renames_on_load(bare):
+                return
+            shapes, own = saved.shapes(), self.strategy.local_model_state(self.model)
+            missing = [name for name in own if name not in shapes]
+            missing = [name for name in missing if name not in _second_names(own, shapes)]
+            unexpected = [name for name in shapes if name not in own]
+            others = [
+                f"`{name}` has the shape {shape} instead of {tuple(own[name].shape)}"
+                for name, shape in shapes.items()
+                if shape is not None and isinstance(own.get(name), torch.Tensor) and shape != tuple(own[name].shape)
+            ]
+            self._report(missing, unexpected, others)
+
+    def load(self, saved: SavedState) -> None:
+        """Copy the state into the model."""
+        with self.strict.loading(self.file_name, self._into), _without_placeholder_warnings():
+            own = self.strategy.local_model_state(self.model)
+            state = saved.read(own)
+            outcome = self.strategy.load_model_state(self.model, state, strict=False)
+            if not _renames_on_load(self._bare) or outcome is None:
+                return
+            missing = [name for name in outcome.missing_keys if name not in _second_names(own, state)]
+            self._report(missing, list(outcome.unexpected_keys), [])
+
+    @property
+    def _bare(self) -> nn.Module:
+        return self.strategy.unwrap(self.model, keep_torch_compile=False)
+
+    @property
+    def _into(self) -> str:
+        return f"model {self.index} ({class_name(self._bare).rpartition('.')[2]})"
+
+    def _report(self, missing: list[str], unexpected: list[str], others: list[str]) -> None:
+        parts = [f"it lacks {_listed(missing)}"] if missing else []
+        parts += [f"it has {_listed(unexpected)}, which the model does not have"] if unexpected else []
+        parts += others[:5] + ([f"{len(others) - 5} more shapes differ"] if len(others) > 5 else [])
+        if parts:
+            self.strict.report(f"`{self.file_name}` does not fit model {self.index}: {'; '.join(parts)}.")
+
+
+def _renames_on_load(model: nn.Module) -> bool:
+    """Whether only `load_state_dict` itself knows which names and shapes fit."""
+    return any(
+        module._load_state_dict_pre_hooks
+        or (
+            type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
+            and not type(module).__module__.startswith("torch.nn.")
+        )
+        for module in model.modules()
+    )
 
 
 def _reject_meta_parameters(model: nn.Module, *, into: str) -> None:
@@ -61,13 +113,13 @@ def _without_placeholder_warnings() -> Iterator[None]:
         yield
 
 
-def _second_names(own: Mapping[str, Any], loaded: Mapping[str, Any]) -> set[str]:
+def _second_names(own: Mapping[str, Any], loaded: Collection[str]) -> set[str]:
     """Return the model's keys whose tensor was loaded under another key, such as those of tied weights."""
-    views = {
-        id_tensor_view(own[name]) for name in loaded if name in own and isinstance(own[name], torch.Tensor)
-    }
-    tensors = {name: value for name, value in own.items() if isinstance(value, torch.Tensor)}
-    return {name for name, tensor in tensors.items() if id_tensor_view(tensor) in views}
+    first_names = ties_in(own)
+    groups: dict[str, list[str]] = {}
+    for name in own:
+        groups.setdefault(first_names.get(name, name), []).append(name)
+    return {name for names in groups.values() if any(one in loaded for one in names) for name in names}
 
 
 def _listed(names: list[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from accel_backends import Precision, Strategy
 from accel_backends.checkpoint_formats.choosing import format_called
@@ -54,7 +55,7 @@ class Prepared:
     @property
     def format(self) -> CheckpointFormat:
         """The file format of models."""
-        return format_called(self.strategy.capabilities.checkpoint_format)
+        return format_called(self.strategy.checkpoint_format)
 
     def model_of(self, optimizer: torch.optim.Optimizer) -> nn.Module | None:
         """Return the model whose parameters ``optimizer`` updates; of several, the one that shares most with it."""
@@ -89,8 +90,12 @@ class Prepared:
 
 
 def class_name(thing: object) -> str:
-    """Return the qualified class name of ``thing``, with its module."""
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+    """Return the qualified name of the user's class of ``thing``, with its module."""
+    kind = type(thing)
+    if isinstance(thing, FSDPModule):
+        # `fully_shard` gives each module a class of its own, with the user's class as its second base.
+        kind = kind.__bases__[1]
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def has_state_per_rank(loader: Any) -> bool:

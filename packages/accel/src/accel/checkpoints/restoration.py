@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 
 from torch import nn
 
-from accel.checkpoints.inventory import check_inventory, weights_file
-from accel.checkpoints.model_files import load_weights
+from accel.checkpoints.inventory import check_inventory
+from accel.checkpoints.model_files import ModelFiles
 from accel.checkpoints.prepared import Prepared, class_name, has_state_per_rank
 from accel.checkpoints.rank_state import RankState
-from accel_backends.checkpoint_formats.choosing import format_of
+from accel_backends.checkpoint_formats.choosing import format_of, format_of_optimizer, saved_models
+from accel_backends.checkpoint_formats.protocol import SavedState
 from accel_backends.checkpoint_formats.optimizer_state import misfit_of, without_file
 from accel_checkpoint import file_names as layout
 from accel_checkpoint.file_names import OPTIMIZER_NAME, SAMPLER_NAME, SCALER_NAME, SCHEDULER_NAME
@@ -80,10 +82,15 @@ class Restoration:
         )
         own = RankState.read(self.found, self.names, self.prepared, self.rank, self.layout, self.strict)
         loads = [*self._optimizers(), *self._schedulers(), *self._loaders(), *self._scaler(), *self._custom()]
-        saved = layout.numbers_of_models(self.names)
-        for index, model in enumerate(models):
-            if index in saved:
-                self._load_model(index, model)
+        with ExitStack() as opened:
+            # Whatever does not fit is found in all models before any of them is changed.
+            ready = [
+                self._opened_model(index, models[index], opened)
+                for index in saved_models(self.names)
+                if index < len(models)
+            ]
+            for files, saved in ready:
+                files.load(saved)
         while loads:
             loads.pop(0)()  # popped, so that its mapped file is released
         own.restore(self.prepared)
@@ -95,26 +102,27 @@ class Restoration:
                 ", ".join(self._restarted_loaders),
             )
 
-    def _load_model(self, index: int, model: nn.Module) -> None:
-        with format_of(self.names, index=index).open_model(self.folder, index=index) as state:
-            load_weights(
-                self.prepared.strategy,
-                model,
-                state,
-                file_name=weights_file(index),
-                index=index,
-                strict=self.strict,
-            )
+    def _opened_model(
+        self, index: int, model: nn.Module, opened: ExitStack
+    ) -> tuple[ModelFiles, SavedState]:
+        """Open and check the files of a model, until ``opened`` is closed."""
+        form = format_of(self.names, index=index)
+        files = ModelFiles(self.prepared.strategy, model, form.model_file(index), index, self.strict)
+        saved = opened.enter_context(form.open_model(self.folder, index=index))
+        files.check(saved)
+        return files, saved
 
     def _optimizers(self) -> Iterator[Load]:
         for index, optimizer in enumerate(self.prepared.optimizers):
-            name = layout.numbered_file(OPTIMIZER_NAME, index)
             inner = getattr(optimizer, "optimizer", optimizer)
             into = f"optimizer {index} ({type(inner).__name__})"
-            if name not in self.names:
+            form = format_of_optimizer(self.names, index=index)
+            if form is None:
                 continue
+            name = form.optimizer_file(index)
             with self.strict.loading(name, into):
-                state = self._read(name, mmap=True)
+                parameters = partial(self.prepared.strategy.optimizer_parameters, inner, self.prepared.models)
+                state = form.read_optimizer(self.folder, parameters, index=index)
                 misfit = self._other_class(OPTIMIZER_NAME, index, inner) or misfit_of(optimizer, state)
                 if misfit is None:
                     yield self._into_optimizer(name, into, index, state)

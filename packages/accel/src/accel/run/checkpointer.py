@@ -19,7 +19,7 @@ from accel.run.prepared_objects import PreparedObjects
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_state import GradientState, PartialState, current_runtime
-from accel_state.errors import ConfigError
+from accel_state.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:  # the modules that save and load are imported by the first method that needs them
     from accel.checkpoints.collection import SaveHook, SaveOptions
@@ -208,13 +208,21 @@ class Checkpointer:
                 "`ProjectConfiguration`.",
                 stacklevel=2,
             )
-        return collect(
+        if has_own_disk and content.format.needs_shared_disk:
+            raise CheckpointError(
+                f"`{target}` is on a disk that this machine does not share with the main process's, but all ranks write "
+                f"one checkpoint in the format `{content.format.name}`. Save to a disk that all machines share, or set "
+                "`state_dict_type` to `FULL_STATE_DICT`."
+            )
+        files = collect(
             content,
             stage.path,
             rank=self._processes.process_index,
             is_writer=self._processes.is_main_process or (is_spread and stage.is_owner),
             options=options,
         )
+        stage.add_merged(*files.merged)
+        return list(files.own)
 
     def _get_saver(self) -> Saver:
         if self._saver is None:

@@ -1,0 +1,161 @@
+"""Each rank writes the parts that it holds, into folders that `torch.distributed.checkpoint` reads too."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, Parameters, SaveChoices
+from accel_backends.sharding.parts import local_part, new_like, offset_of
+from accel_checkpoint.file_names import (
+    OPTIMIZER_NAME,
+    SHARDED_MODEL_NAME,
+    numbers_of_sharded,
+    sharded_folder,
+)
+from accel_checkpoint.pieces import pieces_of
+from accel_checkpoint.reading.distributed import DistributedState
+from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
+from accel_checkpoint.saving.snapshot import is_plain
+from accel_state.errors import CheckpointError
+
+_MODEL, _OPTIMIZER = "model", "optimizer"
+_STATE, _GROUPS = "state", "param_groups"
+_Path = tuple[str | int, ...]
+
+
+class ShardedFormat(CheckpointFormat):
+    """`pytorch_model_fsdp_0/` and `optimizer_0/`: parts by rank and a table, with names for keys.
+
+    Any number of ranks reads them, in any layout and strategy.
+    """
+
+    name: ClassVar[str] = "sharded"
+    needs_shared_disk: ClassVar[bool] = True
+
+    def model_numbers(self, names: Collection[str]) -> list[int]:
+        """Return the indexes of the models that have files in this format."""
+        return numbers_of_sharded(SHARDED_MODEL_NAME, names)
+
+    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
+        """Return the part of this rank, and the table."""
+        paths: dict[str, _Path] = {name: (_MODEL, name) for name in state}
+        return _files(sharded_folder(SHARDED_MODEL_NAME, index), state, paths, choices)
+
+    def optimizer_files(
+        self, state: Mapping[str, Any], parameters: Parameters, *, index: int, choices: SaveChoices
+    ) -> Files:
+        """Return the part of this rank, and the table; parameters have their names in them."""
+        flat: dict[str, Any] = {}
+        paths: dict[str, _Path] = {}
+        names = list(parameters())
+        numbers = [number for group in state[_GROUPS] for number in group["params"]]
+        name_of = dict(zip(numbers, names, strict=True))
+
+        def add(path: _Path, value: Any) -> None:
+            key = ".".join(map(str, path))
+            flat[key], paths[key] = value, path
+
+        for number, values in state[_STATE].items():
+            for kind, value in values.items():
+                add((_OPTIMIZER, _STATE, name_of[number], kind), value)
+        for index_of_group, group in enumerate(state[_GROUPS]):
+            for kind, value in group.items():
+                if kind == "params":
+                    value = [name_of[number] for number in value]
+                add((_OPTIMIZER, _GROUPS, index_of_group, kind), value)
+        return _files(sharded_folder(OPTIMIZER_NAME, index), flat, paths, choices)
+
+    @contextmanager
+    def open_model(self, folder: Path, *, index: int) -> Iterator[_SavedModel]:
+        """Give the state; each rank reads what overlaps its parts."""
+        yield _SavedModel(DistributedState(folder, sharded_folder(SHARDED_MODEL_NAME, index)))
+
+    def optimizer_numbers(self, names: Collection[str]) -> list[int]:
+        """Return the indexes of the optimizers that have a table."""
+        return numbers_of_sharded(OPTIMIZER_NAME, names)
+
+    def model_file(self, index: int) -> str:
+        """Return the name that messages use for the files of a model."""
+        return sharded_folder(SHARDED_MODEL_NAME, index)
+
+    def optimizer_file(self, index: int) -> str:
+        """Return the folder of an optimizer."""
+        return sharded_folder(OPTIMIZER_NAME, index)
+
+    def read_optimizer(
+        self, folder: Path, parameters: Parameters, *, index: int
+    ) -> Mapping[str, Any]:
+        """Return the state; each rank reads what overlaps its parts."""
+        saved = DistributedState(folder, self.optimizer_file(index))
+        groups: dict[int, dict[str, Any]] = {}
+        for path, entry in saved.below(_OPTIMIZER, _GROUPS):
+            number, kind = path
+            groups.setdefault(int(number), {})[str(kind)] = saved.value(entry)
+        own = parameters()
+        numbers = {name: number for number, name in enumerate(own)}
+        named = [name for number in sorted(groups) for name in groups[number]["params"]]
+        _check_names(named, numbers, self.optimizer_file(index))
+        state: dict[int, dict[str, Any]] = {}
+        for path, entry in saved.below(_OPTIMIZER, _STATE):
+            name, kind = str(path[0]), str(path[1])
+            if name not in numbers:
+                raise CheckpointError(f"`{self.optimizer_file(index)}` has a state of `{name}`, but no such parameter.")
+            parameter = own[name]
+            if entry.dtype is None or entry.shape != tuple(parameter.shape) or not entry.shape:
+                value = saved.value(entry)
+            else:
+                value = new_like(parameter, entry.dtype)
+                saved.read_into(local_part(value), entry, offset_of(value))
+            state.setdefault(numbers[name], {})[kind] = value
+        return {
+            _STATE: {number: state[number] for number in sorted(state)},
+            _GROUPS: [
+                {**groups[number], "params": sorted(numbers[name] for name in groups[number]["params"])}
+                for number in sorted(groups)
+            ],
+        }
+
+
+class _SavedModel:
+    def __init__(self, saved: DistributedState) -> None:
+        self._saved = saved
+        self._entries = {str(path[0]): entry for path, entry in saved.below(_MODEL) if len(path) == 1}
+
+    def shapes(self) -> dict[str, tuple[int, ...] | None]:
+        return {name: None if entry.dtype is None else entry.shape for name, entry in self._entries.items()}
+
+    def read(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tensors of ``own``, filled; those without memory of their own are read in whole."""
+        state: dict[str, Any] = {}
+        for name, entry in self._entries.items():
+            value = own.get(name)
+            if not isinstance(value, torch.Tensor) or value.is_meta or not is_plain(local_part(value)):
+                state[name] = self._saved.value(entry)
+                continue
+            self._saved.read_into(local_part(value), entry, offset_of(value))
+            state[name] = value
+        return state
+
+
+def _files(folder: str, state: Mapping[str, Any], paths: Mapping[str, _Path], choices: SaveChoices) -> Files:
+    part = part_of_rank(folder, pieces_of(state, is_writer=choices.is_writer), paths, rank=choices.rank)
+    return Files([part], [DistributedTable(folder)] if choices.rank == 0 else [])
+
+
+def _check_names(saved: list[str], own: Mapping[str, int], folder: str) -> None:
+    missing = [name for name in own if name not in set(saved)]
+    unexpected = [name for name in saved if name not in own]
+    if missing or unexpected:
+        parts = [f"it lacks {_listed(missing)}"] if missing else []
+        parts += [f"it has {_listed(unexpected)}, which the optimizer does not step"] if unexpected else []
+        raise CheckpointError(f"`{folder}` does not fit the optimizer: {'; '.join(parts)}.")
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(f"`{name}`" for name in names[:5]) + more

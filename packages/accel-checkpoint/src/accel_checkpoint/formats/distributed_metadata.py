@@ -1,0 +1,179 @@
+"""The table of a `torch.distributed.checkpoint` folder: where each part of each tensor lies, read without running code."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from uuid import uuid4
+
+import torch
+from torch.distributed.checkpoint import metadata as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+
+from accel_checkpoint.files import is_plain_name
+from accel_checkpoint.formats.torch_files import DAMAGE
+from accel_state.errors import CheckpointError
+
+_CLASSES = ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "BytesStorageMetadata",
+            "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")  # fmt: skip
+_ALLOWED: dict[tuple[str, str], Any] = {
+    **{(dcp.__name__, name): getattr(dcp, name) for name in _CLASSES},
+    (_StorageInfo.__module__, _StorageInfo.__name__): _StorageInfo,
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    # The folder that was saved to, which nothing here uses.
+    **{
+        (module, kind): PurePosixPath
+        for module in ("pathlib", "pathlib._local")
+        for kind in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Where one part of a tensor, or another value, lies.
+
+    Attributes:
+        file: The file, relative to the folder.
+        start: Its first byte there.
+        num_bytes: Its size there.
+        offset: Start of the part in the tensor, along each dimension.
+        sizes: Shape of the part.
+    """
+
+    file: str
+    start: int
+    num_bytes: int
+    offset: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a state: a tensor with its parts, or another value in one chunk.
+
+    Attributes:
+        path: The keys that lead to it from the top of the nested state.
+        chunks: Its parts; parts without elements are left out.
+        dtype: Number format; None if it is no tensor.
+        shape: Shape of the whole tensor.
+    """
+
+    path: tuple[str | int, ...]
+    chunks: tuple[Chunk, ...]
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Its name in the table."""
+        return ".".join(map(str, self.path))
+
+
+def encode_metadata(entries: Iterable[Entry]) -> bytes:
+    """Return the content of the table, as `torch.distributed.checkpoint.load` reads it."""
+    state: dict[str, Any] = {}
+    planner: dict[str, tuple[str | int, ...]] = {}
+    storage: dict[MetadataIndex, Any] = {}
+    for entry in entries:
+        planner[entry.key] = entry.path
+        for chunk in entry.chunks:
+            offset = None if entry.dtype is None else torch.Size(chunk.offset)
+            storage[MetadataIndex(entry.key, offset)] = _StorageInfo(chunk.file, chunk.start, chunk.num_bytes)
+        if entry.dtype is None:
+            state[entry.key] = dcp.BytesStorageMetadata()
+        else:
+            state[entry.key] = dcp.TensorStorageMetadata(
+                properties=dcp.TensorProperties(dtype=entry.dtype),
+                size=torch.Size(entry.shape),
+                chunks=[
+                    dcp.ChunkStorageMetadata(torch.Size(one.offset), torch.Size(one.sizes))
+                    for one in entry.chunks
+                ],
+            )
+    return pickle.dumps(
+        Metadata(state, planner_data=planner, storage_data=storage, storage_meta=dcp.StorageMeta(save_id=str(uuid4())))
+    )
+
+
+def read_metadata(path: Path) -> dict[str, Entry]:
+    """Return the entries of a table by their keys.
+
+    The table is a pickle. Of all classes that it may name, only those that a table consists of are taken.
+
+    Raises:
+        CheckpointError: If it names another class, is damaged, or says what cannot be.
+    """
+    try:
+        content = _TableUnpickler(io.BytesIO(path.read_bytes()), path).load()
+        return dict(_entries(content))
+    except DAMAGE as error:
+        raise CheckpointError(
+            f"`{path}` is not a readable table of a sharded checkpoint: {error or type(error).__name__}. "
+            "Copy or save it again."
+        ) from error
+
+
+class _TableUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, path: Path) -> None:
+        super().__init__(file)
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = _ALLOWED.get((module, name))
+        if found is None and module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            found = getattr(torch, name)
+        if found is None:
+            raise CheckpointError(
+                f"`{self._path}` is not loaded: it names `{module}.{name}`, which is no part of a table of "
+                "`torch.distributed.checkpoint` and could run code. Get the checkpoint from a source that you trust."
+            )
+        return found
+
+
+def _entries(content: Metadata) -> Iterable[tuple[str, Entry]]:
+    if not isinstance(content, Metadata):
+        raise ValueError(f"it holds a {type(content).__name__}")
+    paths: Mapping[str, Any] = content.planner_data or {}
+    for key, described in content.state_dict_metadata.items():
+        path = tuple(paths.get(key, (key,)))
+        if not isinstance(key, str) or not all(type(part) in (str, int) for part in path):
+            raise ValueError(f"{key!r} is no name of an entry")
+        if isinstance(described, dcp.BytesStorageMetadata):
+            yield key, Entry(path, (_chunk(content, MetadataIndex(key), (), ()),))
+            continue
+        shape, dtype = tuple(described.size), described.properties.dtype
+        if not isinstance(dtype, torch.dtype) or not all(type(size) is int and size >= 0 for size in shape):
+            raise ValueError(f"`{key}` has no valid shape or type")
+        chunks = []
+        for part in described.chunks:
+            offset, sizes = tuple(part.offsets), tuple(part.sizes)
+            _check_inside(key, shape, offset, sizes)
+            if math.prod(sizes):
+                chunks.append(_chunk(content, MetadataIndex(key, torch.Size(offset)), offset, sizes))
+        yield key, Entry(path, tuple(chunks), dtype, shape)
+
+
+def _check_inside(key: str, shape: tuple[int, ...], offset: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    if not len(shape) == len(offset) == len(sizes):
+        raise ValueError(f"a part of `{key}` has another number of dimensions")
+    if any(start < 0 or size < 0 or start + size > end for start, size, end in zip(offset, sizes, shape, strict=True)):
+        raise ValueError(f"a part of `{key}` does not lie inside it")
+
+
+def _chunk(content: Metadata, index: MetadataIndex, offset: tuple[int, ...], sizes: tuple[int, ...]) -> Chunk:
+    place = content.storage_data[index]
+    if getattr(place, "transform_descriptors", None):
+        raise ValueError(f"`{index.fqn}` is stored in a changed form (`{place.transform_descriptors}`)")
+    if not is_plain_name(place.relative_path):
+        raise ValueError(f"it names the file `{place.relative_path}`")
+    if not (type(place.offset) is int and type(place.length) is int and min(place.offset, place.length) >= 0):
+        raise ValueError(f"`{index.fqn}` has no valid place")
+    return Chunk(place.relative_path, place.offset, place.length, offset, sizes)

@@ -1,0 +1,125 @@
+"""The files of a state that all ranks write together, as `torch.distributed.checkpoint` lays them out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from accel_checkpoint.file_names import METADATA_NAME, PART_SUFFIX
+from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, encode_metadata
+from accel_checkpoint.formats.plain_data import check_plain
+from accel_checkpoint.pieces import Piece
+from accel_checkpoint.saving.sink import FileSink
+from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class DistributedPart:
+    """One rank's part of a state: each piece as a `torch.save` file of its own, one after the other.
+
+    Attributes:
+        name: File name, with the folder of the state.
+        pieces: What this rank writes.
+        paths: The keys that lead to each entry, by its name.
+    """
+
+    name: str
+    pieces: Sequence[Piece]
+    paths: Mapping[str, Path]
+
+    def __post_init__(self) -> None:
+        check_plain({piece.name: piece.local for piece in self.pieces}, file_name=self.name)
+
+    def snapshot(self, buffers: HostBuffers) -> DistributedPart:
+        """Return the file with copies of its tensors."""
+        locals_ = map_tensors(
+            {piece.name: piece.local for piece in self.pieces},
+            lambda path, tensor: buffers.copy((self.name, *path), tensor),
+        )
+        return replace(self, pieces=[replace(piece, local=locals_[piece.name]) for piece in self.pieces])
+
+    def write(self, sink: FileSink) -> None:
+        """Write the pieces, and note where each lies."""
+        notes = []
+        for piece in self.pieces:
+            start = sink.num_bytes
+            torch.save(map_tensors(piece.local, compact_on_cpu), sink)  # type: ignore[arg-type]
+            note: dict[str, Any] = {"paths": [self.paths[name] for name in (piece.name, *piece.aliases)]}
+            note["place"] = start, sink.num_bytes - start
+            if isinstance(piece.local, torch.Tensor):
+                note["dtype"] = str(piece.local.dtype).removeprefix("torch.")
+                note["part"] = piece.shape, piece.offset, tuple(piece.local.shape)
+            notes.append(note)
+        sink.note = json.dumps(notes)
+
+
+@dataclass(frozen=True)
+class DistributedTable:
+    """The table of a state, which rank 0 writes when it knows where all parts lie.
+
+    Attributes:
+        folder: The folder of the state.
+    """
+
+    folder: str
+
+    @property
+    def name(self) -> str:
+        """File name, relative to the checkpoint's folder."""
+        return f"{self.folder}/{METADATA_NAME}"
+
+    def write(self, sink: FileSink, notes: Mapping[str, str]) -> None:
+        """Write the table.
+
+        Args:
+            sink: Receives the bytes.
+            notes: What each rank noted about its file, by the name of the file.
+        """
+        entries: dict[Path, Entry] = {}
+        for file in sorted(notes):
+            if file.rpartition("/")[0] == self.folder:
+                for note in json.loads(notes[file]):
+                    _add(entries, note, file.rpartition("/")[2])
+        sink.write(encode_metadata(entries.values()))
+
+
+def part_name(folder: str, rank: int) -> str:
+    """Return the name of a rank's file."""
+    return f"{folder}/__{rank}_0{PART_SUFFIX}"
+
+
+def part_of_rank(folder: str, pieces: Iterable[Piece], paths: Mapping[str, Path], *, rank: int) -> DistributedPart:
+    """Return the file of this rank.
+
+    Args:
+        folder: Name of the folder of the state.
+        pieces: All pieces that this rank holds.
+        paths: The keys that lead to each entry, by its name.
+        rank: This process.
+    """
+    own = [piece for piece in pieces if piece.is_writer and not _is_nothing(piece)]
+    return DistributedPart(part_name(folder, rank), own, paths)
+
+
+def _is_nothing(piece: Piece) -> bool:
+    """Whether it is the empty part of a tensor that others hold; an empty tensor is written, to be found again."""
+    return isinstance(piece.local, torch.Tensor) and piece.local.numel() == 0 and not piece.is_whole
+
+
+def _add(entries: dict[Path, Entry], note: Mapping[str, Any], file: str) -> None:
+    start, num_bytes = note["place"]
+    for keys in note["paths"]:
+        path = tuple(keys)
+        if "dtype" not in note:
+            entries[path] = Entry(path, (Chunk(file, start, num_bytes),))
+            continue
+        shape, offset, sizes = (tuple(numbers) for numbers in note["part"])
+        before = entries[path].chunks if path in entries else ()
+        chunk = Chunk(file, start, num_bytes, offset, sizes)
+        entries[path] = Entry(path, (*before, chunk), getattr(torch, note["dtype"]), shape)

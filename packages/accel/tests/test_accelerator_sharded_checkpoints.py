@@ -1,0 +1,137 @@
+"""Checkpoints of runs whose ranks share one model: any number of ranks reads them, in any layout and strategy."""
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+from accel_backends.testing.models import make_batches, make_model
+
+
+class Run:
+    """One run: a model of small odd parts, its optimizer and scheduler, and a loader of the same batches."""
+
+    def __init__(self, how, *, kind="tied", seed=7, precision="no", layout=None, accumulate=1):
+        plugin = None
+        if how != "ddp":
+            plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=f"{how.upper()}_STATE_DICT")
+        self.accelerator = Accelerator(
+            cpu=True,
+            fsdp_plugin=plugin,
+            mixed_precision=precision,
+            parallelism_config=ParallelismConfig(**layout) if layout else None,
+            gradient_accumulation_steps=accumulate,
+        )
+        model = make_model(kind, seed=seed)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        groups = [{"params": trained[:2], "lr": 0.02}, {"params": trained[2:]}]
+        optimizer = torch.optim.AdamW(groups, lr=0.01)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        self.model, self.optimizer, self.scheduler = self.accelerator.prepare(model, optimizer, scheduler)
+
+    def step(self, num=2):
+        for rows in make_batches(num):
+            with self.accelerator.accumulate(self.model):
+                self.accelerator.backward(self.model(rows).square().mean())
+                self.optimizer.step()
+                self.scheduler.step()
+                self.optimizer.zero_grad()
+
+    def state(self):
+        """Return everything that a checkpoint must carry over, in whole, on every rank."""
+        strategy, inner = self.accelerator.strategy, self.optimizer.optimizer
+        model = strategy.unwrap(self.model).state_dict()
+        optimizer = inner.state_dict()
+        for group in optimizer["param_groups"]:
+            group["params"] = list(group["params"])
+        return {
+            "model": whole(model),
+            "optimizer": whole(optimizer),
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict(),
+        }
+
+
+def whole(value):
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {name: whole(inner) for name, inner in value.items()}
+    return [whole(inner) for inner in value] if isinstance(value, list) else value
+
+
+def save(how, folder, options=None, blocking=True):
+    run = Run(how, **(options or {}))
+    run.step()
+    handle = run.accelerator.save_state(folder, blocking=blocking)
+    state = run.state()
+    if not blocking:
+        run.step(1)
+        handle.wait()
+    run.step()
+    return state, run.state()
+
+
+def load(how, folder, options=None, run_before=False):
+    run = Run(how, seed=99, **(options or {}))
+    if run_before:
+        run.step(1)
+    run.accelerator.load_state(folder, verify=True)
+    state = run.state()
+    run.step()
+    return state, run.state()
+
+
+def assert_same(ours, theirs, path=""):
+    if isinstance(theirs, dict):
+        assert list(ours) == list(theirs), path
+        for name in theirs:
+            assert_same(ours[name], theirs[name], f"{path}.{name}")
+    elif isinstance(theirs, list):
+        assert len(ours) == len(theirs), path
+        for index, value in enumerate(theirs):
+            assert_same(ours[index], value, f"{path}.{index}")
+    elif isinstance(theirs, torch.Tensor):
+        assert torch.equal(ours, theirs), path
+    else:
+        assert ours == theirs, path
+
+
+TYPES = ["full", "sharded"]
+
+
+@pytest.mark.parametrize("how", TYPES)
+@pytest.mark.parametrize("kind", ["tied", "adapted"])
+def test_a_run_goes_on_bit_for_bit(world, tmp_path, how, kind):
+    saved = world(2).run(save, how, tmp_path / "a", {"kind": kind})
+    for rank, (state, later) in enumerate(world(2).run(load, how, tmp_path / "a", {"kind": kind})):
+        assert_same(state, saved[rank][0])
+        assert_same(later, saved[rank][1])
+
+
+@pytest.mark.parametrize("how", TYPES)
+def test_any_number_of_ranks_and_any_strategy_reads_it(world, tmp_path, how):
+    [(state, _), _] = world(2).run(save, how, tmp_path / "a")
+    for num, other in [(1, "ddp"), (1, "sharded"), (2, "ddp"), (3, "full")]:
+        for loaded, _ in world(num).run(load, other, tmp_path / "a"):
+            assert_same(loaded, state)
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_what_whole_models_wrote_loads_into_shards(world, tmp_path, num):
+    [(state, _), *_] = world(num).run(save, "ddp", tmp_path / "a")
+    for loaded, _ in world(2).run(load, "sharded", tmp_path / "a"):
+        assert_same(loaded, state)
+
+
+@pytest.mark.parametrize("how", TYPES)
+def test_copies_of_shards_are_written_once(world, tmp_path, how):
+    hybrid = {"layout": {"dp_replicate_size": 2, "dp_shard_size": 2}}
+    [(state, _), *_] = world(4).run(save, how, tmp_path / "a", hybrid)
+    for loaded, _ in world(2).run(load, how, tmp_path / "a"):
+        assert_same(loaded, state)
+    [(state, _), *_] = world(2).run(save, how, tmp_path / "b")
+    for loaded, _ in world(4).run(load, how, tmp_path / "b", hybrid):
+        assert_same(loaded, state)
