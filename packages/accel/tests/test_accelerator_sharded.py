@@ -12,6 +12,17 @@ OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.02, initial_accumulator_value=0.7),
 }
+ENGINES = {
+    "fsdp2": {"fsdp_version": 2},
+    "fsdp1": {"fsdp_version": 1},
+    "fsdp1-orig": {"fsdp_version": 1, "use_orig_params": True},
+    "fsdp1-grad": {"fsdp_version": 1, "sharding_strategy": "SHARD_GRAD_OP"},
+    "fsdp1-whole": {"fsdp_version": 1, "sharding_strategy": "NO_SHARD", "use_orig_params": True},
+    "fsdp1-hybrid": {"fsdp_version": 1, "sharding_strategy": "HYBRID_SHARD"},
+    "fsdp1-hybrid-grad": {"fsdp_version": 1, "sharding_strategy": "HYBRID_SHARD_ZERO2", "use_orig_params": True},
+}
+"""How each engine is asked for; a new one is a new row."""
+WITH_OPTIMIZER_OF_PARTS = ["fsdp2", "fsdp1-orig"]
 
 
 def trainable(model):
@@ -21,6 +32,7 @@ def trainable(model):
 def train_in_ranks(
     kind="odd",
     *,
+    engine="fsdp2",
     plugin=None,
     layout=None,
     optimizer="adamw",
@@ -33,7 +45,7 @@ def train_in_ranks(
     """Train in this rank as a user would; return losses, norms and the whole state."""
     accelerator = Accelerator(
         cpu=True,
-        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, **(plugin or {})),
+        fsdp_plugin=FullyShardedDataParallelPlugin(**ENGINES[engine], **(plugin or {})),
         parallelism_config=ParallelismConfig(**layout) if layout else None,
         gradient_accumulation_steps=accumulate,
         mixed_precision=precision,
@@ -82,10 +94,11 @@ def assert_same_state(ours, theirs, *, atol=0.0, but=()):
             )
 
 
+@pytest.mark.parametrize("engine", ["fsdp2", "fsdp1", "fsdp1-orig", "fsdp1-grad", "fsdp1-whole"])
 @pytest.mark.parametrize("kind", ["odd", "tied", "buffered"])
-def test_two_ranks_train_bit_for_bit_as_one_process(world, kind):
+def test_two_ranks_train_bit_for_bit_as_one_process(world, kind, engine):
     _, expected = world(1).run(train_alone, kind, num_ranks=2)[0]
-    (_, _, state), (_, _, other) = world(2).run(train_in_ranks, kind)
+    (_, _, state), (_, _, other) = world(2).run(train_in_ranks, kind, engine=engine)
     # Each rank counts its own calls.
     assert_same_state(state, expected, but=("count",))
     assert not other
