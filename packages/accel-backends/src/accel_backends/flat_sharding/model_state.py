@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
 
 from accel_backends.flat_sharding.flat_model import FlatModel
+from accel_backends.flat_sharding.whole_state_dicts import whole_state_dicts
 
 _WRAPPED = "_fsdp_wrapped_module."
 
@@ -18,9 +18,7 @@ def gathered_model_state(model: FlatModel, *, is_receiver: bool) -> dict[str, An
 
     Every rank must call it; one unit is gathered at a time.
     """
-    offload = model.root.compute_device.type != "cpu"
-    config = FullStateDictConfig(offload_to_cpu=offload, rank0_only=True)
-    with FullyShardedDataParallel.state_dict_type(model.root, StateDictType.FULL_STATE_DICT, config):
+    with whole_state_dicts(model.root, rank0_only=True):
         found = model.root.state_dict()
     if not is_receiver:
         return {}
@@ -47,7 +45,7 @@ def load_model_state(model: FlatModel, state: Mapping[str, Any], *, strict: bool
         if isinstance(value, torch.Tensor) and name in model.shapes and value.shape != model.shapes[name]
     ]
     _refuse(plain, problems)
-    with FullyShardedDataParallel.state_dict_type(model.root, StateDictType.FULL_STATE_DICT):
+    with whole_state_dicts(model.root, rank0_only=False):
         outcome = model.root.load_state_dict(dict(state), strict=False)
     for keys in (outcome.missing_keys, outcome.unexpected_keys):
         keys[:] = [key.replace(_WRAPPED, "") for key in keys]

@@ -8,14 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import (
-    FullOptimStateDictConfig,
-    FullStateDictConfig,
-    FullyShardedDataParallel,
-    StateDictType,
-)
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from accel_backends.flat_sharding.flat_model import FlatModel
+from accel_backends.flat_sharding.whole_state_dicts import whole_state_dicts
 from accel_state.errors import CheckpointError
 
 Place = tuple[FlatModel | None, Any]
@@ -42,7 +38,7 @@ def gathered_optimizer_state(
         part = _Part.of(optimizer, model)
         if not part.parameters:
             continue
-        with _full_state(model, rank0_only=True):
+        with whole_state_dicts(model.root, rank0_only=True):
             found = FullyShardedDataParallel.optim_state_dict(model.root, part, part.state_dict(optimizer))  # type: ignore[arg-type]
         values |= {(id(model), name): one for name, one in found.get("state", {}).items()}
     state: dict[int, Any] = {}
@@ -146,7 +142,7 @@ def _parts_of(model: FlatModel, part: _Part, named: Mapping[str, Any]) -> dict[t
                 f"The state has nothing for `{missing[0]}`, which was flattened into one with `{names[0]}`. Set "
                 "`use_orig_params=True` in `FullyShardedDataParallelPlugin`."
             )
-    with _full_state(model, rank0_only=False):
+    with whole_state_dicts(model.root, rank0_only=False):
         found = FullyShardedDataParallel.optim_state_dict_to_load(model.root, part, {"state": dict(named)})  # type: ignore[arg-type]
     parameters = part.parameters
     return {parameters[number]: _copied(values) for number, values in found["state"].items()}
@@ -169,17 +165,6 @@ def _places_of_group(parameters: Sequence[nn.Parameter], models: Sequence[FlatMo
 
 def _in_order(models: Sequence[FlatModel]) -> list[Place]:
     return [(model, name) for model in models for name in model.shapes]
-
-
-def _full_state(model: FlatModel, *, rank0_only: bool) -> Any:
-    # Without an accelerator there is nothing to offload from, and torch 2.13 fails to.
-    offload = model.root.compute_device.type != "cpu"
-    return FullyShardedDataParallel.state_dict_type(
-        model.root,
-        StateDictType.FULL_STATE_DICT,
-        FullStateDictConfig(offload_to_cpu=offload, rank0_only=rank0_only),
-        FullOptimStateDictConfig(offload_to_cpu=offload, rank0_only=rank0_only),
-    )
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:

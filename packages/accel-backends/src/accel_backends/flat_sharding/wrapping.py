@@ -24,7 +24,7 @@ from accel_backends.flat_sharding.units import check_uniform
 from accel_backends.sharding.replacements import ReplacedParameters
 from accel_backends.sharding.shard import store_in_fp32
 from accel_backends.sharding.units import ROOT, ShardGroup, tensors_of_groups
-from accel_backends.sharding.values import take_values_of_rank_0
+from accel_backends.sharding.values import check_same_model, take_values_of_rank_0
 from accel_backends.sharding.whole_parameters import WholeParameters
 from accel_ops.named_tensors import NamedTensor, named_tensors
 
@@ -84,7 +84,7 @@ def flatten_model(
     units: Sequence[ShardGroup],
     settings: FlatSettings,
     *,
-    ignored: Collection[nn.Parameter],
+    whole: Collection[str],
     replaced: ReplacedParameters,
 ) -> FlatModel:
     """Wrap ``model`` and its units; parameters become parts of one flat parameter per unit.
@@ -96,23 +96,27 @@ def flatten_model(
         model: The model.
         units: From `flat_units`; the root is the last.
         settings: How to shard.
-        ignored: Parameters that stay whole on every rank, as they are.
+        whole: First names of the parameters that stay whole on every rank.
         replaced: Told which parameters optimizers find in place of their own.
+
+    Raises:
+        ConfigError: If the ranks have different models, rank 0 has no values, or parameters of a unit cannot be
+            flattened together.
     """
     tensors = named_tensors(model)
     shapes = state_shapes(model, tensors)
     aliases = {name: found.names[0] for found in tensors for name in found.names[1:]}
-    skipped = {id(parameter) for parameter in ignored}
+    check_same_model(tensors, device=settings.device, needs_values=settings.init_module is None)
     modules = dict(model.named_modules(remove_duplicate=False))
     names: dict[int, tuple[str, ...]] = {}
     before: WeakIdKeyDictionary = WeakIdKeyDictionary()
     sharded: set[int] = set()
-    whole: list[nn.Parameter] = []
+    ignored: list[nn.Parameter] = []
     for unit, of_unit in zip(units, tensors_of_groups(model, units), strict=True):
         (name,) = unit.modules
         parameters = [found for found in of_unit if found.is_parameter]
-        owned = [found for found in parameters if id(found.tensor) not in skipped]
-        kept = [found for found in parameters if id(found.tensor) in skipped]
+        owned = [found for found in parameters if found.names[0] not in whole]
+        kept = [found for found in parameters if found.names[0] in whole]
         # Noted before the values come, since a parameter on the meta device is replaced by another then.
         originals = {found.names[0]: cast(nn.Parameter, found.tensor) for found in parameters}
         _initialise(of_unit, settings.init_module)
@@ -120,11 +124,14 @@ def flatten_model(
         if settings.mixed_precision.param_dtype is not None:
             store_in_fp32(owned)
         check_uniform(name, owned, use_orig_params=settings.use_orig_params)
-        whole += [cast(nn.Parameter, found.tensor) for found in kept]
+        for found in owned:
+            # Of the whole parameter, which is no more.
+            found.tensor.grad = None
+        ignored += [cast(nn.Parameter, found.tensor) for found in kept]
         successors = {found.names[0]: cast(nn.Parameter, found.tensor) for found in parameters}
         flat: nn.Parameter | None = None
         if owned or name == ROOT:
-            wrapped = _wrap(modules[name], settings, ignored=whole)
+            wrapped = _wrap(modules[name], settings, ignored=ignored)
             _replace_child(model, modules[name], wrapped)
             flat = _flat_parameter(wrapped)
             if flat is not None:
@@ -138,9 +145,13 @@ def flatten_model(
             names[id(successor)] = (*names.get(id(successor), ()), first)
         if settings.is_sharding:
             sharded |= {id(successors[found.names[0]]) for found in owned}
+    with wrapped.no_sync():
+        # What first enters this makes the memory for gathered parameters. Made in a forward under inference mode, it
+        # could not be trained in later (torch 2.13).
+        pass
     return FlatModel(
         root=wrapped,
-        whole=WholeParameters(whole, settings.mesh),
+        whole=WholeParameters(ignored, settings.mesh),
         shapes=shapes,
         aliases=aliases,
         originals=before,

@@ -36,7 +36,7 @@ from accel_backends.plans.sources import resolve_plan
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin, allocate
 from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sharding.replacements import ReplacedParameters
-from accel_backends.sharding.units import unsharded_parameters
+from accel_backends.sharding.units import whole_parameters
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.torch_strategy import TorchStrategy
@@ -102,6 +102,7 @@ class FlatShardedStrategy(TorchStrategy):
         """Transform and shard one model, and return the wrapped one; one that is wrapped already is left as it is."""
         if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
             return model
+        self._refuse_shared(model)
         model = apply_transforms(model, self.context.transforms, evaluation_mode=evaluation_mode)
         plan = resolve_plan(model, policy=self._plugin.units_policy())
         units = [model.get_submodule(name) for name in plan.units]
@@ -117,7 +118,7 @@ class FlatShardedStrategy(TorchStrategy):
             model,
             flat_units(model, plan.units),
             self._settings,
-            ignored=unsharded_parameters(model, self._plugin.ignored_modules),
+            whole=whole_parameters(model, self._plugin.ignored_modules),
             replaced=self._replaced,
         )
         self._models[flat.root] = flat
@@ -216,6 +217,14 @@ class FlatShardedStrategy(TorchStrategy):
             return known
         bare = self.unwrap(model, keep_torch_compile=False)
         return next((flat for flat in self._models.values() if flat.root.module is bare), None)
+
+    def _refuse_shared(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if any(parameter in flat.originals for flat in self._models.values()):
+                raise ConfigError(
+                    f"`{name}` of the {type(model).__name__} to prepare is part of a model that was prepared before, "
+                    "and which has sharded it. Put both models into one module, and prepare that."
+                )
 
     def _models_of(self, optimizer: torch.optim.Optimizer) -> list[FlatModel]:
         """Return the models whose parameters an optimizer steps, or stepped before they were flattened."""
