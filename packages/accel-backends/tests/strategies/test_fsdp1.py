@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -14,6 +15,7 @@ from accel_backends.plugins.dynamo import TorchDynamoPlugin
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.strategies.fsdp1 import sharding_in
 from accel_backends.testing.models import make_batches, make_model
+from accel_state import AcceleratorState
 from accel_state.enums import DynamoBackend
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_layout import MeshLayout
@@ -30,9 +32,10 @@ FLAT = pytest.mark.parametrize("use_orig_params", [False, True])
 
 
 def strategy_for(engine="flat", *, dynamo=None, **settings):
-    runtime = current_runtime()
     fields = ENGINES[engine]
     plugin = None if fields is None else FullyShardedDataParallelPlugin(**fields, **settings)
+    AcceleratorState(cpu=True, fsdp_plugin=plugin)  # arranges the ranks as the plugin says
+    runtime = current_runtime()
     precision = select_precision("no", device_backend=runtime.device_backend)
     strategy = select_strategy(topology=runtime.topology, plugin=plugin)
     strategy.setup(StrategyContext(runtime, precision, plugin=plugin, dynamo=dynamo))
@@ -72,7 +75,8 @@ def go_on_from(engine, states, step, kind, make_optimizer):
     if states is not None:
         strategy.load_model_state(model, states[0])
         strategy.load_optimizer_state(optimizer, states[1], model)
-        loaded = strategy.model_state(model), strategy.optimizer_state(optimizer, model)
+        # Copied, since they may be the tensors that are trained.
+        loaded = copy.deepcopy((strategy.model_state(model), strategy.optimizer_state(optimizer, model)))
     train(strategy, model, optimizer, [step])
     return loaded, (strategy.model_state(model), strategy.optimizer_state(optimizer, model))
 
