@@ -12,6 +12,17 @@ OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.02, initial_accumulator_value=0.7),
 }
+ENGINES = {
+    "fsdp2": {"fsdp_version": 2},
+    "fsdp1": {"fsdp_version": 1},
+    "fsdp1-orig": {"fsdp_version": 1, "use_orig_params": True},
+    "fsdp1-grad": {"fsdp_version": 1, "sharding_strategy": "SHARD_GRAD_OP"},
+    "fsdp1-whole": {"fsdp_version": 1, "sharding_strategy": "NO_SHARD", "use_orig_params": True},
+    "fsdp1-hybrid": {"fsdp_version": 1, "sharding_strategy": "HYBRID_SHARD"},
+    "fsdp1-hybrid-grad": {"fsdp_version": 1, "sharding_strategy": "HYBRID_SHARD_ZERO2", "use_orig_params": True},
+}
+"""How each engine is asked for; a new one is a new row."""
+SHARDED = ["fsdp2", "fsdp1", "fsdp1-orig"]
 
 
 def trainable(model):
@@ -21,6 +32,7 @@ def trainable(model):
 def train_in_ranks(
     kind="odd",
     *,
+    engine="fsdp2",
     plugin=None,
     layout=None,
     optimizer="adamw",
@@ -33,7 +45,7 @@ def train_in_ranks(
     """Train in this rank as a user would; return losses, norms and the whole state."""
     accelerator = Accelerator(
         cpu=True,
-        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, **(plugin or {})),
+        fsdp_plugin=FullyShardedDataParallelPlugin(**ENGINES[engine], **(plugin or {})),
         parallelism_config=ParallelismConfig(**layout) if layout else None,
         gradient_accumulation_steps=accumulate,
         mixed_precision=precision,
@@ -82,39 +94,44 @@ def assert_same_state(ours, theirs, *, atol=0.0, but=()):
             )
 
 
+@pytest.mark.parametrize("engine", [*SHARDED, "fsdp1-grad", "fsdp1-whole"])
 @pytest.mark.parametrize("kind", ["odd", "tied", "buffered"])
-def test_two_ranks_train_bit_for_bit_as_one_process(world, kind):
+def test_two_ranks_train_bit_for_bit_as_one_process(world, kind, engine):
     _, expected = world(1).run(train_alone, kind, num_ranks=2)[0]
-    (_, _, state), (_, _, other) = world(2).run(train_in_ranks, kind)
+    (_, _, state), (_, _, other) = world(2).run(train_in_ranks, kind, engine=engine)
     # Each rank counts its own calls.
     assert_same_state(state, expected, but=("count",))
     assert not other
 
 
-def test_adapters_beside_a_frozen_model_are_trained(world):
+@pytest.mark.parametrize("engine", ["fsdp2", "fsdp1-orig"])
+def test_adapters_beside_a_frozen_model_are_trained(world, engine):
     _, expected = world(1).run(train_alone, "adapted", num_ranks=2)[0]
-    (_, _, state), _ = world(2).run(train_in_ranks, "adapted")
+    (_, _, state), _ = world(2).run(train_in_ranks, "adapted", engine=engine)
     # Gradients of the two branches meet in another order around the hooks of a unit.
     assert_same_state(state, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("engine", SHARDED)
 @pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
-def test_state_that_an_optimizer_had_before_is_kept(world, optimizer):
+def test_state_that_an_optimizer_had_before_is_kept(world, optimizer, engine):
     _, expected = world(1).run(train_alone, num_ranks=2, optimizer=optimizer)[0]
-    (_, _, state), _ = world(2).run(train_in_ranks, optimizer=optimizer)
+    (_, _, state), _ = world(2).run(train_in_ranks, engine=engine, optimizer=optimizer)
     assert_same_state(state, expected)
 
 
+@pytest.mark.parametrize("engine", SHARDED)
 @pytest.mark.parametrize("accumulate", [2, 3])
-def test_accumulated_micro_batches_of_two_ranks_are_one_batch(world, accumulate):
+def test_accumulated_micro_batches_of_two_ranks_are_one_batch(world, accumulate, engine):
     _, expected = world(1).run(train_alone, num_ranks=2, accumulate=accumulate, optimizer="sgd")[0]
-    (_, _, state), _ = world(2).run(train_in_ranks, accumulate=accumulate, optimizer="sgd")
+    (_, _, state), _ = world(2).run(train_in_ranks, engine=engine, accumulate=accumulate, optimizer="sgd")
     assert_same_state(state, expected, atol=1e-6)
 
 
-def test_gradients_are_clipped_by_the_norm_of_the_whole(world):
+@pytest.mark.parametrize("engine", [*SHARDED, "fsdp1-whole"])
+def test_gradients_are_clipped_by_the_norm_of_the_whole(world, engine):
     norms, expected = world(1).run(train_alone, num_ranks=2, clip=0.1)[0]
-    (_, ours, state), (_, others, _) = world(2).run(train_in_ranks, clip=0.1)
+    (_, ours, state), (_, others, _) = world(2).run(train_in_ranks, engine=engine, clip=0.1)
     assert all(type(norm) is torch.Tensor for norm in ours)
     assert [norm.item() for norm in ours] == [norm.item() for norm in others]
     torch.testing.assert_close(torch.stack(ours), torch.stack(norms), rtol=1e-6, atol=0)
@@ -122,23 +139,38 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole(world):
 
 
 @pytest.mark.parametrize(
-    "layout", [{"dp_replicate_size": 2, "dp_shard_size": 2}, {"dp_replicate_size": 4}, {"dp_shard_size": 4}]
+    ("engine", "layout"),
+    [
+        ("fsdp2", {"dp_replicate_size": 2, "dp_shard_size": 2}),
+        ("fsdp2", {"dp_replicate_size": 4}),
+        ("fsdp2", {"dp_shard_size": 4}),
+        ("fsdp1", {"dp_shard_size": 4}),
+        ("fsdp1-hybrid", {"dp_replicate_size": 2, "dp_shard_size": 2}),
+        ("fsdp1-hybrid-grad", {"dp_replicate_size": 2, "dp_shard_size": 2}),
+        ("fsdp1-hybrid", {"dp_replicate_size": 4}),
+    ],
 )
-def test_four_ranks_in_any_layout_train_as_one_process(world, layout):
-    _, expected = world(1).run(train_alone, num_ranks=4, optimizer="sgd", accumulate=2)[0]
-    (_, _, state), *_ = world(4).run(train_in_ranks, layout=layout, optimizer="sgd", accumulate=2)
+def test_four_ranks_in_any_layout_train_as_one_process(world, engine, layout):
+    norms, expected = world(1).run(train_alone, num_ranks=4, optimizer="sgd", accumulate=2, clip=0.5)[0]
+    (_, ours, state), *others = world(4).run(
+        train_in_ranks, engine=engine, layout=layout, optimizer="sgd", accumulate=2, clip=0.5
+    )
     assert_same_state(state, expected, atol=1e-6)
+    torch.testing.assert_close(torch.stack(ours), torch.stack(norms), rtol=1e-6, atol=0)
+    assert all(torch.stack(ours).equal(torch.stack(theirs)) for _, theirs, _ in others)
 
 
-def test_all_ranks_begin_with_the_weights_of_rank_0(world):
+@pytest.mark.parametrize("engine", SHARDED)
+def test_all_ranks_begin_with_the_weights_of_rank_0(world, engine):
     _, expected = world(1).run(train_alone, "buffered", num_ranks=2)[0]
-    (_, _, state), _ = world(2).run(train_in_ranks, "buffered", seed_of_rank=True)
+    (_, _, state), _ = world(2).run(train_in_ranks, "buffered", engine=engine, seed_of_rank=True)
     assert_same_state(state, expected, but=("count",))
 
 
-def test_one_process_alone_is_sharded_the_same_way(world):
+@pytest.mark.parametrize("engine", ["fsdp2", "fsdp1"])
+def test_one_process_alone_is_sharded_the_same_way(world, engine):
     _, expected = world(1).run(train_alone, num_ranks=1)[0]
-    ((_, _, state),) = world(1).run(train_in_ranks)
+    ((_, _, state),) = world(1).run(train_in_ranks, engine=engine)
     assert_same_state(state, expected)
 
 

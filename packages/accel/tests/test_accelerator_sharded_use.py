@@ -3,18 +3,25 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, GradScalerKwargs, LocalSGD
 from accel_backends.testing.models import make_batches, make_model
 from accel_state.errors import ConfigError
 
 
-def sharded(precision="no", accumulate=1, **plugin):
+BOTH = pytest.mark.parametrize("version", [2, 1])
+
+
+def sharded(version=2, precision="no", accumulate=1, **plugin):
+    if version == 1:
+        plugin = {"use_orig_params": True, **plugin}
     return Accelerator(
         cpu=True,
         mixed_precision=precision,
         gradient_accumulation_steps=accumulate,
-        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, **plugin),
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=version, **plugin),
     )
 
 
@@ -27,11 +34,19 @@ def step(accelerator, model, optimizer, rows):
 
 
 def whole(model):
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+            return {name: value.detach().clone() for name, value in model.named_parameters()}
     return {name: value.full_tensor() for name, value in model.named_parameters()}
 
 
-def evaluate_then_train():
-    accelerator = sharded()
+def local_parts(model):
+    values = [parameter.detach() for parameter in model.parameters()]
+    return [(one.to_local() if isinstance(one, DTensor) else one).clone() for one in values]
+
+
+def evaluate_then_train(version):
+    accelerator = sharded(version)
     model, rows = make_model("odd"), make_batches(4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     prepared = accelerator.prepare(model)
@@ -43,7 +58,8 @@ def evaluate_then_train():
     return before, whole(prepared)
 
 
-def test_a_model_is_evaluated_first_and_gets_its_optimizer_later(world):
+@BOTH
+def test_a_model_is_evaluated_first_and_gets_its_optimizer_later(world, version):
     expected = make_model("odd")
     rows, optimizer = make_batches(4), torch.optim.AdamW(expected.parameters(), lr=0.01)
     before = expected(rows[0]).detach()
@@ -52,14 +68,14 @@ def test_a_model_is_evaluated_first_and_gets_its_optimizer_later(world):
             (expected(micro).square().mean() / 2).backward()
         optimizer.step()
         optimizer.zero_grad()
-    for output, weights in world(2).run(evaluate_then_train):
+    for output, weights in world(2).run(evaluate_then_train, version):
         torch.testing.assert_close(output, before, rtol=0, atol=1e-6)
         for name, value in expected.named_parameters():
             torch.testing.assert_close(weights[name], value.detach(), rtol=0, atol=1e-6)
 
 
-def train_two_models():
-    accelerator = sharded()
+def train_two_models(version):
+    accelerator = sharded(version)
     rank, rows = accelerator.process_index, make_batches(4)
     generator, critic = make_model("odd"), make_model("buffered", seed=8)
     both = torch.optim.SGD([*generator.parameters(), *critic.parameters()], lr=0.01)
@@ -73,7 +89,8 @@ def train_two_models():
     return accelerator.get_state_dict(generator), accelerator.get_state_dict(critic)
 
 
-def test_two_models_with_one_optimizer_train_as_in_one_process(world):
+@BOTH
+def test_two_models_with_one_optimizer_train_as_in_one_process(world, version):
     generator, critic, rows = make_model("odd"), make_model("buffered", seed=8), make_batches(4)
     both = torch.optim.SGD([*generator.parameters(), *critic.parameters()], lr=0.01)
     for pair in (rows[:2], rows[2:]):
@@ -81,13 +98,13 @@ def test_two_models_with_one_optimizer_train_as_in_one_process(world):
             (critic(micro * generator(micro)).square().mean() / 2).backward()
         both.step()
         both.zero_grad()
-    states, _ = world(2).run(train_two_models)
+    states, _ = world(2).run(train_two_models, version)
     for state, expected in zip(states, (generator, critic), strict=True):
         for name, value in expected.named_parameters():
             torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=1e-6)
 
 
-def resume_adam_before_preparing():
+def resume_adam_before_preparing(version):
     model, rows = make_model("odd"), make_batches(6)
     optimizer = torch.optim.AdamW(
         [
@@ -100,13 +117,14 @@ def resume_adam_before_preparing():
         (model(micro).square().mean() / 2).backward()
     optimizer.step()
     optimizer.zero_grad()
-    accelerator = sharded()
+    accelerator = sharded(version)
     model, optimizer = accelerator.prepare(model, optimizer)
     step(accelerator, model, optimizer, rows[2 + accelerator.process_index])
     return accelerator.get_state_dict(model), [group["lr"] for group in optimizer.param_groups]
 
 
-def test_an_optimizer_that_has_stepped_goes_on_with_its_state_and_groups(world):
+@BOTH
+def test_an_optimizer_that_has_stepped_goes_on_with_its_state_and_groups(world, version):
     model, rows = make_model("odd"), make_batches(6)
     optimizer = torch.optim.AdamW(
         [
@@ -120,14 +138,14 @@ def test_an_optimizer_that_has_stepped_goes_on_with_its_state_and_groups(world):
             (model(micro).square().mean() / 2).backward()
         optimizer.step()
         optimizer.zero_grad()
-    (state, rates), _ = world(2).run(resume_adam_before_preparing)
+    (state, rates), _ = world(2).run(resume_adam_before_preparing, version)
     assert rates == [0.02, 0.01]
     for name, value in model.named_parameters():
         torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=1e-6)
 
 
-def build_on_rank_0_only(kind):
-    accelerator = sharded()
+def build_on_rank_0_only(version, kind):
+    accelerator = sharded(version)
     rank, rows = accelerator.process_index, make_batches(4)
     with torch.device("cpu" if rank == 0 else "meta"):
         model = make_model(kind)
@@ -135,12 +153,13 @@ def build_on_rank_0_only(kind):
     model, optimizer = accelerator.prepare(model, optimizer)
     for index in range(2):
         step(accelerator, model, optimizer, rows[2 * index + rank])
-    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    buffers = {name: value.clone() for name, value in accelerator.unwrap_model(model).named_buffers()}
     return accelerator.get_state_dict(model), buffers
 
 
+@BOTH
 @pytest.mark.parametrize("kind", ["odd", "tied", "buffered"])
-def test_ranks_without_values_get_those_of_rank_0_buffers_included(world, kind):
+def test_ranks_without_values_get_those_of_rank_0_buffers_included(world, kind, version):
     model, rows = make_model(kind), make_batches(4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for pair in (rows[:2], rows[2:]):
@@ -148,7 +167,7 @@ def test_ranks_without_values_get_those_of_rank_0_buffers_included(world, kind):
             (model(micro).square().mean() / 2).backward()
         optimizer.step()
         optimizer.zero_grad()
-    (state, buffers), (_, others) = world(2).run(build_on_rank_0_only, kind)
+    (state, buffers), (_, others) = world(2).run(build_on_rank_0_only, version, kind)
     for name, value in model.named_parameters():
         torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=1e-6)
     for name, value in model.named_buffers():
@@ -157,18 +176,22 @@ def test_ranks_without_values_get_those_of_rank_0_buffers_included(world, kind):
             assert torch.equal(others[name], value)
 
 
-def gradients_with_dropout(checkpointed):
-    accelerator = sharded(activation_checkpointing=checkpointed)
+def gradients_with_dropout(version, checkpointed):
+    accelerator = sharded(version, activation_checkpointing=checkpointed)
     model = accelerator.prepare(make_model("dropout"))
     torch.manual_seed(5 + accelerator.process_index)
     accelerator.backward(model(make_batches(2)[accelerator.process_index]).square().mean())
+    if version == 1:
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False, with_grads=True):
+            return {name: value.grad.clone() for name, value in model.named_parameters()}
     return {name: value.grad.full_tensor() for name, value in model.named_parameters()}
 
 
-def test_dropout_has_the_same_gradients_with_activation_checkpointing(world):
+@BOTH
+def test_dropout_has_the_same_gradients_with_activation_checkpointing(world, version):
     plain, checkpointed = (
-        world(2).run(gradients_with_dropout, False),
-        world(2).run(gradients_with_dropout, True),
+        world(2).run(gradients_with_dropout, version, False),
+        world(2).run(gradients_with_dropout, version, True),
     )
     assert list(plain[0]) == list(checkpointed[0])
     for name, value in plain[0].items():
@@ -188,8 +211,8 @@ class Recorder(nn.Module):
         return {"logits": self.inner(rows)}
 
 
-def types_under(precision, stored):
-    accelerator = sharded(precision)
+def types_under(version, precision, stored):
+    accelerator = sharded(version, precision)
     model = Recorder().to(stored)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     output = model(make_batches(1)[0])["logits"]
@@ -198,26 +221,27 @@ def types_under(precision, stored):
         model.seen,
         output.dtype,
         {parameter.dtype for parameter in model.parameters()},
-        {parameter.grad.dtype for parameter in model.parameters()},
+        {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None},
         {values["exp_avg"].dtype for values in optimizer.state.values()} if optimizer.state else None,
     )
 
 
+@BOTH
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
-def test_bf16_computes_in_bf16_and_keeps_everything_else_in_fp32(world, stored):
+def test_bf16_computes_in_bf16_and_keeps_everything_else_in_fp32(world, stored, version):
     fp32, bf16 = torch.float32, torch.bfloat16
-    for seen, output, stored_as, gradients, _ in world(2).run(types_under, "bf16", stored):
+    for seen, output, stored_as, gradients, _ in world(2).run(types_under, version, "bf16", stored):
         assert seen == [bf16, bf16]
         assert output is fp32
         assert stored_as == gradients == {fp32}
 
 
-def overflow_on_one_rank():
+def overflow_on_one_rank(version):
     accelerator = Accelerator(
         cpu=True,
         mixed_precision="fp16",
         kwargs_handlers=[GradScalerKwargs(init_scale=16.0)],
-        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2),
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=version),
     )
     model = make_model("odd")
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -226,27 +250,25 @@ def overflow_on_one_rank():
         loss = model(make_batches(1)[0]).square().mean()
         accelerator.backward(loss)
         if accelerator.process_index == 1 and scale > 1:
-            model.head.bias.grad.to_local().fill_(float("inf"))  # rank 1 has no row of it
-            model.first.weight.grad.to_local().fill_(float("inf"))
-        kept = whole(model)
+            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            for gradient in gradients[:1]:
+                (gradient.to_local() if version == 2 else gradient).fill_(float("inf"))
+        kept = local_parts(model)
         optimizer.step()
-        outcomes.append(
-            (
-                accelerator.optimizer_step_was_skipped,
-                all(torch.equal(kept[name], value) for name, value in whole(model).items()),
-            )
-        )
+        was_kept = all(map(torch.equal, kept, local_parts(model)))
+        outcomes.append((accelerator.optimizer_step_was_skipped, was_kept))
         optimizer.zero_grad()
     return outcomes
 
 
-def test_all_ranks_skip_a_step_that_overflowed_on_one(world):
-    for outcomes in world(2).run(overflow_on_one_rank):
+@BOTH
+def test_all_ranks_skip_a_step_that_overflowed_on_one(world, version):
+    for outcomes in world(2).run(overflow_on_one_rank, version):
         assert outcomes == [(False, False), (True, True)]
 
 
-def train_weighted(accumulate):
-    accelerator = sharded(accumulate=accumulate)
+def train_weighted(version, accumulate):
+    accelerator = sharded(version, accumulate=accumulate)
     rank, rows = accelerator.process_index, make_batches(2 * accumulate, rows=6)
     model = make_model("odd")
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -260,8 +282,9 @@ def train_weighted(accumulate):
     return accelerator.get_state_dict(model)
 
 
+@BOTH
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_losses_weigh_by_their_items(world, accumulate):
+def test_losses_weigh_by_their_items(world, accumulate, version):
     model, rows = make_model("odd"), make_batches(2 * accumulate, rows=6)
     items = [
         rows[2 * index + rank][: 1 + 2 * rank + index] for index in range(accumulate) for rank in range(2)
@@ -269,13 +292,13 @@ def test_losses_weigh_by_their_items(world, accumulate):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.cat(items)).square().mean().backward()
     optimizer.step()
-    state, _ = world(2).run(train_weighted, accumulate)
+    state, _ = world(2).run(train_weighted, version, accumulate)
     for name, value in model.named_parameters():
         torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=1e-6)
 
 
-def leave_a_module_whole(accumulate, no_sync):
-    accelerator = sharded(ignored_modules="head", accumulate=1 if no_sync else accumulate)
+def leave_a_module_whole(version, accumulate, no_sync):
+    accelerator = sharded(version, ignored_modules="head", accumulate=1 if no_sync else accumulate)
     rank, rows = accelerator.process_index, make_batches(2 * accumulate)
     model = make_model("odd")
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -291,23 +314,24 @@ def leave_a_module_whole(accumulate, no_sync):
     return accelerator.get_state_dict(model), norm
 
 
+@BOTH
 @pytest.mark.parametrize(("accumulate", "no_sync"), [(1, False), (2, False), (2, True)])
-def test_ignored_modules_stay_whole_and_train_alike_on_all_ranks(world, accumulate, no_sync):
+def test_ignored_modules_stay_whole_and_train_alike_on_all_ranks(world, accumulate, no_sync, version):
     model, rows = make_model("odd"), make_batches(2 * accumulate)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for micro in rows:
         (model(micro).square().mean() / len(rows)).backward()
     expected = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
     optimizer.step()
-    (state, norm), (_, other) = world(2).run(leave_a_module_whole, accumulate, no_sync)
+    (state, norm), (_, other) = world(2).run(leave_a_module_whole, version, accumulate, no_sync)
     assert torch.equal(norm, other)
     torch.testing.assert_close(norm, expected, rtol=1e-6, atol=0)
     for name, value in model.named_parameters():
         torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=1e-6)
 
 
-def errors_of_bad_use():
-    accelerator = sharded()
+def errors_of_bad_use(version):
+    accelerator = sharded(version)
     found = []
 
     def expect(message, action):
@@ -335,8 +359,9 @@ def errors_of_bad_use():
     return found
 
 
-def test_what_cannot_be_right_is_refused(world):
-    assert world(2).run(errors_of_bad_use)
+@BOTH
+def test_what_cannot_be_right_is_refused(world, version):
+    assert world(2).run(errors_of_bad_use, version)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +378,7 @@ def test_settings_that_match_nothing_are_refused(fresh_state, plugin, message):
         accelerator.prepare(make_model("odd"))
 
 
-def train_compiled(backend, checkpointed):
+def train_compiled(version, backend, checkpointed):
     import torch._dynamo
 
     torch._dynamo.reset()
@@ -361,7 +386,11 @@ def train_compiled(backend, checkpointed):
     accelerator = Accelerator(
         cpu=True,
         dynamo_backend=backend,
-        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing=checkpointed),
+        fsdp_plugin=FullyShardedDataParallelPlugin(
+            fsdp_version=version,
+            use_orig_params=True if version == 1 else None,
+            activation_checkpointing=checkpointed,
+        ),
     )
     model, rows = make_model("odd"), make_batches(8)
     names = list(model.state_dict())
@@ -374,10 +403,11 @@ def train_compiled(backend, checkpointed):
     return graphs, whole(model)
 
 
+@BOTH
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_equal_blocks_share_one_compiled_graph(world, checkpointed):
-    (_, expected), _ = world(2).run(train_compiled, "no", checkpointed)
-    for graphs, weights in world(2).run(train_compiled, "aot_eager", checkpointed):
+def test_equal_blocks_share_one_compiled_graph(world, checkpointed, version):
+    (_, expected), _ = world(2).run(train_compiled, version, "no", checkpointed)
+    for graphs, weights in world(2).run(train_compiled, version, "aot_eager", checkpointed):
         assert graphs == [1, 1, 1, 1]
         for name, value in expected.items():
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-5)

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
 from accel_backends.module_lookup import get_module_class_from_name
+from accel_backends.plans.policies import UnitsPolicy, units_policy
 from accel_backends.plugins import fsdp_values as values
 from accel_state.enums import DistributedType
 from accel_state.environment import SETTINGS, door
@@ -185,6 +186,14 @@ class FullyShardedDataParallelPlugin:
         if policy is None:
             return "NO_WRAP" if self._is_no_wrap else None
         return next((name for name, function in _POLICIES.items() if function is policy), None)
+
+    def units_policy(self) -> UnitsPolicy | None:
+        """Return the policy that cuts the model into units, None where the model is asked itself."""
+        return units_policy(
+            self.wrap_policy_name or self.auto_wrap_policy,
+            class_names=self.transformer_cls_names_to_wrap,
+            min_num_params=self.min_num_params,
+        )
 
     def default_layout(self, topology: Topology) -> MeshLayout:
         """Return how the ranks are arranged where no `ParallelismConfig` says it: over how many each copy is cut."""

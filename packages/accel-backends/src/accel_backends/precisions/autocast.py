@@ -77,6 +77,9 @@ class AutocastPrecision:
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Do nothing: gradients have their true size."""
 
+    def share_overflows(self) -> None:
+        """Do nothing: no step is skipped."""
+
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> bool:
         """Step ``optimizer``; it always really steps."""
         optimizer.step(closure)

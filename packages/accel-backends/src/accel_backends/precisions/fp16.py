@@ -29,7 +29,7 @@ class FP16Precision(AutocastPrecision):
     ) -> None:
         super().__init__(device_backend=device_backend, handlers=handlers)
         handler = handlers.get(GradScalerKwargs)
-        self.scaler: torch.amp.GradScaler = LossScaler(
+        self.scaler: LossScaler = LossScaler(
             self.device_type, **(handler.to_kwargs() if handler else {})
         )
 
@@ -43,6 +43,10 @@ class FP16Precision(AutocastPrecision):
         Call it when all gradients of the step are there: what is accumulated later would be too large.
         """
         unscale_once(self.scaler, getattr(optimizer, "optimizer", optimizer))
+
+    def share_overflows(self) -> None:
+        """Let all ranks skip a step where the gradients of one overflow."""
+        self.scaler.share_overflows()
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> bool:
         """Step ``optimizer`` unless its gradients overflowed; return whether it stepped."""

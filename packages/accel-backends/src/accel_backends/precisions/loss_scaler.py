@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.amp.grad_scaler import OptState
 
 from accel_state.enums import DistributedType
@@ -27,6 +28,20 @@ class LossScaler(torch.amp.GradScaler):
     """
 
     _update_is_due = False
+    _is_shared = False
+
+    def share_overflows(self) -> None:
+        """Let all ranks skip a step where the gradients of one overflow.
+
+        For gradients of which each rank has a part. Then every rank must unscale and step the same optimizers in the
+        same order, also those of which it has no gradient.
+        """
+        self._is_shared = True
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all ranks skip steps together."""
+        return self._is_shared
 
     def scale(self, outputs: Any) -> Any:
         """Return ``outputs`` times the scale that the steps so far have led to."""
@@ -37,10 +52,15 @@ class LossScaler(torch.amp.GradScaler):
         """Divide this optimizer's gradients by the scale."""
         self._begin_next_step_of(optimizer)
         super().unscale_(optimizer)
+        if self._is_shared and self.is_enabled():
+            self._share(self._found_inf_per_device(optimizer))
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """Step ``optimizer`` unless its gradients overflowed."""
         self._begin_next_step_of(optimizer)
+        if self._is_shared and _stage(self, optimizer) is OptState.READY:
+            # A fused optimizer would look for overflows by itself, on its own rank.
+            self.unscale_(optimizer)
         return super().step(optimizer, *args, **kwargs)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
@@ -95,6 +115,17 @@ class LossScaler(torch.amp.GradScaler):
             self._update_is_due = False
             super().update()
 
+    def _share(self, overflows: dict[torch.device, torch.Tensor]) -> None:
+        """Let ``overflows``, by device and empty without gradients, say what is so on any rank."""
+        assert self._scale is not None
+        device = self._scale.device
+        found = torch.zeros((), device=device)
+        for own in overflows.values():
+            found = torch.maximum(found, own.to(device))
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        for own in overflows.values() or [overflows.setdefault(device, found)]:
+            own.copy_(found)
+
     def _begin_next_step_of(self, optimizer: torch.optim.Optimizer) -> None:
         if self._update_is_due and _stage(self, optimizer) is OptState.STEPPED:
             self._update_if_due()
@@ -102,7 +133,7 @@ class LossScaler(torch.amp.GradScaler):
 
 def unscale_once(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
     """Unscale the gradients of ``optimizer`` unless that was done since its last step."""
-    if not scaler.is_enabled() or not _has_gradients(optimizer):
+    if not scaler.is_enabled() or not _may_have_gradients(scaler, optimizer):
         return
     if _stage(scaler, optimizer) is not OptState.UNSCALED:
         scaler.unscale_(optimizer)
@@ -124,7 +155,7 @@ def step_scaled(
             "An optimizer that needs a closure cannot step under the loss scaling of `mixed_precision=fp16`. "
             "Use `mixed_precision=bf16` or `no`."
         )
-    if not _has_gradients(optimizer):
+    if not _may_have_gradients(scaler, optimizer):
         # Nothing to check for overflow: torch's scaler would raise where plain torch does nothing.
         optimizer.step()
         return True
@@ -151,6 +182,11 @@ def get_grad_scaler(
     from accel_state import PartialState
 
     return LossScaler(PartialState().device.type, **kwargs)
+
+
+def _may_have_gradients(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether ``optimizer`` has a gradient here, or maybe on another rank with which steps are skipped together."""
+    return (isinstance(scaler, LossScaler) and scaler.is_shared) or _has_gradients(optimizer)
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:

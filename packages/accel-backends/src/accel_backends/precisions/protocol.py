@@ -45,6 +45,9 @@ class Precision(Protocol):
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Bring this optimizer's gradients back to their true size, once per step."""
 
+    def share_overflows(self) -> None:
+        """Let all ranks skip a step together; for strategies under which each rank has a part of the gradients."""
+
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> bool:
         """Step ``optimizer`` and return whether the parameters were really updated."""
 

@@ -50,7 +50,7 @@ def shard_model(
         take_values_of_rank_0(tensors, device=settings.device)
         owned = [found for found in tensors if found.is_parameter and found.names[0] not in whole]
         if settings.has_master_weights:
-            _store_in_fp32(owned)
+            store_in_fp32(owned)
         members = [modules[name] for name in group.modules]
         fully_shard(
             members if len(members) > 1 else members[0],
@@ -75,7 +75,8 @@ def is_sharded(model: nn.Module) -> bool:
     )
 
 
-def _store_in_fp32(owned: Sequence[NamedTensor]) -> None:
+def store_in_fp32(owned: Sequence[NamedTensor]) -> None:
+    """Convert trained parameters of half precision to fp32, in place."""
     for found in owned:
         tensor = found.tensor
         if tensor.requires_grad and tensor.dtype in (torch.float16, torch.bfloat16):

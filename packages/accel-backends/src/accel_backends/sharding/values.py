@@ -13,12 +13,15 @@ from accel_ops.named_tensors import NamedTensor
 from accel_state.errors import ConfigError
 
 
-def check_same_model(tensors: Sequence[NamedTensor], *, device: torch.device) -> None:
+def check_same_model(
+    tensors: Sequence[NamedTensor], *, device: torch.device, needs_values: bool = True
+) -> None:
     """Refuse a model that the ranks built differently, or of which rank 0 has no values. Every rank must call it.
 
     Args:
         tensors: All parameters and buffers of the model.
         device: Where collectives run.
+        needs_values: Whether rank 0 must have values.
 
     Raises:
         ConfigError: On every rank, naming those that differ from rank 0, or the tensor.
@@ -37,7 +40,7 @@ def check_same_model(tensors: Sequence[NamedTensor], *, device: torch.device) ->
             "parameters and buffers differ. Build the same model on every rank."
         )
     missing = int(of_rank[0][1])
-    if missing >= 0:
+    if needs_values and missing >= 0:
         raise ConfigError(
             f"`{tensors[missing].names[0]}` has no values on rank 0: it is on the meta device. Build the model with "
             "its weights on rank 0; the other ranks need none."

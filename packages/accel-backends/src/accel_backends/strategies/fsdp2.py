@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, StateDictType
 
 from accel_backends.optimizer import AcceleratedOptimizer
-from accel_backends.plans.policies import UnitsPolicy, units_policy
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.plugins.ram_efficient_loading import enable_fsdp_ram_efficient_loading
@@ -102,7 +101,7 @@ class FullyShardedStrategy(TorchStrategy):
                     "before, and which has sharded it. Put both models into one module, and prepare that."
                 )
         model = apply_transforms(model, self.context.transforms, evaluation_mode=evaluation_mode)
-        plan = resolve_plan(model, given=self._plugin.parallel_plan, policy=self._units_policy())
+        plan = resolve_plan(model, given=self._plugin.parallel_plan, policy=self._plugin.units_policy())
         units = [model.get_submodule(name) for name in plan.units]
         if self._plugin.activation_checkpointing:
             checkpoint_units(units, offloads_inputs=bool(self._plugin.activation_checkpointing_offload))
@@ -194,14 +193,6 @@ class FullyShardedStrategy(TorchStrategy):
 
     def _bare(self, model: nn.Module) -> nn.Module:
         return self.unwrap(model, keep_torch_compile=False)
-
-    def _units_policy(self) -> UnitsPolicy | None:
-        plugin = self._plugin
-        return units_policy(
-            plugin.wrap_policy_name or plugin.auto_wrap_policy,
-            class_names=plugin.transformer_cls_names_to_wrap,
-            min_num_params=plugin.min_num_params,
-        )
 
 
 def _mesh_of(layout: MeshLayout, device_type: str) -> DeviceMesh:

@@ -1,0 +1,60 @@
+"""The whole state of a flattened model, with the names of the plain model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from accel_backends.flat_sharding.flat_model import FlatModel
+from accel_backends.flat_sharding.whole_state_dicts import whole_state_dicts
+
+_WRAPPED = "_fsdp_wrapped_module."
+
+
+def gathered_model_state(model: FlatModel, *, is_receiver: bool) -> dict[str, Any]:
+    """Return the state dict of the plain model on the CPU; empty where ``is_receiver``, for rank 0, is not set.
+
+    Every rank must call it; one unit is gathered at a time.
+    """
+    with whole_state_dicts(model.root, rank0_only=True):
+        found = model.root.state_dict()
+    if not is_receiver:
+        return {}
+    state: dict[str, Any] = {}
+    for name, value in found.items():
+        first = model.aliases.get(name)
+        if first in state:
+            state[name] = state[first]
+        else:
+            state[name] = value.detach().cpu() if isinstance(value, torch.Tensor) else value
+    return state
+
+
+def load_model_state(model: FlatModel, state: Mapping[str, Any], *, strict: bool) -> Any:
+    """Load a whole state, of which each rank keeps its parts; every rank must call it with all of it.
+
+    Raises:
+        RuntimeError: If a tensor has another shape, or with ``strict`` other names, as torch does.
+    """
+    plain = type(model.root.module).__name__
+    problems = [
+        f"size mismatch for {name}: {tuple(value.shape)} in the state, {tuple(model.shapes[name])} in the model"
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) and name in model.shapes and value.shape != model.shapes[name]
+    ]
+    _refuse(plain, problems)
+    with whole_state_dicts(model.root, rank0_only=False):
+        outcome = model.root.load_state_dict(dict(state), strict=False)
+    for keys in (outcome.missing_keys, outcome.unexpected_keys):
+        keys[:] = [key.replace(_WRAPPED, "") for key in keys]
+    if strict:
+        _refuse(plain, [f"missing {name}" for name in outcome.missing_keys])
+        _refuse(plain, [f"unexpected {name}" for name in outcome.unexpected_keys])
+    return outcome
+
+
+def _refuse(model: str, problems: list[str]) -> None:
+    if problems:
+        raise RuntimeError(f"The state does not fit the {model}: {'; '.join(problems)}.")

@@ -1,0 +1,199 @@
+"""Shard a model: give it its values, unit by unit, and wrap each unit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
+    FlatParameter,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardingStrategy,
+)
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_backends.flat_sharding.flat_model import FlatModel, state_shapes
+from accel_backends.flat_sharding.units import check_uniform
+from accel_backends.sharding.replacements import ReplacedParameters
+from accel_backends.sharding.shard import store_in_fp32
+from accel_backends.sharding.units import ROOT, ShardGroup, tensors_of_groups
+from accel_backends.sharding.values import check_same_model, take_values_of_rank_0
+from accel_backends.sharding.whole_parameters import WholeParameters
+from accel_ops.named_tensors import NamedTensor, named_tensors
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True, slots=True)
+class FlatSettings:
+    """How each unit of a model is sharded; most are arguments of torch's `FullyShardedDataParallel`.
+
+    Attributes:
+        mesh: One axis, over which parameters are cut; or two, of which the first holds copies.
+        device: The device of this rank.
+        has_process_groups: Hand torch the groups of the mesh, as its local state dicts want it, not the mesh itself.
+        init_module: Gives a module on the meta device its values; None: only rank 0 has them.
+    """
+
+    mesh: DeviceMesh
+    device: torch.device
+    strategy: ShardingStrategy
+    mixed_precision: MixedPrecision
+    cpu_offload: CPUOffload
+    backward_prefetch: BackwardPrefetch | None
+    forward_prefetch: bool
+    limit_all_gathers: bool
+    use_orig_params: bool
+    has_process_groups: bool
+    init_module: Callable[[nn.Module], None] | None = None
+
+    @property
+    def is_sharding(self) -> bool:
+        """Whether a rank holds parts of parameters."""
+        return self.strategy is not ShardingStrategy.NO_SHARD
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `FullyShardedDataParallel`."""
+        groups: dict[str, Any] = {"device_mesh": self.mesh}
+        if self.has_process_groups:
+            inside_out = tuple(self.mesh.get_group(axis) for axis in reversed(range(self.mesh.ndim)))
+            groups = {"process_group": inside_out if len(inside_out) > 1 else inside_out[0]}
+        return {
+            **groups,
+            "sharding_strategy": self.strategy,
+            "mixed_precision": self.mixed_precision,
+            "cpu_offload": self.cpu_offload,
+            "backward_prefetch": self.backward_prefetch,
+            "forward_prefetch": self.forward_prefetch,
+            "limit_all_gathers": self.limit_all_gathers,
+            "use_orig_params": self.use_orig_params,
+            "device_id": self.device,
+        }
+
+
+def flatten_model(
+    model: nn.Module,
+    units: Sequence[ShardGroup],
+    settings: FlatSettings,
+    *,
+    whole: Collection[str],
+    replaced: ReplacedParameters,
+) -> FlatModel:
+    """Wrap ``model`` and its units; parameters become parts of one flat parameter per unit.
+
+    Every rank must call it. All ranks take the values of rank 0; other ranks may hold them on the meta device.
+    At no time is more than one unit held in whole beside what the caller keeps.
+
+    Args:
+        model: The model.
+        units: From `flat_units`; the root is the last.
+        settings: How to shard.
+        whole: First names of the parameters that stay whole on every rank.
+        replaced: Told which parameters optimizers find in place of their own.
+
+    Raises:
+        ConfigError: If the ranks have different models, rank 0 has no values, or parameters of a unit cannot be
+            flattened together.
+    """
+    tensors = named_tensors(model)
+    shapes = state_shapes(model, tensors)
+    aliases = {name: found.names[0] for found in tensors for name in found.names[1:]}
+    check_same_model(tensors, device=settings.device, needs_values=settings.init_module is None)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    names: dict[int, tuple[str, ...]] = {}
+    before: WeakIdKeyDictionary = WeakIdKeyDictionary()
+    sharded: set[int] = set()
+    ignored: list[nn.Parameter] = []
+    for unit, of_unit in zip(units, tensors_of_groups(model, units), strict=True):
+        (name,) = unit.modules
+        parameters = [found for found in of_unit if found.is_parameter]
+        owned = [found for found in parameters if found.names[0] not in whole]
+        kept = [found for found in parameters if found.names[0] in whole]
+        # Noted before the values come, since a parameter on the meta device is replaced by another then.
+        originals = {found.names[0]: cast(nn.Parameter, found.tensor) for found in parameters}
+        _initialise(of_unit, settings.init_module)
+        take_values_of_rank_0(of_unit, device=settings.device)
+        if settings.mixed_precision.param_dtype is not None:
+            store_in_fp32(owned)
+        check_uniform(name, owned, use_orig_params=settings.use_orig_params)
+        for found in owned:
+            # Of the whole parameter, which is no more.
+            found.tensor.grad = None
+        ignored += [cast(nn.Parameter, found.tensor) for found in kept]
+        successors = {found.names[0]: cast(nn.Parameter, found.tensor) for found in parameters}
+        flat: nn.Parameter | None = None
+        if owned or name == ROOT:
+            wrapped = _wrap(modules[name], settings, ignored=ignored)
+            _replace_child(model, modules[name], wrapped)
+            flat = _flat_parameter(wrapped)
+            if flat is not None:
+                successors |= dict.fromkeys((found.names[0] for found in owned), flat)
+        for first, successor in successors.items():
+            replaced.record(originals[first], successor)
+            before[originals[first]] = first
+            if successor is flat:
+                # An optimizer that was made before must not keep the memory of the whole model.
+                originals[first].data = originals[first].data.new_empty(0)
+            names[id(successor)] = (*names.get(id(successor), ()), first)
+        if settings.is_sharding:
+            sharded |= {id(successors[found.names[0]]) for found in owned}
+    with wrapped.no_sync():
+        # What first enters this makes the memory for gathered parameters. Made in a forward under inference mode, it
+        # could not be trained in later (torch 2.13).
+        pass
+    return FlatModel(
+        root=wrapped,
+        whole=WholeParameters(ignored, settings.mesh),
+        shapes=shapes,
+        aliases=aliases,
+        originals=before,
+        names=names,
+        sharded=frozenset(sharded),
+    )
+
+
+def _wrap(
+    module: nn.Module, settings: FlatSettings, *, ignored: list[nn.Parameter]
+) -> FullyShardedDataParallel:
+    with warnings.catch_warnings():
+        # The user asked for it, or nothing can be cut.
+        warnings.filterwarnings("ignore", message="The `NO_SHARD` sharding strategy is deprecated")
+        return FullyShardedDataParallel(module, ignored_states=ignored or None, **settings.arguments())
+
+
+def _initialise(tensors: Sequence[NamedTensor], init_module: Callable[[nn.Module], None] | None) -> None:
+    """Let ``init_module`` give the modules their values that hold tensors on the meta device; ties stay."""
+    if init_module is None:
+        return
+    waiting = {module: None for found in tensors if found.tensor.is_meta for module, _ in found.places}
+    for module in waiting:
+        init_module(module)
+    for found in tensors:
+        first, key = found.places[0]
+        store = first._parameters if found.is_parameter else first._buffers
+        value = store[key]
+        assert value is not None
+        for module, other in found.places[1:]:
+            (module._parameters if found.is_parameter else module._buffers)[other] = value  # type: ignore[assignment]
+        found.tensor = value
+
+
+def _flat_parameter(unit: FullyShardedDataParallel) -> nn.Parameter | None:
+    """Return the flat parameter that optimizers step, None if they step the original ones."""
+    registered = unit.module.parameters(recurse=False)
+    return next((parameter for parameter in registered if isinstance(parameter, FlatParameter)), None)
+
+
+def _replace_child(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    for module in list(model.modules()):
+        for key, child in module._modules.items():
+            if child is old and module is not new:
+                module._modules[key] = new

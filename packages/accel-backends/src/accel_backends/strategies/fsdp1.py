@@ -1,0 +1,314 @@
+"""Parameters, gradients and optimizer states sharded by torch's `FullyShardedDataParallel`: the old way."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffload,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardingStrategy,
+    StateDictType,
+)
+
+from accel_backends.containers import register_container
+from accel_backends.flat_sharding.clipping import clip_gradients
+from accel_backends.flat_sharding.flat_model import FlatModel
+from accel_backends.flat_sharding.model_state import gathered_model_state, load_model_state
+from accel_backends.flat_sharding.optimizer_state import (
+    gathered_optimizer_state,
+    parts_of_optimizer_state,
+    put_whole_state,
+)
+from accel_backends.flat_sharding.repointing import repoint, take_whole_state
+from accel_backends.flat_sharding.units import flat_units
+from accel_backends.flat_sharding.wrapping import FlatSettings, flatten_model
+from accel_backends.optimizer import AcceleratedOptimizer
+from accel_backends.plans.sources import resolve_plan
+from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin, allocate
+from accel_backends.precisions.forward import wrap_forward
+from accel_backends.sharding.replacements import ReplacedParameters
+from accel_backends.sharding.units import whole_parameters
+from accel_backends.strategies.context import StrategyContext
+from accel_backends.strategies.protocol import Capabilities, Sync
+from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_backends.transforms.activation_checkpointing import checkpoint_units
+from accel_backends.transforms.compile_units import compile_units
+from accel_backends.transforms.protocol import apply_transforms
+from accel_state.enums import DynamoBackend
+from accel_state.errors import ConfigError
+from accel_state.mesh_layout import MeshLayout
+from accel_state.process_group import is_group_up, set_up_group
+
+_NOTHING = nullcontext()
+_WITHIN_A_COPY = {
+    ShardingStrategy.HYBRID_SHARD: ShardingStrategy.FULL_SHARD,
+    ShardingStrategy._HYBRID_SHARD_ZERO2: ShardingStrategy.SHARD_GRAD_OP,
+}
+"""What a hybrid strategy does inside of each copy of the model."""
+
+
+class FlatShardedStrategy(TorchStrategy):
+    """Version 1 of FSDP, the old way: the parameters of a unit are flattened into one, which is cut over the ranks.
+
+    Use `fsdp2` unless something needs this: there parameters keep their shapes, names and number formats.
+    """
+
+    name: ClassVar[str] = "fsdp"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        shards_parameters=True,
+        accumulation=Sync.LATER,
+        mesh_axes=frozenset({"dp_replicate", "dp_shard"}),
+    )
+
+    def setup(self, context: StrategyContext) -> None:
+        """Take in the run; one process alone gets a process group of its own.
+
+        Raises:
+            ConfigError: If the layout of the ranks contradicts the sharding strategy, or the model is to be compiled
+                with ``use_orig_params=False``, which torch's compiler cannot do.
+        """
+        super().setup(context)
+        plugin = context.plugin
+        if not isinstance(plugin, FullyShardedDataParallelPlugin):
+            plugin = FullyShardedDataParallelPlugin(fsdp_version=1)
+        self._plugin = plugin
+        if context.dynamo is not None and context.dynamo.backend != DynamoBackend.NO and not plugin.use_orig_params:
+            raise ConfigError(
+                "`use_orig_params=False` cannot be compiled. Set `use_orig_params=True` in "
+                "`FullyShardedDataParallelPlugin`, or leave out the dynamo backend."
+            )
+        if not is_group_up():
+            set_up_group(context.topology, backend="gloo", options={"store": dist.HashStore()})
+        register_container(FullyShardedDataParallel)
+        strategy = sharding_in(context.layout, plugin.sharding_strategy)
+        self._mesh = _mesh_of(context.layout, strategy, context.device.type)
+        self._settings = self._make_settings(strategy)
+        self._replaced = ReplacedParameters()
+        self._models: weakref.WeakKeyDictionary[nn.Module, FlatModel] = weakref.WeakKeyDictionary()
+        context.precision.share_overflows()
+
+    def prepare_model(
+        self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Transform and shard one model, and return the wrapped one; one that is wrapped already is left as it is."""
+        if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+            return model
+        self._refuse_shared(model)
+        model = apply_transforms(model, self.context.transforms, evaluation_mode=evaluation_mode)
+        plan = resolve_plan(model, policy=self._plugin.units_policy())
+        units = [model.get_submodule(name) for name in plan.units]
+        if self._plugin.activation_checkpointing:
+            checkpoint_units(units)
+        if self.context.dynamo is not None:
+            compile_units(units, self.context.dynamo)
+        dtype = self._settings.mixed_precision.param_dtype
+        if dtype is not None:
+            # Parameters and inputs are cast by torch's wrapper; what remains is to return fp32.
+            wrap_forward(model, device_type=self.context.device.type, dtype=dtype, enabled=False)
+        flat = flatten_model(
+            model,
+            flat_units(model, plan.units),
+            self._settings,
+            whole=whole_parameters(model, self._plugin.ignored_modules),
+            replaced=self._replaced,
+        )
+        self._models[flat.root] = flat
+        return flat.root
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
+    ) -> AcceleratedOptimizer:
+        """Let ``optimizer`` step what took the place of its parameters, with the state that it has, and wrap it.
+
+        Raises:
+            ConfigError: If ``use_orig_params=False`` and it steps a part of a flat parameter.
+        """
+        inner = getattr(optimizer, "optimizer", optimizer)
+        models = self._models_of(inner)
+        state = take_whole_state(inner, models)
+        repoint(inner, self._replaced, models)
+        put_whole_state(inner, models, state)
+        return super().prepare_optimizer(optimizer, device_placement=device_placement)
+
+    def replaced_parameters(self) -> Iterable[nn.Parameter]:
+        """Return the parameters from before flattening that somebody still holds."""
+        return self._replaced
+
+    def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
+        """Return a context in which gradients are reduced over all ranks, or not at all."""
+        flat = self._flat(model)
+        return _NOTHING if flat is None or sync is not Sync.LATER else _unsynchronised(flat)
+
+    def clip_grad_norm(
+        self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor:
+        """Clip the norm of all gradients together and return what it was. Communicates: all ranks."""
+        chosen = self._known(parameters)
+        models = [model for model in self._models.values() if any(id(one) in model.names for one in chosen)]
+        return clip_gradients(
+            chosen,
+            max_norm,
+            norm_type,
+            sharded=frozenset().union(*(model.sharded for model in models)),
+            is_accumulating=any(model.is_accumulating for model in models),
+            group=self._mesh.get_group(self._mesh.ndim - 1),
+            device=self.context.device,
+        )
+
+    def clip_grad_value(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
+        """Clip each gradient value to plus or minus ``clip_value``."""
+        torch.nn.utils.clip_grad_value_(self._known(parameters), clip_value)
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return the whole state on the CPU of rank 0, an empty dict on the others. All ranks must call it."""
+        flat = self._flat(model)
+        if flat is None:
+            return super().model_state(model)
+        return gathered_model_state(flat, is_receiver=self.context.topology.rank == 0)
+
+    def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
+        """Load a whole state, of which every rank takes its parts. All ranks must call it."""
+        flat = self._flat(model)
+        if flat is None:
+            return super().load_model_state(model, state, strict=strict)
+        return load_model_state(flat, state, strict=strict)
+
+    def optimizer_state(
+        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+    ) -> dict[str, Any]:
+        """Return the whole state on the CPU of rank 0, the groups alone on the others. All ranks must call it."""
+        inner = getattr(optimizer, "optimizer", optimizer)
+        is_receiver = self.context.topology.rank == 0
+        return gathered_optimizer_state(inner, self._models_of(inner), is_receiver=is_receiver)
+
+    def load_optimizer_state(
+        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
+    ) -> None:
+        """Load a whole state, of which every rank takes its parts. All ranks must call it."""
+        inner = getattr(optimizer, "optimizer", optimizer)
+        optimizer.load_state_dict(parts_of_optimizer_state(inner, self._models_of(inner), state))
+
+    def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
+        """Refuse: a rank without a batch cannot hand its shards to the others.
+
+        Raises:
+            ConfigError: With more than one rank.
+        """
+        if self.context.topology.world_size > 1:
+            raise ConfigError(
+                "`join_uneven_inputs` is not possible where parameters are sharded: a rank that has no batch left "
+                "would keep its shards from the others. Let all ranks get as many batches with `even_batches=True`."
+            )
+        return _NOTHING
+
+    def _flat(self, model: nn.Module) -> FlatModel | None:
+        """Return what is known of a model, given as it was wrapped or unwrapped; None if it was not sharded here."""
+        known = self._models.get(model)
+        if known is not None:
+            return known
+        bare = self.unwrap(model, keep_torch_compile=False)
+        return next((flat for flat in self._models.values() if flat.root.module is bare), None)
+
+    def _refuse_shared(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if any(parameter in flat.originals for flat in self._models.values()):
+                raise ConfigError(
+                    f"`{name}` of the {type(model).__name__} to prepare is part of a model that was prepared before, "
+                    "and which has sharded it. Put both models into one module, and prepare that."
+                )
+
+    def _models_of(self, optimizer: torch.optim.Optimizer) -> list[FlatModel]:
+        """Return the models whose parameters an optimizer steps, or stepped before they were flattened."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        return [
+            model
+            for model in self._models.values()
+            if any(id(parameter) in model.names or parameter in model.originals for parameter in parameters)
+        ]
+
+    def _known(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+        """Return ``parameters`` as a list.
+
+        Raises:
+            ConfigError: If one was flattened into another, so that it never has a gradient.
+        """
+        chosen = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        for model in self._models.values():
+            for parameter in chosen:
+                if parameter in model.originals and id(parameter) not in model.names:
+                    raise ConfigError(
+                        f"The parameter of shape {tuple(model.shapes[model.originals[parameter]])} is the "
+                        f"`{model.originals[parameter]}` from before the model was prepared, and has no gradient any "
+                        "more. Pass parameters of the model that `prepare` returned, or set `use_orig_params=True`."
+                    )
+        return chosen
+
+    def _make_settings(self, strategy: ShardingStrategy) -> FlatSettings:
+        plugin, dtype, device = self._plugin, self.context.precision.dtype, self.context.device
+        policy = plugin.mixed_precision_policy
+        if policy is None:
+            reduce_dtype = plugin.reduce_dtype or (None if dtype is None else torch.float32)
+            policy = MixedPrecision(param_dtype=dtype, reduce_dtype=reduce_dtype)
+        return FlatSettings(
+            mesh=self._mesh,
+            device=device,
+            strategy=strategy,
+            mixed_precision=policy,
+            # On the CPU they are there anyway, and torch would look for another device to compute on.
+            cpu_offload=CPUOffload() if device.type == "cpu" else plugin.cpu_offload,
+            backward_prefetch=plugin.backward_prefetch,
+            forward_prefetch=plugin.forward_prefetch,
+            limit_all_gathers=plugin.limit_all_gathers,
+            use_orig_params=plugin.use_orig_params,
+            has_process_groups=plugin.state_dict_type is StateDictType.LOCAL_STATE_DICT,
+            # Memory for the values of rank 0 is allocated in any case.
+            init_module=None if plugin.param_init_fn is allocate else plugin.param_init_fn,
+        )
+
+
+def sharding_in(layout: MeshLayout, asked: ShardingStrategy) -> ShardingStrategy:
+    """Return how parameters are cut where ranks are arranged as ``layout`` says.
+
+    Raises:
+        ConfigError: If there are several copies of the model and a strategy that knows only one.
+    """
+    if asked is ShardingStrategy.NO_SHARD or layout.num_param_shards == 1:
+        return ShardingStrategy.NO_SHARD
+    if asked in _WITHIN_A_COPY:
+        return asked if layout.dp_replicate > 1 else _WITHIN_A_COPY[asked]
+    if layout.dp_replicate > 1:
+        raise ConfigError(
+            f"`sharding_strategy={asked.name}` has one copy of the model, but `parallelism_config` asks for "
+            f"{layout.dp_replicate} (`dp_replicate_size`). Set `sharding_strategy` to `HYBRID_SHARD` or "
+            "`HYBRID_SHARD_ZERO2`, or `dp_replicate_size` to 1."
+        )
+    return asked
+
+
+def _mesh_of(layout: MeshLayout, strategy: ShardingStrategy, device_type: str) -> DeviceMesh:
+    """Return the mesh of the shards, with an outer axis where there are several copies that are cut."""
+    if strategy in _WITHIN_A_COPY:
+        sizes = {"dp_replicate": layout.dp_replicate, "dp_shard": layout.num_param_shards}
+    else:
+        sizes = {"dp_shard": layout.dp_replicate * layout.num_param_shards}
+    return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+@contextmanager
+def _unsynchronised(model: FlatModel) -> Iterator[None]:
+    """Let backward reduce no gradients until the block is left; each rank adds up whole ones."""
+    model.is_accumulating, model.whole.is_syncing = True, False
+    try:
+        with model.root.no_sync():
+            yield
+    finally:
+        model.is_accumulating, model.whole.is_syncing = False, True
