@@ -19,7 +19,11 @@ ENGINES = {
     "fsdp1-grad": {"fsdp_version": 1, "sharding_strategy": "SHARD_GRAD_OP"},
     "fsdp1-whole": {"fsdp_version": 1, "sharding_strategy": "NO_SHARD", "use_orig_params": True},
     "fsdp1-hybrid": {"fsdp_version": 1, "sharding_strategy": "HYBRID_SHARD"},
-    "fsdp1-hybrid-grad": {"fsdp_version": 1, "sharding_strategy": "HYBRID_SHARD_ZERO2", "use_orig_params": True},
+    "fsdp1-hybrid-grad": {
+        "fsdp_version": 1,
+        "sharding_strategy": "HYBRID_SHARD_ZERO2",
+        "use_orig_params": True,
+    },
 }
 """How each engine is asked for; a new one is a new row."""
 SHARDED = ["fsdp2", "fsdp1", "fsdp1-orig"]

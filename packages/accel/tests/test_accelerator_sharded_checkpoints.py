@@ -14,7 +14,9 @@ class Run:
     def __init__(self, how, *, kind="tied", seed=7, precision="no", layout=None, accumulate=1):
         plugin = None
         if how != "ddp":
-            plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=f"{how.upper()}_STATE_DICT")
+            plugin = FullyShardedDataParallelPlugin(
+                fsdp_version=2, state_dict_type=f"{how.upper()}_STATE_DICT"
+            )
         self.accelerator = Accelerator(
             cpu=True,
             fsdp_plugin=plugin,

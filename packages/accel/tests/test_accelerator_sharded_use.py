@@ -10,7 +10,6 @@ from accel import Accelerator, FullyShardedDataParallelPlugin, GradScalerKwargs,
 from accel_backends.testing.models import make_batches, make_model
 from accel_state.errors import ConfigError
 
-
 BOTH = pytest.mark.parametrize("version", [2, 1])
 
 

@@ -50,7 +50,9 @@ def prepare(strategy, model, optimizer):
 def adamw(model):
     decayed = [one for one in model.parameters() if one.dim() > 1]
     others = [one for one in model.parameters() if one.dim() <= 1]
-    return torch.optim.AdamW([{"params": decayed}, {"params": others, "lr": 0.02, "weight_decay": 0.0}], lr=0.01)
+    return torch.optim.AdamW(
+        [{"params": decayed}, {"params": others, "lr": 0.02, "weight_decay": 0.0}], lr=0.01
+    )
 
 
 def plain_adamw(model):
@@ -291,7 +293,9 @@ def test_settings_of_the_plugin_reach_every_unit(world):
     ):
         assert settings == {("BACKWARD_POST", True, False, "SHARD_GRAD_OP", torch.bfloat16)}
         assert number == 4  # three blocks and the root
-    for _, number in world(2).run(settings_of_units, auto_wrap_policy="no_wrap", backward_prefetch="no_prefetch"):
+    for _, number in world(2).run(
+        settings_of_units, auto_wrap_policy="no_wrap", backward_prefetch="no_prefetch"
+    ):
         assert number == 1
 
 
@@ -332,5 +336,7 @@ def test_the_strategy_fits_the_arrangement_of_the_ranks(layout, asked, found):
 
 
 def test_copies_of_the_model_need_a_hybrid_strategy():
-    with pytest.raises(ConfigError, match=r"parallelism_config. asks for 2 .* Set `sharding_strategy` to `HYBRID_SHARD`"):
+    with pytest.raises(
+        ConfigError, match=r"parallelism_config. asks for 2 .* Set `sharding_strategy` to `HYBRID_SHARD`"
+    ):
         sharding_in(MeshLayout(dp_replicate=2, dp_shard=2), ShardingStrategy.FULL_SHARD)

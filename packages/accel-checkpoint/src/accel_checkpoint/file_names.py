@@ -30,12 +30,8 @@ _NUMBERED = {
 METADATA_NAME = ".metadata"
 PART_SUFFIX = ".distcp"
 SHARDED_MODEL_NAME = "pytorch_model_fsdp"
-_SHARDED = {
-    stem: re.compile(rf"{stem}_(\d+)/\.metadata") for stem in (SHARDED_MODEL_NAME, OPTIMIZER_NAME)
-}
-_PARTS = re.compile(
-    rf"(?:{SHARDED_MODEL_NAME}|{OPTIMIZER_NAME})_\d+(?:/(?:\.metadata|__\d+_\d+\.distcp))?"
-)
+_SHARDED = {stem: re.compile(rf"{stem}_(\d+)/\.metadata") for stem in (SHARDED_MODEL_NAME, OPTIMIZER_NAME)}
+_PARTS = re.compile(rf"(?:{SHARDED_MODEL_NAME}|{OPTIMIZER_NAME})_\d+(?:/(?:\.metadata|__\d+_\d+\.distcp))?")
 _WEIGHTS = re.compile(
     rf"(?:{SAFE_MODEL_NAME}|{MODEL_NAME})(?:_(\d+))?(?:-\d{{5,}}-of-\d{{5,}})?"
     r"\.(?:safetensors|bin)(?:\.index\.json)?"

@@ -11,7 +11,13 @@ import torch
 
 from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, Parameters, SaveChoices
 from accel_backends.sharding.full_state import gathered_optimizer_state, gathered_state
-from accel_checkpoint.file_names import OPTIMIZER_NAME, numbered_file, numbers_of, numbers_of_models, weight_format
+from accel_checkpoint.file_names import (
+    OPTIMIZER_NAME,
+    numbered_file,
+    numbers_of,
+    numbers_of_models,
+    weight_format,
+)
 from accel_checkpoint.files import regular_file
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.reading.weights import files_of_model, open_weights
@@ -62,11 +68,11 @@ class FullFormat(CheckpointFormat):
         """Return the file of an optimizer."""
         return numbered_file(OPTIMIZER_NAME, index)
 
-    def read_optimizer(
-        self, folder: Path, parameters: Parameters, *, index: int
-    ) -> Mapping[str, Any]:
+    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
         """Return the state, mapped from its file."""
-        state: Mapping[str, Any] = read_torch_file(regular_file(folder, self.optimizer_file(index)), mmap=True)
+        state: Mapping[str, Any] = read_torch_file(
+            regular_file(folder, self.optimizer_file(index)), mmap=True
+        )
         return state
 
 

@@ -115,9 +115,7 @@ class CheckpointFormat(Protocol):
         """Return the name of the file or folder of an optimizer."""
         ...
 
-    def read_optimizer(
-        self, folder: Path, parameters: Parameters, *, index: int
-    ) -> Mapping[str, Any]:
+    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
         """Return the state of an optimizer: whole tensors, or parts placed like the parameters.
 
         Args:

@@ -87,9 +87,7 @@ class ShardedFormat(CheckpointFormat):
         """Return the folder of an optimizer."""
         return sharded_folder(OPTIMIZER_NAME, index)
 
-    def read_optimizer(
-        self, folder: Path, parameters: Parameters, *, index: int
-    ) -> Mapping[str, Any]:
+    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
         """Return the state; each rank reads what overlaps its parts."""
         saved = DistributedState(folder, self.optimizer_file(index))
         groups: dict[int, dict[str, Any]] = {}
@@ -104,7 +102,9 @@ class ShardedFormat(CheckpointFormat):
         for path, entry in saved.below(_OPTIMIZER, _STATE):
             name, kind = str(path[0]), str(path[1])
             if name not in numbers:
-                raise CheckpointError(f"`{self.optimizer_file(index)}` has a state of `{name}`, but no such parameter.")
+                raise CheckpointError(
+                    f"`{self.optimizer_file(index)}` has a state of `{name}`, but no such parameter."
+                )
             parameter = own[name]
             if entry.dtype is None or entry.shape != tuple(parameter.shape) or not entry.shape:
                 value = saved.value(entry)

@@ -44,7 +44,9 @@ def gathered_optimizer_state(
     state: dict[int, Any] = {}
     groups: list[dict[str, Any]] = []
     number = 0
-    for group, of_group in zip(optimizer.state_dict()["param_groups"], places(optimizer, models), strict=True):
+    for group, of_group in zip(
+        optimizer.state_dict()["param_groups"], places(optimizer, models), strict=True
+    ):
         groups.append({**group, "params": list(range(number, number + len(of_group)))})
         for model, name in of_group:
             own = optimizer.state.get(name) if model is None else values.get((id(model), name))
@@ -129,7 +131,11 @@ class _Part:
 
     def state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         numbered = dict(enumerate(self.parameters))
-        return {"state": {number: optimizer.state[one] for number, one in numbered.items() if one in optimizer.state}}
+        return {
+            "state": {
+                number: optimizer.state[one] for number, one in numbered.items() if one in optimizer.state
+            }
+        }
 
 
 def _parts_of(model: FlatModel, part: _Part, named: Mapping[str, Any]) -> dict[torch.Tensor, Any]:

@@ -52,7 +52,9 @@ def _check_completeness(
             )
 
 
-def take_whole_state(optimizer: torch.optim.Optimizer, models: Iterable[FlatModel]) -> dict[tuple[int, str], Any]:
+def take_whole_state(
+    optimizer: torch.optim.Optimizer, models: Iterable[FlatModel]
+) -> dict[tuple[int, str], Any]:
     """Take the state of whole parameters out of an optimizer, by the `id` of the model and the parameter's name.
 
     Empty if the optimizer has none, or state of what it steps after flattening.
@@ -70,4 +72,6 @@ def take_whole_state(optimizer: torch.optim.Optimizer, models: Iterable[FlatMode
     )
     if not is_whole:
         return {}
-    return {(model, name): optimizer.state.pop(parameter) for parameter, (model, name, _) in of_parameter.items()}
+    return {
+        (model, name): optimizer.state.pop(parameter) for parameter, (model, name, _) in of_parameter.items()
+    }

@@ -20,9 +20,7 @@ def flat_units(model: nn.Module, units: Iterable[str]) -> tuple[ShardGroup, ...]
     A module that shares a parameter with a module outside is no unit, since a flat parameter has one owner: its
     parameters go to the unit around it.
     """
-    tied = [
-        found.names for found in named_tensors(model, include_buffers=False) if len(found.names) > 1
-    ]
+    tied = [found.names for found in named_tensors(model, include_buffers=False) if len(found.names) > 1]
     names = [name for name in dict.fromkeys(units) if not any(_is_divided(name, group) for group in tied)]
     inner_first = sorted(names, key=lambda name: -name.count("."))
     return (*(ShardGroup((name,)) for name in inner_first), ShardGroup((ROOT,)))

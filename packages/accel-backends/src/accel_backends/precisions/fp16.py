@@ -29,9 +29,7 @@ class FP16Precision(AutocastPrecision):
     ) -> None:
         super().__init__(device_backend=device_backend, handlers=handlers)
         handler = handlers.get(GradScalerKwargs)
-        self.scaler: LossScaler = LossScaler(
-            self.device_type, **(handler.to_kwargs() if handler else {})
-        )
+        self.scaler: LossScaler = LossScaler(self.device_type, **(handler.to_kwargs() if handler else {}))
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """Return ``loss`` times the current scale."""

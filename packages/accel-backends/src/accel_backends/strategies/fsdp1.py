@@ -81,7 +81,11 @@ class FlatShardedStrategy(TorchStrategy):
         if not isinstance(plugin, FullyShardedDataParallelPlugin):
             plugin = FullyShardedDataParallelPlugin(fsdp_version=1)
         self._plugin = plugin
-        if context.dynamo is not None and context.dynamo.backend != DynamoBackend.NO and not plugin.use_orig_params:
+        if (
+            context.dynamo is not None
+            and context.dynamo.backend != DynamoBackend.NO
+            and not plugin.use_orig_params
+        ):
             raise ConfigError(
                 "`use_orig_params=False` cannot be compiled. Set `use_orig_params=True` in "
                 "`FullyShardedDataParallelPlugin`, or leave out the dynamo backend."

@@ -99,7 +99,12 @@ def encode_metadata(entries: Iterable[Entry]) -> bytes:
                 ],
             )
     return pickle.dumps(
-        Metadata(state, planner_data=planner, storage_data=storage, storage_meta=dcp.StorageMeta(save_id=str(uuid4())))
+        Metadata(
+            state,
+            planner_data=planner,
+            storage_data=storage,
+            storage_meta=dcp.StorageMeta(save_id=str(uuid4())),
+        )
     )
 
 
@@ -164,7 +169,10 @@ def _entries(content: Metadata) -> Iterable[tuple[str, Entry]]:
 def _check_inside(key: str, shape: tuple[int, ...], offset: tuple[int, ...], sizes: tuple[int, ...]) -> None:
     if not len(shape) == len(offset) == len(sizes):
         raise ValueError(f"a part of `{key}` has another number of dimensions")
-    if any(start < 0 or size < 0 or start + size > end for start, size, end in zip(offset, sizes, shape, strict=True)):
+    if any(
+        start < 0 or size < 0 or start + size > end
+        for start, size, end in zip(offset, sizes, shape, strict=True)
+    ):
         raise ValueError(f"a part of `{key}` does not lie inside it")
 
 

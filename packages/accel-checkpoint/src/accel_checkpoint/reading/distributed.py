@@ -60,7 +60,11 @@ class DistributedState:
                 continue
             here, there = common
             saved = self._content(chunk, entry)
-            if not isinstance(saved, torch.Tensor) or tuple(saved.shape) != chunk.sizes or saved.dtype != entry.dtype:
+            if (
+                not isinstance(saved, torch.Tensor)
+                or tuple(saved.shape) != chunk.sizes
+                or saved.dtype != entry.dtype
+            ):
                 raise CheckpointError(
                     f"`{self._folder / (self._prefix + chunk.file)}` does not hold the part of `{entry.key}` that the "
                     "table promises. Copy or save the checkpoint again."
@@ -95,6 +99,8 @@ def _common(
     if math.prod(max(0, end - begin) for begin, end in zip(begins, ends, strict=True)) == 0:
         return None
     return tuple(
-        tuple(slice(begin - start, end - start) for begin, end, start in zip(begins, ends, starts, strict=True))
+        tuple(
+            slice(begin - start, end - start) for begin, end, start in zip(begins, ends, starts, strict=True)
+        )
         for starts in (offset, chunk.offset)
     )  # type: ignore[return-value]

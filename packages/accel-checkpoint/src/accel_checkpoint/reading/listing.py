@@ -93,7 +93,9 @@ def inspect(folder: Path) -> Found | None:
 def _has_parts(folder: Path, names: list[str]) -> bool:
     """Whether a model lies in parts in a folder of its own."""
     tables = [f"{name}/{METADATA_NAME}" for name in names if is_checkpoint_file(name)]
-    return bool(numbers_of_sharded(SHARDED_MODEL_NAME, [name for name in tables if (folder / name).is_file()]))
+    return bool(
+        numbers_of_sharded(SHARDED_MODEL_NAME, [name for name in tables if (folder / name).is_file()])
+    )
 
 
 def is_own(folder: Path) -> bool:

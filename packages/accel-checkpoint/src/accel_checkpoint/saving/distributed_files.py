@@ -94,7 +94,9 @@ def part_name(folder: str, rank: int) -> str:
     return f"{folder}/__{rank}_0{PART_SUFFIX}"
 
 
-def part_of_rank(folder: str, pieces: Iterable[Piece], paths: Mapping[str, Path], *, rank: int) -> DistributedPart:
+def part_of_rank(
+    folder: str, pieces: Iterable[Piece], paths: Mapping[str, Path], *, rank: int
+) -> DistributedPart:
     """Return the file of this rank.
 
     Args:

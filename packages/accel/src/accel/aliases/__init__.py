@@ -28,6 +28,7 @@ OWNERS = (
     "accel_launch",
     "accel",
     "accel.checkpoints",
+    "accel.functions.fsdp2",
     "accel.functions.fsdp_constants",
     "accel.functions.general",
 )

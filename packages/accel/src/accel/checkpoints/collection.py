@@ -53,9 +53,7 @@ class SaveOptions:
         )
 
 
-def collect(
-    prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, options: SaveOptions
-) -> Files:
+def collect(prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, options: SaveOptions) -> Files:
     """Return this rank's files. Every rank must call it, since it may use collectives.
 
     Args:

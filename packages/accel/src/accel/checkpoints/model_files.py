@@ -13,8 +13,8 @@ from torch import nn
 
 from accel.checkpoints.prepared import class_name
 from accel_backends import Strategy
-from accel_bigmodel.offload.placeholders import weight_of
 from accel_backends.checkpoint_formats.protocol import SavedState
+from accel_bigmodel.offload.placeholders import weight_of
 from accel_checkpoint.pieces import ties_in
 from accel_checkpoint.reading.strictness import Strictness
 from accel_state.errors import CheckpointError
@@ -52,7 +52,9 @@ class ModelFiles:
             others = [
                 f"`{name}` has the shape {shape} instead of {tuple(own[name].shape)}"
                 for name, shape in shapes.items()
-                if shape is not None and isinstance(own.get(name), torch.Tensor) and shape != tuple(own[name].shape)
+                if shape is not None
+                and isinstance(own.get(name), torch.Tensor)
+                and shape != tuple(own[name].shape)
             ]
             self._report(missing, unexpected, others)
 

@@ -16,8 +16,8 @@ from accel.checkpoints.model_files import ModelFiles
 from accel.checkpoints.prepared import Prepared, class_name, has_state_per_rank
 from accel.checkpoints.rank_state import RankState
 from accel_backends.checkpoint_formats.choosing import format_of, format_of_optimizer, saved_models
-from accel_backends.checkpoint_formats.protocol import SavedState
 from accel_backends.checkpoint_formats.optimizer_state import misfit_of, without_file
+from accel_backends.checkpoint_formats.protocol import SavedState
 from accel_checkpoint import file_names as layout
 from accel_checkpoint.file_names import OPTIMIZER_NAME, SAMPLER_NAME, SCALER_NAME, SCHEDULER_NAME
 from accel_checkpoint.files import files_below, regular_file
@@ -102,9 +102,7 @@ class Restoration:
                 ", ".join(self._restarted_loaders),
             )
 
-    def _opened_model(
-        self, index: int, model: nn.Module, opened: ExitStack
-    ) -> tuple[ModelFiles, SavedState]:
+    def _opened_model(self, index: int, model: nn.Module, opened: ExitStack) -> tuple[ModelFiles, SavedState]:
         """Open and check the files of a model, until ``opened`` is closed."""
         form = format_of(self.names, index=index)
         files = ModelFiles(self.prepared.strategy, model, form.model_file(index), index, self.strict)
