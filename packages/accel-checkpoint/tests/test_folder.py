@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from accel_checkpoint import CheckpointFolder, SavedCheckpoint
+from accel_checkpoint.reading.listing import State, inspect
 from accel_state import PartialState
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -49,6 +50,17 @@ def test_the_newest_have_the_highest_steps_and_only_these_stay(tmp_path):
         save(folder, step)
     assert [saved.step for saved in folder.checkpoints()] == [20, 100]
     assert folder.newest().step == 100
+
+
+def test_a_later_checkpoint_of_another_package_is_not_the_newest(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    other = tmp_path / "checkpoint_9"
+    other.mkdir()
+    torch.save({"random_state": []}, other / "random_states_0.pkl")
+    assert inspect(other).state is State.FOREIGN
+    assert folder.newest() is None
+    save(folder, 2)
+    assert folder.newest().step == 2
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):

@@ -73,11 +73,13 @@ class CheckpointFolder:
     def newest(self) -> SavedCheckpoint | None:
         """Return the complete checkpoint with the highest step, or None; the same on every rank.
 
+        Checkpoints without a manifest, which other packages write, are left out.
+
         Raises:
             CheckpointError: On every rank, if rank 0 cannot read the folder, or the previous background save failed
                 and a rank has not raised the error yet. On this rank, if it cannot read the chosen checkpoint.
         """
-        path = agree_on_newest(self.path, self._saver)
+        path = agree_on_newest(self.path, self._saver, allow_foreign=False)
         return None if path is None else SavedCheckpoint(path)
 
     def checkpoints(self) -> list[SavedCheckpoint]:

@@ -20,10 +20,15 @@ def this_process() -> str:
     return f"{boot} {namespace} {os.getpid()} {_begin_of(os.getpid())}"
 
 
-def has_ended(process: str) -> bool:
-    """Whether the process that `this_process` identified has ended; False if it cannot be looked up here."""
+def has_ended(process: str, *, own: str | None = None) -> bool:
+    """Whether the process that `this_process` identified has ended; False if it cannot be looked up here.
+
+    Args:
+        process: What `this_process` returned there.
+        own: What `this_process` returns here, if the caller asks about many processes.
+    """
     *machine, pid, begin = process.split() or [""] * 4
-    *here, _, _ = this_process().split() or [""] * 4
+    *here, _, _ = (this_process() if own is None else own).split() or [""] * 4
     return machine == here and "" not in machine and _begin_of(int(pid)) != begin
 
 

@@ -81,6 +81,37 @@ def test_only_rank_0_reads_the_reports():
     assert abs(num_requests[8] - num_requests[2]) <= 2  # the last to come, and the last to leave, say so
 
 
+def test_rank_0_does_not_look_for_single_reports_while_it_waits(monkeypatch):
+    class Recording:
+        def __init__(self):
+            self.store, self.checked = HashStore(), []
+
+        def __getattr__(self, name):
+            return getattr(self.store, name)
+
+        def check(self, keys):
+            self.checked += keys
+            return self.store.check(keys)
+
+    class ReportingThenEnded:
+        has_reported = False
+
+        def ended(self, ranks):
+            if self.has_reported:
+                return list(ranks)
+            self.has_reported = True
+            for rank in ranks:
+                store.set(f"topic/report/{rank}", f"of {rank}")
+            store.set("topic/complete", "")
+            return []
+
+    monkeypatch.setattr(module, "_LIVENESS_CHECK_S", 0.001)
+    store = Recording()
+    one = StoreAgreement(store, rank=0, world_size=4, deadline_s=20, presence=ReportingThenEnded())
+    assert one.agree("topic", "of 0", joined) == "of 0+of 1+of 2+of 3"
+    assert set(store.checked) == {"topic/complete", "topic/read"}
+
+
 def test_missing_ranks_are_named_after_the_deadline():
     alone = agreement(HashStore(), world_size=3, deadline_s=0.05)
     with pytest.raises(CheckpointError, match=r"Rank 1, 2 did not come to `written` within 0.05 s"):

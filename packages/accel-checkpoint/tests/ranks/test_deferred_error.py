@@ -26,6 +26,16 @@ def test_the_value_is_that_of_rank_0():
     assert there.agree("of rank 1") == "of another"
 
 
+def test_values_are_merged_unless_a_rank_failed():
+    with deferred(None, OTHERS["well"]) as one:
+        pass
+    assert one.agree("of rank 0", ", ".join) == "of rank 0, of another"
+    with deferred(OTHERS["failed"], None) as other:
+        pass
+    with pytest.raises(CheckpointError, match="rank 0: OSError: full"):
+        other.agree("", int)
+
+
 def test_the_ranks_that_failed_are_named_on_those_that_did_not():
     with deferred(None, OTHERS["failed"], OTHERS["well"], OTHERS["failed"]) as one:
         pass

@@ -33,6 +33,31 @@ def test_a_rank_that_has_not_started_yet_is_only_late():
     assert not ended_within(Heartbeat(HashStore(), rank=0, silence_s=0), 1, 0.05)
 
 
+class Counting:
+    """A store that counts the requests about other ranks."""
+
+    def __init__(self, store):
+        self.store, self.num_requests = store, 0
+
+    def __getattr__(self, name):
+        if name in ("check", "get", "multi_get"):
+            self.num_requests += 1
+        return getattr(self.store, name)
+
+
+def test_any_number_of_ranks_is_checked_in_one_request():
+    inner, ranks = HashStore(), range(1, 20)
+    others = [Heartbeat(inner, rank=rank) for rank in ranks]
+    store = Counting(inner)
+    watching = Heartbeat(store, rank=0)
+    assert watching.ended(ranks) == []
+    assert store.num_requests <= 3  # who has started, as which process, and the heartbeats
+    store.num_requests = 0
+    assert watching.ended(ranks) == []
+    assert store.num_requests == 1
+    assert len(others) == len(ranks)
+
+
 def test_the_heartbeats_end_with_their_object():
     before = set(threading.enumerate())
     heartbeat = Heartbeat(HashStore(), rank=0)

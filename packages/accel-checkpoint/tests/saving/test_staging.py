@@ -176,6 +176,18 @@ def test_the_oldest_go_by_number_and_never_the_newest_save(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["checkpoint_1", "checkpoint_100", "checkpoint_9", "other"]
 
 
+def test_a_checkpoint_moved_aside_counts_like_any_other_of_its_number(tmp_path):
+    for number in (9, 10, 11):
+        committed(tmp_path / f"checkpoint_{number}")
+    displaced = f"{module.PREVIOUS_PREFIX}checkpoint_10-0a1b2c3d-{stamp()}-2"
+    (tmp_path / "checkpoint_10").rename(tmp_path / displaced)
+    remove_old(tmp_path, keep=2, newest=tmp_path / "checkpoint_11")
+    assert sorted(os.listdir(tmp_path)) == [displaced, "checkpoint_11"]
+    committed(tmp_path / "checkpoint_12")
+    remove_old(tmp_path, keep=2, newest=tmp_path / "checkpoint_12")
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint_11", "checkpoint_12"]
+
+
 def test_a_file_or_the_working_directory_is_no_target(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file"):

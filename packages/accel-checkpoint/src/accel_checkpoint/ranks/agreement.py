@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from accel_checkpoint.ranks.heartbeat import Heartbeat
+from accel_checkpoint.ranks.store_values import values_of
 from accel_state.errors import CheckpointError
 from accel_state.group_store import store_of
 
@@ -156,21 +157,22 @@ class StoreAgreement:
         """Wait for the reports of the other ranks, and return them."""
         if self.world_size == 1:
             return []
-        end_s = time.monotonic() + self.deadline_s
+        others, end_s = range(1, self.world_size), time.monotonic() + self.deadline_s
         for now_s in self._until(f"{topic}/complete"):
-            missing = self._missing(f"{topic}/report", range(1, self.world_size))
-            # A rank that has ended may have reported in the meantime.
-            ended = self._missing(f"{topic}/report", self._presence.ended(missing))
+            # A rank that has ended may have reported before.
+            ended = self._missing(f"{topic}/report", self._presence.ended(others))
             if ended:
                 raise CheckpointError(
                     f"Rank {_listed(ended)} has ended before it came to `{topic}`; see its output."
                 )
-            if missing and now_s > end_s:
+            # One request per rank, so only once.
+            missing = self._missing(f"{topic}/report", others) if now_s > end_s else []
+            if missing:
                 raise CheckpointError(
                     f"Rank {_listed(missing)} did not come to `{topic}` within {self.deadline_s:g} s. "
                     "It may have failed; see its output."
                 )
-        return self._values([f"{topic}/report/{rank}" for rank in range(1, self.world_size)])
+        return values_of(self._store, [f"{topic}/report/{rank}" for rank in others])
 
     def _wait_for_readers(self, topic: str) -> None:
         """Wait until all ranks have read the verdict, since the store may end with rank 0; then delete the keys."""
@@ -195,12 +197,6 @@ class StoreAgreement:
                 yield now_s
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, self._longest_wait_s)
-
-    def _values(self, keys: list[str]) -> list[str]:
-        """Return the values of existing keys, in one request if the store supports it."""
-        if self._store.has_extended_api():  # type: ignore[attr-defined]  # torch's stubs lack it
-            return [value.decode() for value in self._store.multi_get(keys)]
-        return [self._store.get(key).decode() for key in keys]
 
     def _missing(self, prefix: str, ranks: Iterable[int]) -> list[int]:
         return [rank for rank in ranks if not self._store.check([f"{prefix}/{rank}"])]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from accel_checkpoint.ranks.agreement import Merge
+from accel_checkpoint.ranks.agreement import Merge, first
 from accel_checkpoint.ranks.reports import reason_of
 from accel_state.errors import CheckpointError
 
@@ -32,19 +32,23 @@ class DeferredError:
         self._error = error if isinstance(error, Exception) else None
         return self._error is not None
 
-    def agree(self, value: str = "") -> str:
-        """Return rank 0's ``value``; if any rank failed, raise its error there, and one that names it elsewhere."""
+    def agree(self, value: str = "", merge: Merge = first) -> str:
+        """Return rank 0's ``value``; if any rank failed, raise its error there, and one that names it elsewhere.
+
+        Args:
+            value: This rank's value.
+            merge: Merges the values of all ranks, if rank 0's is not what to return. Not called if any rank failed.
+        """
+
+        def merged(reports: Sequence[str]) -> str:
+            values, errors = zip(*map(json.loads, reports), strict=True)
+            reasons = "; ".join(f"rank {rank}: {error}" for rank, error in enumerate(errors) if error)
+            return json.dumps(["" if reasons else merge(values), reasons])
+
         own = "" if self._error is None else reason_of(self._error)
-        agreed, reasons = json.loads(self._agree(self._topic, json.dumps([value, own]), _merged))
+        agreed, reasons = json.loads(self._agree(self._topic, json.dumps([value, own]), merged))
         if self._error is not None:
             raise self._error
         if reasons:
             raise CheckpointError(f"{self._failed} ({reasons}).")
         return str(agreed)
-
-
-def _merged(reports: Sequence[str]) -> str:
-    values, errors = zip(*map(json.loads, reports), strict=True)
-    return json.dumps(
-        [values[0], "; ".join(f"rank {rank}: {error}" for rank, error in enumerate(errors) if error)]
-    )

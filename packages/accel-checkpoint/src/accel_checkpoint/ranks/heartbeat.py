@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from accel_checkpoint.process_identity import has_ended, this_process
+from accel_checkpoint.ranks.store_values import values_of
 
 BEAT_S = 2.0
 """Interval between the heartbeats of a rank."""
@@ -37,6 +38,7 @@ class Heartbeat:
     ) -> None:
         self._store = store
         self._silence_s = silence_s
+        self._processes: dict[int, str] = {}
         self._last_beats: dict[int, tuple[str, float]] = {}
         store.set(f"process/{rank}", this_process())
         store.set(f"heartbeat/{rank}", "0")
@@ -49,15 +51,33 @@ class Heartbeat:
         weakref.finalize(self, _end, stop, thread)
 
     def ended(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of ``ranks`` that were alive and have ended; does not block for long."""
-        started = [rank for rank in ranks if self._store.check([f"heartbeat/{rank}"])]
-        return [rank for rank in started if self._has_ended_here(rank) or self._is_silent(rank)]
+        """Return those of ``ranks`` that were alive and have ended; does not block for long.
 
-    def _has_ended_here(self, rank: int) -> bool:
-        return has_ended(self._store.get(f"process/{rank}").decode())
+        Once these ranks have started, this takes one request, however many they are.
+        """
+        ranks = list(ranks)
+        unknown = [rank for rank in ranks if rank not in self._processes]
+        if unknown:
+            self._look_up(unknown)
+        started = [rank for rank in ranks if rank in self._processes]
+        beats = values_of(self._store, [f"heartbeat/{rank}" for rank in started])
+        own = this_process()
+        return [
+            rank
+            for rank, beat in zip(started, beats, strict=True)
+            if has_ended(self._processes[rank], own=own) or self._is_silent(rank, beat)
+        ]
 
-    def _is_silent(self, rank: int) -> bool:
-        beat, now_s = self._store.get(f"heartbeat/{rank}").decode(), time.monotonic()
+    def _look_up(self, ranks: list[int]) -> None:
+        """Remember the processes of those of ``ranks`` that have started."""
+        if not self._store.check([f"heartbeat/{rank}" for rank in ranks]):
+            ranks = [rank for rank in ranks if self._store.check([f"heartbeat/{rank}"])]
+        self._processes.update(
+            zip(ranks, values_of(self._store, [f"process/{rank}" for rank in ranks]), strict=True)
+        )
+
+    def _is_silent(self, rank: int, beat: str) -> bool:
+        now_s = time.monotonic()
         last, since_s = self._last_beats.get(rank, ("", now_s))
         if beat != last:
             self._last_beats[rank] = beat, now_s

@@ -21,18 +21,23 @@ from accel_checkpoint.saving.staging import displaced_in, name_of_displaced
 from accel_state.errors import CheckpointError
 
 
-def find_newest(folder: Path) -> Path | None:
+def find_newest(folder: Path, *, allow_foreign: bool = True) -> Path | None:
     """Return the newest checkpoint in ``folder`` that can be loaded; by number, if any has a number.
 
     It may have been moved aside by a save that was then interrupted. Retries if it finds none, since a running job may
     just be replacing the only one.
 
+    Args:
+        folder: The folder of checkpoints.
+        allow_foreign: Whether it may be another package's, which has no manifest.
+
     Raises:
         CheckpointError: If the folder cannot be read.
     """
+    states = (State.COMMITTED, State.FOREIGN) if allow_foreign else (State.COMMITTED,)
     try:
         for wait_s in (0.02, 0.1, 0.0):
-            good = [found for found in checkpoints_in(folder) if found.can_be_loaded]
+            good = [found for found in checkpoints_in(folder) if found.state in states]
             good += _displaced_checkpoints(folder)
             if good or not folder.is_dir():
                 break
@@ -44,10 +49,10 @@ def find_newest(folder: Path) -> Path | None:
     return max(good, key=_order).path if good else None
 
 
-def agree_on_newest(folder: Path, saver: Saver) -> Path | None:
+def agree_on_newest(folder: Path, saver: Saver, *, allow_foreign: bool = True) -> Path | None:
     """Return the newest checkpoint that rank 0 finds in ``folder``, or None; the same on every rank.
 
-    Waits for the running save, if any. Every rank must call it.
+    Waits for the running save, if any. Every rank must call it. See `find_newest`.
 
     Raises:
         CheckpointError: On every rank, if rank 0 cannot read the folder, or if a background save failed and a rank has
@@ -57,7 +62,7 @@ def agree_on_newest(folder: Path, saver: Saver) -> Path | None:
     with DeferredError(saver.agree, "newest", failed=f"No checkpoint was chosen in `{folder}`") as deferred:
         saver.settle()
         if saver.topology.rank == 0:
-            found = find_newest(folder)
+            found = find_newest(folder, allow_foreign=allow_foreign)
     name = deferred.agree("" if found is None else found.name)
     return folder / name if name else None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from accel_checkpoint.file_names import TEMPORARY_PREFIX
 from accel_checkpoint.process_identity import has_ended_by_stamp, stamp
-from accel_checkpoint.reading.listing import State, checkpoints_in
+from accel_checkpoint.reading.listing import checkpoints_in, inspect_all
 from accel_checkpoint.saving.staging import TOKEN, displaced_in, is_active
 
 STALE_AFTER_S = 24 * 3600.0
@@ -23,6 +23,7 @@ _OURS = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(?:removed-.+-\d+|.+-{TOKEN})
 def remove_old(folder: Path, *, keep: int, newest: Path) -> None:
     """Keep at most ``keep`` numbered checkpoints in ``folder``; remove those with the lowest numbers.
 
+    A checkpoint that an interrupted save moved aside counts under its original name.
     Warns about a checkpoint that cannot be removed: the new one is safe nevertheless.
 
     Args:
@@ -31,14 +32,12 @@ def remove_old(folder: Path, *, keep: int, newest: Path) -> None:
         newest: The checkpoint that has just been saved; never removed.
     """
     numbered = [
-        found
-        for found in checkpoints_in(folder)
-        if found.number is not None
-        and found.state in (State.COMMITTED, State.FOREIGN)
-        and found.path != newest
+        (found.number, found.path)
+        for found in [*checkpoints_in(folder), *inspect_all(displaced_in(folder))]
+        if found.number is not None and found.can_be_loaded and found.path != newest
     ]
-    for found in numbered[: max(0, len(numbered) - (keep - 1))]:
-        remove_checkpoint(found.path)
+    for _, path in sorted(numbered)[: max(0, len(numbered) - (keep - 1))]:
+        remove_checkpoint(path)
 
 
 def remove_checkpoint(folder: Path) -> None:
@@ -56,7 +55,7 @@ def remove_stale_folders(folder: Path) -> None:
 
     A process on another machine or from before the last reboot cannot be looked up; its folders are removed once they
     have not changed for a day. Only folders whose full name matches our pattern are removed, since other programs may
-    use the same prefix. Checkpoints that were moved aside by an interrupted save are kept.
+    use the same prefix. Checkpoints that were moved aside by an interrupted save are left to `remove_old`.
     """
     wanted = set(displaced_in(folder))
     with os.scandir(folder) as entries:

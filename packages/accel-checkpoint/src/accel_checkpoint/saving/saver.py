@@ -104,8 +104,9 @@ class Saver:
             awaited.set()
 
         def write() -> Path:
-            self._buffers.wait()
             with transaction, writer, self._showing_progress(transaction, awaited):
+                with transaction.recording_failure():
+                    self._buffers.wait()
                 target = transaction.finish(writer.run)
                 return target
 

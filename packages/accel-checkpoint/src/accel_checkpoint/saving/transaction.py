@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -95,11 +96,11 @@ class Transaction:
         topology = self.topology
         self.is_owner = topology.rank == 0
         if self.failure is None and self.is_owner:
-            with self._recording_failure():
+            with self.recording_failure():
                 check_target(self.request.target)
                 self.staging.make()
         if topology.num_nodes > 1:
-            with self._recording_failure():
+            with self.recording_failure():
                 if topology.local_rank == 0:
                     # NFS may cache for 30 s that this folder is missing; creating it clears that entry.
                     make_durably(self.request.target.parent)
@@ -109,21 +110,25 @@ class Transaction:
             # No rank creates the folder on this node before every rank here has checked for it.
             self.agreement.agree(self._topic("placed"), "", first)
         if self.failure is None and topology.rank != 0:
-            with self._recording_failure():
+            with self.recording_failure():
                 check_target(self.request.target)
                 self.staging.make()
 
     def gather(self, collect: Callable[[], list[PendingFile]]) -> None:
         """Add the files that ``collect`` returns. If it raises, `finish` reports the error on every rank."""
-        with self._recording_failure():
+        with self.recording_failure():
             if self.failure is None or self.topology.world_size > 1:
                 self.files += collect()  # even after a failure: the other ranks may wait in its collectives
 
     def replace_files(self, replace: Callable[[list[PendingFile]], list[PendingFile]]) -> None:
         """Write what ``replace`` returns instead. If it raises, `finish` reports the error on every rank."""
-        with self._recording_failure():
+        with self.recording_failure():
             if self.failure is None:
                 self.files = replace(self.files)
+
+    def recording_failure(self) -> AbstractContextManager[None]:
+        """Return a block whose error `finish` reports on every rank, instead of raising it here."""
+        return _RecordingFailure(self)
 
     def fail(self, error: BaseException) -> None:
         """Record why this rank cannot save; `finish` reports it on every rank."""
@@ -147,7 +152,7 @@ class Transaction:
             CheckpointError: On every rank, if any rank failed. The checkpoint is then removed entirely.
         """
         written: list[FileEntry] = []
-        with self._recording_failure():
+        with self.recording_failure():
             if self.failure is None:
                 written = self._write(run)
         self.files = []
@@ -192,13 +197,13 @@ class Transaction:
         # The other nodes commit first: once rank 0's manifest is visible, every file that it lists exists.
         if has_parts:
             others: list[FileEntry] = []
-            with self._recording_failure():
+            with self.recording_failure():
                 if self.is_owner and not is_main:
                     others = self._commit_part(
                         [entry for entry in verdict.files if entry.place == self.place]
                     )
             self._agree("parts", others)
-        with self._recording_failure():
+        with self.recording_failure():
             if is_main:
                 self._write_merged()
                 self._commit_part(self._listed)
@@ -206,7 +211,7 @@ class Transaction:
         if has_parts:
             # Keep the parts that were replaced until rank 0 has committed.
             self._agree("published")
-        with self._recording_failure():
+        with self.recording_failure():
             if self.is_owner and self.failure is None:
                 self._clean_up()
         self.staging.release()
@@ -300,9 +305,6 @@ class Transaction:
 
     def _topic(self, stage: str) -> str:
         return f"{self.request.token}/{stage}"
-
-    def _recording_failure(self) -> _RecordingFailure:
-        return _RecordingFailure(self)
 
 
 class _RecordingFailure:

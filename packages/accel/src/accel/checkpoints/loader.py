@@ -10,7 +10,6 @@ from torch import nn
 
 from accel.checkpoints.prepared import Prepared
 from accel.checkpoints.restoration import Restoration
-from accel_checkpoint.ranks.agreement import first
 from accel_checkpoint.ranks.deferred_error import DeferredError
 from accel_checkpoint.reading.listing import Found, checkpoints_in
 from accel_checkpoint.reading.selection import agree_on_newest, check_loadable, part_of_save, token_of
@@ -50,15 +49,18 @@ def load_checkpoint(
             saver.settle()
         deferred.agree()
     topology = saver.topology
-    if topology.num_nodes > 1:
-        # Without a shared disk, this node's part may be of a later save, which was killed before rank 0 committed.
-        main = saver.agree("token", token_of(folder) if topology.rank == 0 else "", first)
-        folder = part_of_save(folder, main) if main else folder
+    token = _token_of_rank_0(folder, saver) if topology.num_nodes > 1 else ""
     found: Found | None = None
+    next_number = ""
     with _not_loaded(saver, "checked", folder) as deferred:
+        if token:
+            # Without a shared disk, this node's part may be of a later save, which was killed before rank 0 committed.
+            folder = part_of_save(folder, token)
         # One process per node reads all files; the others only check that they exist.
         found = check_loadable(folder, verify=verify and topology.local_rank == 0)
-    deferred.agree()
+        if topology.local_rank == 0:
+            next_number = _next_number(found)
+    next_number = deferred.agree(next_number, _highest)
     assert found is not None
     with _not_loaded(saver, "loaded", folder) as deferred:
         models = list(prepared.models)
@@ -68,7 +70,7 @@ def load_checkpoint(
             found, prepared, topology.rank, layout, Strictness(is_strict), restore_loaders=restore_loaders
         ).run(models)
     deferred.agree()
-    return _next_iteration(found, saver)
+    return int(next_number) if next_number else None
 
 
 def check_load_arguments(load_kwargs: Mapping[str, Any] | None, others: Mapping[str, Any]) -> None:
@@ -106,14 +108,21 @@ def _newest(folder_of_checkpoints: Path | None, saver: Saver) -> Path:
     return newest
 
 
-def _next_iteration(found: Found, saver: Saver) -> int | None:
-    """Return the number after the highest one on any machine, so that the next save replaces no checkpoint."""
-    own = ""
-    if found.number is not None:
-        numbers = [one.number for one in checkpoints_in(found.path.parent) if one.number is not None]
-        own = str(max([found.number, *numbers]) + 1)
-    highest = saver.agree("iteration", own, _highest)
-    return int(highest) if highest else None
+def _token_of_rank_0(folder: Path, saver: Saver) -> str:
+    """Return the token of the save that rank 0 loads."""
+    token = ""
+    with _not_loaded(saver, "token", folder) as deferred:
+        if saver.topology.rank == 0:
+            token = token_of(folder)
+    return deferred.agree(token)
+
+
+def _next_number(found: Found) -> str:
+    """Return the number after the highest one beside ``found``, so that the next save replaces no checkpoint."""
+    if found.number is None:
+        return ""
+    numbers = [one.number for one in checkpoints_in(found.path.parent) if one.number is not None]
+    return str(max([found.number, *numbers]) + 1)
 
 
 def _highest(numbers: Sequence[str]) -> str:
