@@ -3,17 +3,17 @@ import torch
 from safetensors.torch import load_file
 
 from accel_backends.checkpoint_formats.full import FullFormat
-from accel_checkpoint.pieces import Piece, pieces_of
+from accel_backends.checkpoint_formats.protocol import SaveChoices
 from accel_checkpoint.saving.pending_files import write_file
-from accel_state.errors import CheckpointError
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 STATE = {"w": WEIGHT, "tied": WEIGHT, "b": torch.ones(2)}
 
 
 def files_of(state, *, is_writer=True, **options):
-    options = {"index": 0, "safe": True, "max_shard_size": None, **options}
-    return FullFormat().model_files(pieces_of(state, is_writer=is_writer), is_writer=is_writer, **options)
+    index = options.pop("index", 0)
+    choices = SaveChoices(rank=0, is_writer=is_writer, **options)
+    return FullFormat().model_files(state, index=index, choices=choices).own
 
 
 @pytest.mark.parametrize("safe", [True, False])
@@ -24,14 +24,13 @@ def test_what_is_written_is_recognised_and_read(tmp_path, safe, max_shard_size, 
         write_file(file, tmp_path)
     names = [path.name for path in tmp_path.iterdir()]
     assert len(names) == (1 if max_shard_size is None else 3)
-    assert FullFormat().recognises(names, index=index)
-    assert not FullFormat().recognises(names, index=index + 1)
+    assert FullFormat().model_numbers(names) == [index]
     expected = dict(STATE)
     if safe and max_shard_size is not None:
         del expected["tied"]  # an index names the tensors that are stored, as everybody's does
     with FullFormat().open_model(tmp_path, index=index) as state:
-        assert state.keys() == expected.keys()
-        assert all(torch.equal(state[name], value) for name, value in expected.items())
+        assert state.shapes() == {name: tuple(value.shape) for name, value in expected.items()}
+        assert all(torch.equal(state.read({})[name], value) for name, value in expected.items())
 
 
 def test_other_readers_find_tied_weights_once(tmp_path):
@@ -43,9 +42,3 @@ def test_other_readers_find_tied_weights_once(tmp_path):
 def test_a_rank_that_only_has_copies_writes_nothing():
     assert files_of(STATE, is_writer=False) == []
     assert [file.name for file in files_of({})] == ["model.safetensors"]
-
-
-def test_parts_of_a_tensor_are_refused():
-    part = Piece("w", WEIGHT[:1], (2, 3), (0, 0))
-    with pytest.raises(CheckpointError, match="`w` of model 3 is spread over several ranks"):
-        FullFormat().model_files([part], index=3, is_writer=True, safe=True, max_shard_size=None)

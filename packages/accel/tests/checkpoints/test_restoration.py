@@ -67,7 +67,7 @@ def change_of(folder, *, save=None, load=None):
         (
             {"optimizer": None},
             {"width": 4, "optimizer": None},
-            r"`model.safetensors` does not fit model 0 \(Linear\).*size mismatch",
+            r"`model.safetensors` does not fit model 0 \(Linear\): `weight` has the shape \(2, 3\) instead of \(2, 4\)",
         ),
         (
             {},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,18 +10,13 @@ from typing import Any, ClassVar
 import torch
 
 from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, Parameters, SaveChoices
-from accel_backends.sharding.full_state import gathered_optimizer_state, gathered_state
-from accel_checkpoint.file_names import (
-    OPTIMIZER_NAME,
-    numbered_file,
-    numbers_of,
-    numbers_of_models,
-    weight_format,
-)
+from accel_backends.sharding.full_state import deferred_optimizer_state, deferred_state
+from accel_checkpoint.file_names import OPTIMIZER_NAME, numbered_file, numbers_of, numbers_of_models, weight_format
 from accel_checkpoint.files import regular_file
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.reading.weights import files_of_model, open_weights
-from accel_checkpoint.saving.pending_files import TorchFile, pending_weights
+from accel_checkpoint.saving.collective_files import CollectiveFile
+from accel_checkpoint.saving.pending_files import PendingFile, TorchFile, pending_weights
 
 
 class FullFormat(CheckpointFormat):
@@ -35,20 +30,19 @@ class FullFormat(CheckpointFormat):
         return numbers_of_models(names)
 
     def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
-        """Return the weight files, on the rank that writes them; every rank must call it."""
-        whole = gathered_state(state, is_receiver=choices.is_writer)
-        if not choices.is_writer:
-            return Files()
-        return Files(
-            pending_weights(whole, index=index, safe=choices.safe, max_shard_size=choices.max_shard_size)
+        """Return the weight files; parts of a tensor are gathered while it is written."""
+        whole = deferred_state(state)
+        files = pending_weights(
+            whole, index=index, safe=choices.safe, max_shard_size=choices.max_shard_size
         )
+        return _shared_out(files, choices)
 
     def optimizer_files(
         self, state: Mapping[str, Any], parameters: Parameters, *, index: int, choices: SaveChoices
     ) -> Files:
-        """Return the file, on the rank that writes it; every rank must call it."""
-        whole = gathered_optimizer_state(state, is_receiver=choices.is_writer)
-        return Files([TorchFile(self.optimizer_file(index), whole)] if choices.is_writer else [])
+        """Return the file; parts of a tensor are gathered while it is written."""
+        file = TorchFile(self.optimizer_file(index), deferred_optimizer_state(state))
+        return _shared_out([file], choices)
 
     @contextmanager
     def open_model(self, folder: Path, *, index: int) -> Iterator[_SavedModel]:
@@ -74,6 +68,18 @@ class FullFormat(CheckpointFormat):
             regular_file(folder, self.optimizer_file(index)), mmap=True
         )
         return state
+
+
+def _shared_out(files: Sequence[PendingFile], choices: SaveChoices) -> Files:
+    """Return what this rank does about files that may hold deferred tensors: write, take part, or nothing."""
+    own: list[PendingFile] = []
+    collective: list[CollectiveFile] = []
+    for file in files:
+        if order := file.deferred():
+            collective.append(CollectiveFile(order, file if choices.is_writer else None))
+        elif choices.is_writer:
+            own.append(file)
+    return Files(own, collective)
 
 
 class _SavedModel:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.pending_files import MergedFile, PendingFile
 
 
@@ -40,10 +41,12 @@ class Files:
 
     Attributes:
         own: Those that this rank writes.
+        collective: Those that all ranks write together.
         merged: Those that rank 0 writes when all ranks have written theirs.
     """
 
     own: Sequence[PendingFile] = ()
+    collective: Sequence[CollectiveFile] = ()
     merged: Sequence[MergedFile] = ()
 
 

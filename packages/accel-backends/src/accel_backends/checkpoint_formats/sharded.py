@@ -144,7 +144,7 @@ class _SavedModel:
 
 def _files(folder: str, state: Mapping[str, Any], paths: Mapping[str, _Path], choices: SaveChoices) -> Files:
     part = part_of_rank(folder, pieces_of(state, is_writer=choices.is_writer), paths, rank=choices.rank)
-    return Files([part], [DistributedTable(folder)] if choices.rank == 0 else [])
+    return Files([part], merged=[DistributedTable(folder)] if choices.rank == 0 else [])
 
 
 def _check_names(saved: list[str], own: Mapping[str, int], folder: str) -> None:

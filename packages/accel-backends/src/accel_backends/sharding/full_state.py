@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from accel_backends.sharding.replacements import like_parameter
+from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.pieces import ties_in
 
 
@@ -37,6 +39,30 @@ def gathered(value: Any) -> Any:
     if isinstance(value, DTensor):
         value = value.full_tensor()
     return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+
+
+def deferred_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state dict in which each `DTensor` is gathered when it is written; names of one tensor have one."""
+    first_names = ties_in(state)
+    deferred: dict[str, Any] = {}
+    for name, value in state.items():
+        deferred[name] = deferred[first_names[name]] if name in first_names else _deferred(value)
+    return deferred
+
+
+def deferred_optimizer_state(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state dict of an optimizer in which each `DTensor` is gathered when it is written."""
+    state = {
+        number: {name: _deferred(value) for name, value in values.items()}
+        for number, values in content["state"].items()
+    }
+    return {**content, "state": state}
+
+
+def _deferred(value: Any) -> Any:
+    if isinstance(value, DTensor):
+        return DeferredTensor(value.dtype, value.shape, partial(gathered, value))
+    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def load_model_state(model: nn.Module, state: Mapping[str, Any], *, strict: bool) -> Any:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from accel_checkpoint.formats.deferred import DeferredTensor, is_deferred
+from accel_checkpoint.formats.torch_archive import write_torch_archive
 from accel_checkpoint.formats.weight_names import PICKLED
 from accel_ops.shared_tensors import id_tensor_storage, id_tensor_view
 from accel_state.errors import CheckpointError
@@ -45,7 +47,12 @@ class PickleWriter:
         content: dict[str, Any] = {}
         for group in sharing.values():
             content.update(_on_cpu(_compact(group)))
-        torch.save({name: content[name] for name in members}, path)
+        ordered = {name: content[name] for name in members}
+        if is_deferred(ordered):
+            with path.open("wb") as file:
+                write_torch_archive(file, ordered)
+        else:
+            torch.save(ordered, path)
 
 
 class PickleReader:
@@ -91,6 +98,8 @@ def _can_be_mapped(path: Path) -> bool:
 
 
 def _memory_of(name: str, value: Any) -> object:
+    if isinstance(value, DeferredTensor):
+        return id(value)
     return id_tensor_storage(value) if _has_storage(value) else name
 
 
@@ -99,6 +108,8 @@ def _has_storage(value: Any) -> bool:
 
 
 def _stored_bytes(value: Any) -> int:
+    if isinstance(value, DeferredTensor):
+        return value.nbytes
     if _has_storage(value):
         return int(value.untyped_storage().nbytes())
     # For a sparse tensor, the dense size: splitting into files needs only an upper bound.

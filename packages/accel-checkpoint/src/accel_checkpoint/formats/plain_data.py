@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_state.errors import CheckpointError
 
 _LEAVES = (
@@ -106,7 +107,7 @@ def _unsafe_values(content: Any, where: str) -> Iterator[tuple[str, type]]:
         if kind not in (torch.Tensor, torch.nn.Parameter) and kind not in _registered():
             yield where, kind
         return
-    if kind in _LEAVES:
+    if kind in _LEAVES or kind is DeferredTensor:
         return
     if isinstance(content, (np.ndarray, np.generic)):
         if content.dtype.kind not in _NUMPY_KINDS or (

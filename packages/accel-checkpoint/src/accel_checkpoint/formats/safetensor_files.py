@@ -11,9 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from accel_checkpoint.formats.deferred import DeferredTensor, second_names_in
 from accel_checkpoint.formats.safetensor_writing import write_safetensors
 from accel_checkpoint.formats.weight_names import SAFETENSORS
-from accel_ops.shared_tensors import aliases
 from accel_state.errors import CheckpointError
 
 
@@ -28,7 +28,7 @@ class SafetensorsWriter:
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         _reject_unsupported_values(state)
-        self.second_names = aliases(state)
+        self.second_names = second_names_in(state)
         self.tensors = {name: tensor for name, tensor in state.items() if name not in self.second_names}
 
     def metadata(self, members: Iterable[str]) -> dict[str, str]:
@@ -105,6 +105,8 @@ def _reject_unsupported_values(state: Mapping[str, Any]) -> None:
 
 
 def _why_unsupported(value: Any) -> str | None:
+    if isinstance(value, DeferredTensor):
+        return None
     if not isinstance(value, torch.Tensor):
         return f"of type {type(value).__name__}"
     if _is_wrapper(value):

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from accel_checkpoint.formats.deferred import DeferredTensor, fetched
 from accel_checkpoint.formats.safetensor_ranges import DTYPES
 from accel_state.errors import CheckpointError
 
@@ -22,7 +23,7 @@ class Writable(Protocol):
 
 
 def write_safetensors(
-    sink: Writable, tensors: Mapping[str, torch.Tensor], *, metadata: Mapping[str, str]
+    sink: Writable, tensors: Mapping[str, torch.Tensor | DeferredTensor], *, metadata: Mapping[str, str]
 ) -> None:
     """Write tensors in the safetensors format, aligned to 64 bytes as far as the format allows.
 
@@ -38,7 +39,7 @@ def write_safetensors(
         CheckpointError: If the format has no name for a dtype.
     """
     # The format allows no gaps, so tensors that would misalign the next one come last, the widest dtypes first.
-    names = sorted(tensors, key=lambda n: (tensors[n].nbytes % ALIGNMENT != 0, -tensors[n].dtype.itemsize, n))
+    names = order_of_writing(tensors)
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name in names:
@@ -57,11 +58,16 @@ def write_safetensors(
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     sink.write(len(text).to_bytes(8, "little") + text)
     for name in names:
-        if tensors[name].numel():
-            sink.write(_bytes_of(tensors[name]))
+        if tensors[name].nbytes:
+            sink.write(bytes_of(fetched(tensors[name])))
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
+def order_of_writing(tensors: Mapping[str, torch.Tensor | DeferredTensor]) -> list[str]:
+    """Return the names in the order in which tensors are written, and fetched."""
+    return sorted(tensors, key=lambda n: (tensors[n].nbytes % ALIGNMENT != 0, -tensors[n].dtype.itemsize, n))
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a tensor; without a copy if it is contiguous on the CPU."""
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return memoryview(dense.reshape(-1).view(torch.uint8).numpy().data)

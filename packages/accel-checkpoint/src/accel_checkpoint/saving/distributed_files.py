@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from accel_checkpoint.file_names import METADATA_NAME, PART_SUFFIX
+from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, encode_metadata
 from accel_checkpoint.formats.plain_data import check_plain
 from accel_checkpoint.pieces import Piece
@@ -43,6 +44,10 @@ class DistributedPart:
             lambda path, tensor: buffers.copy((self.name, *path), tensor),
         )
         return replace(self, pieces=[replace(piece, local=locals_[piece.name]) for piece in self.pieces])
+
+    def deferred(self) -> list[DeferredTensor]:
+        """Return nothing: each rank has what it writes."""
+        return []
 
     def write(self, sink: FileSink) -> None:
         """Write the pieces, and note where each lies."""

@@ -13,11 +13,13 @@ import torch
 
 from accel_checkpoint.file_names import MANIFEST_NAME, weight_format
 from accel_checkpoint.files import is_plain_name
+from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.pickle_files import PickleWriter
 from accel_checkpoint.formats.plain_data import check_plain
 from accel_checkpoint.formats.safetensor_files import SafetensorsWriter
-from accel_checkpoint.formats.safetensor_writing import write_safetensors
+from accel_checkpoint.formats.safetensor_writing import order_of_writing, write_safetensors
 from accel_checkpoint.formats.sharding import plan_shards
+from accel_checkpoint.formats.torch_archive import deferred_in, write_torch_archive
 from accel_checkpoint.manifest import FileEntry
 from accel_checkpoint.saving.low_priority import Work, run_inline
 from accel_checkpoint.saving.sink import FileSink
@@ -38,6 +40,10 @@ class PendingFile(Protocol):
 
     def snapshot(self, buffers: HostBuffers) -> PendingFile:
         """Return a snapshot of the file, which further training does not change."""
+        ...
+
+    def deferred(self) -> list[DeferredTensor]:
+        """Return the tensors that are fetched when the file is written, in that order."""
         ...
 
     def write(self, sink: FileSink) -> None:
@@ -73,9 +79,16 @@ class TorchFile:
         copied = map_tensors(self.content, lambda path, tensor: buffers.copy((self.name, *path), tensor))
         return replace(self, content=copied)
 
+    def deferred(self) -> list[DeferredTensor]:
+        """Return the tensors that are fetched when the file is written, in that order."""
+        return deferred_in(self.content)
+
     def write(self, sink: FileSink) -> None:
         """Write the content."""
-        torch.save(map_tensors(self.content, compact_on_cpu), sink)  # type: ignore[arg-type]
+        if deferred_in(self.content):
+            write_torch_archive(sink, self.content)
+        else:
+            torch.save(map_tensors(self.content, compact_on_cpu), sink)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -99,6 +112,10 @@ class SafetensorsFile:
         )
         return replace(self, tensors=copied)
 
+    def deferred(self) -> list[DeferredTensor]:
+        """Return the tensors that are fetched when the file is written, in that order."""
+        return deferred_in([self.tensors[name] for name in order_of_writing(self.tensors)])
+
     def write(self, sink: FileSink) -> None:
         """Write the content."""
         write_safetensors(sink, self.tensors, metadata=self.metadata)
@@ -114,6 +131,10 @@ class JsonFile:
     def snapshot(self, buffers: HostBuffers) -> Self:
         """Return the file itself, since training does not change it."""
         return self
+
+    def deferred(self) -> list[DeferredTensor]:
+        """Return the tensors that are fetched when the file is written, in that order."""
+        return []
 
     def write(self, sink: FileSink) -> None:
         """Write the content."""

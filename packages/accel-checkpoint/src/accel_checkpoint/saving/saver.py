@@ -12,7 +12,6 @@ from accel_checkpoint.process_identity import stamp
 from accel_checkpoint.ranks.agreement import Agreement, Merge, first
 from accel_checkpoint.saving.handle import SaveHandle
 from accel_checkpoint.saving.low_priority import LowPriorityThread
-from accel_checkpoint.saving.pending_files import PendingFile
 from accel_checkpoint.saving.progress import showing_progress
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.stage import Stage
@@ -94,7 +93,9 @@ class Saver:
             transaction.finish()
 
     def _finish_in_background(self, transaction: Transaction) -> SaveHandle:
-        transaction.replace_files(self._snapshot)
+        self._buffers.begin()
+        transaction.take_snapshot(self._buffers)
+        self._buffers.join_streams()
         if transaction.must_raise_now:
             transaction.finish()
         writer, awaited = LowPriorityThread(), threading.Event()
@@ -112,12 +113,6 @@ class Saver:
 
         self._running = SaveHandle(write, target=transaction.request.target, hurry=hurry)
         return self._running
-
-    def _snapshot(self, files: list[PendingFile]) -> list[PendingFile]:
-        self._buffers.begin()
-        copies = [file.snapshot(self._buffers) for file in files]
-        self._buffers.join_streams()
-        return copies
 
     def _showing_progress(
         self, transaction: Transaction, awaited: threading.Event | None = None

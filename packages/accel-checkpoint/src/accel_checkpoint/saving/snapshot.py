@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_ops.shared_tensors import id_tensor_view
 
 Path = tuple[Any, ...]
@@ -22,6 +23,10 @@ def map_tensors(
     A tensor that occurs twice is copied once. Immutable leaves such as numbers and strings are kept as they are.
     """
     seen = {} if seen is None else seen
+    if isinstance(content, DeferredTensor):
+        if id(content) not in seen:
+            seen[id(content)] = own_copy(content.fetch())
+        return seen[id(content)]
     if isinstance(content, torch.Tensor):
         if not is_plain(content):
             return copy(path, content)
@@ -40,6 +45,12 @@ def map_tensors(
     if isinstance(content, (set, bytearray)):
         return type(content)(content)
     return content.copy() if hasattr(content, "__array__") and hasattr(content, "copy") else content
+
+
+def own_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on the CPU that nobody else has, with a storage of its own size."""
+    on_cpu = tensor.detach().cpu()
+    return on_cpu.clone(memory_format=torch.contiguous_format)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from accel_checkpoint.random_states import captured
+from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.handle import SaveHandle
 from accel_checkpoint.saving.pending_files import MergedFile, PendingFile, pending_file
 from accel_checkpoint.saving.transaction import Description, Transaction
@@ -96,9 +97,20 @@ class Stage:
         """Add files that rank 0 writes when all ranks have written theirs."""
         self._transaction.merged_files.extend(files)
 
-    def gather(self, collect: Callable[[Stage], Sequence[PendingFile]]) -> None:
-        """Add the files that ``collect`` returns. If it raises, every rank raises when the block ends."""
-        self._transaction.gather(lambda: list(collect(self)))
+    def add_collective(self, *files: CollectiveFile) -> None:
+        """Add files that all ranks write together; call it in `gather`, with ``is_collective``."""
+        self._transaction.collective_files.extend(files)
+
+    def gather(
+        self, collect: Callable[[Stage], Sequence[PendingFile]], *, is_collective: bool = False
+    ) -> None:
+        """Add the files that ``collect`` returns. If it raises, every rank raises when the block ends.
+
+        Args:
+            collect: Returns the files of this rank; called at once.
+            is_collective: Whether it may call `add_collective`; the same on every rank.
+        """
+        self._transaction.gather(lambda: list(collect(self)), is_collective=is_collective)
 
     def describe(self, description: Description) -> None:
         """Set what the manifest records about the content."""

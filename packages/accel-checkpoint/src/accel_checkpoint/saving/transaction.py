@@ -16,10 +16,12 @@ from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_
 from accel_checkpoint.manifest import FileEntry, Manifest, write_manifest
 from accel_checkpoint.ranks.agreement import Agreement, first
 from accel_checkpoint.ranks.reports import RankReport, Verdict, reason_of, verdict_on
+from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.low_priority import Work, run_inline
 from accel_checkpoint.saving.pending_files import MergedFile, PendingFile, write_files
 from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.retention import remove_old, remove_stale_folders
+from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.staging import Staging, check_target
 from accel_state.errors import CheckpointError
 from accel_state.topology import Topology
@@ -65,6 +67,7 @@ class Transaction:
         agreement: Exchanges reports with the other ranks.
         num_threads: How many files to write at a time.
         files: The files that this rank writes.
+        collective_files: The files that all ranks write together, in the same order on each.
         merged_files: What rank 0 writes after all ranks have written their files.
         foreign_files: Names of files that this rank has put into the staging folder by other means.
         earlier: Failure of the previous save, if it has not been raised yet. This save then fails too.
@@ -78,6 +81,7 @@ class Transaction:
     is_owner: bool = False
     description: Description = field(default_factory=Description)
     files: list[PendingFile] = field(default_factory=list)
+    collective_files: list[CollectiveFile] = field(default_factory=list)
     merged_files: list[MergedFile] = field(default_factory=list)
     foreign_files: list[str] = field(default_factory=list)
     failure: BaseException | None = None
@@ -90,6 +94,7 @@ class Transaction:
         self._is_saved = False
         self._listed: list[FileEntry] = []
         self._notes: dict[str, str] = {}
+        self._is_collective = False
 
     def begin(self) -> None:
         """Create the staging folder; with several nodes, find out which of them share a file system."""
@@ -114,17 +119,33 @@ class Transaction:
                 check_target(self.request.target)
                 self.staging.make()
 
-    def gather(self, collect: Callable[[], list[PendingFile]]) -> None:
-        """Add the files that ``collect`` returns. If it raises, `finish` reports the error on every rank."""
+    def gather(self, collect: Callable[[], list[PendingFile]], *, is_collective: bool = False) -> None:
+        """Add the files that ``collect`` returns. If it raises, `finish` reports the error on every rank.
+
+        Args:
+            collect: Returns the files of this rank.
+            is_collective: Whether it may add collective files; the same on every rank.
+        """
+        self._is_collective = self._is_collective or is_collective
         with self.recording_failure():
             if self.failure is None or self.topology.world_size > 1:
                 self.files += collect()  # even after a failure: the other ranks may wait in its collectives
 
-    def replace_files(self, replace: Callable[[list[PendingFile]], list[PendingFile]]) -> None:
-        """Write what ``replace`` returns instead. If it raises, `finish` reports the error on every rank."""
+    def take_snapshot(self, buffers: HostBuffers) -> None:
+        """Let `finish` write the files as they are now. If this fails, `finish` reports the error on every rank.
+
+        Raises:
+            CheckpointError: If a rank has failed before; only where files are collective.
+        """
+        self._check_all_collected()
         with self.recording_failure():
             if self.failure is None:
-                self.files = replace(self.files)
+                self.files = [file.snapshot(buffers) for file in self.files]
+        for one in self.collective_files:
+            with self.recording_failure():
+                copied = one.snapshot(buffers)
+                self.files += [] if copied is None else [copied]
+        self.collective_files = []
 
     def recording_failure(self) -> AbstractContextManager[None]:
         """Return a block whose error `finish` reports on every rank, instead of raising it here."""
@@ -152,12 +173,27 @@ class Transaction:
             CheckpointError: On every rank, if any rank failed. The checkpoint is then removed entirely.
         """
         written: list[FileEntry] = []
+        self._check_all_collected()
+        for one in self.collective_files:
+            with self.recording_failure():
+                sink = one.write(self.staging.path, run=run)
+                written += [] if sink is None or one.file is None else [self._entry(one.file.name, sink)]
+        self.collective_files = []
         with self.recording_failure():
             if self.failure is None:
-                written = self._write(run)
+                written += self._write(run)
         self.files = []
         self._commit(self._agree("written", written))
         return self.request.target
+
+    def _check_all_collected(self) -> None:
+        """Before the first collective file: raise on every rank if one has failed, since it would not take part."""
+        if self._is_collective:
+            self._is_collective = False
+            self._agree("collected")
+
+    def _entry(self, name: str, sink: FileSink) -> FileEntry:
+        return FileEntry(name, sink.num_bytes, sink.digest, rank=self.topology.rank, place=self.place)
 
     def __enter__(self) -> Self:
         return self

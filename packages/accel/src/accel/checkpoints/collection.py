@@ -24,6 +24,7 @@ from accel_checkpoint.file_names import (
     random_states_file,
 )
 from accel_checkpoint.random_states import to_file
+from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.pending_files import MergedFile, PendingFile, SafetensorsFile, TorchFile
 from accel_data.loader_files import to_file as to_loader_file
 from accel_ops.random.state import capture_rng_states
@@ -66,6 +67,7 @@ def collect(prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, opt
     strategy, choices = prepared.strategy, options.choices(rank=rank, is_writer=is_writer)
     weights = [strategy.local_model_state(model) for model in prepared.models]
     merged: list[MergedFile] = []
+    collective: list[CollectiveFile] = []
     files: list[PendingFile] = []
     try:
         for hook in options.hooks:
@@ -74,6 +76,7 @@ def collect(prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, opt
         # Even after a hook has failed on this rank: the other ranks may wait in the collectives of the format.
         for part in _states(prepared, weights, choices):
             files += part.own
+            collective += part.collective
             merged += part.merged
     if is_writer:
         files += _shared_files(prepared)
@@ -83,7 +86,7 @@ def collect(prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, opt
     states = to_file(
         capture_rng_states(), accumulation=prepared.stepper.state_dict(), device_index=prepared.device_index
     )
-    return Files([*files, TorchFile(random_states_file(rank), states)], merged)
+    return Files([*files, TorchFile(random_states_file(rank), states)], collective, merged)
 
 
 def _states(

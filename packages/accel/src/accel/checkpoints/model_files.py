@@ -82,7 +82,7 @@ class ModelFiles:
         parts += [f"it has {_listed(unexpected)}, which the model does not have"] if unexpected else []
         parts += others[:5] + ([f"{len(others) - 5} more shapes differ"] if len(others) > 5 else [])
         if parts:
-            self.strict.report(f"`{self.file_name}` does not fit model {self.index}: {'; '.join(parts)}.")
+            self.strict.report(f"`{self.file_name}` does not fit {self._into}: {'; '.join(parts)}.")
 
 
 def _renames_on_load(model: nn.Module) -> bool:

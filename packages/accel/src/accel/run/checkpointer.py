@@ -118,7 +118,10 @@ class Checkpointer:
         stage = saver.stage(request, blocking=blocking, earlier=saver.unreported_failure())
         try:
             with stage:
-                stage.gather(partial(self._files_of_this_rank, target=request.target, options=how))
+                stage.gather(
+                    partial(self._files_of_this_rank, target=request.target, options=how),
+                    is_collective=self._strategy.capabilities.shards_parameters,
+                )
         except BaseException:
             # The number is used up behind the loop, and where what failed came after the checkpoint.
             if not blocking or request.target.exists():
@@ -221,6 +224,7 @@ class Checkpointer:
             is_writer=self._processes.is_main_process or (is_spread and stage.is_owner),
             options=options,
         )
+        stage.add_collective(*files.collective)
         stage.add_merged(*files.merged)
         return list(files.own)
 

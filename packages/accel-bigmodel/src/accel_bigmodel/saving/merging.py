@@ -1,0 +1,77 @@
+"""One set of weight files from the parts that the ranks of a sharded run wrote, tensor by tensor."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from accel_bigmodel.saving.models import save_model
+from accel_checkpoint.file_names import METADATA_NAME
+from accel_checkpoint.reading.distributed import DistributedState
+from accel_checkpoint.reading.merging import merged_state
+from accel_state.errors import CheckpointError, ConfigError
+
+
+def merge_fsdp_weights(
+    checkpoint_dir: str | os.PathLike[str],
+    output_path: str | os.PathLike[str],
+    safe_serialization: bool = True,
+    remove_checkpoint_dir: bool = False,
+    *,
+    max_shard_size: int | str | None = None,
+) -> None:
+    """Merge the parts of a model that a sharded run has saved into weight files that plain PyTorch reads.
+
+    Memory is needed for the two largest tensors, however large the model is. Tied weights are written once. Call
+    it in one process, or in all ranks: the main process does the work.
+
+    Args:
+        checkpoint_dir: A folder such as `pytorch_model_fsdp_0` in a checkpoint.
+        output_path: The folder for the weights, made if missing.
+        safe_serialization: Write `model.safetensors`; else `pytorch_model.bin`.
+        remove_checkpoint_dir: Remove ``checkpoint_dir`` when the weights are complete on disk.
+        max_shard_size: Largest size of one file, in bytes or such as `"5GB"`; None writes one file.
+
+    Raises:
+        CheckpointError: If there are no readable parts of a model.
+    """
+    from accel_state.partial_state import PartialState
+
+    processes = PartialState()
+    if processes.is_main_process:
+        _merge(Path(checkpoint_dir), Path(output_path), safe_serialization, max_shard_size)
+        if remove_checkpoint_dir:
+            shutil.rmtree(checkpoint_dir)
+    processes.wait_for_everyone()
+
+
+def _merge(folder: Path, output: Path, is_safe: bool, max_shard_size: int | str | None) -> None:
+    _check(folder, output)
+    saved = DistributedState(folder, "")
+    tops = sorted({str(entry.path[0]) for entry in saved.entries.values()})
+    if tops == ["optimizer"]:
+        raise CheckpointError(
+            f"`{folder}` holds the state of an optimizer, which is not merged: `load_state` reads it in any number of "
+            "processes. Name the folder of the model beside it."
+        )
+    state: dict[str, Any] = merged_state(saved, *(tops if tops == ["model"] else []))
+    save_model(
+        state,
+        output,
+        max_shard_size=_UNLIMITED if max_shard_size is None else max_shard_size,
+        safe_serialization=is_safe,
+    )
+
+
+_UNLIMITED = 2**62
+
+
+def _check(folder: Path, output: Path) -> None:
+    if not (folder / METADATA_NAME).is_file():
+        inside = sorted(path.parent.name for path in folder.glob(f"*/{METADATA_NAME}")) if folder.is_dir() else []
+        advice = f" Name one of the folders in it: {', '.join(f'`{name}`' for name in inside)}." if inside else ""
+        raise CheckpointError(f"`{folder}` has no `{METADATA_NAME}`, so it holds no sharded weights.{advice}")
+    if output.resolve() == folder.resolve() or folder.resolve() in output.resolve().parents:
+        raise ConfigError(f"`output_path` is `{output}`, inside of `{folder}`, which is merged. Choose another folder.")

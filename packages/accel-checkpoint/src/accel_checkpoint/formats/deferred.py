@@ -1,0 +1,61 @@
+"""A tensor that is fetched when it is written, so that a state never has to be in memory as a whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from accel_ops.shared_tensors import aliases
+
+
+@dataclass(slots=True, eq=False)
+class DeferredTensor:
+    """Type and shape of a tensor, and how to get it.
+
+    Attributes:
+        dtype: Its number format.
+        shape: Its shape.
+        get: Returns it, on any device; it may be a collective.
+        num_fetched: How often it was fetched.
+    """
+
+    dtype: torch.dtype
+    shape: torch.Size
+    get: Callable[[], torch.Tensor]
+    num_fetched: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def fetch(self) -> torch.Tensor:
+        """Return the tensor."""
+        self.num_fetched += 1
+        return self.get()
+
+
+def fetched(value: torch.Tensor | DeferredTensor) -> torch.Tensor:
+    """Return the tensor."""
+    return value.fetch() if isinstance(value, DeferredTensor) else value
+
+
+def second_names_in(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names whose tensor an earlier name has too, with that one; other values are left out."""
+    first: dict[int, str] = {}
+    deferred = {
+        name: first.setdefault(id(value), name)
+        for name, value in state.items()
+        if isinstance(value, DeferredTensor)
+    }
+    known = aliases({name: value for name, value in state.items() if isinstance(value, torch.Tensor)})
+    return known | {name: kept for name, kept in deferred.items() if name != kept}
+
+
+def is_deferred(state: Mapping[str, Any]) -> bool:
+    """Whether a state has a deferred tensor."""
+    return any(isinstance(value, DeferredTensor) for value in state.values())
