@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from accel_backends import resolve_plan
 from accel_backends.plans.memory import Bytes, plan_memory
@@ -66,6 +70,26 @@ def test_shards_are_the_chunks_that_torch_cuts(num_shards):
             expected = [tuple(chunk.shape) for chunk in chunks]
             expected += [(0, *parameter.shape[1:])] * (num_shards - len(chunks))
             assert [parameter.shard_shape(shard) for shard in range(num_shards)] == expected
+
+
+def shards_of_rank():
+    model = Net()
+    plan = resolve_plan(model)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole = {parameter for parameter in model.parameters() if parameter.dim() == 0}
+    for name in plan.units:
+        fully_shard(model.get_submodule(name), mesh=mesh, ignored_params=whole)
+    fully_shard(model, mesh=mesh, ignored_params=whole)
+    return {
+        name: tuple(parameter.to_local().shape if isinstance(parameter, DTensor) else parameter.shape)
+        for name, parameter in model.named_parameters()
+    }
+
+
+def test_shards_are_those_of_a_sharded_model(world):
+    parameters = [found for unit in planned(num_shards=2).units for found in unit.parameters]
+    for rank, shapes in enumerate(world(2).run(shards_of_rank)):
+        assert {found.name: found.shard_shape(rank) for found in parameters} == shapes
 
 
 def test_scalars_are_on_every_rank():
