@@ -410,3 +410,87 @@ def test_equal_blocks_share_one_compiled_graph(world, checkpointed, version):
         assert graphs == [1, 1, 1, 1]
         for name, value in expected.items():
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-5)
+
+
+def train_offloaded():
+    accelerator = sharded(cpu_offload=True)
+    model, rows = make_model("odd"), make_batches(4)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    for index in range(2):
+        loss = model(rows[2 * index + accelerator.process_index]).square().mean()
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    return accelerator.get_state_dict(model)
+
+
+def shard_by_hand():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    accelerator = sharded()
+    model, rows = make_model("odd"), make_batches(4)
+    mesh = init_device_mesh("cpu", (2,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=0.01)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    for index in range(2):
+        loss = model(rows[2 * index + accelerator.process_index]).square().mean()
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    return accelerator.get_state_dict(model)
+
+
+@pytest.mark.parametrize("body", [train_offloaded, shard_by_hand])
+def test_shards_on_the_cpu_and_shards_made_by_others_train_as_well(world, body):
+    model, rows = make_model("odd"), make_batches(4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for pair in (rows[:2], rows[2:]):
+        for micro in pair:
+            (model(micro).square().mean() / 2).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    state, _ = world(2).run(body)
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=1e-6)
+
+
+class KeepsFp32(nn.Module):
+    """Says as transformers' models do which modules compute in fp32."""
+
+    _keep_in_fp32_modules_strict = ("wo",)
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"wi": nn.Linear(7, 7), "wo": nn.Linear(7, 7)}) for _ in range(2)
+        )
+        self.seen = []
+
+    def forward(self, rows):
+        for block in self.blocks:
+            rows = block["wi"](rows)
+            self.seen += [block["wi"].weight.dtype, rows.dtype]
+            rows = block["wo"](rows.float())
+            self.seen += [block["wo"].weight.dtype, rows.dtype]
+        return rows
+
+
+def types_in_parts():
+    accelerator = sharded(precision="bf16")
+    model = accelerator.prepare(KeepsFp32())
+    accelerator.backward(model(make_batches(1)[0]).sum())
+    return model.seen
+
+
+def test_modules_that_are_kept_in_fp32_compute_in_fp32(world):
+    for seen in world(2).run(types_in_parts):
+        assert seen == 2 * [torch.bfloat16, torch.bfloat16, torch.float32, torch.float32]

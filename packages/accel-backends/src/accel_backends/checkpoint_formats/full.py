@@ -11,7 +11,13 @@ import torch
 
 from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, Parameters, SaveChoices
 from accel_backends.sharding.full_state import deferred_optimizer_state, deferred_state
-from accel_checkpoint.file_names import OPTIMIZER_NAME, numbered_file, numbers_of, numbers_of_models, weight_format
+from accel_checkpoint.file_names import (
+    OPTIMIZER_NAME,
+    numbered_file,
+    numbers_of,
+    numbers_of_models,
+    weight_format,
+)
 from accel_checkpoint.files import regular_file
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.reading.weights import files_of_model, open_weights
@@ -32,9 +38,7 @@ class FullFormat(CheckpointFormat):
     def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
         """Return the weight files; parts of a tensor are gathered while it is written."""
         whole = deferred_state(state)
-        files = pending_weights(
-            whole, index=index, safe=choices.safe, max_shard_size=choices.max_shard_size
-        )
+        files = pending_weights(whole, index=index, safe=choices.safe, max_shard_size=choices.max_shard_size)
         return _shared_out(files, choices)
 
     def optimizer_files(

@@ -13,7 +13,6 @@ import torch
 from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.pending_files import MergedFile, PendingFile
 
-
 Parameters = Callable[[], Mapping[str, torch.Tensor]]
 """Gives the parameters of an optimizer by name, in the order of their numbers."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from accel_backends.plans.merging import combined
@@ -30,6 +31,27 @@ def no_split_classes(names: ModelNames) -> list[str]:
     """Return the names of the classes that the model declares as its blocks and that occur in it, sorted."""
     declared = {name for named in _pretrained(names) for name in getattr(named.module, _NO_SPLIT) or ()}
     return sorted(declared.intersection(names.class_names()))
+
+
+def kept_in_fp32(model: nn.Module, dtype: torch.dtype) -> list[str]:
+    """Return the modules that the model wants to compute in fp32 where the rest computes in ``dtype``.
+
+    As in transformers, ``_keep_in_fp32_modules`` is about fp16 alone, ``_keep_in_fp32_modules_strict`` about bf16 too.
+    """
+    attributes = ["_keep_in_fp32_modules_strict"]
+    if dtype is torch.float16:
+        attributes.append("_keep_in_fp32_modules")
+    keys = {
+        key
+        for module in model.modules()
+        for attribute in attributes
+        for key in getattr(type(module), attribute, None) or ()
+    }
+    return [
+        name
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] in keys and next(module.parameters(), None) is not None
+    ]
 
 
 def declared_embeddings(names: ModelNames) -> list[NamedModule]:

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, StateDictType
 
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.sources import resolve_plan
+from accel_backends.plans.transformers_models import kept_in_fp32
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.plugins.ram_efficient_loading import enable_fsdp_ram_efficient_loading
 from accel_backends.precisions.forward import wrap_forward
@@ -108,7 +109,9 @@ class FullyShardedStrategy(TorchStrategy):
         if self.context.dynamo is not None:
             compile_units(units, self.context.dynamo)
         whole = whole_parameters(model, self._plugin.ignored_modules)
-        groups = shard_groups(model, units=plan.units, tail=plan.tail, whole=whole)
+        low = self._settings.policy.param_dtype
+        fp32 = [] if low is None else kept_in_fp32(model, low)
+        groups = shard_groups(model, units=plan.units, tail=plan.tail, fp32=fp32, whole=whole)
         shard_model(model, groups, self._settings, whole=whole)
         set_prefetching(
             model,

@@ -12,7 +12,9 @@ class MergeCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the folders and how to write."""
-        parser.add_argument("checkpoint_directory", help="a folder with the parts, such as pytorch_model_fsdp_0")
+        parser.add_argument(
+            "checkpoint_directory", help="a folder with the parts, such as pytorch_model_fsdp_0"
+        )
         parser.add_argument("output_path", nargs="?", default=".", help="the folder for the merged weights")
         parser.add_argument(
             "--unsafe_serialization",
@@ -27,7 +29,9 @@ class MergeCommand:
             help="remove the folder with the parts when the merged weights are complete",
         )
         parser.add_argument(
-            "--max_shard_size", "--max-shard-size", help="largest size of one file, such as 5GB; by default one file"
+            "--max_shard_size",
+            "--max-shard-size",
+            help="largest size of one file, such as 5GB; by default one file",
         )
 
     def run(self, arguments: argparse.Namespace) -> int:

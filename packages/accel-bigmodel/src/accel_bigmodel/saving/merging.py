@@ -70,8 +70,14 @@ _UNLIMITED = 2**62
 
 def _check(folder: Path, output: Path) -> None:
     if not (folder / METADATA_NAME).is_file():
-        inside = sorted(path.parent.name for path in folder.glob(f"*/{METADATA_NAME}")) if folder.is_dir() else []
-        advice = f" Name one of the folders in it: {', '.join(f'`{name}`' for name in inside)}." if inside else ""
+        inside = (
+            sorted(path.parent.name for path in folder.glob(f"*/{METADATA_NAME}")) if folder.is_dir() else []
+        )
+        advice = (
+            f" Name one of the folders in it: {', '.join(f'`{name}`' for name in inside)}." if inside else ""
+        )
         raise CheckpointError(f"`{folder}` has no `{METADATA_NAME}`, so it holds no sharded weights.{advice}")
     if output.resolve() == folder.resolve() or folder.resolve() in output.resolve().parents:
-        raise ConfigError(f"`output_path` is `{output}`, inside of `{folder}`, which is merged. Choose another folder.")
+        raise ConfigError(
+            f"`output_path` is `{output}`, inside of `{folder}`, which is merged. Choose another folder."
+        )

@@ -77,7 +77,9 @@ class _Pickler(pickle.Pickler):
         return value.id if isinstance(value, _Storage) else None
 
     def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, DeferredTensor) and not (isinstance(value, torch.Tensor) and is_plain(value)):
+        if not isinstance(value, DeferredTensor) and not (
+            isinstance(value, torch.Tensor) and is_plain(value)
+        ):
             return NotImplemented
         if id(value) not in self._storages:
             numel = value.nbytes // value.dtype.itemsize
