@@ -477,7 +477,7 @@ class KeepsFp32(nn.Module):
 
     def forward(self, rows):
         for block in self.blocks:
-            rows = block["wi"](rows)
+            rows = block["wi"](rows.to(block["wi"].weight.dtype))
             self.seen += [block["wi"].weight.dtype, rows.dtype]
             rows = block["wo"](rows.float())
             self.seen += [block["wo"].weight.dtype, rows.dtype]
