@@ -432,6 +432,32 @@ class TestVersions:
             plugin(2, num_forward_prefetch=-1)
 
 
+# What the launcher of Accelerate 1.15 sets where nobody asked for anything but FSDP.
+SET_FOR_NOBODY = {
+    "activation_checkpointing": "false",
+    "activation_checkpointing_offload": "false",
+    "cpu_ram_efficient_loading": "true",
+    "forward_prefetch": "false",
+    "min_num_params": "100000000",
+    "offload_params": "false",
+    "reshard_after_forward": "true",
+    "sharding_strategy": "FULL_SHARD",
+    "sync_module_states": "true",
+    "transformer_cls_to_wrap": "",
+    "use_orig_params": "true",
+}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_the_launcher_of_accelerate_sets_for_nobody_is_no_reason_to_complain(variables, version):
+    variables(**SET_FOR_NOBODY, version=str(version))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = FullyShardedDataParallelPlugin()
+    assert made.fsdp_version == version
+    assert made.reshard_after_forward is (True if version == 2 else ShardingStrategy.FULL_SHARD)
+
+
 class TestLoading:
     def test_weights_of_one_process_are_sent_to_all(self):
         made = plugin(1, cpu_ram_efficient_loading=True)

@@ -287,7 +287,7 @@ class FullyShardedDataParallelPlugin:
         if idle:
             raise ConfigError(
                 f"{_listed(idle)} {'is' if len(idle) == 1 else 'are'} for `fsdp_version={other}` and would have no "
-                f"effect with version {self.fsdp_version}. Leave out {'it' if len(idle) == 1 else 'them'}, or set the "
+                f"effect with version {self.fsdp_version}. Leave {'it' if len(idle) == 1 else 'them'} out, or set the "
                 "version."
             )
 
