@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.loading.direct_reads import DirectReads
+from accel_checkpoint.reading.direct_reads import DirectReads
 from accel_bigmodel.loading.targets import Target
 from accel_bigmodel.offload.folder import offload_weight, save_offload_index
 from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap
