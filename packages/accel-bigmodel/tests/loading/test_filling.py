@@ -16,7 +16,7 @@ from accel_bigmodel import (
     load_checkpoint_and_dispatch,
     load_checkpoint_in_model,
 )
-from accel_bigmodel.loading.direct_reads import DirectReads
+from accel_checkpoint.reading.direct_reads import DirectReads
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DTYPES = (*FLOATS, torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)

@@ -24,7 +24,7 @@ from accel_backends.flat_sharding.units import check_uniform
 from accel_backends.sharding.replacements import ReplacedParameters
 from accel_backends.sharding.shard import store_in_fp32
 from accel_backends.sharding.units import ROOT, ShardGroup, tensors_of_groups
-from accel_backends.sharding.values import check_same_model, take_values_of_rank_0
+from accel_backends.sharding.values import check_same_model, refuse_missing, take_values_of_rank_0
 from accel_backends.sharding.whole_parameters import WholeParameters
 from accel_ops.named_tensors import NamedTensor, named_tensors
 
@@ -106,7 +106,9 @@ def flatten_model(
     tensors = named_tensors(model)
     shapes = state_shapes(model, tensors)
     aliases = {name: found.names[0] for found in tensors for name in found.names[1:]}
-    check_same_model(tensors, device=settings.device, needs_values=settings.init_module is None)
+    missing = check_same_model(tensors, device=settings.device)
+    if settings.init_module is None:
+        refuse_missing(missing)
     modules = dict(model.named_modules(remove_duplicate=False))
     names: dict[int, tuple[str, ...]] = {}
     before: WeakIdKeyDictionary = WeakIdKeyDictionary()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -80,6 +81,7 @@ _ONLY_IN: dict[int, dict[str, Any]] = {
     2: {
         "activation_checkpointing_offload": False,
         "parallel_plan": None,
+        "load_weights_from": None,
         "num_forward_prefetch": 0,
         "num_backward_prefetch": 0,
     },
@@ -125,6 +127,8 @@ class FullyShardedDataParallelPlugin:
         reduce_dtype: Number format in which gradients are averaged where ``mixed_precision_policy`` is not given;
             None is fp32.
         parallel_plan: What the model is made of, where it does not say so itself (version 2).
+        load_weights_from: Safetensors files with the weights of models on the meta device, of which each rank reads
+            its own rows when a model is prepared: a file, an index, or a folder with one of them (version 2).
         num_forward_prefetch: Units that are fetched ahead in the forward pass (version 2); 0 leaves it to torch.
         num_backward_prefetch: The same for the backward pass (version 2).
 
@@ -157,6 +161,7 @@ class FullyShardedDataParallelPlugin:
     min_num_params: int | None = None
     reduce_dtype: torch.dtype | str | None = field(default=None, kw_only=True)
     parallel_plan: Any = field(default=None, kw_only=True)
+    load_weights_from: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     num_forward_prefetch: int = field(default=0, kw_only=True)
     num_backward_prefetch: int = field(default=0, kw_only=True)
 
@@ -317,6 +322,11 @@ class FullyShardedDataParallelPlugin:
         self._read_switches(
             "activation_checkpointing", "activation_checkpointing_offload", "cpu_ram_efficient_loading"
         )
+        if not isinstance(self.load_weights_from, str | os.PathLike | None):
+            raise ConfigError(
+                f"`load_weights_from` must be the path of a safetensors file, an index or their folder, got "
+                f"{self.load_weights_from!r}."
+            )
         if self.activation_checkpointing_offload and not self.activation_checkpointing:
             raise ConfigError(
                 "`activation_checkpointing_offload` has no effect without `activation_checkpointing`. Set both."

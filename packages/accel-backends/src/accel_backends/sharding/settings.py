@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -34,6 +34,11 @@ class ShardSettings:
     offload: OffloadPolicy
     reshard_after_forward: bool = True
     has_master_weights: bool = False
+
+    @property
+    def shard_device(self) -> torch.device:
+        """Where the shards are kept."""
+        return torch.device("cpu") if isinstance(self.offload, CPUOffloadPolicy) else self.device
 
 
 def shard_settings(

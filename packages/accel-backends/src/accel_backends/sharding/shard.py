@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,9 +12,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from accel_backends.sharding.file_values import FileValues
 from accel_backends.sharding.settings import ShardSettings
 from accel_backends.sharding.units import ROOT, ShardGroup, tensors_of_groups
-from accel_backends.sharding.values import check_same_model, take_values_of_rank_0
+from accel_backends.sharding.values import check_same_model, refuse_missing, take_values_of_rank_0
 from accel_ops.named_tensors import named_tensors
 from accel_state.logging import get_logger
 
@@ -29,26 +31,49 @@ def shard_model(
     settings: ShardSettings,
     *,
     whole: Collection[str] = (),
+    files: str | os.PathLike[str] | None = None,
 ) -> None:
     """Shard ``model`` in place; its parameters become `DTensor`s under the same names.
 
-    Every rank must call it. All ranks take the values of rank 0; other ranks may hold them on the meta device.
-    At no time is more than one group held in whole beside what the caller keeps.
+    Every rank must call it. All ranks take the values of rank 0; other ranks may hold them on the meta device. Of
+    what is on the meta device on rank 0, too, each rank reads its rows from files. At no time is more than one group
+    held in whole beside what the caller keeps.
 
     Args:
         model: The model.
         groups: From `shard_groups`; the root is the last.
         settings: How to shard.
         whole: First names of the parameters that stay whole on every rank.
+        files: Safetensors files of the model, as `FileValues` takes them.
 
     Raises:
-        ConfigError: If the ranks have different models, or rank 0 has no values.
+        ConfigError: If the ranks have different models, or rank 0 has no values and there are no files.
+        CheckpointError: If the files do not fit the model or cannot be read.
     """
-    check_same_model(named_tensors(model), device=settings.device)
+    all_tensors = named_tensors(model)
+    missing = check_same_model(all_tensors, device=settings.device)
+    in_files = {found.names[0] for found in missing}
+    values = None
+    if files is None:
+        refuse_missing(missing)
+    elif missing:
+        values = FileValues(files, all_tensors, missing)
+    else:
+        logger.warning(
+            "`load_weights_from` has no effect on the %s: rank 0 has all its values. To read them from files, build "
+            "the model on the meta device, `with init_empty_weights(include_buffers=False):`.",
+            type(model).__name__,
+        )
     modules = dict(model.named_modules(remove_duplicate=False))
     for group, tensors in zip(groups, tensors_of_groups(model, groups), strict=True):
-        take_values_of_rank_0(tensors, device=settings.device)
         owned = [found for found in tensors if found.is_parameter and found.names[0] not in whole]
+        take_values_of_rank_0(
+            [found for found in tensors if found.names[0] not in in_files], device=settings.device
+        )
+        if values is not None:
+            for found in tensors:
+                if found.names[0] in in_files and found not in owned:
+                    values.fill(found, device=settings.device)
         if settings.has_master_weights:
             store_in_fp32(owned)
         members = [modules[name] for name in group.modules]
@@ -66,6 +91,10 @@ def shard_model(
             # The shard has its own memory. An optimizer made before may hold the whole parameter until it is
             # prepared, and so would keep the memory of the whole model.
             found.tensor.data = found.tensor.data.new_empty(0)
+            if values is not None and found.names[0] in in_files:
+                values.fill_shard(found, device=settings.shard_device)
+    if values is not None:
+        values.finish()
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Where the values of a model come from before it is sharded: every rank gets rank 0's, one group at a time."""
+"""The values of a model before it is sharded: every rank gets rank 0's, one group at a time."""
 
 from __future__ import annotations
 
@@ -13,37 +13,48 @@ from accel_ops.named_tensors import NamedTensor
 from accel_state.errors import ConfigError
 
 
-def check_same_model(
-    tensors: Sequence[NamedTensor], *, device: torch.device, needs_values: bool = True
-) -> None:
-    """Refuse a model that the ranks built differently, or of which rank 0 has no values. Every rank must call it.
+def check_same_model(tensors: Sequence[NamedTensor], *, device: torch.device) -> list[NamedTensor]:
+    """Return the tensors that rank 0 holds on the meta device; refuse a model that the ranks built differently.
+
+    Every rank must call it.
 
     Args:
         tensors: All parameters and buffers of the model.
         device: Where collectives run.
-        needs_values: Whether rank 0 must have values.
 
     Raises:
-        ConfigError: On every rank, naming those that differ from rank 0, or the tensor.
+        ConfigError: On every rank, naming the ranks that differ from rank 0.
     """
     structure = repr([(found.names, tuple(found.tensor.shape), found.tensor.dtype) for found in tensors])
     digest = int.from_bytes(hashlib.sha256(structure.encode()).digest()[:7])
-    first_missing = next((index for index, found in enumerate(tensors) if found.tensor.is_meta), -1)
-    own = torch.tensor([digest, first_missing], device=device)
+    own = torch.tensor([digest], device=device)
     of_rank = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(of_rank, own)
-    digests = [int(found[0]) for found in of_rank]
+    digests = [int(found) for found in of_rank]
     others = [str(rank) for rank, one in enumerate(digests) if one != digests[0]]
     if others:
         raise ConfigError(
             f"The model on rank {', '.join(others)} is not the model on rank 0: names, shapes or types of its "
             "parameters and buffers differ. Build the same model on every rank."
         )
-    missing = int(of_rank[0][1])
-    if needs_values and missing >= 0:
+    is_missing = torch.tensor([found.tensor.is_meta for found in tensors], dtype=torch.uint8, device=device)
+    if len(tensors):
+        dist.broadcast(is_missing, src=0)
+    return [found for found, missing in zip(tensors, is_missing.tolist(), strict=True) if missing]
+
+
+def refuse_missing(missing: Sequence[NamedTensor]) -> None:
+    """Refuse a model whose values are nowhere.
+
+    Raises:
+        ConfigError: If there are any, naming the first.
+    """
+    if missing:
         raise ConfigError(
-            f"`{tensors[missing].names[0]}` has no values on rank 0: it is on the meta device. Build the model with "
-            "its weights on rank 0; the other ranks need none."
+            f"`{missing[0].names[0]}` has no values on rank 0: it is on the meta device. Build the model with its "
+            "weights on rank 0; the other ranks need none. With version 2, weights may also stay in safetensors "
+            "files that all ranks can read: "
+            "`FullyShardedDataParallelPlugin(fsdp_version=2, load_weights_from=folder)`."
         )
 
 
@@ -57,7 +68,7 @@ def take_values_of_rank_0(tensors: Sequence[NamedTensor], *, device: torch.devic
     pending = []
     for found in tensors:
         if found.tensor.is_meta:
-            _replace(found, torch.empty_like(found.tensor, device=device))
+            replace_tensor(found, torch.empty_like(found.tensor, device=device))
         elif found.tensor.device != device:
             found.tensor.data = found.tensor.data.to(device)
         values = found.tensor.data
@@ -69,9 +80,9 @@ def take_values_of_rank_0(tensors: Sequence[NamedTensor], *, device: torch.devic
         work.wait()
 
 
-def _replace(found: NamedTensor, values: torch.Tensor) -> None:
+def replace_tensor(found: NamedTensor, values: torch.Tensor) -> None:
     """Put real memory in place of a parameter or buffer on the meta device, at all places that hold it."""
-    if isinstance(found.tensor, nn.Parameter):
+    if found.is_parameter:
         values = nn.Parameter(values, requires_grad=found.tensor.requires_grad)
     for module, key in found.places:
         if found.is_parameter:

@@ -112,7 +112,7 @@ class FullyShardedStrategy(TorchStrategy):
         low = self._settings.policy.param_dtype
         fp32 = [] if low is None else kept_in_fp32(model, low)
         groups = shard_groups(model, units=plan.units, tail=plan.tail, fp32=fp32, whole=whole)
-        shard_model(model, groups, self._settings, whole=whole)
+        shard_model(model, groups, self._settings, whole=whole, files=self._plugin.load_weights_from)
         set_prefetching(
             model,
             groups,

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.loading.direct_reads import DirectReads
 from accel_bigmodel.loading.targets import Target
 from accel_bigmodel.offload.folder import offload_weight, save_offload_index
 from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap
 from accel_bigmodel.tensors.aliases import repair_aliases
 from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile, SafetensorsLayout
 from accel_checkpoint.formats.weight_files import CheckpointFile, opener
+from accel_checkpoint.reading.direct_reads import DirectReads
 from accel_state.errors import CheckpointError, ConfigError
 
 _CPU = torch.device("cpu")

@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from accel_bigmodel.loading.direct_reads import DirectReads
 from accel_checkpoint.formats.safetensor_ranges import read_layout
+from accel_checkpoint.reading.direct_reads import DirectReads
 from accel_state.errors import CheckpointError
 
 TENSORS = {
@@ -29,7 +29,7 @@ def test_every_tensor_is_read(tmp_path):
 
 
 def test_large_tensors_are_read_in_pieces_and_gaps_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("accel_bigmodel.loading.direct_reads._JOB_BYTES", 1000)
+    monkeypatch.setattr("accel_checkpoint.reading.direct_reads._JOB_BYTES", 1000)
     content = torch.randint(0, 255, (5000,), dtype=torch.uint8)
     (tmp_path / "raw").write_bytes(content.numpy().tobytes())
     reads, parts = DirectReads(tmp_path / "raw"), [(0, 2500), (2500, 100), (3000, 2000)]
