@@ -43,13 +43,14 @@ def test_a_unit_tied_to_the_root_itself_is_left_to_the_root():
     assert modules_of(shard_groups(RootHolds(), units=["block", "other"])) == [("other",), ("",)]
 
 
-def test_one_module_at_two_places_is_one_unit():
-    model = nn.ModuleDict({"first": nn.Linear(2, 2)})
+@pytest.mark.parametrize("unit", ["first", "second"])
+def test_one_module_at_two_places_is_one_unit(unit):
+    model = nn.ModuleDict({"first": nn.Sequential(nn.Linear(2, 2)), "head": nn.Linear(2, 2)})
     model["second"] = model["first"]
-    model.forward = None
-    groups = shard_groups(model, units=["first"])
-    assert modules_of(groups)[-1] == ("",)
-    assert sum(len(found) for found in tensors_of_groups(model, groups)) == 2
+    groups = shard_groups(model, units=[unit], tail=["head"])
+    assert modules_of(groups) == [("first",), ("head",), ("",)]
+    assert [group.is_tail for group in groups] == [False, True, False]
+    assert [len(found) for found in tensors_of_groups(model, groups)] == [2, 2, 0]
 
 
 def test_a_unit_without_parameters_of_its_own_is_no_group():

@@ -58,17 +58,25 @@ def shard_groups(
         wanted.append(tuple(tail))
     for name in (name for names in wanted for name in names):
         _check_unit(name, modules)
-    parameters = [
-        found for found in named_tensors(model, include_buffers=False) if found.names[0] not in whole
+    first_names = {module: name for name, module in reversed(modules.items())}
+    places = [
+        [_joined(first_names[module], key) for module, key in found.places]
+        for found in named_tensors(model, include_buffers=False)
+        if found.names[0] not in whole
     ]
-    merged = _merge_tied([set(names) for names in wanted], parameters)
-    owned = {_owner(name, merged) for found in parameters for name in found.names}
+
+    def renamed(names: Iterable[str]) -> set[str]:
+        return {first_names[modules[name]] for name in names}
+
+    merged, in_tail, in_fp32 = _merge_tied([*map(renamed, wanted)], places), renamed(tail), renamed(fp32)
+    index_of = _index_of(merged)
+    owned = {_owner(name, index_of) for names in places for name in names}
     order = {name: index for index, name in enumerate(modules)}
     groups = [
         ShardGroup(
             tuple(sorted(names, key=order.__getitem__)),
-            is_tail=bool(names & set(tail)),
-            keeps_fp32=names <= set(fp32),
+            is_tail=bool(names & in_tail),
+            keeps_fp32=names <= in_fp32,
         )
         for index, names in enumerate(merged)
         if index in owned
@@ -79,10 +87,10 @@ def shard_groups(
 
 def tensors_of_groups(model: nn.Module, groups: Sequence[ShardGroup]) -> list[list[NamedTensor]]:
     """Return for each group the parameters and buffers of its modules that no inner group has."""
-    names = [set(group.modules) for group in groups]
+    index_of = _index_of(group.modules for group in groups)
     of_group: list[list[NamedTensor]] = [[] for _ in groups]
     for found in named_tensors(model):
-        owner = _owner(found.names[0], names)
+        owner = _owner(found.names[0], index_of)
         of_group[-1 if owner is None else owner].append(found)
     return of_group
 
@@ -138,28 +146,43 @@ def _check_unit(name: str, modules: Mapping[str, nn.Module]) -> None:
         )
 
 
-def _merge_tied(groups: list[set[str]], parameters: Iterable[NamedTensor]) -> list[set[str]]:
-    """Return the groups after those that share a parameter have become one."""
-    for found in parameters:
-        owners = [_owner(name, groups) for name in found.names]
+def _merge_tied(groups: list[set[str]], places: Iterable[list[str]]) -> list[set[str]]:
+    """Return the groups after those that share a parameter have become one.
+
+    Args:
+        groups: Names of modules.
+        places: For each parameter its name in each of the modules that hold it. A module has one name here, wherever
+            it is used.
+    """
+    index_of = _index_of(groups)
+    for names in places:
+        owners = [_owner(name, index_of) for name in names]
         if len(set(owners)) == 1:
             continue
         together = sorted({owner for owner in owners if owner is not None})
         at_root = {
-            name.rpartition(".")[0] for name, owner in zip(found.names, owners, strict=True) if owner is None
+            name.rpartition(".")[0] for name, owner in zip(names, owners, strict=True) if owner is None
         }
         members = set().union(*(groups[index] for index in together), at_root)
         groups = [names for index, names in enumerate(groups) if index not in together]
         if ROOT not in at_root:
             groups.append(members)
+        index_of = _index_of(groups)
     return groups
 
 
-def _owner(parameter: str, groups: Sequence[set[str]]) -> int | None:
+def _index_of(groups: Iterable[Iterable[str]]) -> dict[str, int]:
+    return {name: index for index, names in enumerate(groups) for name in names}
+
+
+def _owner(parameter: str, index_of: Mapping[str, int]) -> int | None:
     """Return the index of the group with the innermost module around a parameter, None if the root has it."""
     path = parameter
     while path := path.rpartition(".")[0]:
-        for index, names in enumerate(groups):
-            if path in names:
-                return index
+        if path in index_of:
+            return index_of[path]
     return None
+
+
+def _joined(module: str, key: str) -> str:
+    return f"{module}.{key}" if module else key
