@@ -48,8 +48,8 @@ def gathered_optimizer_state(
         optimizer.state_dict()["param_groups"], places(optimizer, models), strict=True
     ):
         groups.append({**group, "params": list(range(number, number + len(of_group)))})
-        for model, name in of_group:
-            own = optimizer.state.get(name) if model is None else values.get((id(model), name))
+        for owner, name in of_group:
+            own = optimizer.state.get(name) if owner is None else values.get((id(owner), name))
             if own and is_receiver:
                 state[number] = {key: _on_cpu(value) for key, value in own.items()}
             number += 1

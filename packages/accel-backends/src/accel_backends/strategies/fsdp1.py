@@ -5,19 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffload,
-    FullyShardedDataParallel,
-    MixedPrecision,
-    ShardingStrategy,
-    StateDictType,
-)
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from accel_backends.containers import register_container
 from accel_backends.flat_sharding.clipping import clip_gradients
@@ -29,11 +23,12 @@ from accel_backends.flat_sharding.optimizer_state import (
     put_whole_state,
 )
 from accel_backends.flat_sharding.repointing import repoint, take_whole_state
+from accel_backends.flat_sharding.settings import flat_settings
 from accel_backends.flat_sharding.units import flat_units
-from accel_backends.flat_sharding.wrapping import FlatSettings, flatten_model
+from accel_backends.flat_sharding.wrapping import flatten_model
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.sources import resolve_plan
-from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin, allocate
+from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sharding.replacements import ReplacedParameters
 from accel_backends.sharding.units import whole_parameters
@@ -91,11 +86,18 @@ class FlatShardedStrategy(TorchStrategy):
                 "`FullyShardedDataParallelPlugin`, or leave out the dynamo backend."
             )
         if not is_group_up():
-            set_up_group(context.topology, backend="gloo", options={"store": dist.HashStore()})
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            set_up_group(context.topology, backend="gloo", options={"store": store})
         register_container(FullyShardedDataParallel)
-        strategy = sharding_in(context.layout, plugin.sharding_strategy)
+        strategy = sharding_in(context.layout, cast(ShardingStrategy, plugin.sharding_strategy))
         self._mesh = _mesh_of(context.layout, strategy, context.device.type)
-        self._settings = self._make_settings(strategy)
+        self._settings = flat_settings(
+            plugin,
+            strategy=strategy,
+            mesh=self._mesh,
+            device=context.device,
+            dtype=context.precision.dtype,
+        )
         self._replaced = ReplacedParameters()
         self._models: weakref.WeakKeyDictionary[nn.Module, FlatModel] = weakref.WeakKeyDictionary()
         context.precision.share_overflows()
@@ -143,7 +145,7 @@ class FlatShardedStrategy(TorchStrategy):
         put_whole_state(inner, models, state)
         return super().prepare_optimizer(optimizer, device_placement=device_placement)
 
-    def replaced_parameters(self) -> Iterable[nn.Parameter]:
+    def replaced_parameters(self) -> Iterable[torch.Tensor]:
         """Return the parameters from before flattening that somebody still holds."""
         return self._replaced
 
@@ -255,28 +257,6 @@ class FlatShardedStrategy(TorchStrategy):
                         "more. Pass parameters of the model that `prepare` returned, or set `use_orig_params=True`."
                     )
         return chosen
-
-    def _make_settings(self, strategy: ShardingStrategy) -> FlatSettings:
-        plugin, dtype, device = self._plugin, self.context.precision.dtype, self.context.device
-        policy = plugin.mixed_precision_policy
-        if policy is None:
-            reduce_dtype = plugin.reduce_dtype or (None if dtype is None else torch.float32)
-            policy = MixedPrecision(param_dtype=dtype, reduce_dtype=reduce_dtype)
-        return FlatSettings(
-            mesh=self._mesh,
-            device=device,
-            strategy=strategy,
-            mixed_precision=policy,
-            # On the CPU they are there anyway, and torch would look for another device to compute on.
-            cpu_offload=CPUOffload() if device.type == "cpu" else plugin.cpu_offload,
-            backward_prefetch=plugin.backward_prefetch,
-            forward_prefetch=plugin.forward_prefetch,
-            limit_all_gathers=plugin.limit_all_gathers,
-            use_orig_params=plugin.use_orig_params,
-            has_process_groups=plugin.state_dict_type is StateDictType.LOCAL_STATE_DICT,
-            # Memory for the values of rank 0 is allocated in any case.
-            init_module=None if plugin.param_init_fn is allocate else plugin.param_init_fn,
-        )
 
 
 def sharding_in(layout: MeshLayout, asked: ShardingStrategy) -> ShardingStrategy:
