@@ -7,6 +7,9 @@ from torch.distributed.tensor import DTensor
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_backends.testing.models import make_batches, make_model
 
+VERSIONS = {"": {"fsdp_version": 2}, "old": {"fsdp_version": 1, "use_orig_params": True}}
+"""What an engine is called before the kind of its checkpoints."""
+
 
 class Run:
     """One run: a model of small odd parts, its optimizer and scheduler, and a loader of the same batches."""
@@ -14,8 +17,9 @@ class Run:
     def __init__(self, how, *, kind="tied", seed=7, precision="no", layout=None, accumulate=1):
         plugin = None
         if how != "ddp":
+            version, _, form = how.rpartition("-")
             plugin = FullyShardedDataParallelPlugin(
-                fsdp_version=2, state_dict_type=f"{how.upper()}_STATE_DICT"
+                **VERSIONS[version], state_dict_type=f"{form.upper()}_STATE_DICT"
             )
         self.accelerator = Accelerator(
             cpu=True,
@@ -41,9 +45,9 @@ class Run:
 
     def state(self):
         """Return everything that a checkpoint must carry over, in whole, on every rank."""
-        strategy, inner = self.accelerator.strategy, self.optimizer.optimizer
-        model = strategy.unwrap(self.model).state_dict()
-        optimizer = inner.state_dict()
+        strategy = self.accelerator.strategy
+        model = strategy.local_model_state(self.model)
+        optimizer = strategy.local_optimizer_state(self.optimizer, self.model)
         for group in optimizer["param_groups"]:
             group["params"] = list(group["params"])
         return {
@@ -104,7 +108,7 @@ def assert_same(ours, theirs, path=""):
 TYPES = ["full", "sharded"]
 
 
-@pytest.mark.parametrize("how", TYPES)
+@pytest.mark.parametrize("how", [*TYPES, "old-full", "old-sharded"])
 @pytest.mark.parametrize("kind", ["tied", "adapted"])
 def test_a_run_goes_on_bit_for_bit(world, tmp_path, how, kind):
     saved = world(2).run(save, how, tmp_path / "a", {"kind": kind})
@@ -113,10 +117,10 @@ def test_a_run_goes_on_bit_for_bit(world, tmp_path, how, kind):
         assert_same(later, saved[rank][1])
 
 
-@pytest.mark.parametrize("how", TYPES)
+@pytest.mark.parametrize("how", [*TYPES, "old-full", "old-sharded"])
 def test_any_number_of_ranks_and_any_strategy_reads_it(world, tmp_path, how):
     [(state, _), _] = world(2).run(save, how, tmp_path / "a")
-    for num, other in [(1, "ddp"), (1, "sharded"), (2, "ddp"), (3, "full")]:
+    for num, other in [(1, "ddp"), (1, "sharded"), (2, "ddp"), (3, "full"), (2, "old-full")]:
         for loaded, _ in world(num).run(load, other, tmp_path / "a"):
             assert_same(loaded, state)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,23 +15,28 @@ _LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
 """States that have the shape of their parameter, in torch's optimizers and in those that name theirs alike."""
 
 
-def misfit_of(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> str | None:
+def misfit_of(
+    optimizer: torch.optim.Optimizer, state: Mapping[str, Any], shapes: Sequence[Sequence[torch.Size]]
+) -> str | None:
     """Say why ``state`` does not belong to ``optimizer``, None if it seems to.
 
     torch itself compares the sizes of the groups and nothing else.
+
+    Args:
+        optimizer: The optimizer.
+        state: A state of whole parameters.
+        shapes: Those of the whole parameters that the optimizer steps, by group.
     """
-    groups, own = state["param_groups"], optimizer.param_groups
+    groups, own = state["param_groups"], shapes
     if len(groups) != len(own):
         return f"it has {len(groups)} parameter groups, the optimizer {len(own)}"
     for number, (saved, here) in enumerate(zip(groups, own, strict=True)):
-        if len(saved["params"]) != len(here["params"]):
-            return (
-                f"group {number} has {len(saved['params'])} parameters, the optimizer's {len(here['params'])}"
-            )
+        if len(saved["params"]) != len(here):
+            return f"group {number} has {len(saved['params'])} parameters, the optimizer's {len(here)}"
         missing = [name for name in optimizer.defaults if name not in saved and name in _hallmarks(optimizer)]
         if missing:
             return f"group {number} has no `{missing[0]}`, so it is the state of another kind of optimizer"
-    for name, saved_shape, shape in _shapes(optimizer, state):
+    for name, saved_shape, shape in _shapes(state, shapes):
         if saved_shape != shape:
             return f"`{name}` has the shape {tuple(saved_shape)}, its parameter {tuple(shape)}"
     return None
@@ -72,7 +78,8 @@ def _numbered_parameters(
 ) -> Iterator[tuple[Any, torch.Tensor]]:
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    yield from zip(numbers, parameters, strict=True)
+    if len(numbers) == len(parameters):  # not where several were flattened into one
+        yield from zip(numbers, parameters, strict=True)
 
 
 def _hallmarks(optimizer: torch.optim.Optimizer) -> set[str]:
@@ -90,9 +97,10 @@ def _hallmarks(optimizer: torch.optim.Optimizer) -> set[str]:
 
 
 def _shapes(
-    optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+    state: Mapping[str, Any], shapes: Sequence[Sequence[torch.Size]]
 ) -> Iterator[tuple[str, torch.Size, torch.Size]]:
-    for number, parameter in _numbered_parameters(optimizer, state):
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    for number, shape in zip(numbers, chain.from_iterable(shapes), strict=True):
         for name, value in state["state"].get(number, {}).items():
             if name in _LIKE_PARAMETER and isinstance(value, torch.Tensor):
-                yield f"state.{number}.{name}", value.shape, parameter.shape
+                yield f"state.{number}.{name}", value.shape, shape

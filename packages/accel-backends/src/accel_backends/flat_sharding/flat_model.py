@@ -33,7 +33,7 @@ class FlatModel:
     whole: WholeParameters
     shapes: dict[str, torch.Size]
     aliases: dict[str, str]
-    originals: MutableMapping[nn.Parameter, str]
+    originals: MutableMapping[torch.Tensor, str]
     names: dict[int, tuple[str, ...]]
     sharded: frozenset[int]
     is_accumulating: bool = False

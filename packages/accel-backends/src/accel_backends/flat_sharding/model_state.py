@@ -13,12 +13,17 @@ from accel_backends.flat_sharding.whole_state_dicts import whole_state_dicts
 _WRAPPED = "_fsdp_wrapped_module."
 
 
-def gathered_model_state(model: FlatModel, *, is_receiver: bool) -> dict[str, Any]:
-    """Return the state dict of the plain model on the CPU; empty where ``is_receiver``, for rank 0, is not set.
+def gathered_model_state(model: FlatModel, *, is_receiver: bool, rank0_only: bool = True) -> dict[str, Any]:
+    """Return the state dict of the plain model on the CPU; empty where ``is_receiver`` is not set.
 
     Every rank must call it; one unit is gathered at a time.
+
+    Args:
+        model: The model.
+        is_receiver: Whether this rank gets it.
+        rank0_only: Whether only rank 0 does, and the others need not hold more than one unit.
     """
-    with whole_state_dicts(model.root, rank0_only=True):
+    with whole_state_dicts(model.root, rank0_only=rank0_only):
         found = model.root.state_dict()
     if not is_receiver:
         return {}

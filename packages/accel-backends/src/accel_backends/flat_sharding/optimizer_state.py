@@ -27,18 +27,22 @@ def places(optimizer: torch.optim.Optimizer, models: Sequence[FlatModel]) -> lis
 
 
 def gathered_optimizer_state(
-    optimizer: torch.optim.Optimizer, models: Sequence[FlatModel], *, is_receiver: bool
+    optimizer: torch.optim.Optimizer,
+    models: Sequence[FlatModel],
+    *,
+    is_receiver: bool,
+    rank0_only: bool = True,
 ) -> dict[str, Any]:
     """Return the state dict of a plain optimizer, whole and on the CPU; every rank must call it.
 
-    Without ``is_receiver``, which is for rank 0 alone, it has the groups only.
+    Without ``is_receiver`` it has the groups only; with ``rank0_only`` only rank 0 may receive.
     """
     values: dict[tuple[int, Any], Any] = {}
     for model in models:
         part = _Part.of(optimizer, model)
         if not part.parameters:
             continue
-        with whole_state_dicts(model.root, rank0_only=True):
+        with whole_state_dicts(model.root, rank0_only=rank0_only):
             found = FullyShardedDataParallel.optim_state_dict(model.root, part, part.state_dict(optimizer))  # type: ignore[arg-type]
         values |= {(id(model), name): one for name, one in found.get("state", {}).items()}
     state: dict[int, Any] = {}
@@ -48,8 +52,8 @@ def gathered_optimizer_state(
         optimizer.state_dict()["param_groups"], places(optimizer, models), strict=True
     ):
         groups.append({**group, "params": list(range(number, number + len(of_group)))})
-        for model, name in of_group:
-            own = optimizer.state.get(name) if model is None else values.get((id(model), name))
+        for owner, name in of_group:
+            own = optimizer.state.get(name) if owner is None else values.get((id(owner), name))
             if own and is_receiver:
                 state[number] = {key: _on_cpu(value) for key, value in own.items()}
             number += 1

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from accel_backends.flat_sharding.flat_model import FlatModel
 from accel_backends.sharding.replacements import ReplacedParameters
@@ -33,8 +32,8 @@ def repoint(
 
 def _check_completeness(
     index: int,
-    parameters: list[nn.Parameter],
-    successors: list[nn.Parameter],
+    parameters: list[torch.Tensor],
+    successors: list[torch.Tensor],
     names: Mapping[int, tuple[str, ...]],
 ) -> None:
     counts: dict[int, int] = {}

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
@@ -18,7 +19,7 @@ from torch.distributed.fsdp import (
 def whole_state_dicts(root: FullyShardedDataParallel, *, rank0_only: bool) -> Iterator[None]:
     """Let the state dicts of a model and its optimizers be whole in the block, on all ranks or rank 0 only."""
     # Without an accelerator there is nothing to offload from, and torch 2.13 fails to.
-    offload = root.compute_device.type != "cpu"
+    offload = root.compute_device != torch.device("cpu")
     with warnings.catch_warnings():
         # For other functions of torch, which need the optimizer's state to be of one model.
         warnings.filterwarnings("ignore", message=r"FSDP\.state_dict_type\(\)", category=FutureWarning)

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
-import torch
 from torch import nn
-from torch.distributed.fsdp import (
-    BackwardPrefetch,
-    CPUOffload,
-    FlatParameter,
-    FullyShardedDataParallel,
-    MixedPrecision,
-    ShardingStrategy,
-)
+from torch.distributed.fsdp import FlatParameter, FullyShardedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_backends.flat_sharding.flat_model import FlatModel, state_shapes
+from accel_backends.flat_sharding.settings import FlatSettings
 from accel_backends.flat_sharding.units import check_uniform
 from accel_backends.sharding.replacements import ReplacedParameters
 from accel_backends.sharding.shard import store_in_fp32
@@ -27,56 +19,6 @@ from accel_backends.sharding.units import ROOT, ShardGroup, tensors_of_groups
 from accel_backends.sharding.values import check_same_model, refuse_missing, take_values_of_rank_0
 from accel_backends.sharding.whole_parameters import WholeParameters
 from accel_ops.named_tensors import NamedTensor, named_tensors
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
-
-@dataclass(frozen=True, slots=True)
-class FlatSettings:
-    """How each unit of a model is sharded; most are arguments of torch's `FullyShardedDataParallel`.
-
-    Attributes:
-        mesh: One axis, over which parameters are cut; or two, of which the first holds copies.
-        device: The device of this rank.
-        has_process_groups: Hand torch the groups of the mesh, as its local state dicts want it, not the mesh itself.
-        init_module: Gives a module on the meta device its values; None: only rank 0 has them.
-    """
-
-    mesh: DeviceMesh
-    device: torch.device
-    strategy: ShardingStrategy
-    mixed_precision: MixedPrecision
-    cpu_offload: CPUOffload
-    backward_prefetch: BackwardPrefetch | None
-    forward_prefetch: bool
-    limit_all_gathers: bool
-    use_orig_params: bool
-    has_process_groups: bool
-    init_module: Callable[[nn.Module], None] | None = None
-
-    @property
-    def is_sharding(self) -> bool:
-        """Whether a rank holds parts of parameters."""
-        return self.strategy is not ShardingStrategy.NO_SHARD
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `FullyShardedDataParallel`."""
-        groups: dict[str, Any] = {"device_mesh": self.mesh}
-        if self.has_process_groups:
-            inside_out = tuple(self.mesh.get_group(axis) for axis in reversed(range(self.mesh.ndim)))
-            groups = {"process_group": inside_out if len(inside_out) > 1 else inside_out[0]}
-        return {
-            **groups,
-            "sharding_strategy": self.strategy,
-            "mixed_precision": self.mixed_precision,
-            "cpu_offload": self.cpu_offload,
-            "backward_prefetch": self.backward_prefetch,
-            "forward_prefetch": self.forward_prefetch,
-            "limit_all_gathers": self.limit_all_gathers,
-            "use_orig_params": self.use_orig_params,
-            "device_id": self.device,
-        }
 
 
 def flatten_model(

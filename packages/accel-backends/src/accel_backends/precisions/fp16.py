@@ -33,7 +33,8 @@ class FP16Precision(AutocastPrecision):
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """Return ``loss`` times the current scale."""
-        return self.scaler.scale(loss)
+        scaled: torch.Tensor = self.scaler.scale(loss)
+        return scaled
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide this optimizer's gradients by the scale, once per step however often it is called.

@@ -115,7 +115,7 @@ class LossScaler(torch.amp.GradScaler):
             self._update_is_due = False
             super().update()
 
-    def _share(self, overflows: dict[torch.device, torch.Tensor]) -> None:
+    def _share(self, overflows: dict[Any, torch.Tensor]) -> None:
         """Let ``overflows``, by device and empty without gradients, say what is so on any rank."""
         assert self._scale is not None
         device = self._scale.device

@@ -5,19 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffload,
-    FullyShardedDataParallel,
-    MixedPrecision,
-    ShardingStrategy,
-    StateDictType,
-)
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
 
 from accel_backends.containers import register_container
 from accel_backends.flat_sharding.clipping import clip_gradients
@@ -26,14 +20,16 @@ from accel_backends.flat_sharding.model_state import gathered_model_state, load_
 from accel_backends.flat_sharding.optimizer_state import (
     gathered_optimizer_state,
     parts_of_optimizer_state,
+    places,
     put_whole_state,
 )
 from accel_backends.flat_sharding.repointing import repoint, take_whole_state
+from accel_backends.flat_sharding.settings import flat_settings
 from accel_backends.flat_sharding.units import flat_units
-from accel_backends.flat_sharding.wrapping import FlatSettings, flatten_model
+from accel_backends.flat_sharding.wrapping import flatten_model
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.sources import resolve_plan
-from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin, allocate
+from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sharding.replacements import ReplacedParameters
 from accel_backends.sharding.units import whole_parameters
@@ -44,7 +40,7 @@ from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_backends.transforms.compile_units import compile_units
 from accel_backends.transforms.protocol import apply_transforms
 from accel_state.enums import DynamoBackend
-from accel_state.errors import ConfigError
+from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_layout import MeshLayout
 from accel_state.process_group import is_group_up, set_up_group
 
@@ -69,6 +65,21 @@ class FlatShardedStrategy(TorchStrategy):
         mesh_axes=frozenset({"dp_replicate", "dp_shard"}),
     )
 
+    @property
+    def checkpoint_format(self) -> str:
+        """The format in which models and optimizers are saved; ``state_dict_type`` of the plugin chooses it.
+
+        Raises:
+            ConfigError: If it is the local one, which this version does not write.
+        """
+        kind = self._plugin.state_dict_type
+        if kind is StateDictType.LOCAL_STATE_DICT:
+            raise ConfigError(
+                "`state_dict_type` is `LOCAL_STATE_DICT`, in which no checkpoint is written: only as many ranks could "
+                "read it. Set it to `FULL_STATE_DICT` or `SHARDED_STATE_DICT`."
+            )
+        return "full" if kind is StateDictType.FULL_STATE_DICT else "sharded"
+
     def setup(self, context: StrategyContext) -> None:
         """Take in the run; one process alone gets a process group of its own.
 
@@ -91,11 +102,18 @@ class FlatShardedStrategy(TorchStrategy):
                 "`FullyShardedDataParallelPlugin`, or leave out the dynamo backend."
             )
         if not is_group_up():
-            set_up_group(context.topology, backend="gloo", options={"store": dist.HashStore()})
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            set_up_group(context.topology, backend="gloo", options={"store": store})
         register_container(FullyShardedDataParallel)
-        strategy = sharding_in(context.layout, plugin.sharding_strategy)
+        strategy = sharding_in(context.layout, cast(ShardingStrategy, plugin.sharding_strategy))
         self._mesh = _mesh_of(context.layout, strategy, context.device.type)
-        self._settings = self._make_settings(strategy)
+        self._settings = flat_settings(
+            plugin,
+            strategy=strategy,
+            mesh=self._mesh,
+            device=context.device,
+            dtype=context.precision.dtype,
+        )
         self._replaced = ReplacedParameters()
         self._models: weakref.WeakKeyDictionary[nn.Module, FlatModel] = weakref.WeakKeyDictionary()
         context.precision.share_overflows()
@@ -143,7 +161,7 @@ class FlatShardedStrategy(TorchStrategy):
         put_whole_state(inner, models, state)
         return super().prepare_optimizer(optimizer, device_placement=device_placement)
 
-    def replaced_parameters(self) -> Iterable[nn.Parameter]:
+    def replaced_parameters(self) -> Iterable[torch.Tensor]:
         """Return the parameters from before flattening that somebody still holds."""
         return self._replaced
 
@@ -179,6 +197,16 @@ class FlatShardedStrategy(TorchStrategy):
             return super().model_state(model)
         return gathered_model_state(flat, is_receiver=self.context.topology.rank == 0)
 
+    def local_model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return the whole state, which every rank gets: a part of a flat parameter is no part of a tensor.
+
+        Communicates: all ranks.
+        """
+        flat = self._flat(model)
+        if flat is None:
+            return super().local_model_state(model)
+        return gathered_model_state(flat, is_receiver=True, rank0_only=False)
+
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load a whole state, of which every rank takes its parts. All ranks must call it."""
         flat = self._flat(model)
@@ -193,6 +221,38 @@ class FlatShardedStrategy(TorchStrategy):
         inner = getattr(optimizer, "optimizer", optimizer)
         is_receiver = self.context.topology.rank == 0
         return gathered_optimizer_state(inner, self._models_of(inner), is_receiver=is_receiver)
+
+    def local_optimizer_state(
+        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+    ) -> dict[str, Any]:
+        """Return the whole state, which every rank gets. Communicates: all ranks."""
+        inner = getattr(optimizer, "optimizer", optimizer)
+        return gathered_optimizer_state(inner, self._models_of(inner), is_receiver=True, rank0_only=False)
+
+    def optimizer_parameters(
+        self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
+    ) -> dict[str, torch.Tensor]:
+        """Return tensors without values, by the names of the parameters, of the shapes that they have in whole."""
+        flats = [flat for flat in map(self._flat, models) if flat is not None]
+        found = [place for group in places(optimizer, flats) for place in group]
+        stepped = {id(model) for model, _ in found}
+        named: dict[str, torch.Tensor] = {}
+        for model, name in found:
+            if model is None:
+                raise CheckpointError(
+                    f"A parameter of shape {tuple(name.shape)} of the {type(optimizer).__name__} is part of no "
+                    "prepared model, so its state has no name in a checkpoint. Prepare its model too."
+                )
+            prefix = "" if len(stepped) == 1 else f"{flats.index(model)}."
+            named[prefix + name] = torch.empty(()).expand(model.shapes[name])
+        return named
+
+    def optimizer_shapes(self, optimizer: torch.optim.Optimizer) -> list[list[torch.Size]]:
+        """Return the shapes of the whole parameters that ``optimizer`` steps, by group, as a plain one numbers them."""
+        groups = places(optimizer, self._models_of(optimizer))
+        return [
+            [one.shape if model is None else model.shapes[one] for model, one in group] for group in groups
+        ]
 
     def load_optimizer_state(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
@@ -255,28 +315,6 @@ class FlatShardedStrategy(TorchStrategy):
                         "more. Pass parameters of the model that `prepare` returned, or set `use_orig_params=True`."
                     )
         return chosen
-
-    def _make_settings(self, strategy: ShardingStrategy) -> FlatSettings:
-        plugin, dtype, device = self._plugin, self.context.precision.dtype, self.context.device
-        policy = plugin.mixed_precision_policy
-        if policy is None:
-            reduce_dtype = plugin.reduce_dtype or (None if dtype is None else torch.float32)
-            policy = MixedPrecision(param_dtype=dtype, reduce_dtype=reduce_dtype)
-        return FlatSettings(
-            mesh=self._mesh,
-            device=device,
-            strategy=strategy,
-            mixed_precision=policy,
-            # On the CPU they are there anyway, and torch would look for another device to compute on.
-            cpu_offload=CPUOffload() if device.type == "cpu" else plugin.cpu_offload,
-            backward_prefetch=plugin.backward_prefetch,
-            forward_prefetch=plugin.forward_prefetch,
-            limit_all_gathers=plugin.limit_all_gathers,
-            use_orig_params=plugin.use_orig_params,
-            has_process_groups=plugin.state_dict_type is StateDictType.LOCAL_STATE_DICT,
-            # Memory for the values of rank 0 is allocated in any case.
-            init_module=None if plugin.param_init_fn is allocate else plugin.param_init_fn,
-        )
 
 
 def sharding_in(layout: MeshLayout, asked: ShardingStrategy) -> ShardingStrategy:

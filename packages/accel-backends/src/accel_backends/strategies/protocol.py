@@ -146,6 +146,9 @@ class Strategy(Protocol):
         Their states are placed over the ranks as they are.
         """
 
+    def optimizer_shapes(self, optimizer: torch.optim.Optimizer) -> list[list[torch.Size]]:
+        """Return the shapes of the whole parameters that ``optimizer`` steps, by group, as its full state has them."""
+
     def load_optimizer_state(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
     ) -> None:

@@ -190,6 +190,10 @@ class TorchStrategy:
         """Return the parameters that ``optimizer`` steps, by their names in the users' models."""
         return parameters_of(optimizer, [self.unwrap(model, keep_torch_compile=False) for model in models])
 
+    def optimizer_shapes(self, optimizer: torch.optim.Optimizer) -> list[list[torch.Size]]:
+        """Return the shapes of the parameters that ``optimizer`` steps, by group."""
+        return [[parameter.shape for parameter in group["params"]] for group in optimizer.param_groups]
+
     def load_optimizer_state(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
     ) -> None:

@@ -121,7 +121,10 @@ class Restoration:
             with self.strict.loading(name, into):
                 parameters = partial(self.prepared.strategy.optimizer_parameters, inner, self.prepared.models)
                 state = form.read_optimizer(self.folder, parameters, index=index)
-                misfit = self._other_class(OPTIMIZER_NAME, index, inner) or misfit_of(optimizer, state)
+                shapes = self.prepared.strategy.optimizer_shapes(inner)
+                misfit = self._other_class(OPTIMIZER_NAME, index, inner) or misfit_of(
+                    optimizer, state, shapes
+                )
                 if misfit is None:
                     yield self._into_optimizer(name, into, index, state)
                 else:
