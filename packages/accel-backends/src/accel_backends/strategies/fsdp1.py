@@ -26,6 +26,7 @@ from accel_backends.flat_sharding.model_state import gathered_model_state, load_
 from accel_backends.flat_sharding.optimizer_state import (
     gathered_optimizer_state,
     parts_of_optimizer_state,
+    places,
     put_whole_state,
 )
 from accel_backends.flat_sharding.repointing import repoint, take_whole_state
@@ -68,6 +69,21 @@ class FlatShardedStrategy(TorchStrategy):
         accumulation=Sync.LATER,
         mesh_axes=frozenset({"dp_replicate", "dp_shard"}),
     )
+
+    @property
+    def checkpoint_format(self) -> str:
+        """The format in which models and optimizers are saved: whole.
+
+        Raises:
+            ConfigError: If the plugin asks for another.
+        """
+        kind = self._plugin.state_dict_type
+        if kind is not StateDictType.FULL_STATE_DICT:
+            raise ConfigError(
+                f"`state_dict_type` is `{kind.name}`, which FSDP version 1 does not save here. Set "
+                "`FULL_STATE_DICT`, or use `fsdp_version=2`. Both load sharded checkpoints."
+            )
+        return "full"
 
     def setup(self, context: StrategyContext) -> None:
         """Take in the run; one process alone gets a process group of its own.
@@ -178,6 +194,23 @@ class FlatShardedStrategy(TorchStrategy):
         if flat is None:
             return super().model_state(model)
         return gathered_model_state(flat, is_receiver=self.context.topology.rank == 0)
+
+    def local_model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return what `model_state` does: flat parameters have no parts by name. All ranks must call it."""
+        return self.model_state(model)
+
+    def local_optimizer_state(
+        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+    ) -> dict[str, Any]:
+        """Return what `optimizer_state` does. All ranks must call it."""
+        return self.optimizer_state(optimizer, model)
+
+    def optimizer_parameters(
+        self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
+    ) -> dict[str, torch.Tensor]:
+        """Return the names of the parameters that ``optimizer`` steps; none has a part of its own on this rank."""
+        named = (place for group in places(optimizer, self._models_of(optimizer)) for place in group)
+        return {str(name): torch.empty(0) for _, name in named}
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load a whole state, of which every rank takes its parts. All ranks must call it."""
