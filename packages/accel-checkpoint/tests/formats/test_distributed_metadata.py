@@ -54,7 +54,9 @@ def test_a_class_that_is_no_part_of_a_table_is_refused_by_name(tmp_path, capsys,
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("content", [b"", b"\x80\x04", b"not a pickle", pickle.dumps({"a": 1}), pickle.dumps(None)])
+@pytest.mark.parametrize(
+    "content", [b"", b"\x80\x04", b"not a pickle", pickle.dumps({"a": 1}), pickle.dumps(None)]
+)
 def test_a_damaged_table_is_an_error(tmp_path, content):
     with pytest.raises(CheckpointError, match="is not a readable table"):
         read_metadata(written(tmp_path, content))

@@ -18,7 +18,9 @@ def make_content():
         return values
 
     first = DeferredTensor(VALUES.dtype, VALUES.shape, lambda: fetch("first", VALUES))
-    second = DeferredTensor(torch.bfloat16, torch.Size([2]), lambda: fetch("second", torch.ones(2).bfloat16()))
+    second = DeferredTensor(
+        torch.bfloat16, torch.Size([2]), lambda: fetch("second", torch.ones(2).bfloat16())
+    )
     content = {
         "first": first,
         "again": first,

@@ -15,7 +15,11 @@ def make_file(kind, fetched):
 
         return DeferredTensor(torch.float32, torch.Size([size]), get)
 
-    tensors = {"small": deferred("small", 3), "large": deferred("large", 64), "middle": deferred("middle", 16)}
+    tensors = {
+        "small": deferred("small", 3),
+        "large": deferred("large", 64),
+        "middle": deferred("middle", 16),
+    }
     return SafetensorsFile("a.safetensors", tensors, {}) if kind == "safe" else TorchFile("a.bin", tensors)
 
 

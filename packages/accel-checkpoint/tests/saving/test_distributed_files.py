@@ -20,7 +20,11 @@ def test_a_rank_writes_its_own_parts_and_notes_where_they_lie(tmp_path):
     file = part_of_rank("s", pieces, {piece.name: ("m", piece.name) for piece in pieces}, rank=3)
     assert file.name == "s/__3_0.distcp"
     part, empty = json.loads(write_file(file, tmp_path).note)
-    assert (part["paths"], part["part"], part["dtype"]) == ([["m", "part"]], [[3, 2], [2, 0], [1, 2]], "float32")
+    assert (part["paths"], part["part"], part["dtype"]) == (
+        [["m", "part"]],
+        [[3, 2], [2, 0], [1, 2]],
+        "float32",
+    )
     assert empty["paths"] == [["m", "empty"]]
     assert sum(part["place"]) == empty["place"][0]
 

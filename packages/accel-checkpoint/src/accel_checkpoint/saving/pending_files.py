@@ -109,7 +109,7 @@ class SafetensorsFile:
         """Return the file with copies of its tensors."""
         copied = map_tensors(
             {name: self.tensors[name] for name in order_of_writing(self.tensors)},
-            lambda path, tensor: buffers.copy((self.name, *path), tensor)
+            lambda path, tensor: buffers.copy((self.name, *path), tensor),
         )
         return replace(self, tensors=copied)
 

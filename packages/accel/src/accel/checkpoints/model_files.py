@@ -67,7 +67,12 @@ class ModelFiles:
             outcome = self.strategy.load_model_state(self.model, state, strict=False)
             if not _renames_on_load(self._bare) or outcome is None:
                 return
-            tied = {name for names in tied_names(self._bare) if any(one in state for one in names) for name in names}
+            tied = {
+                name
+                for names in tied_names(self._bare)
+                if any(one in state for one in names)
+                for name in names
+            }
             missing = [name for name in outcome.missing_keys if name not in tied]
             self._report(missing, list(outcome.unexpected_keys), [])
 
@@ -101,7 +106,9 @@ def _renames_on_load(model: nn.Module) -> bool:
 
 def _is_of_sharding(hook: Any) -> bool:
     """Whether it is the hook of `fully_shard`, which leaves names alone."""
-    return str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith("torch.distributed.fsdp._fully_shard")
+    return str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith(
+        "torch.distributed.fsdp._fully_shard"
+    )
 
 
 def _reject_meta_parameters(model: nn.Module, *, into: str) -> None:
