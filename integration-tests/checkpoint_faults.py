@@ -25,24 +25,33 @@ from pathlib import Path
 from forking import Runs
 from safetensors import safe_open
 
+from accel_checkpoint.reading.distributed import DistributedState
 from accel_checkpoint.reading.selection import check_loadable, find_newest
 
 SCRIPT = Path(__file__).with_name("save_forever.py")
 INTERRUPTED = Path(__file__).with_name("save_interrupted.py")
 HOW = ("kill", "error", "ctrl-c")
 START_S = 60
+SHARDED_WAYS = [
+    (shards, behind) for shards in ("SHARDED_STATE_DICT", "FULL_STATE_DICT") for behind in (False, True)
+]
 WAYS = [(num, limit, behind) for num in (1, 2) for limit in (1, 2) for behind in (False, True)]
 
 
-def kill_during_saves(savers, project, *, kills, num_processes, limit, behind, chance, enough=None):
+def kill_during_saves(
+    savers, project, *, kills, num_processes, limit, behind, chance, shards=None, enough=None
+):
     """Start, kill and check again and again; return how many kills came between the begin and the end of a save.
 
+    With ``shards``, a type of state dict, the processes share one model and save it so.
     Stops before the last of ``kills`` when ``enough`` of them came there.
     """
     num_hits = 0
     for number in range(kills):
         before = read(project / "done")
-        pids = savers.start(project=str(project), limit=limit, behind=behind, num_processes=num_processes)
+        pids = savers.start(
+            project=str(project), limit=limit, behind=behind, shards=shards, num_processes=num_processes
+        )
         end = time.monotonic() + START_S
         while read(project / "done") < before + 2:
             assert time.monotonic() < end, "the savers do not save"
@@ -98,8 +107,12 @@ def check(project, *, limit, where, name=None):
 
 
 def value_in(checkpoint):
-    with safe_open(checkpoint / "model.safetensors", framework="pt") as file:
-        values = {value.item() for name in file.keys() for value in file.get_tensor(name).unique()}  # noqa: SIM118
+    if (checkpoint / "pytorch_model_fsdp_0").is_dir():
+        saved = DistributedState(checkpoint, "pytorch_model_fsdp_0")
+        values = {value.item() for one in saved.entries.values() for value in saved.value(one).unique()}
+    else:
+        with safe_open(checkpoint / "model.safetensors", framework="pt") as file:
+            values = {value.item() for name in file.keys() for value in file.get_tensor(name).unique()}  # noqa: SIM118
     assert len(values) == 1, f"{checkpoint} holds values of several saves: {values}"
     return int(values.pop())
 
@@ -109,14 +122,17 @@ def main():
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every-call", action="store_true", help="no random instants, but every one")
+    parser.add_argument("--sharded", action="store_true", help="two processes that share one model")
     options = parser.parse_args()
     if options.every_call:
         at_every_call()
         return
     chance = random.Random(options.seed)
     with Runs(SCRIPT) as savers:
-        for number, (num_processes, limit, behind) in enumerate(WAYS):
-            kills = options.kills // len(WAYS) + (number < options.kills % len(WAYS))
+        ways = [(2, 1, behind, shards) for shards, behind in SHARDED_WAYS] if options.sharded else WAYS
+        for number, (num_processes, limit, behind, *rest) in enumerate(ways):
+            kills = options.kills // len(ways) + (number < options.kills % len(ways))
+            shards = rest[0] if rest else None
             begun = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:
                 hits = kill_during_saves(
@@ -127,8 +143,10 @@ def main():
                     limit=limit,
                     behind=behind,
                     chance=chance,
+                    shards=shards,
                 )
             kind = "behind the loop" if behind else "blocking"
+            kind = f"{kind}, {shards}" if shards else kind
             print(
                 f"{num_processes} process(es), total_limit={limit}, {kind}: {kills} kills, "
                 f"{hits} of them inside a save, nothing lost ({time.monotonic() - begun:.0f} s)",

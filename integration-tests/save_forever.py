@@ -10,13 +10,14 @@ import torch
 from forking import serve
 from torch import nn
 
-from accel import Accelerator, ProjectConfiguration
+from accel import Accelerator, FullyShardedDataParallelPlugin, ProjectConfiguration
 
 
-def save_over_and_over(*, project, limit, behind, size=200):
+def save_over_and_over(*, project, limit, behind, shards=None, size=200):
     project = Path(project)
     accelerator = Accelerator(
         cpu=True,
+        fsdp_plugin=shards and FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=shards),
         project_config=ProjectConfiguration(
             project_dir=str(project), automatic_checkpoint_naming=True, total_limit=limit
         ),

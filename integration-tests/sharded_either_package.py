@@ -31,7 +31,10 @@ def make_run(seed):
     )
     model[3].weight = model[2].weight
     fully_shard(model)
-    groups = [{"params": [*model[0].parameters()], "lr": 0.02}, {"params": [*model[1].parameters(), model[2].weight]}]
+    groups = [
+        {"params": [*model[0].parameters()], "lr": 0.02},
+        {"params": [*model[1].parameters(), model[2].weight]},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=0.01)
     for _ in range(2 if seed == 1 else 1):
         model(torch.randn(4, 7)).square().mean().backward()
@@ -93,7 +96,12 @@ def main():
     rank = int(os.environ["RANK"])
     torch.distributed.init_process_group("gloo")
     packages = {"accelerate": of_peer, "accel": of_ours, "torch": of_torch}
-    for saver, loader in (("accelerate", "accel"), ("accel", "accelerate"), ("torch", "accel"), ("accel", "torch")):
+    for saver, loader in (
+        ("accelerate", "accel"),
+        ("accel", "accelerate"),
+        ("torch", "accel"),
+        ("accel", "torch"),
+    ):
         for package, action, seed in ((saver, "save", 1), (loader, "load", 2)):
             model, optimizer = make_run(seed)
             place = Path(folder, f"{saver}-{loader}")

@@ -35,6 +35,22 @@ def test_nothing_is_lost_when_a_save_is_killed(savers, tmp_path, num_processes, 
     assert hits > 0  # some came inside a save, or nothing was tried
 
 
+@pytest.mark.parametrize(("shards", "behind"), checkpoint_faults.SHARDED_WAYS)
+def test_nothing_is_lost_when_a_save_of_shards_is_killed(savers, tmp_path, shards, behind):
+    hits = checkpoint_faults.kill_during_saves(
+        savers,
+        tmp_path,
+        kills=7,
+        enough=2,
+        num_processes=2,
+        limit=1,
+        behind=behind,
+        shards=shards,
+        chance=random.Random(f"{shards}{behind}"),
+    )
+    assert hits > 0
+
+
 def test_nothing_is_lost_whichever_call_is_the_last(tmp_path):
     with Runs(checkpoint_faults.INTERRUPTED) as runs:
         num_calls = checkpoint_faults.interrupt_at_every_call(runs, tmp_path, how="kill", counts_writes=False)

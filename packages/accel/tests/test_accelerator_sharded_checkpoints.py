@@ -1,11 +1,19 @@
 """Checkpoints of runs whose ranks share one model: any number of ranks reads them, in any layout and strategy."""
 
+from copy import copy
+
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch.distributed.fsdp import StateDictType
 from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+from accel.functions import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
 from accel_backends.testing.models import make_batches, make_model
+from accel_bigmodel import load_checkpoint_in_model
+from accel_bigmodel.saving.merging import merge_fsdp_weights
+from accel_state.errors import CheckpointError
 
 VERSIONS = {"": {"fsdp_version": 2}, "old": {"fsdp_version": 1, "use_orig_params": True}}
 """What an engine is called before the kind of its checkpoints."""
@@ -141,3 +149,96 @@ def test_copies_of_shards_are_written_once(world, tmp_path, how):
     [(state, _), *_] = world(2).run(save, how, tmp_path / "b")
     for loaded, _ in world(4).run(load, how, tmp_path / "b", hybrid):
         assert_same(loaded, state)
+
+
+@pytest.mark.parametrize("how", TYPES)
+def test_a_save_behind_the_loop_has_the_state_of_its_beginning(world, tmp_path, how):
+    [(state, _), _] = world(2).run(save, how, tmp_path / "a", None, False)
+    for loaded, _ in world(2).run(load, how, tmp_path / "a"):
+        assert_same(loaded, state)
+
+
+def save_within_accumulation(folder):
+    run = Run("sharded", accumulate=3)
+    run.step(4)
+    run.accelerator.save_state(folder)
+    run.step(2)
+    return run.state()
+
+
+def load_within_accumulation(folder):
+    run = Run("sharded", seed=99, accumulate=3)
+    run.accelerator.load_state(folder)
+    run.step(2)
+    return run.state()
+
+
+def test_sharded_gradients_of_an_accumulation_are_kept(world, tmp_path):
+    expected = world(2).run(save_within_accumulation, tmp_path / "a")
+    assert_same(world(2).run(load_within_accumulation, tmp_path / "a"), expected)
+
+
+def load_into(folder, kind):
+    run = Run("sharded", kind=kind)
+    before = run.state()
+    try:
+        run.accelerator.load_state(folder)
+    except CheckpointError as error:
+        assert_same(run.state(), before)
+        return str(error)
+
+
+def test_the_checkpoint_of_another_model_changes_nothing_and_names_what_differs(world, tmp_path):
+    for how in TYPES:
+        world(2).run(save, how, tmp_path / how)
+        for message in world(2).run(load_into, tmp_path / how, "buffered"):
+            assert (
+                "does not fit model 0 (Buffered): it lacks `scale`, `mix`, `count`; it has `embed.weight`"
+                in message
+            )
+            assert "`blocks.0.norm.weight` has the shape (10,) instead of (9,)" in message
+
+
+def export(folder):
+    run = Run("sharded")
+    run.step()
+    run.accelerator.save_state(folder / "state")
+    for safe in (True, False):
+        run.accelerator.save_model(
+            run.model, folder / f"model {safe}", max_shard_size="2KB", safe_serialization=safe
+        )
+    plugin = run.accelerator.state.fsdp_plugin
+    save_fsdp_model(plugin, run.accelerator, run.model, folder / "parts")
+    save_fsdp_optimizer(plugin, run.accelerator, run.optimizer, run.model, folder / "parts")
+    plugin = copy(plugin)
+    plugin.state_dict_type = StateDictType.FULL_STATE_DICT
+    save_fsdp_model(plugin, run.accelerator, run.model, folder / "whole")
+    save_fsdp_optimizer(plugin, run.accelerator, run.optimizer, run.model, folder / "whole")
+    states = [run.state()]
+    for name in ("parts", "whole"):
+        other = Run("sharded", seed=99)
+        load_fsdp_model(plugin, other.accelerator, other.model, folder / name)
+        load_fsdp_optimizer(plugin, other.accelerator, other.optimizer, other.model, folder / name)
+        states.append(other.state() | {"scheduler": states[0]["scheduler"]})
+    return states, run.accelerator.get_state_dict(run.model)
+
+
+def test_all_ways_out_of_a_sharded_run_lead_to_the_same_weights(world, tmp_path):
+    (states, whole_state), (others, nothing) = world(2).run(export, tmp_path)
+    for state in (*states, *others):
+        assert_same(state, states[0])
+    assert nothing == {}
+    assert_same(dict(whole_state), states[0]["model"])
+    for safe, name in ((True, "model.safetensors.index.json"), (False, "pytorch_model.bin.index.json")):
+        model = make_model("tied", seed=1)
+        load_checkpoint_in_model(model, tmp_path / f"model {safe}" / name)
+        assert_same(dict(model.state_dict()), states[0]["model"])
+    for safe, name in ((True, "model.safetensors"), (False, "pytorch_model.bin")):
+        folder = tmp_path / f"merged {safe}"
+        merge_fsdp_weights(tmp_path / "state" / "pytorch_model_fsdp_0", folder, safe_serialization=safe)
+        model = make_model("tied", seed=1)
+        load_checkpoint_in_model(model, folder / name)
+        assert_same(dict(model.state_dict()), states[0]["model"])
+    assert sorted(load_file(tmp_path / "merged True" / "model.safetensors")) == sorted(
+        set(whole_state) - {"head.weight"}
+    )

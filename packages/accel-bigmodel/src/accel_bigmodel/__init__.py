@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     )
     from accel_bigmodel.quantization.loading import load_and_quantize_model as load_and_quantize_model
     from accel_bigmodel.quantization.loading import quantize_and_offload_8bit as quantize_and_offload_8bit
+    from accel_bigmodel.saving.merging import merge_fsdp_weights as merge_fsdp_weights
     from accel_bigmodel.saving.models import save_model as save_model
     from accel_bigmodel.skeleton import init_empty_weights as init_empty_weights
     from accel_bigmodel.skeleton import init_on_device as init_on_device
@@ -199,6 +200,7 @@ __getattr__, __dir__, __all__ = attach(
         "remove_hook_from_submodules": "accel_bigmodel.hooks.attaching",
         "replace_with_bnb_layers": "accel_bigmodel.quantization.layers",
         "retie_parameters": "accel_bigmodel.tensors.placing",
+        "merge_fsdp_weights": "accel_bigmodel.saving.merging",
         "save_model": "accel_bigmodel.saving.models",
         "save_offload_index": "accel_bigmodel.offload.folder",
         "set_module_tensor_to_device": "accel_bigmodel.tensors.placing",

@@ -9,7 +9,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, Parameters, SaveChoices
+from accel_backends.checkpoint_formats.protocol import (
+    CheckpointFormat,
+    Files,
+    Parameters,
+    SaveChoices,
+    SavedState,
+)
 from accel_backends.sharding.full_state import deferred_optimizer_state, deferred_state
 from accel_checkpoint.file_names import (
     OPTIMIZER_NAME,
@@ -49,10 +55,10 @@ class FullFormat(CheckpointFormat):
         return _shared_out([file], choices)
 
     @contextmanager
-    def open_model(self, folder: Path, *, index: int) -> Iterator[_SavedModel]:
+    def open_model(self, folder: Path, *, index: int) -> Iterator[WholeState]:
         """Give the state, mapped from its files."""
         with open_weights(files_of_model(folder, index)) as state:
-            yield _SavedModel(state)
+            yield WholeState(state)
 
     def optimizer_numbers(self, names: Collection[str]) -> list[int]:
         """Return the indexes of the optimizers that have a file."""
@@ -86,11 +92,18 @@ def _shared_out(files: Sequence[PendingFile], choices: SaveChoices) -> Files:
     return Files(own, collective)
 
 
-class _SavedModel:
+class WholeState(SavedState):
+    """The state of a model, whole.
+
+    Args:
+        state: It.
+    """
+
     def __init__(self, state: Mapping[str, Any]) -> None:
         self._state = state
 
     def shapes(self) -> dict[str, tuple[int, ...] | None]:
+        """Return the shape of each tensor, None for other values."""
         return {
             name: tuple(value.shape) if isinstance(value, torch.Tensor) else None
             for name, value in self._state.items()

@@ -91,7 +91,7 @@ class CheckpointFormat(Protocol):
 
         Args:
             state: Its state, in which parameters have numbers.
-            parameters: Its parameters by name, in the order of their numbers; called where they are needed.
+            parameters: Its parameters by name, in the order of their numbers; called where needed.
             index: Which optimizer it is.
             choices: How this rank takes part.
         """

@@ -32,8 +32,8 @@ def parameters_of(optimizer: torch.optim.Optimizer, models: Sequence[nn.Module])
         if id(parameter) not in homes:
             raise CheckpointError(
                 f"A parameter of shape {tuple(parameter.shape)} in group {number} of the {type(optimizer).__name__} is "
-                "part of no prepared model, so its state has no name in a sharded checkpoint. Prepare its model too, or "
-                "set `state_dict_type` to `FULL_STATE_DICT`."
+                "part of no prepared model, so its state has no name in a sharded checkpoint. Prepare its model too, "
+                "or set `state_dict_type` to `FULL_STATE_DICT`."
             )
     has_one_model = len({homes[id(parameter)][0] for _, parameter in stepped}) <= 1
     named: dict[str, torch.Tensor] = {}

@@ -123,7 +123,10 @@ class Strategy(Protocol):
         """
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
-        """Load a full state, or one from `local_model_state`; return missing and unexpected keys as `torch.nn.Module.load_state_dict` does."""
+        """Load a full state, or one from `local_model_state`.
+
+        Returns missing and unexpected keys as `torch.nn.Module.load_state_dict` does.
+        """
 
     def optimizer_state(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 
 class MergeCommand:
@@ -45,7 +46,7 @@ class MergeCommand:
             remove_checkpoint_dir=arguments.remove_checkpoint_dir,
             max_shard_size=arguments.max_shard_size,
         )
-        print(f"The merged weights are in `{arguments.output_path}`.")
+        sys.stdout.write(f"The merged weights are in `{arguments.output_path}`.\n")
         return 0
 
 

@@ -12,10 +12,13 @@ from typing import Any
 import torch
 
 from accel_bigmodel.saving.staging import publish, staging_folder
+from accel_checkpoint.formats.deferred import DeferredTensor, is_deferred
 from accel_checkpoint.formats.pickle_files import PickleWriter
 from accel_checkpoint.formats.protocol import WeightWriter
 from accel_checkpoint.formats.safetensor_files import SafetensorsWriter
+from accel_checkpoint.formats.safetensor_writing import order_of_writing
 from accel_checkpoint.formats.sharding import plan_shards
+from accel_checkpoint.formats.torch_archive import deferred_in
 from accel_checkpoint.formats.weight_names import PICKLED, SAFETENSORS, WeightFormat
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -59,6 +62,21 @@ def save_model(
     _remove_earlier(folder, writer.names, keep=names)
     _warn_if_shadowed(folder, writer.names)
     return [folder / name for name in names]
+
+
+def order_of_fetching(
+    state: Mapping[str, Any], max_shard_size: int | str = "10GB", safe_serialization: bool = True
+) -> list[DeferredTensor]:
+    """Return the deferred tensors of a state in the order in which `save_model` fetches them with these arguments."""
+    order: list[DeferredTensor] = []
+    if not is_deferred(state):
+        return order
+    writer: WeightWriter = SafetensorsWriter(state) if safe_serialization else PickleWriter(state)
+    for names in plan_shards(writer.groups(), max_shard_size=max_shard_size):
+        members = {name: state[name] for name in names}
+        ordered = order_of_writing(members) if safe_serialization else list(members)
+        order += deferred_in([members[name] for name in ordered])
+    return order
 
 
 def _write_files(writer: WeightWriter, shards: Sequence[Sequence[str]], staged: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The table of a `torch.distributed.checkpoint` folder: where each part of each tensor lies, read without running code."""
+"""The table of a `torch.distributed.checkpoint` folder: where the parts of tensors lie; read without running code."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from accel_checkpoint.formats.deferred import DeferredTensor
-from accel_checkpoint.saving.low_priority import Work
+from accel_checkpoint.saving.low_priority import Work, run_inline
 from accel_checkpoint.saving.pending_files import PendingFile, write_file
 from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.snapshot import HostBuffers
@@ -32,9 +32,11 @@ class CollectiveFile:
         """Fetch everything, and return the file in the memory of the rank that writes it. All ranks together."""
         return self._taking_part(lambda file: file.snapshot(buffers))
 
-    def write(self, folder: Path, *, run: Callable[[Work], None]) -> FileSink | None:
+    def write(
+        self, folder: Path, *, replace: bool = False, run: Callable[[Work], None] = run_inline
+    ) -> FileSink | None:
         """Write the file while it is fetched, and return its sink on the rank that writes. All ranks together."""
-        return self._taking_part(lambda file: write_file(file, folder, run=run))
+        return self._taking_part(lambda file: write_file(file, folder, replace=replace, run=run))
 
     def _taking_part(self, use: Callable[[PendingFile], T]) -> T | None:
         before = [tensor.num_fetched for tensor in self.order]

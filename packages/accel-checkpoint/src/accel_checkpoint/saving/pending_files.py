@@ -108,7 +108,8 @@ class SafetensorsFile:
     def snapshot(self, buffers: HostBuffers) -> Self:
         """Return the file with copies of its tensors."""
         copied = map_tensors(
-            dict(self.tensors), lambda path, tensor: buffers.copy((self.name, *path), tensor)
+            {name: self.tensors[name] for name in order_of_writing(self.tensors)},
+            lambda path, tensor: buffers.copy((self.name, *path), tensor),
         )
         return replace(self, tensors=copied)
 

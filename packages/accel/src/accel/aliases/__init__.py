@@ -29,6 +29,7 @@ OWNERS = (
     "accel",
     "accel.checkpoints",
     "accel.functions.fsdp2",
+    "accel.functions",
     "accel.functions.fsdp_constants",
     "accel.functions.general",
 )

@@ -17,6 +17,7 @@ from accel_backends.checkpoint_formats.protocol import SavedState
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_checkpoint.pieces import ties_in
 from accel_checkpoint.reading.strictness import Strictness
+from accel_ops.named_tensors import tied_names
 from accel_state.errors import CheckpointError
 
 
@@ -61,12 +62,18 @@ class ModelFiles:
     def load(self, saved: SavedState) -> None:
         """Copy the state into the model."""
         with self.strict.loading(self.file_name, self._into), _without_placeholder_warnings():
-            own = self.strategy.local_model_state(self.model)
+            own = {} if _renames_on_load(self._bare) else self.strategy.local_model_state(self.model)
             state = saved.read(own)
             outcome = self.strategy.load_model_state(self.model, state, strict=False)
             if not _renames_on_load(self._bare) or outcome is None:
                 return
-            missing = [name for name in outcome.missing_keys if name not in _second_names(own, state)]
+            tied = {
+                name
+                for names in tied_names(self._bare)
+                if any(one in state for one in names)
+                for name in names
+            }
+            missing = [name for name in outcome.missing_keys if name not in tied]
             self._report(missing, list(outcome.unexpected_keys), [])
 
     @property
@@ -88,12 +95,19 @@ class ModelFiles:
 def _renames_on_load(model: nn.Module) -> bool:
     """Whether only `load_state_dict` itself knows which names and shapes fit."""
     return any(
-        module._load_state_dict_pre_hooks
+        any(not _is_of_sharding(hook) for hook in module._load_state_dict_pre_hooks.values())
         or (
             type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
             and not type(module).__module__.startswith("torch.nn.")
         )
         for module in model.modules()
+    )
+
+
+def _is_of_sharding(hook: Any) -> bool:
+    """Whether it is the hook of `fully_shard`, which leaves names alone."""
+    return str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith(
+        "torch.distributed.fsdp._fully_shard"
     )
 
 

@@ -81,13 +81,19 @@ class Restoration:
             strict=self.strict,
         )
         own = RankState.read(self.found, self.names, self.prepared, self.rank, self.layout, self.strict)
-        loads = [*self._optimizers(), *self._schedulers(), *self._loaders(), *self._scaler(), *self._custom()]
         with ExitStack() as opened:
             # Whatever does not fit is found in all models before any of them is changed.
             ready = [
                 self._opened_model(index, models[index], opened)
                 for index in saved_models(self.names)
                 if index < len(models)
+            ]
+            loads = [
+                *self._optimizers(),
+                *self._schedulers(),
+                *self._loaders(),
+                *self._scaler(),
+                *self._custom(),
             ]
             for files, saved in ready:
                 files.load(saved)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from torch import nn
 
 import accel_bigmodel
 from accel.run.project import ProjectConfiguration
 from accel_backends import Strategy
+from accel_backends.sharding.full_state import deferred_state
 from accel_state import PartialState
 
 
@@ -42,9 +44,18 @@ class ModelSaver:
         safe_serialization: bool,
     ) -> None:
         """Write the weights of `model`; return when they are there. Every rank must call it."""
-        state = self._strategy.model_state(model)
-        if self.is_writer:
-            accel_bigmodel.save_model(
-                state, folder, max_shard_size=max_shard_size, safe_serialization=safe_serialization
-            )
+        from accel_bigmodel.saving.models import order_of_fetching
+
+        state = deferred_state(self._strategy.local_model_state(model))
+        options: dict[str, Any] = {"max_shard_size": max_shard_size, "safe_serialization": safe_serialization}
+        order = order_of_fetching(state, **options)
+        before = [tensor.num_fetched for tensor in order]
+        try:
+            if self.is_writer:
+                accel_bigmodel.save_model(state, folder, **options)
+        finally:
+            # All ranks gather each tensor together, also those that write nothing, or could not.
+            for tensor, count in zip(order, before, strict=True):
+                if tensor.num_fetched == count:
+                    tensor.fetch()
         self._processes.wait_for_everyone()

@@ -1,0 +1,25 @@
+import torch
+
+from accel_checkpoint.formats.deferred import DeferredTensor, fetched, is_deferred, second_names_in
+
+VALUES = torch.arange(6.0).reshape(2, 3)
+
+
+def deferred(values=VALUES):
+    return DeferredTensor(values.dtype, values.shape, lambda: values)
+
+
+def test_its_size_is_known_before_it_is_fetched():
+    one = deferred(torch.zeros(3, 4, dtype=torch.bfloat16))
+    assert (one.nbytes, one.num_fetched) == (24, 0)
+    assert fetched(one).dtype == torch.bfloat16
+    assert one.num_fetched == 1
+    assert fetched(VALUES) is VALUES
+
+
+def test_equal_names_are_found_among_deferred_and_other_tensors():
+    one = deferred()
+    state = {"a": one, "b": VALUES, "c": one, "d": VALUES, "e": deferred(), "f": 3}
+    assert second_names_in(state) == {"c": "a", "d": "b"}
+    assert is_deferred(state)
+    assert not is_deferred({"b": VALUES})

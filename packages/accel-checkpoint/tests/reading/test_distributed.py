@@ -1,0 +1,71 @@
+"""Parts are read from whatever parts were saved, and damage is an error."""
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from accel_checkpoint.pieces import Piece
+from accel_checkpoint.reading.distributed import DistributedState
+from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
+from accel_checkpoint.saving.pending_files import write_file
+from accel_checkpoint.saving.sink import FileSink
+from accel_state.errors import CheckpointError
+
+WHOLE = torch.arange(35.0).reshape(7, 5)
+CUTS = [(0, 3), (3, 6), (6, 7), (7, 7)]
+
+
+def save_parts(folder, cuts=CUTS):
+    """Save ``WHOLE`` in rows, as four ranks would, and another value on rank 0."""
+    paths = {"w": ("model", "w"), "tied": ("model", "tied"), "n": ("model", "n")}
+    notes = {}
+    for rank, (begin, end) in enumerate(cuts):
+        pieces = [Piece("w", WHOLE[begin:end], (7, 5), (begin, 0), aliases=("tied",))]
+        pieces += [Piece("n", {"lr": 0.1}, is_writer=rank == 0)]
+        part = part_of_rank("state", pieces, paths, rank=rank)
+        notes[part.name] = write_file(part, folder).note
+    table = DistributedTable("state")
+    with FileSink(folder / table.name) as sink:
+        table.write(sink, notes)
+    return DistributedState(folder, "state")
+
+
+@pytest.mark.parametrize("rows", [(0, 7), (2, 5), (6, 7), (3, 6)])
+@pytest.mark.parametrize("columns", [(0, 5), (1, 3)])
+def test_any_part_is_read_from_the_parts_that_overlap_it(tmp_path, rows, columns):
+    saved = save_parts(tmp_path)
+    part = torch.zeros(rows[1] - rows[0], columns[1] - columns[0])
+    saved.read_into(part, saved.entries["model.tied"], (rows[0], columns[0]))
+    assert torch.equal(part, WHOLE[slice(*rows), slice(*columns)])
+
+
+def test_torch_reads_the_folder(tmp_path):
+    save_parts(tmp_path)
+    state = {"model": {"w": torch.zeros(7, 5), "tied": torch.zeros(7, 5), "n": None}}
+    dcp.load(state, checkpoint_id=tmp_path / "state", no_dist=True)
+    assert torch.equal(state["model"]["w"], WHOLE)
+    assert torch.equal(state["model"]["tied"], WHOLE)
+    assert state["model"]["n"] == {"lr": 0.1}
+
+
+def test_what_torch_wrote_is_read(tmp_path):
+    state = {"w": WHOLE, "scalar": torch.tensor(2.5), "empty": torch.zeros(0, 2), "n": 3}
+    dcp.save({"model": state}, checkpoint_id=tmp_path / "state", no_dist=True)
+    saved = DistributedState(tmp_path, "state")
+    read = {path[0]: saved.value(entry) for path, entry in saved.below("model")}
+    assert read["n"] == 3
+    assert all(torch.equal(read[name], state[name]) for name in ("w", "scalar", "empty"))
+
+
+def test_a_part_that_is_missing_or_cut_is_an_error(tmp_path):
+    save_parts(tmp_path / "a", cuts=CUTS[:1])
+    saved = DistributedState(tmp_path / "a", "state")
+    with pytest.raises(CheckpointError, match=r"`model.w` in .* do not make up the whole: 15 of 35"):
+        saved.value(saved.entries["model.w"])
+    part = tmp_path / "a" / "state" / "__0_0.distcp"
+    part.write_bytes(part.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="ends before the part of `model.n`"):
+        saved.value(saved.entries["model.n"])
+    part.unlink()
+    with pytest.raises(CheckpointError, match=r"`state/__0_0.distcp` is missing"):
+        saved.value(saved.entries["model.n"])

@@ -1,0 +1,34 @@
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from accel_checkpoint.reading.distributed import DistributedState
+from accel_checkpoint.reading.merging import merged_state
+
+WEIGHT = torch.arange(12.0).reshape(3, 4)
+STATE = {
+    "embed": WEIGHT,
+    "head": WEIGHT,
+    "nearly": WEIGHT + torch.tensor([0.0] * 3 + [1e-3]),
+    "zeros": torch.zeros(3, 4),
+    "other zeros": torch.zeros(3, 4),
+    "bias": torch.arange(4.0),
+    "other bias": torch.arange(4.0),
+    "note": "text",
+}
+
+
+def test_tied_weights_of_other_writers_are_known_by_their_values(tmp_path):
+    dcp.save({"model": STATE}, checkpoint_id=tmp_path, no_dist=True)
+    state = merged_state(DistributedState(tmp_path, ""), "model")
+    assert state["embed"] is state["head"]
+    tensors = [name for name in STATE if name not in ("head", "note")]
+    assert len({id(state[name]) for name in tensors}) == len(tensors)
+    assert all(torch.equal(state[name].fetch(), STATE[name]) for name in tensors)
+    assert state["note"] == "text"
+
+
+@pytest.mark.parametrize(("prefix", "name"), [((), "model.a.b"), (("model",), "a.b")])
+def test_names_are_those_below_the_path(tmp_path, prefix, name):
+    dcp.save({"model": {"a": {"b": WEIGHT}}}, checkpoint_id=tmp_path, no_dist=True)
+    assert list(merged_state(DistributedState(tmp_path, ""), *prefix)) == [name]

@@ -1,0 +1,41 @@
+import json
+
+import pytest
+import torch
+
+from accel_checkpoint.pieces import Piece
+from accel_checkpoint.saving.distributed_files import part_of_rank
+from accel_checkpoint.saving.pending_files import write_file
+from accel_checkpoint.saving.snapshot import HostBuffers
+from accel_state.errors import CheckpointError
+
+
+def test_a_rank_writes_its_own_parts_and_notes_where_they_lie(tmp_path):
+    pieces = [
+        Piece("copy", torch.ones(2), (2,), (0,), is_writer=False),
+        Piece("part", torch.ones(1, 2), (3, 2), (2, 0)),
+        Piece("nothing", torch.ones(0, 2), (3, 2), (3, 0)),
+        Piece("empty", torch.ones(0, 2), (0, 2), (0, 0)),
+    ]
+    file = part_of_rank("s", pieces, {piece.name: ("m", piece.name) for piece in pieces}, rank=3)
+    assert file.name == "s/__3_0.distcp"
+    part, empty = json.loads(write_file(file, tmp_path).note)
+    assert (part["paths"], part["part"], part["dtype"]) == (
+        [["m", "part"]],
+        [[3, 2], [2, 0], [1, 2]],
+        "float32",
+    )
+    assert empty["paths"] == [["m", "empty"]]
+    assert sum(part["place"]) == empty["place"][0]
+
+
+def test_a_snapshot_keeps_the_values_of_its_time(tmp_path):
+    local = torch.ones(2)
+    file = part_of_rank("s", [Piece("w", local, (2,), (0,))], {"w": ("w",)}, rank=0).snapshot(HostBuffers())
+    local.zero_()
+    assert file.pieces[0].local.tolist() == [1, 1]
+
+
+def test_a_value_that_could_run_code_is_refused():
+    with pytest.raises(CheckpointError, match="s/__0_0.distcp.*`w` is a `builtins.function`|`w` is a"):
+        part_of_rank("s", [Piece("w", lambda: None)], {"w": ("w",)}, rank=0)

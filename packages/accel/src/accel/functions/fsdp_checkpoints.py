@@ -1,0 +1,225 @@
+"""Models and optimizers of sharded runs in files of their own, for loops that arrange their checkpoints themselves.
+
+`Accelerator.save_state` writes the same files, and more, in one transaction. These functions write straight to the
+folder; a folder of parts is complete when its table is there, which is written last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import accel_ops
+from accel_backends.checkpoint_formats.full import FullFormat, WholeState
+from accel_backends.checkpoint_formats.optimizer_state import misfit_of
+from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, SaveChoices
+from accel_backends.checkpoint_formats.sharded import ShardedFormat
+from accel_backends.sharding.full_state import deferred_state
+from accel_checkpoint.file_names import METADATA_NAME, SHARDED_MODEL_NAME
+from accel_checkpoint.files import force_to_disk, make_durably, regular_file
+from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_checkpoint.saving.collective_files import CollectiveFile
+from accel_checkpoint.saving.pending_files import TorchFile, write_file
+from accel_checkpoint.saving.sink import FileSink
+from accel_state.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from accel.accelerator import Accelerator
+
+
+def save_fsdp_model(
+    fsdp_plugin: Any,
+    accelerator: Accelerator,
+    model: nn.Module,
+    output_dir: str | os.PathLike[str],
+    model_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> None:
+    """Save a prepared model, in parts or whole as ``fsdp_plugin.state_dict_type`` says. Every rank must call it.
+
+    Args:
+        fsdp_plugin: Says how.
+        accelerator: Prepared the model.
+        model: The prepared model.
+        output_dir: The folder, made if missing: `pytorch_model_fsdp_0/` or `pytorch_model_fsdp.bin` comes into it.
+        model_index: Which model it is.
+        adapter_only: Not supported.
+        use_dcp: Parts that only the same ranks can read are not written: leave it.
+    """
+    _check(adapter_only=adapter_only, use_dcp=use_dcp)
+    state = accelerator.strategy.local_model_state(model)
+    choices = _choices(accelerator)
+    if _is_sharded(fsdp_plugin):
+        _write(
+            ShardedFormat().model_files(state, index=model_index, choices=choices),
+            Path(output_dir),
+            accelerator,
+        )
+        return
+    file = TorchFile(_full_name(model_index), deferred_state(state))
+    _write(_whole(file, choices), Path(output_dir), accelerator)
+
+
+def load_fsdp_model(
+    fsdp_plugin: Any,
+    accelerator: Accelerator,
+    model: nn.Module,
+    input_dir: str | os.PathLike[str],
+    model_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> None:
+    """Load what `save_fsdp_model` wrote, in parts or whole, into a prepared model. Every rank must call it.
+
+    Raises:
+        CheckpointError: If it is missing or damaged, or does not fit; names everything that does not.
+    """
+    _check(adapter_only=adapter_only, use_dcp=use_dcp)
+    from accel.checkpoints.model_files import ModelFiles
+    from accel_checkpoint.reading.strictness import Strictness
+
+    folder = _home(Path(input_dir), f"{SHARDED_MODEL_NAME}_{model_index}")
+    form = ShardedFormat()
+    files = ModelFiles(
+        accelerator.strategy, model, form.model_file(model_index), model_index, Strictness(True)
+    )
+    if (folder / form.model_file(model_index) / METADATA_NAME).is_file():
+        with form.open_model(folder, index=model_index) as saved:
+            files.check(saved)
+            files.load(saved)
+        return
+    whole = read_torch_file(regular_file(folder, _full_name(model_index)), mmap=True)
+    saved_whole = WholeState(whole)
+    files.check(saved_whole)
+    files.load(saved_whole)
+
+
+def save_fsdp_optimizer(
+    fsdp_plugin: Any,
+    accelerator: Accelerator,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    output_dir: str | os.PathLike[str],
+    optimizer_index: int = 0,
+    use_dcp: bool = True,
+) -> None:
+    """Save the optimizer of a prepared model, as `save_fsdp_model` does the model. Every rank must call it."""
+    _check(adapter_only=False, use_dcp=use_dcp)
+    files = _format(fsdp_plugin).optimizer_files(
+        accelerator.strategy.local_optimizer_state(optimizer, model),
+        lambda: _parameters(accelerator, optimizer, model),
+        index=optimizer_index,
+        choices=_choices(accelerator),
+    )
+    _write(files, Path(output_dir), accelerator)
+
+
+def load_fsdp_optimizer(
+    fsdp_plugin: Any,
+    accelerator: Accelerator,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    input_dir: str | os.PathLike[str],
+    optimizer_index: int = 0,
+    adapter_only: bool = False,
+    use_dcp: bool = True,
+) -> None:
+    """Load what `save_fsdp_optimizer` wrote, in parts or whole. Every rank must call it.
+
+    Raises:
+        CheckpointError: If it is missing or damaged, or is the state of another optimizer.
+    """
+    _check(adapter_only=adapter_only, use_dcp=use_dcp)
+    sharded = ShardedFormat()
+    name = sharded.optimizer_file(optimizer_index)
+    folder = _home(Path(input_dir), name)
+    form = sharded if (folder / name / METADATA_NAME).is_file() else FullFormat()
+    state = form.read_optimizer(
+        folder, lambda: _parameters(accelerator, optimizer, model), index=optimizer_index
+    )
+    inner = getattr(optimizer, "optimizer", optimizer)
+    misfit = misfit_of(inner, state)
+    if misfit is not None:
+        raise CheckpointError(
+            f"`{form.optimizer_file(optimizer_index)}` in `{folder}` does not fit the {type(inner).__name__}: {misfit}."
+        )
+    accelerator.strategy.load_optimizer_state(optimizer, state, model)
+
+
+def _check(*, adapter_only: bool, use_dcp: bool) -> None:
+    if adapter_only:
+        raise ConfigError(
+            "`adapter_only=True` is not supported. Save the adapter with `save_pretrained` of the unwrapped model."
+        )
+    if not use_dcp:
+        raise ConfigError(
+            "`use_dcp=False` asks for files that only the same number of ranks can read, and is not supported. "
+            "Leave it out."
+        )
+
+
+def _is_sharded(plugin: Any) -> bool:
+    return plugin.state_dict_type.name == "SHARDED_STATE_DICT"
+
+
+def _format(plugin: Any) -> CheckpointFormat:
+    return ShardedFormat() if _is_sharded(plugin) else FullFormat()
+
+
+def _choices(accelerator: Accelerator) -> SaveChoices:
+    return SaveChoices(rank=accelerator.process_index, is_writer=accelerator.is_main_process, safe=False)
+
+
+def _parameters(
+    accelerator: Accelerator, optimizer: torch.optim.Optimizer, model: nn.Module
+) -> Mapping[str, torch.Tensor]:
+    return accelerator.strategy.optimizer_parameters(getattr(optimizer, "optimizer", optimizer), [model])
+
+
+def _full_name(index: int) -> str:
+    return f"{SHARDED_MODEL_NAME}.bin" if index == 0 else f"{SHARDED_MODEL_NAME}_{index}.bin"
+
+
+def _home(folder: Path, name: str) -> Path:
+    """Return the folder that holds the folder of parts, which itself may have been given."""
+    return folder.parent if folder.name == name else folder
+
+
+def _whole(file: TorchFile, choices: SaveChoices) -> Files:
+    if order := file.deferred():
+        return Files(collective=[CollectiveFile(order, file if choices.is_writer else None)])
+    return Files([file] if choices.is_writer else [])
+
+
+def _write(files: Files, folder: Path, accelerator: Accelerator) -> None:
+    """Write all files; the tables last, and only when all ranks have written what they refer to."""
+    make_durably(folder)
+    for table in files.merged:
+        (folder / table.name).unlink(missing_ok=True)
+    accelerator.wait_for_everyone()
+    notes: dict[str, str] = {}
+    error = ""
+    try:
+        for shared in files.collective:
+            shared.write(folder, replace=True)
+        for file in files.own:
+            notes[file.name] = write_file(file, folder, replace=True).note
+    except OSError as problem:
+        error = f"rank {accelerator.process_index}: {problem}"
+    reports = accel_ops.gather_object([json.dumps([error, notes])])
+    decoded = [json.loads(report) for report in reports]
+    failed = "; ".join(report[0] for report in decoded if report[0])
+    if failed:
+        raise CheckpointError(f"`{folder}` was not written ({failed}).")
+    for table in files.merged:
+        with FileSink(folder / table.name) as sink:
+            table.write(sink, {name: note for report in decoded for name, note in report[1].items() if note})
+        force_to_disk((folder / table.name).parent)
+    accelerator.wait_for_everyone()
