@@ -67,7 +67,7 @@ class Plugin:
 def accelerator_on(sizes, **arguments):
     STRATEGIES.register("any_axes", AnyAxes, replace=True)
     config = ParallelismConfig(**{f"{axis}_size": size for axis, size in sizes.items()})
-    return Accelerator(cpu=True, parallelism_config=config, torch_tp_plugin=Plugin(), **arguments)
+    return Accelerator(cpu=True, parallelism_config=config, megatron_lm_plugin=Plugin(), **arguments)
 
 
 def by_data_rank(sizes, answers):
