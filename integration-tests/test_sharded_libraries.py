@@ -62,7 +62,9 @@ def quantised(model, *, storage, compute):
             small = bitsandbytes.nn.Linear4bit(
                 layer.in_features, layer.out_features, bias=False, compute_dtype=compute, **options
             )
-            weight = bitsandbytes.nn.Params4bit(layer.weight.data, requires_grad=False, module=small, **options)
+            weight = bitsandbytes.nn.Params4bit(
+                layer.weight.data, requires_grad=False, module=small, **options
+            )
             small.weight = weight._quantize("cpu")
             model.model.layers.set_submodule(name, small)
     return model
@@ -124,7 +126,9 @@ def save_pretrained(accelerator, model, state, folder):
 
 
 def same_tensors(ours, theirs):
-    return list(ours) == list(theirs) and all(torch.equal(ours[name], value) for name, value in theirs.items())
+    return list(ours) == list(theirs) and all(
+        torch.equal(ours[name], value) for name, value in theirs.items()
+    )
 
 
 def same_bytes(ours, theirs):
