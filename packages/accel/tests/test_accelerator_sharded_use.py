@@ -266,6 +266,27 @@ def test_all_ranks_skip_a_step_that_overflowed_on_one(world, version):
         assert outcomes == [(False, False), (True, True)]
 
 
+def step_what_one_rank_holds():
+    accelerator = sharded(1, "fp16")
+    model = make_model("odd")
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD([model.first.bias], lr=0.1))
+    has_gradient = []
+    for rows in make_batches(2):
+        accelerator.backward(model(rows).square().mean())
+        has_gradient.append(model.module.first.bias.grad is not None)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return has_gradient, accelerator.get_state_dict(model)
+
+
+def test_a_rank_without_a_gradient_steps_with_the_others(world):
+    (first, state), (second, _) = world(2).run(step_what_one_rank_holds)
+    assert (first, second) == ([False, False], [True, True])
+    assert not torch.equal(state["first.bias"], make_model("odd").first.bias)
+    assert torch.equal(state["first.weight"], make_model("odd").first.weight)
+
+
 def train_weighted(version, accumulate):
     accelerator = sharded(version, accumulate=accumulate)
     rank, rows = accelerator.process_index, make_batches(2 * accumulate, rows=6)

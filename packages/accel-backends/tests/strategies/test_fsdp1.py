@@ -299,6 +299,21 @@ def test_settings_of_the_plugin_reach_every_unit(world):
         assert number == 1
 
 
+def train_with_process_groups():
+    strategy = strategy_for("flat", state_dict_type="LOCAL_STATE_DICT")
+    model, optimizer = prepare(strategy, plain := make_model("odd"), plain_adamw(plain))
+    train(strategy, model, optimizer, [0])
+    with pytest.raises(ConfigError, match="`LOCAL_STATE_DICT`, in which no checkpoint is written"):
+        assert strategy.checkpoint_format
+    return strategy.model_state(model)
+
+
+def test_the_local_type_of_states_trains_but_writes_no_checkpoint(world):
+    state, _ = world(2).run(train_with_process_groups)
+    _, (expected, _) = world(2).run(go_on_from, "flat", None, 0, "odd", plain_adamw)[0]
+    assert state.keys() == expected.keys()
+
+
 def fill(module):
     module.to_empty(device="cpu", recurse=False)
     for value in module.parameters(recurse=False):

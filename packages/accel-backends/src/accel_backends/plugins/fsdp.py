@@ -116,7 +116,7 @@ class FullyShardedDataParallelPlugin:
         limit_all_gathers: Whether few units are gathered at the same time (version 1; always so in 2).
         use_orig_params: Whether an optimizer sees the original parameters (version 1; always so in 2).
         param_init_fn: Allocates a module that is on the meta device (version 1).
-        sync_module_states: Whether the ranks begin with the parameters of rank 0 (version 1; always so in 2).
+        sync_module_states: Whether the ranks begin with the parameters of rank 0; they do so in any case.
         forward_prefetch: Whether the forward pass fetches the next unit, as in the first step (version 1).
         activation_checkpointing: Whether activations are computed again in the backward pass.
         activation_checkpointing_offload: Whether the inputs of such layers are kept on the CPU (version 2).
