@@ -13,7 +13,7 @@ from accel.functions import load_fsdp_model, load_fsdp_optimizer, save_fsdp_mode
 from accel_backends.testing.models import make_batches, make_model
 from accel_bigmodel import load_checkpoint_in_model
 from accel_bigmodel.saving.merging import merge_fsdp_weights
-from accel_state.errors import CheckpointError
+from accel_state.errors import CheckpointError, ConfigError
 
 VERSIONS = {"": {"fsdp_version": 2}, "old": {"fsdp_version": 1, "use_orig_params": True}}
 """What an engine is called before the kind of its checkpoints."""
@@ -176,6 +176,62 @@ def load_within_accumulation(folder):
 def test_sharded_gradients_of_an_accumulation_are_kept(world, tmp_path):
     expected = world(2).run(save_within_accumulation, tmp_path / "a")
     assert_same(world(2).run(load_within_accumulation, tmp_path / "a"), expected)
+
+
+def save_within_accumulation_of_copies(folder):
+    run = Run("sharded", accumulate=3, layout={"dp_replicate_size": 2})
+    run.step(4)
+    with pytest.raises(CheckpointError, match="within an accumulation.*would be lost"):
+        run.accelerator.save_state(folder)
+    run.step(2)
+    run.accelerator.save_state(folder)
+
+
+def test_gradients_that_are_not_reduced_yet_are_not_lost_in_silence(world, tmp_path):
+    world(2).run(save_within_accumulation_of_copies, tmp_path / "a")
+    assert (tmp_path / "a" / "accel_checkpoint.json").is_file()
+
+
+def fail_to_save(folder):
+    run = Run("sharded")
+    if run.accelerator.process_index == 1:
+        run.accelerator.register_save_state_pre_hook(lambda models, weights, folder: 1 / 0)
+    with pytest.raises(CheckpointError, match="was not saved .*rank 1: ZeroDivisionError"):
+        run.accelerator.save_state(folder)
+
+
+def test_a_rank_that_cannot_save_is_named_on_all_ranks(world, tmp_path):
+    world(2).run(fail_to_save, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def flat(folder, action, how="FULL_STATE_DICT"):
+    """Save or load with version 1 of FSDP."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=1, state_dict_type=how, use_orig_params=True)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    model = make_model("odd", seed=7 if action == "save" else 99)
+    model = accelerator.prepare(model)
+    if action == "save":
+        accelerator.save_state(folder)
+    else:
+        accelerator.load_state(folder)
+    return dict(accelerator.get_state_dict(model))
+
+
+def save_odd(folder):
+    accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+    model = accelerator.prepare(make_model("odd", seed=7))
+    accelerator.save_state(folder)
+    return dict(accelerator.get_state_dict(model))
+
+
+def test_both_versions_of_fsdp_read_each_other(world, tmp_path):
+    expected, _ = world(2).run(save_odd, tmp_path / "two")
+    assert_same(world(2).run(flat, tmp_path / "two", "load")[0], expected)
+    assert_same(world(2).run(flat, tmp_path / "one", "save")[0], expected)
+    assert_same(world(2).run(flat, tmp_path / "one", "load")[0], expected)
+    with pytest.raises(ConfigError, match="`state_dict_type` is `SHARDED_STATE_DICT`, which FSDP version 1"):
+        world(2).run(flat, tmp_path / "parts", "save", "SHARDED_STATE_DICT")
 
 
 def load_into(folder, kind):

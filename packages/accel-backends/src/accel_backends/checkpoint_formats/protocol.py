@@ -122,7 +122,7 @@ class CheckpointFormat(Protocol):
 
         Args:
             folder: The folder of the checkpoint.
-            parameters: The parameters of the optimizer by name, in the order of their numbers; called where they are needed.
+            parameters: The parameters of the optimizer by name, in the order of their numbers; called where needed.
             index: Which optimizer it is.
 
         Raises:
