@@ -214,8 +214,8 @@ class Checkpointer:
         if has_own_disk and content.format.needs_shared_disk:
             raise CheckpointError(
                 f"`{target}` is on a disk that this machine does not share with the main process's, but all ranks "
-                f"write one checkpoint in the format `{content.format.name}`. Save to a disk that all machines share, or "
-                "set `state_dict_type` to `FULL_STATE_DICT`."
+                f"write one checkpoint in the format `{content.format.name}`. Save to a disk that all machines "
+                "share, or set `state_dict_type` to `FULL_STATE_DICT`."
             )
         files = collect(
             content,
