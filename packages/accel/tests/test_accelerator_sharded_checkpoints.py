@@ -13,7 +13,7 @@ from accel.functions import load_fsdp_model, load_fsdp_optimizer, save_fsdp_mode
 from accel_backends.testing.models import make_batches, make_model
 from accel_bigmodel import load_checkpoint_in_model
 from accel_bigmodel.saving.merging import merge_fsdp_weights
-from accel_state.errors import CheckpointError, ConfigError
+from accel_state.errors import CheckpointError
 
 VERSIONS = {"": {"fsdp_version": 2}, "old": {"fsdp_version": 1, "use_orig_params": True}}
 """What an engine is called before the kind of its checkpoints."""
@@ -230,7 +230,9 @@ def test_both_versions_of_fsdp_read_each_other(world, tmp_path):
     assert_same(world(2).run(flat, tmp_path / "two", "load")[0], expected)
     assert_same(world(2).run(flat, tmp_path / "one", "save")[0], expected)
     assert_same(world(2).run(flat, tmp_path / "one", "load")[0], expected)
-    with pytest.raises(ConfigError, match="`state_dict_type` is `SHARDED_STATE_DICT`, which FSDP version 1"):
+    with pytest.raises(
+        CheckpointError, match="`state_dict_type` is `SHARDED_STATE_DICT`, which FSDP version 1"
+    ):
         world(2).run(flat, tmp_path / "parts", "save", "SHARDED_STATE_DICT")
 
 

@@ -67,8 +67,8 @@ def collect(prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, opt
     """
     if prepared.stepper.is_accumulating and not prepared.strategy.has_gradients_in_parameters:
         raise CheckpointError(
-            "`save_state` was called within an accumulation, whose gradients are not reduced over all ranks yet and would "
-            "be lost. Save when `accelerator.sync_gradients` is True, after the optimizer's step."
+            "`save_state` was called within an accumulation, whose gradients are not reduced over all ranks yet and "
+            "would be lost. Save when `accelerator.sync_gradients` is True, after the optimizer's step."
         )
     strategy, choices = prepared.strategy, options.choices(rank=rank, is_writer=is_writer)
     weights = [strategy.local_model_state(model) for model in prepared.models]
