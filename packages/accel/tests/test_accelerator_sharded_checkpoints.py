@@ -178,6 +178,64 @@ def test_sharded_gradients_of_an_accumulation_are_kept(world, tmp_path):
     assert_same(world(2).run(load_within_accumulation, tmp_path / "a"), expected)
 
 
+def save_within_accumulation_of_copies(folder):
+    run = Run("sharded", accumulate=3, layout={"dp_replicate_size": 2})
+    run.step(4)
+    with pytest.raises(CheckpointError, match="within an accumulation.*would be lost"):
+        run.accelerator.save_state(folder)
+    run.step(2)
+    run.accelerator.save_state(folder)
+
+
+def test_gradients_that_are_not_reduced_yet_are_not_lost_in_silence(world, tmp_path):
+    world(2).run(save_within_accumulation_of_copies, tmp_path / "a")
+    assert (tmp_path / "a" / "accel_checkpoint.json").is_file()
+
+
+def fail_to_save(folder):
+    run = Run("sharded")
+    if run.accelerator.process_index == 1:
+        run.accelerator.register_save_state_pre_hook(lambda models, weights, folder: 1 / 0)
+    with pytest.raises(CheckpointError, match="was not saved .*rank 1: ZeroDivisionError"):
+        run.accelerator.save_state(folder)
+
+
+def test_a_rank_that_cannot_save_is_named_on_all_ranks(world, tmp_path):
+    world(2).run(fail_to_save, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def flat(folder, action, how="FULL_STATE_DICT"):
+    """Save or load with version 1 of FSDP."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=1, state_dict_type=how, use_orig_params=True)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    model = make_model("odd", seed=7 if action == "save" else 99)
+    model = accelerator.prepare(model)
+    if action == "save":
+        accelerator.save_state(folder)
+    else:
+        accelerator.load_state(folder)
+    return dict(accelerator.get_state_dict(model))
+
+
+def save_odd(folder):
+    accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+    model = accelerator.prepare(make_model("odd", seed=7))
+    accelerator.save_state(folder)
+    return dict(accelerator.get_state_dict(model))
+
+
+def test_both_versions_of_fsdp_read_each_other(world, tmp_path):
+    expected, _ = world(2).run(save_odd, tmp_path / "two")
+    assert_same(world(2).run(flat, tmp_path / "two", "load")[0], expected)
+    assert_same(world(2).run(flat, tmp_path / "one", "save")[0], expected)
+    assert_same(world(2).run(flat, tmp_path / "one", "load")[0], expected)
+    with pytest.raises(
+        CheckpointError, match="`state_dict_type` is `SHARDED_STATE_DICT`, which FSDP version 1"
+    ):
+        world(2).run(flat, tmp_path / "parts", "save", "SHARDED_STATE_DICT")
+
+
 def load_into(folder, kind):
     run = Run("sharded", kind=kind)
     before = run.state()

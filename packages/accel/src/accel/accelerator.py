@@ -921,7 +921,8 @@ class Accelerator:
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Mapping[str, Tensor]:
         """Return the whole state of a prepared model under its own names.
 
-        Every rank must call it where parameters are sharded.
+        Where parameters are sharded, every rank must call it; it is on the CPU of rank 0 then, and an empty dict on the
+        other ranks.
 
         Args:
             model: A prepared model.

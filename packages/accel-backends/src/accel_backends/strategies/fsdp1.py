@@ -80,6 +80,11 @@ class FlatShardedStrategy(TorchStrategy):
             )
         return "full" if kind is StateDictType.FULL_STATE_DICT else "sharded"
 
+    @property
+    def has_gradients_in_parameters(self) -> bool:
+        """Not where ranks share parameters: gradients that are not reduced yet are whole."""
+        return self.context.topology.world_size == 1
+
     def setup(self, context: StrategyContext) -> None:
         """Take in the run; one process alone gets a process group of its own.
 

@@ -66,6 +66,11 @@ class FullyShardedStrategy(TorchStrategy):
         """The format in which models and optimizers are saved; ``state_dict_type`` of the plugin chooses it."""
         return "full" if self._plugin.state_dict_type is StateDictType.FULL_STATE_DICT else "sharded"
 
+    @property
+    def has_gradients_in_parameters(self) -> bool:
+        """Not with several copies of the model: torch keeps what is not reduced over them yet to itself."""
+        return self._mesh.ndim == 1
+
     def setup(self, context: StrategyContext) -> None:
         """Take in the run; one process alone gets a process group of its own.
 

@@ -61,6 +61,10 @@ class Strategy(Protocol):
     def checkpoint_format(self) -> str:
         """Name of the `CheckpointFormat` in which models and optimizers are saved."""
 
+    @property
+    def has_gradients_in_parameters(self) -> bool:
+        """Whether the gradients of an unfinished accumulation are those of the parameters, placed like them."""
+
     def setup(self, context: StrategyContext) -> None:
         """Take in the run; refuse here what can never work.
 

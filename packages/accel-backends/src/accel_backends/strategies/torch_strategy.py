@@ -41,6 +41,11 @@ class TorchStrategy:
         """The format in which models and optimizers are saved: whole, since every rank has all of them."""
         return "full"
 
+    @property
+    def has_gradients_in_parameters(self) -> bool:
+        """Gradients are where torch puts them."""
+        return True
+
     def setup(self, context: StrategyContext) -> None:
         """Take in the run."""
         self.context = context

@@ -28,6 +28,7 @@ from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.pending_files import MergedFile, PendingFile, SafetensorsFile, TorchFile
 from accel_data.loader_files import to_file as to_loader_file
 from accel_ops.random.state import capture_rng_states
+from accel_state.errors import CheckpointError
 
 SaveHook = Callable[[list[nn.Module], list[Mapping[str, Any]], str], None]
 
@@ -64,6 +65,11 @@ def collect(prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, opt
         is_writer: Whether this rank writes the state that all ranks share.
         options: How to write the checkpoint.
     """
+    if prepared.stepper.is_accumulating and not prepared.strategy.has_gradients_in_parameters:
+        raise CheckpointError(
+            "`save_state` was called within an accumulation, whose gradients are not reduced over all ranks yet and "
+            "would be lost. Save when `accelerator.sync_gradients` is True, after the optimizer's step."
+        )
     strategy, choices = prepared.strategy, options.choices(rank=rank, is_writer=is_writer)
     weights = [strategy.local_model_state(model) for model in prepared.models]
     merged: list[MergedFile] = []

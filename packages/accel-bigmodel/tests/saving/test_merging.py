@@ -1,0 +1,79 @@
+"""Parts of a sharded model become weight files that plain PyTorch reads."""
+
+import argparse
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+
+from accel_bigmodel import load_checkpoint_in_model, merge_fsdp_weights
+from accel_bigmodel.saving.merge_command import command
+from accel_state.errors import CheckpointError, ConfigError
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+def make_model(seed=0):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 5))
+    model[2].weight = model[0].weight
+    return model
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """A folder as torch and Accelerate write it: each name of tied weights with values of its own."""
+    folder = tmp_path / "pytorch_model_fsdp_0"
+    dcp.save({"model": make_model().state_dict()}, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+@pytest.mark.parametrize("safe", [True, False])
+@pytest.mark.parametrize("max_shard_size", [None, 120])
+def test_the_model_comes_back_from_one_file_or_several(parts, tmp_path, safe, max_shard_size):
+    out = tmp_path / "out"
+    merge_fsdp_weights(parts, out, safe_serialization=safe, max_shard_size=max_shard_size)
+    assert len(list(out.iterdir())) == 1 if max_shard_size is None else len(list(out.iterdir())) > 2
+    model = make_model(seed=1)
+    load_checkpoint_in_model(model, out)
+    for name, value in make_model().state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_tied_weights_are_stored_once(parts, tmp_path):
+    merge_fsdp_weights(parts, tmp_path / "out")
+    assert "2.weight" not in load_file(tmp_path / "out" / "model.safetensors")
+
+
+def test_the_parts_are_removed_on_request_only(parts, tmp_path):
+    merge_fsdp_weights(parts, tmp_path / "out")
+    assert parts.is_dir()
+    merge_fsdp_weights(parts, tmp_path / "out", remove_checkpoint_dir=True)
+    assert not parts.exists()
+
+
+def test_a_folder_without_parts_is_refused_with_those_inside_of_it(parts, tmp_path):
+    with pytest.raises(CheckpointError, match="Name one of the folders in it: `pytorch_model_fsdp_0`"):
+        merge_fsdp_weights(tmp_path, tmp_path / "out")
+    with pytest.raises(CheckpointError, match="so it holds no sharded weights"):
+        merge_fsdp_weights(tmp_path / "nowhere", tmp_path / "out")
+    with pytest.raises(ConfigError, match="inside of"):
+        merge_fsdp_weights(parts, parts / "merged")
+
+
+def test_the_state_of_an_optimizer_is_refused(tmp_path):
+    dcp.save({"optimizer": {"state": {"w": torch.ones(2)}}}, checkpoint_id=tmp_path / "o", no_dist=True)
+    with pytest.raises(CheckpointError, match="holds the state of an optimizer"):
+        merge_fsdp_weights(tmp_path / "o", tmp_path / "out")
+
+
+def test_the_command_takes_the_documented_options(parts, tmp_path, capsys):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    out = str(tmp_path / "out")
+    options = parser.parse_args([str(parts), out, "--unsafe_serialization", "--remove_checkpoint_dir"])
+    assert command.run(options) == 0
+    assert (tmp_path / "out" / "pytorch_model.bin").is_file()
+    assert not parts.exists()
+    assert out in capsys.readouterr().out
