@@ -34,7 +34,7 @@ def script_of(page):
 PAGES = sorted(page.stem for page in GUIDES.glob("*.md"))
 
 
-RUNS = [*((name, 1) for name in PAGES), ("training_loop", 2)]
+RUNS = [*((name, 1) for name in PAGES), ("sharded", 2), ("training_loop", 2)]
 
 
 def run_code(folder, *, name, num_processes):
