@@ -52,7 +52,9 @@ def from_files(folder, tokens):
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, load_weights_from=folder)
     accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
     with init_empty_weights(include_buffers=False):
-        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder)).eval()
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.from_pretrained(folder)
+        ).eval()
     is_empty = all(parameter.is_meta for parameter in model.parameters())
     return is_empty, *whole(accelerator.prepare(model), tokens)
 

@@ -69,7 +69,12 @@ def test_where_the_weights_come_from_makes_no_difference(world, saved, kind):
 
 @pytest.mark.parametrize(
     "options",
-    [{"precision": "bf16"}, {"late_optimizer": True}, {"activation_checkpointing": True}, {"cpu_offload": True}],
+    [
+        {"precision": "bf16"},
+        {"late_optimizer": True},
+        {"activation_checkpointing": True},
+        {"cpu_offload": True},
+    ],
     ids=str,
 )
 def test_weights_from_files_meet_the_other_settings(world, saved, options):
@@ -112,5 +117,7 @@ def test_weights_that_are_nowhere_and_files_of_another_model_are_errors_on_every
 def test_the_field_is_for_version_2_and_a_path():
     with pytest.raises(ConfigError, match="`load_weights_from` is for `fsdp_version=2`"):
         FullyShardedDataParallelPlugin(fsdp_version=1, load_weights_from="folder")
-    with pytest.raises(ConfigError, match="`load_weights_from` must be the path of a safetensors file.*got 3"):
+    with pytest.raises(
+        ConfigError, match="`load_weights_from` must be the path of a safetensors file.*got 3"
+    ):
         FullyShardedDataParallelPlugin(fsdp_version=2, load_weights_from=3)
