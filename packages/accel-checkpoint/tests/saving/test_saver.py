@@ -15,12 +15,12 @@ def fail_to_copy(buffers):
     raise RuntimeError("the device does not answer")
 
 
-def save_with_copies_failing_on(rank, folder):
+def save_with_copies_failing_on(rank, folder, *, at):
     checkpoints = CheckpointFolder(folder)
     is_failing = PartialState().process_index == rank
     with pytest.MonkeyPatch.context() as patch:
         if is_failing:
-            patch.setattr(HostBuffers, "wait", fail_to_copy)
+            patch.setattr(HostBuffers, at, fail_to_copy)
         with checkpoints.save(1, blocking=False) as stage:
             stage.write("model.safetensors", {"weight": torch.ones(3)})
         error = stage.handle.exception()
@@ -29,9 +29,9 @@ def save_with_copies_failing_on(rank, folder):
     return type(error), str(error)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_snapshot_that_one_device_does_not_complete_fails_the_save_on_every_rank(world, tmp_path, rank):
-    outcomes = world(2).run(save_with_copies_failing_on, rank, str(tmp_path))
+@pytest.mark.parametrize(("rank", "at"), [(0, "wait"), (1, "wait"), (1, "join_streams")])
+def test_a_snapshot_that_one_device_does_not_complete_fails_the_save_on_every_rank(world, tmp_path, rank, at):
+    outcomes = world(2).run(save_with_copies_failing_on, rank, str(tmp_path), at=at)
     reason = f"was not saved (rank {rank}: RuntimeError: the device does not answer)"
     assert [(kind, reason in message) for kind, message in outcomes] == [(CheckpointError, True)] * 2
     assert os.listdir(tmp_path) == ["checkpoint_2"]

@@ -95,7 +95,8 @@ class Saver:
     def _finish_in_background(self, transaction: Transaction) -> SaveHandle:
         self._buffers.begin()
         transaction.take_snapshot(self._buffers)
-        self._buffers.join_streams()
+        with transaction.recording_failure():
+            self._buffers.join_streams()
         if transaction.must_raise_now:
             transaction.finish()
         writer, awaited = LowPriorityThread(), threading.Event()
