@@ -390,6 +390,10 @@ def test_what_cannot_be_right_is_refused(world, version):
         ({"ignored_modules": "nothing.*"}, "`nothing.*`, which matches"),
         ({"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Blok"]}, "`Blok`"),
         ({"parallel_plan": {"units": ["layers.*"]}}, "`layers"),
+        (
+            {"auto_wrap_policy": "no_wrap", "activation_checkpointing": True},
+            "`activation_checkpointing` has no effect",
+        ),
     ],
 )
 def test_settings_that_match_nothing_are_refused(fresh_state, plugin, message):

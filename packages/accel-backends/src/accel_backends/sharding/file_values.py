@@ -58,7 +58,7 @@ class FileValues:
     def fill_shard(self, found: NamedTensor, *, device: torch.device) -> None:
         """Give this rank's rows of a sharded parameter their values; on the meta device they get memory first."""
         module, key = found.places[0]
-        shard = module._parameters[key]
+        shard: object = module._parameters[key]
         assert isinstance(shard, DTensor)
         if shard.to_local().is_meta:
             found.tensor = shard

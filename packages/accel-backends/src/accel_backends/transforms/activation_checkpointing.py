@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from accel_state.errors import ConfigError
 
 
 class CheckpointedForward:
@@ -41,8 +43,17 @@ class CheckpointedForward:
             return checkpoint(self.original, *args, use_reentrant=False, **kwargs)
 
 
-def checkpoint_units(modules: Iterable[nn.Module], *, offloads_inputs: bool = False) -> None:
-    """Let the forward of each module keep its inputs only; modules that do so already stay as they are."""
+def checkpoint_units(modules: Sequence[nn.Module], *, offloads_inputs: bool = False) -> None:
+    """Let the forward of each module keep its inputs only; modules that do so already stay as they are.
+
+    Raises:
+        ConfigError: If there are none, since every activation would be kept.
+    """
+    if not modules:
+        raise ConfigError(
+            "`activation_checkpointing` has no effect on this model, of which no part is a unit. Name its units, by "
+            "`auto_wrap_policy` or `parallel_plan` in `FullyShardedDataParallelPlugin`, or leave it off."
+        )
     for module in modules:
         if not isinstance(module.forward, CheckpointedForward):
             module.forward = CheckpointedForward(module.forward, offloads_inputs=offloads_inputs)

@@ -121,7 +121,7 @@ def read_metadata(path: Path) -> dict[str, Entry]:
         return dict(_entries(content))
     except DAMAGE as error:
         raise CheckpointError(
-            f"`{path}` is not a readable table of a sharded checkpoint: {error or type(error).__name__}. "
+            f"`{path}` is not a readable table of a sharded checkpoint: {str(error) or type(error).__name__}. "
             "Copy or save it again."
         ) from error
 
@@ -147,6 +147,8 @@ def _entries(content: Metadata) -> Iterable[tuple[str, Entry]]:
     if not isinstance(content, Metadata):
         raise ValueError(f"it holds a {type(content).__name__}")
     paths: Mapping[str, Any] = content.planner_data or {}
+    described: Any  # unpickled, so it may be anything
+    key: Any
     for key, described in content.state_dict_metadata.items():
         path = tuple(paths.get(key, (key,)))
         if not isinstance(key, str) or not all(type(part) in (str, int) for part in path):

@@ -89,11 +89,11 @@ class _Pickler(pickle.Pickler):
             self.tensors.append(value)
         storage, shape = self._storages[id(value)], torch.Size(value.shape)
         strides = torch.empty(shape, device="meta").stride()
+        arguments: tuple[Any, ...] = (storage, 0, tuple(shape), strides, False, OrderedDict())
         if storage.id[1] is torch.UntypedStorage:
             storage.id = (*storage.id[:4], value.nbytes)
-            arguments = (storage, 0, tuple(shape), strides, False, OrderedDict(), value.dtype)
-            return torch._utils._rebuild_tensor_v3, arguments
-        return torch._utils._rebuild_tensor_v2, (storage, 0, tuple(shape), strides, False, OrderedDict())
+            return torch._utils._rebuild_tensor_v3, (*arguments, value.dtype)
+        return torch._utils._rebuild_tensor_v2, arguments
 
 
 class _Counting:

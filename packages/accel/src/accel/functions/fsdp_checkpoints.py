@@ -145,7 +145,7 @@ def load_fsdp_optimizer(
         folder, lambda: _parameters(accelerator, optimizer, model), index=optimizer_index
     )
     inner = getattr(optimizer, "optimizer", optimizer)
-    misfit = misfit_of(inner, state)
+    misfit = misfit_of(inner, state, accelerator.strategy.optimizer_shapes(optimizer))
     if misfit is not None:
         raise CheckpointError(
             f"`{form.optimizer_file(optimizer_index)}` in `{folder}` does not fit the {type(inner).__name__}: {misfit}."
@@ -166,7 +166,7 @@ def _check(*, adapter_only: bool, use_dcp: bool) -> None:
 
 
 def _is_sharded(plugin: Any) -> bool:
-    return plugin.state_dict_type.name == "SHARDED_STATE_DICT"
+    return bool(plugin.state_dict_type.name == "SHARDED_STATE_DICT")
 
 
 def _format(plugin: Any) -> CheckpointFormat:
