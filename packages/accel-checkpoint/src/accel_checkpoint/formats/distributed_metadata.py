@@ -143,7 +143,7 @@ class _TableUnpickler(pickle.Unpickler):
         return found
 
 
-def _entries(content: Metadata) -> Iterable[tuple[str, Entry]]:
+def _entries(content: Any) -> Iterable[tuple[str, Entry]]:
     if not isinstance(content, Metadata):
         raise ValueError(f"it holds a {type(content).__name__}")
     paths: Mapping[str, Any] = content.planner_data or {}
