@@ -62,7 +62,7 @@ def change_of(folder, *, save=None, load=None):
         (
             {},
             {"width": 4},
-            r"`optimizer.bin` does not fit optimizer 0 \(Adam\): `state.0.exp_avg` has the shape \(2, 3\)",
+            r"`model.safetensors` does not fit model 0 \(Linear\): `weight` has the shape \(2, 3\) instead of \(2, 4\)",
         ),
         (
             {"optimizer": None},
