@@ -40,13 +40,15 @@ class Model(nn.Module):
         for block in self.blocks:
             rows = block(rows)
         return rows
+def prepare(model):  # the peer refuses a model without its optimizer
+    return accelerator.prepare(model, torch.optim.SGD(model.parameters()))[0]
 """
 
 OURS = """
 from accel import Accelerator, FullyShardedDataParallelPlugin
 plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
 accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
-accelerator.prepare(Model(8))  # what is imported and allocated once
+prepare(Model(8))  # what is imported and allocated once
 """
 
 FROM_FILES = """
@@ -66,7 +68,7 @@ accelerator = Accelerator(cpu=True, fsdp_plugin=plugin({is_efficient}))
 accelerator.state.distributed_type = DistributedType.FSDP
 accelerator.state.fsdp_plugin = plugin({is_efficient})
 accelerator.state.fsdp_plugin.set_auto_wrap_policy(Model(8))
-accelerator.prepare(Model(8))
+prepare(Model(8))
 """
 
 MEASURE = """
@@ -79,7 +81,7 @@ def memory(name):
 torch.distributed.barrier()
 pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
 begun = memory("VmRSS")
-model = accelerator.prepare(model)
+model = prepare(model)
 taken = torch.tensor([memory("VmHWM") - begun])
 assert "FSDP" in type(model).__name__, type(model)
 assert not any(parameter.to_local().is_meta for parameter in model.parameters())

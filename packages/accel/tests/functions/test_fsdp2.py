@@ -3,19 +3,22 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, FullyShardedDataParallelPlugin
 from accel.utils import (
     compile_regions_fsdp2,
     fsdp2_apply_ac,
     fsdp2_canonicalize_names,
+    fsdp2_load_full_state_dict,
     fsdp2_prepare_model,
     fsdp2_switch_optimizer_parameters,
     get_fsdp2_grad_scaler,
 )
 from accel.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
 from accel_backends.testing.models import make_batches, make_model
-from accel_state.errors import ConfigError
+from accel_state.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -83,3 +86,40 @@ def test_blocks_are_compiled_in_place():
 def test_the_scaler_takes_the_arguments_of_torchs():
     Accelerator(cpu=True)
     assert get_fsdp2_grad_scaler(init_scale=8.0).get_scale() == 8.0
+
+
+def load_state_of_rank_0(kind, is_empty, state):
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin())
+    model = make_model(kind, seed=8)
+    if is_empty:
+        model.to("meta")
+        if kind == "tied":
+            model.head.weight = model.embed.weight
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    fully_shard(model, mesh=mesh, ignored_params={one for one in model.parameters() if one.dim() == 0})
+    try:
+        returned = fsdp2_load_full_state_dict(accelerator, model, state if accelerator.is_main_process else {})
+    except CheckpointError as error:
+        return str(error)
+    assert returned is model
+    values = model.state_dict()
+    return {name: one.full_tensor() if isinstance(one, DTensor) else one for name, one in values.items()}
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+@pytest.mark.parametrize("kind", ["odd", "tied", "buffered"])
+def test_a_whole_state_of_rank_0_comes_into_a_sharded_model(world, kind, is_empty):
+    expected = make_model(kind).state_dict()
+    for state in world(2).run(load_state_of_rank_0, kind, is_empty, expected):
+        assert list(state) == list(expected)
+        assert all(torch.equal(value, expected[name]) for name, value in state.items())
+
+
+def test_a_state_of_another_model_is_an_error_on_every_rank_that_names_all(world):
+    state = make_model("odd").state_dict()
+    state["haed.weight"] = state.pop("head.weight")
+    state["head.bias"] = torch.zeros(3)
+    for message in world(2).run(load_state_of_rank_0, "odd", True, state):
+        assert "`head.bias` has the shape (3,) in the state and (1,) in the model" in message
+        assert "not in the state: `head.weight`" in message
+        assert "not in the model: `haed.weight`" in message

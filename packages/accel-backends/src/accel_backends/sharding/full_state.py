@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from accel_backends.sharding.replacements import like_parameter
+from accel_backends.sharding.values import replace_tensor
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.pieces import ties_in
+from accel_ops.named_tensors import NamedTensor, named_tensors
+from accel_state.errors import CheckpointError
 
 
 def gathered_state(state: Mapping[str, Any], *, is_receiver: bool) -> dict[str, Any]:
@@ -72,6 +76,55 @@ def load_model_state(model: nn.Module, state: Mapping[str, Any], *, strict: bool
         name: like_parameter(value, own[name]) if name in own else value for name, value in state.items()
     }
     return model.load_state_dict(parts, strict=strict)
+
+
+@torch.no_grad()
+def load_state_of_rank_0(
+    model: nn.Module, state: Mapping[str, Any], *, device: torch.device, shard_device: torch.device
+) -> None:
+    """Load a whole state that only rank 0 needs to have into the shards of ``model``. Every rank must call it.
+
+    A rank holds one whole tensor at a time beside what it was given. What is on the meta device is replaced.
+
+    Args:
+        model: The sharded model.
+        state: The state dict; only that of rank 0 is looked at.
+        device: Where tensors are sent and received.
+        shard_device: Where parameters on the meta device get their memory; buffers are kept on ``device``.
+
+    Raises:
+        CheckpointError: On every rank, if names or shapes differ, naming all.
+    """
+    tensors = [found for found in named_tensors(model) if found.is_persistent]
+    said = [_difference(tensors, state)] if dist.get_rank() == 0 else [""]
+    dist.broadcast_object_list(said, src=0, device=device)
+    if said[0]:
+        raise CheckpointError(said[0])
+    for found in tensors:
+        whole = torch.empty(found.tensor.shape, dtype=found.tensor.dtype, device=device)
+        if dist.get_rank() == 0:
+            whole.copy_(next(state[name] for name in found.names if name in state))
+        if whole.numel():
+            dist.broadcast(whole, src=0)
+        if found.tensor.is_meta:
+            kept_on = shard_device if isinstance(found.tensor, DTensor) else device
+            replace_tensor(found, torch.empty_like(found.tensor.detach(), device=kept_on))
+        found.tensor.detach().copy_(like_parameter(whole, found.tensor.detach()))
+
+
+def _difference(tensors: Sequence[NamedTensor], state: Mapping[str, Any]) -> str:
+    """Return in what a state differs from the tensors of a model, nothing if it does not."""
+    of_name = {name: found for found in tensors for name in found.names}
+    differences = [
+        f"`{name}` has the shape {tuple(value.shape)} in the state and {tuple(of_name[name].tensor.shape)} in the model"
+        for name, value in state.items()
+        if name in of_name and value.shape != of_name[name].tensor.shape
+    ]
+    missing = [found.names[0] for found in tensors if not any(name in state for name in found.names)]
+    for what, names in (("state", missing), ("model", [name for name in state if name not in of_name])):
+        if names:
+            differences.append(f"not in the {what}: {', '.join(f'`{name}`' for name in names)}")
+    return "\n- ".join(["The state of rank 0 does not fit the model:", *differences]) if differences else ""
 
 
 def gathered_optimizer_state(content: Mapping[str, Any], *, is_receiver: bool) -> dict[str, Any]:

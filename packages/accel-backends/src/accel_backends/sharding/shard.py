@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from accel_backends.sharding.file_values import FileValues
+from accel_backends.sharding.receive_buffer import ReceiveBuffer
 from accel_backends.sharding.settings import ShardSettings
 from accel_backends.sharding.units import ROOT, ShardGroup, tensors_of_groups
 from accel_backends.sharding.values import check_same_model, refuse_missing, take_values_of_rank_0
@@ -65,8 +66,12 @@ def shard_model(
             type(model).__name__,
         )
     modules = dict(model.named_modules(remove_duplicate=False))
-    for group, tensors in zip(groups, tensors_of_groups(model, groups), strict=True):
-        owned = [found for found in tensors if found.is_parameter and found.names[0] not in whole]
+    of_groups = tensors_of_groups(model, groups)
+    cut = [[found for found in tensors if found.is_parameter and found.names[0] not in whole] for tensors in of_groups]
+    received = [[found for found in owned if found.names[0] not in in_files] for owned in cut]
+    buffer = ReceiveBuffer(received, device=settings.device)
+    for group, tensors, owned, incoming in zip(groups, of_groups, cut, received, strict=True):
+        buffer.lend(incoming)
         take_values_of_rank_0(
             [found for found in tensors if found.names[0] not in in_files], device=settings.device
         )

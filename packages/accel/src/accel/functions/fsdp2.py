@@ -16,6 +16,7 @@ __all__ = [
     "compile_regions_fsdp2",
     "fsdp2_apply_ac",
     "fsdp2_canonicalize_names",
+    "fsdp2_load_full_state_dict",
     "fsdp2_prepare_auto_wrap_policy",
     "fsdp2_prepare_model",
     "fsdp2_switch_optimizer_parameters",
@@ -52,6 +53,32 @@ def fsdp2_canonicalize_names(named_params: Mapping[str, Any]) -> dict[str, Any]:
             name = name.replace(wrapper, "")
         plain[name] = value
     return plain
+
+
+def fsdp2_load_full_state_dict(
+    accelerator: Accelerator, model: nn.Module, full_sd: Mapping[str, Any], cpu_offload: bool = False
+) -> nn.Module:
+    """Load a whole state dict that rank 0 has into a model that is sharded, in place; return it.
+
+    Every rank must call it. The model may be on the meta device; make optimizers afterwards then. `prepare` sends the
+    values of rank 0 itself and does not need it.
+
+    Args:
+        accelerator: The accelerator.
+        model: The sharded model.
+        full_sd: The state dict; only that of rank 0 is looked at.
+        cpu_offload: Whether shards that are on the meta device get memory on the CPU.
+
+    Raises:
+        CheckpointError: On every rank, if names or shapes of the state and the model differ.
+    """
+    import torch
+
+    from accel_backends.sharding.full_state import load_state_of_rank_0
+
+    kept_on = torch.device("cpu") if cpu_offload else accelerator.device
+    load_state_of_rank_0(model, full_sd, device=accelerator.device, shard_device=kept_on)
+    return model
 
 
 def fsdp2_switch_optimizer_parameters(
