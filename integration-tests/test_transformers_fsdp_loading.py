@@ -53,7 +53,9 @@ def empty_but_on_rank_0(folder, tokens):
         model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     else:
         with init_empty_weights(include_buffers=True):
-            model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
+            model = transformers.AutoModelForCausalLM.from_config(
+                transformers.AutoConfig.from_pretrained(folder)
+            )
         model.eval()
     return whole(accelerator.prepare(model), tokens)
 

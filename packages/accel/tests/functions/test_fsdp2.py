@@ -98,7 +98,9 @@ def load_state_of_rank_0(kind, is_empty, state):
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
     fully_shard(model, mesh=mesh, ignored_params={one for one in model.parameters() if one.dim() == 0})
     try:
-        returned = fsdp2_load_full_state_dict(accelerator, model, state if accelerator.is_main_process else {})
+        returned = fsdp2_load_full_state_dict(
+            accelerator, model, state if accelerator.is_main_process else {}
+        )
     except CheckpointError as error:
         return str(error)
     assert returned is model

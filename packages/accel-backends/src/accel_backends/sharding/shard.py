@@ -67,7 +67,10 @@ def shard_model(
         )
     modules = dict(model.named_modules(remove_duplicate=False))
     of_groups = tensors_of_groups(model, groups)
-    cut = [[found for found in tensors if found.is_parameter and found.names[0] not in whole] for tensors in of_groups]
+    cut = [
+        [found for found in tensors if found.is_parameter and found.names[0] not in whole]
+        for tensors in of_groups
+    ]
     received = [[found for found in owned if found.names[0] not in in_files] for owned in cut]
     buffer = ReceiveBuffer(received, device=settings.device)
     for group, tensors, owned, incoming in zip(groups, of_groups, cut, received, strict=True):
