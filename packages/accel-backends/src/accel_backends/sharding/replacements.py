@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -68,7 +69,7 @@ class ReplacedParameters:
 
 
 @torch.no_grad()
-def like_parameter(value: object, parameter: torch.Tensor) -> object:
+def like_parameter(value: Any, parameter: torch.Tensor) -> Any:
     """Return optimizer state placed like its parameter if it has its shape, else as it is. No communication.
 
     Args:
@@ -81,7 +82,8 @@ def like_parameter(value: object, parameter: torch.Tensor) -> object:
         return value
     moved = value.to(parameter.device)
     if moved.is_floating_point():
-        moved = moved.to(parameter.dtype)
+        # Up only: master weights are stored in fp32, and fp32 state of half-precision parameters stays fp32.
+        moved = moved.to(torch.promote_types(moved.dtype, parameter.dtype))
     if not isinstance(parameter, DTensor):
         return moved
     return distribute_tensor(moved, parameter.device_mesh, parameter.placements, src_data_rank=None)
