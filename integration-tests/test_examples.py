@@ -1,12 +1,16 @@
 """Every script under docs/examples runs; digits has tests of its own."""
 
 import json
+import math
 import re
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from accel.utils import merge_fsdp_weights
 from accel_state.testing import run_script
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
@@ -25,10 +29,12 @@ def test_every_example_is_run_by_a_test():
         "accumulation.py",
         "big_model.py",
         "communication_hooks.py",
+        "generate_text.py",
         "local_sgd.py",
         "own_tracker.py",
         "preemption.py",
         "profiling.py",
+        "sharded.py",
     }
 
 
@@ -136,3 +142,58 @@ def test_an_own_tracker_hears_everything_and_all_ranks_stop_together(outcome):
     assert [json.loads(line)["step"] for line in log.read_text().splitlines() if '"step"' in line] == list(
         range(epoch + 1)
     )
+
+
+SMALL = ("--width", "32", "--num_blocks", "2", "--batch_size", "4", "--steps", "6")
+
+
+def sharded(folder):
+    """Train without a stop, and as DDP; and stopped on two ranks and gone on with on four, then merged."""
+    torn, picture = folder / "torn", folder / "memory.png"
+    printed = {
+        "calm": launch("sharded.py", "--project_dir", str(folder / "calm"), *SMALL),
+        "ddp": launch("sharded.py", "--project_dir", str(torn), "--ddp", *SMALL),
+        "stopped": launch("sharded.py", "--project_dir", str(torn), "--stop_after", "3", *SMALL),
+        "went on": launch(
+            "sharded.py", "--project_dir", str(torn), "--picture", str(picture), *SMALL, num_processes=4
+        ),
+    }
+    for run, checkpoint in ((torn, "checkpoint_1"), (folder / "calm", "checkpoint_0")):
+        parts = run / "sharded" / "checkpoints" / checkpoint / "pytorch_model_fsdp_0"
+        merge_fsdp_weights(parts, run / "merged")
+    printed["written"] = launch(
+        "generate_text.py", str(torn / "merged"), "--num_tokens", "20", num_processes=1
+    )
+    return printed, folder
+
+
+@pytest.mark.parametrize("outcome", [sharded], ids=[""], indirect=True)
+def test_a_sharded_run_goes_on_with_on_more_ranks_is_the_one_that_was_not_stopped(outcome):
+    """The sums of four ranks have another order than those of two."""
+    printed, folder = outcome
+    assert printed["went on"].startswith("going on after step 3, on 4 ranks\n")
+    calm, torn = (load_file(folder / run / "merged" / "model.safetensors") for run in ("calm", "torn"))
+    assert list(calm) == list(torn)
+    for name, value in calm.items():
+        torch.testing.assert_close(torn[name], value, rtol=0, atol=1e-4)
+    for line in ("calm", "ddp"):
+        assert math.isclose(last_loss(printed[line]), last_loss(printed["went on"]), rel_tol=1e-3)
+    assert printed["written"].startswith("def ")
+
+
+def last_loss(printed):
+    (line,) = (line for line in printed.splitlines() if line.startswith("step 6: loss "))
+    return float(line.split()[-1])
+
+
+@pytest.mark.parametrize("outcome", [sharded], ids=[""], indirect=True)
+def test_a_rank_of_a_sharded_run_needs_a_part_of_the_memory(outcome):
+    _, folder = outcome
+    memory = json.loads((folder / "torn" / "memory.json").read_text())
+    whole = memory.pop("ddp, 2 ranks")
+    assert list(memory) == ["sharded, 2 ranks", "sharded, 4 ranks"]
+    for sizes, num in zip(memory.values(), (2, 4), strict=True):
+        for part in ("parameters", "gradients", "optimizer"):
+            assert math.isclose(sizes[part], whole[part] / num, rel_tol=0.05)
+        assert sizes["peak"] < whole["peak"]
+    assert (folder / "memory.png").read_bytes().startswith(b"\x89PNG")
