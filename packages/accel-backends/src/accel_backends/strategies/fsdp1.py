@@ -32,6 +32,7 @@ from accel_backends.plans.sources import resolve_plan
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sharding.replacements import ReplacedParameters
+from accel_backends.sharding.sync import refuse_uneven_inputs
 from accel_backends.sharding.units import whole_parameters
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.protocol import Capabilities, Sync
@@ -272,11 +273,7 @@ class FlatShardedStrategy(TorchStrategy):
         Raises:
             ConfigError: With more than one rank.
         """
-        if self.context.topology.world_size > 1:
-            raise ConfigError(
-                "`join_uneven_inputs` is not possible where parameters are sharded: a rank that has no batch left "
-                "would keep its shards from the others. Let all ranks get as many batches with `even_batches=True`."
-            )
+        refuse_uneven_inputs(self.context.topology.world_size)
         return _NOTHING
 
     def _flat(self, model: nn.Module) -> FlatModel | None:

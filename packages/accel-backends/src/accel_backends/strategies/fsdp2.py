@@ -31,7 +31,7 @@ from accel_backends.sharding.prefetching import set_prefetching
 from accel_backends.sharding.replacements import ReplacedParameters
 from accel_backends.sharding.settings import shard_settings
 from accel_backends.sharding.shard import is_sharded, shard_model
-from accel_backends.sharding.sync import synchronised_in_shards, unsynchronised
+from accel_backends.sharding.sync import refuse_uneven_inputs, synchronised_in_shards, unsynchronised
 from accel_backends.sharding.units import shard_groups, whole_parameters
 from accel_backends.sharding.whole_parameters import WholeParameters
 from accel_backends.strategies.context import StrategyContext
@@ -192,11 +192,7 @@ class FullyShardedStrategy(TorchStrategy):
         Raises:
             ConfigError: With more than one rank.
         """
-        if self.context.topology.world_size > 1:
-            raise ConfigError(
-                "`join_uneven_inputs` is not possible where parameters are sharded: a rank that has no batch left "
-                "would keep its shards from the others. Let all ranks get as many batches with `even_batches=True`."
-            )
+        refuse_uneven_inputs(self.context.topology.world_size)
         return _NOTHING
 
     def _bare(self, model: nn.Module) -> nn.Module:
