@@ -169,15 +169,15 @@ def sharded(folder):
 
 @pytest.mark.parametrize("outcome", [sharded], ids=[""], indirect=True)
 def test_a_sharded_run_goes_on_with_on_more_ranks_is_the_one_that_was_not_stopped(outcome):
-    """The sums of four ranks have another order than those of two."""
+    """Sums have another order on four ranks; Adam enlarges that where gradients are near 0 (biases of keys: 2e-6)."""
     printed, folder = outcome
     assert printed["went on"].startswith("going on after step 3, on 4 ranks\n")
     calm, torn = (load_file(folder / run / "merged" / "model.safetensors") for run in ("calm", "torn"))
     assert list(calm) == list(torn)
     for name, value in calm.items():
-        torch.testing.assert_close(torn[name], value, rtol=0, atol=1e-4)
+        torch.testing.assert_close(torn[name], value, rtol=0, atol=1e-5)
     for line in ("calm", "ddp"):
-        assert math.isclose(last_loss(printed[line]), last_loss(printed["went on"]), rel_tol=1e-3)
+        assert math.isclose(last_loss(printed[line]), last_loss(printed["went on"]), rel_tol=1e-4)
     assert printed["written"].startswith("def ")
 
 

@@ -213,7 +213,7 @@ def main() -> None:
     first = scheduler.last_epoch
     stop_at = min(args.steps, args.stop_after or args.steps)
     with accelerator.handle_preemption(grace_period_s=60):
-        while scheduler.last_epoch < stop_at and not accelerator.should_stop:
+        while scheduler.last_epoch < stop_at:
             for rows in loader:
                 loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
                 accelerator.backward(loss)
@@ -227,9 +227,13 @@ def main() -> None:
                 if step % 20 == 0 or step == stop_at:
                     mean = accelerator.reduce(loss.detach(), "mean").item()
                     accelerator.print(f"step {step}: loss {mean:.4f}")
-                if accelerator.should_stop or step == stop_at:
+                if (
+                    accelerator.should_stop or step == stop_at
+                ):  # within the epoch, so that its position is saved
+                    accelerator.print(
+                        f"saved to {accelerator.save_state()}"
+                    )  # each rank writes its own shards
                     break
-        accelerator.print(f"saved to {accelerator.save_state()}")  # each rank writes its own shards
 
     if memory.sizes:
         name = f"{args.kind}, {accelerator.num_processes} ranks"
