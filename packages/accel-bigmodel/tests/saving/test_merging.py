@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from accel_bigmodel import load_checkpoint_in_model, merge_fsdp_weights
 from accel_bigmodel.saving.merge_command import command
+from accel_bigmodel.saving.merging import merge_parts
 from accel_state.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -44,6 +45,20 @@ def test_the_model_comes_back_from_one_file_or_several(parts, tmp_path, safe, ma
 def test_tied_weights_are_stored_once(parts, tmp_path):
     merge_fsdp_weights(parts, tmp_path / "out")
     assert "2.weight" not in load_file(tmp_path / "out" / "model.safetensors")
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_long_merge_shows_how_much_of_the_whole_is_written(parts, tmp_path, capsys, safe):
+    pytest.importorskip("tqdm")
+    merge_parts(parts, tmp_path / "out", is_safe=safe, max_shard_size=120, quiet_s=0)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "Merging pytorch_model_fsdp_0: 100%" in last
+    assert "228/228" in last
+
+
+def test_a_short_merge_shows_nothing(parts, tmp_path, capsys):
+    merge_parts(parts, tmp_path / "out", is_safe=True, max_shard_size=120, quiet_s=20)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_parts_are_removed_on_request_only(parts, tmp_path):

@@ -9,9 +9,13 @@ from typing import Any
 
 from accel_bigmodel.saving.models import save_model
 from accel_checkpoint.file_names import METADATA_NAME
+from accel_checkpoint.formats.torch_archive import deferred_in
 from accel_checkpoint.reading.distributed import DistributedState
 from accel_checkpoint.reading.merging import merged_state
+from accel_checkpoint.saving.progress import QUIET_S, showing_progress
 from accel_state.errors import CheckpointError, ConfigError
+
+_UNLIMITED = 2**62
 
 
 def merge_fsdp_weights(
@@ -25,7 +29,8 @@ def merge_fsdp_weights(
     """Merge the parts of a model that a sharded run has saved into weight files that plain PyTorch reads.
 
     Memory is needed for the two largest tensors, however large the model is. Tied weights are written once. Call
-    it in one process, or in all ranks: the main process does the work.
+    it in one process, or in all ranks: the main process does the work. If it takes more than a few seconds and the
+    package `tqdm` is installed, a bar shows the progress.
 
     Args:
         checkpoint_dir: A folder such as `pytorch_model_fsdp_0` in a checkpoint.
@@ -41,13 +46,21 @@ def merge_fsdp_weights(
 
     processes = PartialState()
     if processes.is_main_process:
-        _merge(Path(checkpoint_dir), Path(output_path), safe_serialization, max_shard_size)
+        merge_parts(
+            Path(checkpoint_dir),
+            Path(output_path),
+            is_safe=safe_serialization,
+            max_shard_size=_UNLIMITED if max_shard_size is None else max_shard_size,
+        )
         if remove_checkpoint_dir:
             shutil.rmtree(checkpoint_dir)
     processes.wait_for_everyone()
 
 
-def _merge(folder: Path, output: Path, is_safe: bool, max_shard_size: int | str | None) -> None:
+def merge_parts(
+    folder: Path, output: Path, *, is_safe: bool, max_shard_size: int | str, quiet_s: float = QUIET_S
+) -> None:
+    """Merge in this process, with a progress bar if it takes longer than ``quiet_s``."""
     _check(folder, output)
     saved = DistributedState(folder, "")
     tops = sorted({str(entry.path[0]) for entry in saved.entries.values()})
@@ -57,15 +70,16 @@ def _merge(folder: Path, output: Path, is_safe: bool, max_shard_size: int | str 
             "processes. Name the folder of the model beside it."
         )
     state: dict[str, Any] = merged_state(saved, *(tops if tops == ["model"] else []))
-    save_model(
-        state,
-        output,
-        max_shard_size=_UNLIMITED if max_shard_size is None else max_shard_size,
-        safe_serialization=is_safe,
-    )
+    tensors = deferred_in(state)
 
+    def num_bytes() -> int:
+        return sum(tensor.nbytes for tensor in tensors if tensor.num_fetched)
 
-_UNLIMITED = 2**62
+    total = sum(tensor.nbytes for tensor in tensors)
+    with showing_progress(
+        num_bytes, label=f"Merging {folder.name}", is_shown=True, total=total, quiet_s=quiet_s
+    ):
+        save_model(state, output, max_shard_size=max_shard_size, safe_serialization=is_safe)
 
 
 def _check(folder: Path, output: Path) -> None:

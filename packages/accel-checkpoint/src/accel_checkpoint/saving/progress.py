@@ -1,9 +1,9 @@
-"""A progress bar for long saves."""
+"""A progress bar for long saves and merges."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,34 +11,39 @@ from accel_checkpoint.files import files_below
 from accel_state.availability import is_tqdm_available
 
 QUIET_S = 3.0
-"""Shorter saves show no progress bar."""
+"""Shorter work shows no progress bar."""
 _REFRESH_S = 0.5
 
 
 @contextmanager
 def showing_progress(
-    folder: Path,
+    num_bytes: Callable[[], int],
     *,
-    name: str,
+    label: str,
     is_shown: bool,
+    total: int | None = None,
     awaited: threading.Event | None = None,
     quiet_s: float = QUIET_S,
 ) -> Iterator[None]:
-    """Show how many bytes have been written to ``folder``, once a caller has waited for a few seconds.
+    """Show how many bytes have been written, once a caller has waited for a few seconds.
 
     Args:
-        folder: The folder that is being written.
-        name: Name to display.
+        num_bytes: Returns how many there are by now; called in another thread.
+        label: What the bar says before the number.
         is_shown: Whether this process shows the bar.
+        total: How many there will be, if that is known.
         awaited: Set when a caller starts to wait; None if it waits from the start.
-        quiet_s: How long a caller waits before the bar appears.
+        quiet_s: How long a caller waits before the bar appears; with 0 it appears however short the work is.
     """
     if not is_shown or not is_tqdm_available():
         yield
         return
     over = threading.Event()
     watcher = threading.Thread(
-        target=_watch, args=(folder, name, over, awaited, quiet_s), name="save-progress", daemon=True
+        target=_watch,
+        args=(num_bytes, label, total, over, awaited, quiet_s),
+        name="save-progress",
+        daemon=True,
     )
     watcher.start()
     try:
@@ -48,25 +53,31 @@ def showing_progress(
         watcher.join()
 
 
+def size_of_folder(folder: Path) -> int:
+    """Return how many bytes the files in a folder have; 0 if it has just been renamed."""
+    try:
+        return sum((folder / name).stat().st_size for name in files_below(folder))
+    except FileNotFoundError:
+        return 0
+
+
 def _watch(
-    folder: Path, name: str, over: threading.Event, awaited: threading.Event | None, quiet_s: float
+    num_bytes: Callable[[], int],
+    label: str,
+    total: int | None,
+    over: threading.Event,
+    awaited: threading.Event | None,
+    quiet_s: float,
 ) -> None:
     while awaited is not None and not awaited.is_set():
         if over.wait(_REFRESH_S):
             return
-    if over.wait(quiet_s):
+    if quiet_s > 0 and over.wait(quiet_s):
         return
     from tqdm.auto import tqdm
 
-    with tqdm(desc=f"Saving {name}", unit="B", unit_scale=True, unit_divisor=1024) as bar:
-        while True:
-            bar.update(max(0, _size_of(folder) - int(bar.n)))
-            if over.wait(_REFRESH_S):
-                return
-
-
-def _size_of(folder: Path) -> int:
-    try:
-        return sum((folder / name).stat().st_size for name in files_below(folder))
-    except FileNotFoundError:  # it has just been renamed
-        return 0
+    with tqdm(desc=label, total=total, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+        is_over = False
+        while not is_over:
+            is_over = over.wait(_REFRESH_S)
+            bar.update(max(0, num_bytes() - int(bar.n)))

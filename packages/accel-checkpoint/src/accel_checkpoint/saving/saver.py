@@ -6,13 +6,14 @@ import secrets
 import threading
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from accel_checkpoint.process_identity import stamp
 from accel_checkpoint.ranks.agreement import Agreement, Merge, first
 from accel_checkpoint.saving.handle import SaveHandle
 from accel_checkpoint.saving.low_priority import LowPriorityThread
-from accel_checkpoint.saving.progress import showing_progress
+from accel_checkpoint.saving.progress import showing_progress, size_of_folder
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.stage import Stage
 from accel_checkpoint.saving.transaction import Request, Transaction, writer_threads
@@ -118,6 +119,9 @@ class Saver:
     def _showing_progress(
         self, transaction: Transaction, awaited: threading.Event | None = None
     ) -> AbstractContextManager[None]:
-        name = transaction.request.target.name
-        is_shown = self.topology.rank == 0
-        return showing_progress(transaction.staging.path, name=name, is_shown=is_shown, awaited=awaited)
+        return showing_progress(
+            partial(size_of_folder, transaction.staging.path),
+            label=f"Saving {transaction.request.target.name}",
+            is_shown=self.topology.rank == 0,
+            awaited=awaited,
+        )
