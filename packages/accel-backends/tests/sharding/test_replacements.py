@@ -69,6 +69,11 @@ def test_state_is_never_stored_in_fewer_bits(state, parameter, expected):
     assert value.dtype is expected
 
 
+def test_state_without_values_is_refused():
+    with pytest.raises(ConfigError, match="made from a model without values"):
+        like_parameter(torch.ones(2, device="meta"), nn.Parameter(torch.ones(2)))
+
+
 def states_of_a_shard():
     mesh = init_device_mesh("cpu", (2,))
     parameter = nn.Parameter(distribute_tensor(torch.zeros(5, 2), mesh, [Shard(0)]))

@@ -75,11 +75,19 @@ def like_parameter(value: Any, parameter: torch.Tensor) -> Any:
     Args:
         value: A state in full, the same on every rank.
         parameter: The parameter, which may be a `DTensor`.
+
+    Raises:
+        ConfigError: If the state is on the meta device, since nobody knows its values.
     """
     if not isinstance(value, torch.Tensor) or isinstance(value, DTensor) or value.shape != parameter.shape:
         return value
     if value.dim() == 0:
         return value
+    if value.is_meta and not parameter.is_meta:
+        raise ConfigError(
+            f"The optimizer has a state of shape {tuple(value.shape)} on the meta device: it was made from a model without "
+            "values. Make it from the model that `prepare` returned."
+        )
     moved = value.to(parameter.device)
     if moved.is_floating_point():
         # Up only: master weights are stored in fp32, and fp32 state of half-precision parameters stays fp32.
