@@ -40,7 +40,7 @@ class Model(nn.Module):
         for block in self.blocks:
             rows = block(rows)
         return rows
-def prepare(model):  # the peer refuses a model without its optimizer
+def prepare(model):
     return accelerator.prepare(model, torch.optim.SGD(model.parameters()))[0]
 """
 
@@ -53,22 +53,6 @@ prepare(Model(8))  # what is imported and allocated once
 
 FROM_FILES = """
 plugin.load_weights_from = folder
-"""
-
-# The peer trains DDP on a CPU whatever the plugin says, unless it is told afterwards that this is an FSDP run.
-PEER = """
-from accelerate import Accelerator, FullyShardedDataParallelPlugin
-from accelerate.utils import DistributedType
-def plugin(is_efficient):
-    return FullyShardedDataParallelPlugin(
-        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"],
-        cpu_ram_efficient_loading=is_efficient,
-    )
-accelerator = Accelerator(cpu=True, fsdp_plugin=plugin({is_efficient}))
-accelerator.state.distributed_type = DistributedType.FSDP
-accelerator.state.fsdp_plugin = plugin({is_efficient})
-accelerator.state.fsdp_plugin.set_auto_wrap_policy(Model(8))
-prepare(Model(8))
 """
 
 MEASURE = """
@@ -101,12 +85,10 @@ case = Case(
     title="memory to shard a model of 201 MB (a shard: 96 MiB, a unit: 16 MiB), over the start, more of two ranks",
     unit="MiB",
     variants={
-        "peer real": variant(PEER.format(is_efficient=False)),
-        "ours real": variant(OURS),
-        "peer rank 0": variant(PEER.format(is_efficient=True), "cpu", "meta"),
-        "ours rank 0": variant(OURS, "cpu", "meta"),
-        "ours files": variant(OURS + FROM_FILES, "meta", "meta"),
+        "real": variant(OURS),
+        "rank 0": variant(OURS, "cpu", "meta"),
+        "files": variant(OURS + FROM_FILES, "meta", "meta"),
     },
-    baseline="peer rank 0",
+    baseline="files",
     prepare=PREPARE,
 )

@@ -85,8 +85,8 @@ def like_parameter(value: Any, parameter: torch.Tensor) -> Any:
         return value
     if value.is_meta and not parameter.is_meta:
         raise ConfigError(
-            f"The optimizer has a state of shape {tuple(value.shape)} on the meta device: it was made from a model without "
-            "values. Make it from the model that `prepare` returned."
+            f"The optimizer has a state of shape {tuple(value.shape)} on the meta device: it was made from a model "
+            "without values. Make it from the model that `prepare` returned."
         )
     moved = value.to(parameter.device)
     if moved.is_floating_point():
