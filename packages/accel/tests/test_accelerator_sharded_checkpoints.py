@@ -205,6 +205,22 @@ def test_a_rank_that_cannot_save_is_named_on_all_ranks(world, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+def save_without_rank_1(folder):
+    run = Run("sharded")
+    run.accelerator.save_state(folder / "a")
+    if run.accelerator.process_index == 0:
+        run.accelerator._checkpointer._saver.agreement.deadline_s = 0.2
+        with pytest.raises(CheckpointError, match=r"Rank 1 did not come to `.*` within 0.2 s"):
+            run.accelerator.save_state(folder / "b")
+    run.accelerator.wait_for_everyone()  # until then rank 1 lives, and only does not save
+    run.step(1)  # no collective of the save is left over
+
+
+def test_a_rank_that_never_comes_to_a_save_is_named_after_the_deadline(world, tmp_path):
+    world(2).run(save_without_rank_1, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 def flat(folder, action, how="FULL_STATE_DICT"):
     """Save or load with version 1 of FSDP."""
     plugin = FullyShardedDataParallelPlugin(fsdp_version=1, state_dict_type=how, use_orig_params=True)
