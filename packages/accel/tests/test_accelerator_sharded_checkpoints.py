@@ -133,6 +133,15 @@ def test_any_number_of_ranks_and_any_strategy_reads_it(world, tmp_path, how):
             assert_same(loaded, state)
 
 
+@pytest.mark.parametrize(("num_writers", "num_readers"), [(2, 4), (3, 2)])
+def test_ranks_without_a_part_of_some_tensors_write_and_read(world, tmp_path, num_writers, num_readers):
+    options = {"kind": "odd"}  # its last layer has one row
+    [(state, _), *_] = world(num_writers).run(save, "sharded", tmp_path / "a", options)
+    layout = {"layout": {"dp_shard_size": num_readers}}
+    for loaded, _ in world(num_readers).run(load, "sharded", tmp_path / "a", options | layout):
+        assert_same(loaded, state)
+
+
 @pytest.mark.parametrize("num", [1, 2])
 def test_what_whole_models_wrote_loads_into_shards(world, tmp_path, num):
     [(state, _), *_] = world(num).run(save, "ddp", tmp_path / "a")
