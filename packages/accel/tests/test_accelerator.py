@@ -235,3 +235,11 @@ def test_building_an_accelerator_reads_what_the_launcher_said():
 def test_accel_is_imported_without_torch():
     code = "import sys, accel; sys.exit(int('torch' in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_an_accelerator_that_shards_nothing_imports_nothing_of_sharding():
+    code = (
+        "import sys; from accel import Accelerator; Accelerator(cpu=True); "
+        "sys.exit(any(name in sys.modules for name in ('torch.distributed.tensor', 'torch.distributed.fsdp')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0

@@ -55,6 +55,33 @@ class LossScaler(torch.amp.GradScaler):
         if self._is_shared and self.is_enabled():
             self._share(self._found_inf_per_device(optimizer))
 
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: torch.Tensor,
+        found_inf: torch.Tensor,
+        allow_fp16: bool,
+    ) -> dict[torch.device, torch.Tensor]:
+        """Unscale what this rank holds of each gradient; torch's own takes no `DTensor` beside a plain tensor."""
+        if not self._is_shared:
+            return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        from torch.distributed.tensor import DTensor  # takes long, and only sharded runs need it
+
+        of_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        for gradient in _gradients(optimizer):
+            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            if local.dtype is torch.float16 and not allow_fp16:
+                raise StateError(
+                    "The model has fp16 parameters, whose gradients cannot be unscaled. Load it in fp32: "
+                    "`mixed_precision=fp16` computes in fp16 and keeps the parameters in fp32."
+                )
+            of_kind.setdefault((local.device, local.dtype), []).append(local)
+        overflows: dict[torch.device, torch.Tensor] = {}
+        for (device, _), gradients in of_kind.items():
+            found = overflows.setdefault(device, found_inf.to(device, copy=True))
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inv_scale.to(device))
+        return overflows
+
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """Step ``optimizer`` unless its gradients overflowed."""
         self._begin_next_step_of(optimizer)
@@ -190,9 +217,14 @@ def _may_have_gradients(scaler: torch.amp.GradScaler, optimizer: torch.optim.Opt
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(
-        parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]
-    )
+    return any(True for _ in _gradients(optimizer))
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                yield parameter.grad
 
 
 def _stage(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> OptState:

@@ -91,6 +91,7 @@ class FullyShardedStrategy(TorchStrategy):
             plugin, mesh=self._mesh, device=context.device, dtype=context.precision.dtype
         )
         self._replaced = ReplacedParameters()
+        context.precision.share_overflows()
         self._whole: weakref.WeakKeyDictionary[nn.Module, WholeParameters] = weakref.WeakKeyDictionary()
 
     def prepare_model(

@@ -10,7 +10,6 @@ from torch import nn
 import accel_bigmodel
 from accel.run.project import ProjectConfiguration
 from accel_backends import Strategy
-from accel_backends.sharding.full_state import deferred_state
 from accel_state import PartialState
 
 
@@ -44,6 +43,7 @@ class ModelSaver:
         safe_serialization: bool,
     ) -> None:
         """Write the weights of `model`; return when they are there. Every rank must call it."""
+        from accel_backends.sharding.full_state import deferred_state
         from accel_bigmodel.saving.models import order_of_fetching
 
         state = deferred_state(self._strategy.local_model_state(model))
