@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import time
@@ -57,10 +58,11 @@ class Block(nn.Module):
         self.up = nn.Linear(size.width, 4 * size.width, bias=False)
         self.down = nn.Linear(4 * size.width, size.width, bias=False)
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, rows: Tensor) -> Any:
         """Return the next hidden states, ``(batch, length, width)``."""
         heads = self.mixed(self.norm_in(rows)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        queries, keys, values = heads
+        attended = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         rows = rows + self.joined(attended.transpose(1, 2).flatten(2))
         grown = nn.functional.gelu(self.up(self.norm_out(rows)))
         return rows + self.down(grown)
@@ -89,14 +91,29 @@ def measured(variant: str, size: Size, *, num_ranks: int, device_type: str) -> f
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    result = torch.zeros(1, dtype=torch.float64).share_memory_()
-    arguments = (variant, size, num_ranks, device_type, port, result)
-    torch.multiprocessing.spawn(_rank, arguments, nprocs=num_ranks)
-    return result.item()
+    spawning = multiprocessing.get_context("spawn")
+    found: multiprocessing.SimpleQueue[float] = spawning.SimpleQueue()
+    ranks = [
+        spawning.Process(target=_rank, args=(rank, variant, size, num_ranks, device_type, port, found))
+        for rank in range(num_ranks)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    if any(process.exitcode for process in ranks):
+        raise RuntimeError(f"`{variant}` failed; its messages are above.")
+    return found.get()
 
 
 def _rank(
-    rank: int, variant: str, size: Size, num_ranks: int, device_type: str, port: int, result: Tensor
+    rank: int,
+    variant: str,
+    size: Size,
+    num_ranks: int,
+    device_type: str,
+    port: int,
+    found: multiprocessing.SimpleQueue[float],
 ) -> None:
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks),
@@ -122,7 +139,7 @@ def _rank(
     dist.barrier()
     taken_s = steps()
     if rank == 0:
-        result[0] = size.num_steps * num_ranks * tokens.numel() / taken_s
+        found.put(size.num_steps * num_ranks * tokens.numel() / taken_s)
     dist.destroy_process_group()
 
 
@@ -138,7 +155,7 @@ def _raw(model: Model, size: Size, device: torch.device) -> tuple[Any, Any, Call
     }
     fully_shard(model.embed, **options)
     for block in model.blocks:
-        block.forward = torch.compile(block.forward, backend=size.backend)  # type: ignore[method-assign]
+        block.forward = torch.compile(block.forward, backend=size.backend)
         fully_shard(block, **options)
     fully_shard([model.norm, model.head], reshard_after_forward=False, **options)
     fully_shard(model, reshard_after_forward=False, **options)

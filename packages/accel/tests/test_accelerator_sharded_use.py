@@ -262,7 +262,11 @@ def overflow_on_one_rank(version):
         accelerator.backward(loss)
         if accelerator.process_index == 1 and scale > 1:
             gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-            cut = [one.to_local() for one in gradients if hasattr(one, "to_local")] if version == 2 else gradients
+            cut = (
+                [one.to_local() for one in gradients if hasattr(one, "to_local")]
+                if version == 2
+                else gradients
+            )
             cut[0].fill_(float("inf"))
         kept = local_parts(model)
         optimizer.step()
