@@ -429,7 +429,8 @@ def train_compiled(version, backend, checkpointed):
         fsdp_plugin=FullyShardedDataParallelPlugin(
             fsdp_version=version,
             use_orig_params=True if version == 1 else None,
-            activation_checkpointing=checkpointed,
+            activation_checkpointing=checkpointed != "no",
+            selective_checkpointing=checkpointed == "selective",
         ),
     )
     model, rows = make_model("odd"), make_batches(8)
@@ -444,7 +445,7 @@ def train_compiled(version, backend, checkpointed):
 
 
 @BOTH
-@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("checkpointed", ["no", "whole", "selective"])
 def test_equal_blocks_share_one_compiled_graph(world, checkpointed, version):
     (_, expected), _ = world(2).run(train_compiled, version, "no", checkpointed)
     for graphs, weights in world(2).run(train_compiled, version, "aot_eager", checkpointed):

@@ -129,6 +129,8 @@ class FullyShardedDataParallelPlugin:
         parallel_plan: What the model is made of, where it does not say so itself (version 2).
         load_weights_from: Safetensors files with the weights of models on the meta device, of which each rank reads
             its own rows when a model is prepared: a file, an index, or a folder with one of them (version 2).
+        selective_checkpointing: Whether activation checkpointing keeps the results of attention and of every second
+            matrix product, so that less is computed again.
         num_forward_prefetch: Units that are fetched ahead in the forward pass (version 2); 0 leaves it to torch.
         num_backward_prefetch: The same for the backward pass (version 2).
 
@@ -162,6 +164,7 @@ class FullyShardedDataParallelPlugin:
     reduce_dtype: torch.dtype | str | None = field(default=None, kw_only=True)
     parallel_plan: Any = field(default=None, kw_only=True)
     load_weights_from: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+    selective_checkpointing: bool = field(default=False, kw_only=True)
     num_forward_prefetch: int = field(default=0, kw_only=True)
     num_backward_prefetch: int = field(default=0, kw_only=True)
 
@@ -172,6 +175,10 @@ class FullyShardedDataParallelPlugin:
             self._complete_version_1()
         else:
             self._complete_version_2()
+        if self.selective_checkpointing and not self.activation_checkpointing:
+            raise ConfigError(
+                "`selective_checkpointing` has no effect without `activation_checkpointing`. Set both."
+            )
         self._complete_units()
         self.set_cpu_offload()
         self.validate_cpu_offload()

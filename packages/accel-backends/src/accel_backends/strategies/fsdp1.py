@@ -135,7 +135,11 @@ class FlatShardedStrategy(TorchStrategy):
         plan = resolve_plan(model, policy=self._plugin.units_policy())
         units = [model.get_submodule(name) for name in plan.units]
         if self._plugin.activation_checkpointing:
-            checkpoint_units(units)
+            checkpoint_units(
+                units,
+                offloads_inputs=bool(self._plugin.activation_checkpointing_offload),
+                is_selective=self._plugin.selective_checkpointing,
+            )
         if self.context.dynamo is not None:
             compile_units(units, self.context.dynamo)
         dtype = self._settings.mixed_precision.param_dtype

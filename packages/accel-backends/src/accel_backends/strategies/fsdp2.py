@@ -111,7 +111,11 @@ class FullyShardedStrategy(TorchStrategy):
         plan = resolve_plan(model, given=self._plugin.parallel_plan, policy=self._plugin.units_policy())
         units = [model.get_submodule(name) for name in plan.units]
         if self._plugin.activation_checkpointing:
-            checkpoint_units(units, offloads_inputs=bool(self._plugin.activation_checkpointing_offload))
+            checkpoint_units(
+                units,
+                offloads_inputs=bool(self._plugin.activation_checkpointing_offload),
+                is_selective=self._plugin.selective_checkpointing,
+            )
         if self.context.dynamo is not None:
             compile_units(units, self.context.dynamo)
         whole = whole_parameters(model, self._plugin.ignored_modules)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from accel_state.errors import ConfigError
 
@@ -21,11 +21,15 @@ class CheckpointedForward:
     Args:
         original: The forward to run.
         offloads_inputs: Keep the inputs in the memory of the CPU.
+        is_selective: Keep the results of attention and of every second matrix product too, the costliest to compute.
     """
 
-    def __init__(self, original: Callable[..., Any], *, offloads_inputs: bool = False) -> None:
+    def __init__(
+        self, original: Callable[..., Any], *, offloads_inputs: bool = False, is_selective: bool = False
+    ) -> None:
         self.original = original
         self.offloads_inputs = offloads_inputs
+        self.is_selective = is_selective
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -39,11 +43,14 @@ class CheckpointedForward:
         keeping: AbstractContextManager[Any] = nullcontext()
         if self.offloads_inputs:
             keeping = torch.autograd.graph.save_on_cpu(pin_memory=torch.accelerator.is_available())
+        options = {"context_fn": _keep_costly_results} if self.is_selective else {}
         with keeping:
-            return checkpoint(self.original, *args, use_reentrant=False, **kwargs)
+            return checkpoint(self.original, *args, use_reentrant=False, **options, **kwargs)
 
 
-def checkpoint_units(modules: Sequence[nn.Module], *, offloads_inputs: bool = False) -> None:
+def checkpoint_units(
+    modules: Sequence[nn.Module], *, offloads_inputs: bool = False, is_selective: bool = False
+) -> None:
     """Let the forward of each module keep its inputs only; modules that do so already stay as they are.
 
     Raises:
@@ -56,4 +63,23 @@ def checkpoint_units(modules: Sequence[nn.Module], *, offloads_inputs: bool = Fa
         )
     for module in modules:
         if not isinstance(module.forward, CheckpointedForward):
-            module.forward = CheckpointedForward(module.forward, offloads_inputs=offloads_inputs)
+            module.forward = CheckpointedForward(
+                module.forward, offloads_inputs=offloads_inputs, is_selective=is_selective
+            )
+
+
+def _keep_costly_results() -> Any:
+    """Return what `checkpoint` takes to keep some results: see `CheckpointedForward`."""
+    aten = torch.ops.aten
+    products = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+    num_products = {False: 0, True: 0}  # in the forward pass, and when it is run again
+
+    def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if operation in products:
+            num_products[context.is_recompute] += 1
+            is_kept = num_products[context.is_recompute] % 2 == 1
+        else:
+            is_kept = str(operation).startswith("aten._scaled_dot_product_")
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
