@@ -43,7 +43,7 @@ class CheckpointedForward:
         keeping: AbstractContextManager[Any] = nullcontext()
         if self.offloads_inputs:
             keeping = torch.autograd.graph.save_on_cpu(pin_memory=torch.accelerator.is_available())
-        options = {"context_fn": _keep_costly_results} if self.is_selective else {}
+        options: dict[str, Any] = {"context_fn": _keep_costly_results} if self.is_selective else {}
         with keeping:
             return checkpoint(self.original, *args, use_reentrant=False, **options, **kwargs)
 
@@ -82,4 +82,4 @@ def _keep_costly_results() -> Any:
             is_kept = str(operation).startswith("aten._scaled_dot_product_")
         return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
