@@ -73,6 +73,41 @@ def test_a_model_is_evaluated_first_and_gets_its_optimizer_later(world, version)
             torch.testing.assert_close(weights[name], value.detach(), rtol=0, atol=1e-6)
 
 
+def train_after_evaluation(without_gradients):
+    accelerator = sharded()
+    rank, rows = accelerator.process_index, make_batches(4)
+    model = accelerator.prepare(make_model("odd"))
+    with torch.set_grad_enabled(not without_gradients):
+        model(rows[0])
+    # The parameters of the root are gathered now.
+    optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+    norms = []
+    for index in range(2):
+        accelerator.backward(model(rows[2 * index + rank]).square().mean())
+        with torch.no_grad():
+            model(rows[0])
+        norms.append(accelerator.clip_grad_norm_(model.parameters(), 0.5))
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms, accelerator.get_state_dict(model)
+
+
+@pytest.mark.parametrize("without_gradients", [True, False])
+def test_an_optimizer_made_after_an_evaluation_trains_everything(world, without_gradients):
+    model, rows, expected = make_model("odd"), make_batches(4), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for pair in (rows[:2], rows[2:]):
+        for micro in pair:
+            (model(micro).square().mean() / 2).backward()
+        expected.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+        optimizer.step()
+        optimizer.zero_grad()
+    (norms, state), _ = world(2).run(train_after_evaluation, without_gradients)
+    torch.testing.assert_close(torch.stack(norms), torch.stack(expected), rtol=1e-5, atol=0)
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=1e-6)
+
+
 def train_two_models(version):
     accelerator = sharded(version)
     rank, rows = accelerator.process_index, make_batches(4)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, StateDictType
+from torch.distributed.tensor import DTensor
 
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.sources import resolve_plan
@@ -92,6 +93,7 @@ class FullyShardedStrategy(TorchStrategy):
         )
         self._replaced = ReplacedParameters()
         context.precision.share_overflows()
+        self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._whole: weakref.WeakKeyDictionary[nn.Module, WholeParameters] = weakref.WeakKeyDictionary()
 
     def prepare_model(
@@ -99,6 +101,7 @@ class FullyShardedStrategy(TorchStrategy):
     ) -> nn.Module:
         """Transform and shard one model, in place; one that is sharded already is left as it is."""
         if is_sharded(model):
+            self._models.add(model)
             return model
         before = named_tensors(model, include_buffers=False)
         for found in before:
@@ -129,6 +132,7 @@ class FullyShardedStrategy(TorchStrategy):
             forward=self._plugin.num_forward_prefetch,
             backward=self._plugin.num_backward_prefetch,
         )
+        self._models.add(model)
         allow_inference_first(model)
         self._whole[model] = WholeParameters(map(model.get_parameter, whole), self._mesh)
         for found in before:
@@ -147,7 +151,8 @@ class FullyShardedStrategy(TorchStrategy):
         return super().prepare_optimizer(optimizer, device_placement=device_placement)
 
     def replaced_parameters(self) -> Iterable[torch.Tensor]:
-        """Return the parameters from before sharding that somebody still holds."""
+        """Return the parameters from before sharding, and gathered ones, that somebody still holds."""
+        self._reshard()
         return self._replaced
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
@@ -162,12 +167,12 @@ class FullyShardedStrategy(TorchStrategy):
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
     ) -> torch.Tensor:
         """Clip the norm of all gradients together and return what it was. Communicates: all ranks."""
-        chosen = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        chosen = self._shards_of(parameters)
         return clip_gradients(chosen, max_norm, norm_type, device=self.context.device)
 
     def clip_grad_value(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
         """Clip each gradient value to plus or minus ``clip_value``."""
-        clip_values([parameters] if isinstance(parameters, torch.Tensor) else parameters, clip_value)
+        clip_values(self._shards_of(parameters), clip_value)
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the whole state on the CPU of rank 0, an empty dict on the others. All ranks must call it."""
@@ -199,6 +204,27 @@ class FullyShardedStrategy(TorchStrategy):
         """
         refuse_uneven_inputs(self.context.topology.world_size)
         return _NOTHING
+
+    def _shards_of(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+        chosen = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if all(isinstance(parameter, DTensor) for parameter in chosen):
+            return chosen
+        self._reshard()
+        return [self._replaced.newest(parameter) for parameter in chosen]
+
+    def _reshard(self) -> None:
+        """Let all parameters be shards, and note which gathered ones they take the place of.
+
+        A forward pass that no backward pass follows, as in an evaluation, leaves those of the tail and the root
+        gathered. Whoever asks the model for its parameters then gets tensors that never have a gradient.
+        """
+        for model in self._models:
+            gathered = dict(model.named_parameters())
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+            for name, parameter in model.named_parameters():
+                self._replaced.record(gathered[name], parameter)
 
     def _bare(self, model: nn.Module) -> nn.Module:
         return self.unwrap(model, keep_torch_compile=False)
