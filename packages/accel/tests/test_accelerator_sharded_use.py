@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, GradScalerKwargs, LocalSGD
@@ -106,6 +106,40 @@ def test_an_optimizer_made_after_an_evaluation_trains_everything(world, without_
     torch.testing.assert_close(torch.stack(norms), torch.stack(expected), rtol=1e-5, atol=0)
     for name, value in model.named_parameters():
         torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=1e-6)
+
+
+class Experts(nn.Module):
+    """Each batch goes through one expert of each block."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.blocks = nn.ModuleList(nn.ModuleList(nn.Linear(7, 7) for _ in range(3)) for _ in range(2))
+        self.head = nn.Linear(7, 1)
+
+    def forward(self, rows, expert):
+        for block in self.blocks:
+            rows = rows + torch.tanh(block[expert](rows))
+        return self.head(rows)
+
+
+def gradients_of_experts():
+    accelerator = sharded(auto_wrap_policy="no_wrap")
+    rank, rows = accelerator.process_index, make_batches(2)
+    model = accelerator.prepare(Experts())
+    accelerator.backward(model(rows[rank], rank).square().mean())
+    return {name: value.grad.full_tensor() for name, value in model.named_parameters()}
+
+
+@pytest.mark.skipif(not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="needs a newer torch")
+def test_ranks_that_use_different_experts_train_them_as_one_process(world):
+    model, rows = Experts(), make_batches(2)
+    for rank in range(2):
+        (model(rows[rank], rank).square().mean() / 2).backward()
+    for gradients in world(2).run(gradients_of_experts):
+        for name, value in model.named_parameters():
+            expected = torch.zeros_like(value) if value.grad is None else value.grad
+            torch.testing.assert_close(gradients[name], expected, rtol=0, atol=1e-7)
 
 
 def train_two_models(version):

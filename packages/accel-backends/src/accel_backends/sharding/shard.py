@@ -103,6 +103,18 @@ def shard_model(
                 values.fill_shard(found, device=settings.shard_device)
     if values is not None:
         values.finish()
+    _reduce_unused(model)
+
+
+def _reduce_unused(model: nn.Module) -> None:
+    """Let parameters that a rank did not use count as zero in the reduction.
+
+    Otherwise ranks that use different ones, such as experts, would add up gradients of different parameters without
+    a word. Older releases of torch than 2.13 cannot do this.
+    """
+    switch = getattr(model, "set_reduce_scatter_unused_params", None)
+    if switch is not None:
+        switch(True)
 
 
 def is_sharded(model: nn.Module) -> bool:
