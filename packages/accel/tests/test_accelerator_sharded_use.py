@@ -523,10 +523,8 @@ def test_equal_blocks_share_one_compiled_graph(world, checkpointed, version):
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-5)
 
 
-def train_offloaded():
-    accelerator = sharded(cpu_offload=True)
-    model, rows = make_model("odd"), make_batches(4)
-    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+def state_after_two_steps(accelerator, model, optimizer):
+    rows = make_batches(4)
     for index in range(2):
         loss = model(rows[2 * index + accelerator.process_index]).square().mean()
         accelerator.backward(loss)
@@ -536,12 +534,19 @@ def train_offloaded():
     return accelerator.get_state_dict(model)
 
 
+def train_offloaded():
+    accelerator = sharded(cpu_offload=True)
+    model = make_model("odd")
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    return state_after_two_steps(accelerator, model, optimizer)
+
+
 def shard_by_hand():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     accelerator = sharded()
-    model, rows = make_model("odd"), make_batches(4)
+    model = make_model("odd")
     mesh = init_device_mesh("cpu", (2,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -550,13 +555,7 @@ def shard_by_hand():
     optimizer = torch.optim.AdamW(parameters, lr=0.01)
     model, optimizer = accelerator.prepare(model, optimizer)
     assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
-    for index in range(2):
-        loss = model(rows[2 * index + accelerator.process_index]).square().mean()
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-    return accelerator.get_state_dict(model)
+    return state_after_two_steps(accelerator, model, optimizer)
 
 
 @pytest.mark.parametrize("body", [train_offloaded, shard_by_hand])

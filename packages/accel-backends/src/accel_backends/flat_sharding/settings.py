@@ -17,6 +17,7 @@ from torch.distributed.fsdp import (
 )
 
 from accel_backends.plugins.fsdp import allocate
+from accel_backends.sharding.settings import reduce_dtype_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -90,10 +91,7 @@ def flat_settings(
     """
     policy = cast("MixedPrecision | None", plugin.mixed_precision_policy)
     if policy is None:
-        asked = cast("torch.dtype | None", plugin.reduce_dtype)
-        policy = MixedPrecision(
-            param_dtype=dtype, reduce_dtype=asked or (None if dtype is None else torch.float32)
-        )
+        policy = MixedPrecision(param_dtype=dtype, reduce_dtype=reduce_dtype_of(plugin, dtype))
     return FlatSettings(
         mesh=mesh,
         device=device,

@@ -22,7 +22,11 @@ def offset_of(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def new_like(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor without values, placed over the ranks like ``parameter``."""
-    local = torch.empty_like(local_part(parameter), dtype=dtype)
+    return placed_like(parameter, torch.empty_like(local_part(parameter), dtype=dtype))
+
+
+def placed_like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, placed over the ranks like ``parameter``, of which this rank's part is ``local``."""
     if not isinstance(parameter, DTensor):
         return local
     return DTensor.from_local(

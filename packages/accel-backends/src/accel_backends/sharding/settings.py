@@ -58,9 +58,7 @@ def shard_settings(
     """
     policy = cast("MixedPrecisionPolicy | None", plugin.mixed_precision_policy)
     if policy is None:
-        asked = cast("torch.dtype | None", plugin.reduce_dtype)
-        reduce_dtype = asked or (None if dtype is None else torch.float32)
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype_of(plugin, dtype))
     return ShardSettings(
         mesh=mesh,
         device=device,
@@ -69,3 +67,9 @@ def shard_settings(
         reshard_after_forward=cast(bool, plugin.reshard_after_forward),
         has_master_weights=policy.param_dtype is not None,
     )
+
+
+def reduce_dtype_of(plugin: FullyShardedDataParallelPlugin, dtype: torch.dtype | None) -> torch.dtype | None:
+    """Return in what gradients are reduced where the run computes in ``dtype``: fp32 unless the plugin says more."""
+    asked = cast("torch.dtype | None", plugin.reduce_dtype)
+    return asked or (None if dtype is None else torch.float32)

@@ -1,4 +1,4 @@
-"""When the ranks of a sharded model work together."""
+"""When the gradients of a sharded model are reduced."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from torch.distributed.fsdp import FSDPModule
 
 from accel_backends.sharding.whole_parameters import WholeParameters
-from accel_state.errors import ConfigError
 
 
 @contextmanager
@@ -33,16 +32,3 @@ def synchronised_in_shards(model: FSDPModule) -> Iterator[None]:
         yield
     finally:
         model.set_requires_all_reduce(True)
-
-
-def refuse_uneven_inputs(num_ranks: int) -> None:
-    """Refuse batches that end at different times on different ranks.
-
-    Raises:
-        ConfigError: With more than one rank: one without a batch cannot hand its shards to the others.
-    """
-    if num_ranks > 1:
-        raise ConfigError(
-            "`join_uneven_inputs` is not possible where parameters are sharded: a rank that has no batch left would "
-            "keep its shards from the others. Let all ranks get as many batches with `even_batches=True`."
-        )

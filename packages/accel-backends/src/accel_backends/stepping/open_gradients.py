@@ -7,17 +7,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
+from accel_backends.sharding.parts import local_part, placed_like
 from accel_state.errors import CheckpointError
 
 
 def open_gradients(models: list[nn.Module]) -> dict[str, torch.Tensor]:
     """Return the gradients that have been summed so far, under the number of the model and their names.
 
-    Of a sharded one it is the part of this rank."""
+    Of a sharded one it is the part of this rank.
+    """
     return {
-        f"{index}.{name}": _local(parameter.grad)
+        f"{index}.{name}": local_part(parameter.grad)
         for index, model in enumerate(models)
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
@@ -36,26 +37,11 @@ def restore_gradients(models: list[nn.Module], gradients: Mapping[str, Any]) -> 
         for name, parameter in model.named_parameters()
     }
     for name, gradient in gradients.items():
-        if name not in parameters or _local(parameters[name]).shape != gradient.shape:
+        if name not in parameters or local_part(parameters[name]).shape != gradient.shape:
             raise CheckpointError(f"There is a gradient for `{name}`, but no such parameter of that shape.")
     for name, parameter in parameters.items():
         saved = gradients.get(name)
         if saved is None:
             parameter.grad = None
             continue
-        own = saved.clone().to(parameter.device)
-        if isinstance(parameter, DTensor):
-            own = DTensor.from_local(
-                own,
-                parameter.device_mesh,
-                parameter.placements,
-                run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
-            )
-        parameter.grad = own
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a tensor that this rank holds."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        parameter.grad = placed_like(parameter, saved.clone().to(parameter.device))

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
@@ -29,21 +28,17 @@ from accel_backends.flat_sharding.units import flat_units
 from accel_backends.flat_sharding.wrapping import flatten_model
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.sources import resolve_plan
-from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.precisions.forward import wrap_forward
-from accel_backends.sharding.replacements import ReplacedParameters
-from accel_backends.sharding.sync import refuse_uneven_inputs
 from accel_backends.sharding.units import whole_parameters
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.protocol import Capabilities, Sync
-from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_backends.strategies.sharded import ShardedStrategy
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_backends.transforms.compile_units import compile_units
 from accel_backends.transforms.protocol import apply_transforms
 from accel_state.enums import DynamoBackend
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_layout import MeshLayout
-from accel_state.process_group import is_group_up, set_up_group
 
 _NOTHING = nullcontext()
 _WITHIN_A_COPY = {
@@ -53,13 +48,14 @@ _WITHIN_A_COPY = {
 """What a hybrid strategy does inside of each copy of the model."""
 
 
-class FlatShardedStrategy(TorchStrategy):
+class FlatShardedStrategy(ShardedStrategy):
     """Version 1 of FSDP, the old way: the parameters of a unit are flattened into one, which is cut over the ranks.
 
     Use `fsdp2` unless something needs this: there parameters keep their shapes, names and number formats.
     """
 
     name: ClassVar[str] = "fsdp"
+    version: ClassVar[int] = 1
     capabilities: ClassVar[Capabilities] = Capabilities(
         shards_parameters=True,
         accumulation=Sync.LATER,
@@ -94,10 +90,7 @@ class FlatShardedStrategy(TorchStrategy):
                 with ``use_orig_params=False``, which torch's compiler cannot do.
         """
         super().setup(context)
-        plugin = context.plugin
-        if not isinstance(plugin, FullyShardedDataParallelPlugin):
-            plugin = FullyShardedDataParallelPlugin(fsdp_version=1)
-        self._plugin = plugin
+        plugin = self._plugin
         if (
             context.dynamo is not None
             and context.dynamo.backend != DynamoBackend.NO
@@ -107,9 +100,6 @@ class FlatShardedStrategy(TorchStrategy):
                 "`use_orig_params=False` cannot be compiled. Set `use_orig_params=True` in "
                 "`FullyShardedDataParallelPlugin`, or leave out the dynamo backend."
             )
-        if not is_group_up():
-            store = dist.HashStore()  # type: ignore[attr-defined]
-            set_up_group(context.topology, backend="gloo", options={"store": store})
         register_container(FullyShardedDataParallel)
         strategy = sharding_in(context.layout, cast(ShardingStrategy, plugin.sharding_strategy))
         self._mesh = _mesh_of(context.layout, strategy, context.device.type)
@@ -120,9 +110,7 @@ class FlatShardedStrategy(TorchStrategy):
             device=context.device,
             dtype=context.precision.dtype,
         )
-        self._replaced = ReplacedParameters()
         self._models: weakref.WeakKeyDictionary[nn.Module, FlatModel] = weakref.WeakKeyDictionary()
-        context.precision.share_overflows()
 
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -270,15 +258,6 @@ class FlatShardedStrategy(TorchStrategy):
         """Load a whole state, of which every rank takes its parts. All ranks must call it."""
         inner = getattr(optimizer, "optimizer", optimizer)
         optimizer.load_state_dict(parts_of_optimizer_state(inner, self._models_of(inner), state))
-
-    def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
-        """Refuse: a rank without a batch cannot hand its shards to the others.
-
-        Raises:
-            ConfigError: With more than one rank.
-        """
-        refuse_uneven_inputs(self.context.topology.world_size)
-        return _NOTHING
 
     def _flat(self, model: nn.Module) -> FlatModel | None:
         """Return what is known of a model, given as it was wrapped or unwrapped; None if it was not sharded here."""

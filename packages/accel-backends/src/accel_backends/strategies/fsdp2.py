@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, StateDictType
@@ -17,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.plans.transformers_models import kept_in_fp32
-from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.plugins.ram_efficient_loading import enable_fsdp_ram_efficient_loading
 from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sharding.clipping import clip_gradients, clip_values
@@ -29,33 +27,32 @@ from accel_backends.sharding.full_state import (
 )
 from accel_backends.sharding.inference_mode import allow_inference_first
 from accel_backends.sharding.prefetching import set_prefetching
-from accel_backends.sharding.replacements import ReplacedParameters
 from accel_backends.sharding.settings import shard_settings
 from accel_backends.sharding.shard import is_sharded, shard_model
-from accel_backends.sharding.sync import refuse_uneven_inputs, synchronised_in_shards, unsynchronised
+from accel_backends.sharding.sync import synchronised_in_shards, unsynchronised
 from accel_backends.sharding.units import shard_groups, whole_parameters
 from accel_backends.sharding.whole_parameters import WholeParameters
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.protocol import Capabilities, Sync
-from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_backends.strategies.sharded import ShardedStrategy
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_backends.transforms.compile_units import compile_units
 from accel_backends.transforms.protocol import apply_transforms
 from accel_ops.named_tensors import named_tensors
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
-from accel_state.process_group import is_group_up, set_up_group
 
 _NOTHING = nullcontext()
 
 
-class FullyShardedStrategy(TorchStrategy):
+class FullyShardedStrategy(ShardedStrategy):
     """Cuts each parameter over the ranks of a copy of the model, and gathers one unit of the model at a time.
 
     One rank alone is sharded in the same way, so that a script means the same there.
     """
 
     name: ClassVar[str] = "fsdp2"
+    version: ClassVar[int] = 2
     capabilities: ClassVar[Capabilities] = Capabilities(
         shards_parameters=True,
         accumulation=Sync.IN_SHARDS,
@@ -78,21 +75,13 @@ class FullyShardedStrategy(TorchStrategy):
         Where the plugin says that rank 0 alone needs weights, libraries that load models are told by variables.
         """
         super().setup(context)
-        plugin = context.plugin
-        if not isinstance(plugin, FullyShardedDataParallelPlugin):
-            plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-        self._plugin = plugin
+        plugin = self._plugin
         if plugin.cpu_ram_efficient_loading:
             enable_fsdp_ram_efficient_loading()
-        if not is_group_up():
-            store = dist.HashStore()  # type: ignore[attr-defined]
-            set_up_group(context.topology, backend="gloo", options={"store": store})
         self._mesh = _mesh_of(context.layout, context.device.type)
         self._settings = shard_settings(
             plugin, mesh=self._mesh, device=context.device, dtype=context.precision.dtype
         )
-        self._replaced = ReplacedParameters()
-        context.precision.share_overflows()
         self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._whole: weakref.WeakKeyDictionary[nn.Module, WholeParameters] = weakref.WeakKeyDictionary()
 
@@ -196,18 +185,10 @@ class FullyShardedStrategy(TorchStrategy):
         inner = getattr(optimizer, "optimizer", optimizer)
         optimizer.load_state_dict(sharded_optimizer_state(inner, state))
 
-    def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
-        """Refuse: a rank without a batch cannot hand its shards to the others.
-
-        Raises:
-            ConfigError: With more than one rank.
-        """
-        refuse_uneven_inputs(self.context.topology.world_size)
-        return _NOTHING
-
     def _shards_of(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
         chosen = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if all(isinstance(parameter, DTensor) for parameter in chosen):
+        # A gathered parameter never has a gradient; a whole one has.
+        if all(isinstance(parameter, DTensor) or parameter.grad is not None for parameter in chosen):
             return chosen
         self._reshard()
         return [self._replaced.newest(parameter) for parameter in chosen]

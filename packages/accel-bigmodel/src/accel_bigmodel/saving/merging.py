@@ -45,16 +45,18 @@ def merge_fsdp_weights(
     from accel_state.partial_state import PartialState
 
     processes = PartialState()
-    if processes.is_main_process:
-        merge_parts(
-            Path(checkpoint_dir),
-            Path(output_path),
-            is_safe=safe_serialization,
-            max_shard_size=_UNLIMITED if max_shard_size is None else max_shard_size,
-        )
-        if remove_checkpoint_dir:
-            shutil.rmtree(checkpoint_dir)
-    processes.wait_for_everyone()
+    try:
+        if processes.is_main_process:
+            merge_parts(
+                Path(checkpoint_dir),
+                Path(output_path),
+                is_safe=safe_serialization,
+                max_shard_size=_UNLIMITED if max_shard_size is None else max_shard_size,
+            )
+            if remove_checkpoint_dir:
+                shutil.rmtree(checkpoint_dir)
+    finally:
+        processes.wait_for_everyone()
 
 
 def merge_parts(
