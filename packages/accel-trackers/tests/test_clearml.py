@@ -8,6 +8,16 @@ import pytest
 pytestmark = pytest.mark.engine("clearml")
 
 OFFLINE = {"CLEARML_OFFLINE_MODE": "1"}
+SETTINGS = "sdk.development.report_use_subprocess: false\n"
+"""Report in a thread. By default ClearML 2.1 forks a process while a thread of its own imports modules: locks that are held
+then stay locked in the fork, for whose end `Task.close` waits without a limit. Nothing wakes it either: a close takes 10 s.
+"""
+
+
+@pytest.fixture(autouse=True)
+def settings(tmp_path):
+    """Write the file of settings into the folder that is the script's home."""
+    (tmp_path / "clearml.conf").write_text(SETTINGS)
 
 
 def session(folder: Path) -> Path:
