@@ -15,6 +15,7 @@ from accel_backends.plugins.deepspeed_config import HfDeepSpeedConfig
 from accel_backends.plugins.zero3_init import announce, withdraw
 from accel_backends.strategies.deepspeed.config_tree import AUTO, leaves, node_of
 from accel_backends.strategies.deepspeed.filling import Facts, Filled, Said, fill, fill_said
+from accel_state.availability import why_not
 from accel_state.enums import DistributedType
 from accel_state.environment import door
 from accel_state.errors import ConfigError, StateError
@@ -42,8 +43,8 @@ class DeepSpeedPlugin:
         offload_param_device: Where parameters are kept (ZeRO 3).
         offload_optimizer_nvme_path: Folder for optimizer states on NVMe.
         offload_param_nvme_path: Folder for parameters on NVMe.
-        zero3_init_flag: Whether transformers builds its models sharded from the start (ZeRO 3). By default so with
-            ZeRO 3.
+        zero3_init_flag: Whether transformers builds its models sharded from the start (ZeRO 3). By default it does
+            with ZeRO 3, where it is installed.
         zero3_save_16bit_model: Whether DeepSpeed's own save gathers the 16-bit weights (ZeRO 3).
         transformer_moe_cls_names: Classes of mixture-of-experts layers that ZeRO 3 keeps whole, with commas between.
         enable_msamp: Not offered: DeepSpeed with MS-AMP.
@@ -175,9 +176,9 @@ class DeepSpeedPlugin:
             if section is not None:
                 values.fill_or_compare(section, last, prefix + key, kwargs, found if must_match else None)
         if found and not prefix:
+            lines = "".join(f"- {line}\n" for line in found)
             raise ConfigError(
-                "The DeepSpeed config contradicts the values given:\n" + "".join(f"- {line}\n" for line in found)
-                + 'Correct them there, or write `"auto"`.'
+                f'The DeepSpeed config contradicts the values given:\n{lines}Correct them there, or write `"auto"`.'
             )
 
     def set_mixed_precision(self, mixed_precision: str) -> None:
@@ -193,6 +194,19 @@ class DeepSpeedPlugin:
                 self.deepspeed_config, Facts(mixed_precision=said), source=self.source, origins=self.origins
             )
         )
+
+    def settle_precision(self, asked: str) -> str:
+        """Fill the precision that the run was asked for, and return the one that then holds: the config's.
+
+        Args:
+            asked: ``no``, where nobody asks, leaves the choice to the config.
+
+        Raises:
+            ConfigError: If the config has another precision than was asked for.
+        """
+        self.set_mixed_precision(asked)
+        found = next((name for name in ("fp16", "bf16") if self.hf_ds_config.is_true(f"{name}.enabled")), None)
+        return found or asked
 
     def set_moe_leaf_modules(self, model: nn.Module) -> None:
         """Let ZeRO 3 keep the mixture-of-experts layers of a model whole, where their classes were named.
@@ -279,7 +293,9 @@ class DeepSpeedPlugin:
                 f"`zero3_init_flag` has no effect with ZeRO stage {self.zero_stage}: only stage 3 builds models sharded.",
                 stacklevel=4,
             )
-        return is_zero3 if asked is None else is_zero3 and bool(asked)
+        if asked is None:
+            return is_zero3 and why_not("transformers") is None
+        return is_zero3 and bool(asked)
 
 
 def get_active_deepspeed_plugin(state: Any) -> DeepSpeedPlugin:

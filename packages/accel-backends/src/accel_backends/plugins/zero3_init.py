@@ -16,11 +16,12 @@ def announce(config: Mapping[str, Any]) -> Any:
     """Let transformers know of a config with ZeRO 3, and return what must be kept for as long as it is to know.
 
     Raises:
-        NotAvailableError: If transformers is not installed.
+        NotAvailableError: If transformers or DeepSpeed is not installed.
     """
-    reason = why_not("transformers")
-    if reason is not None:
-        raise NotAvailableError(f"`zero3_init_flag` is for models of `transformers`. {reason}")
+    for package in ("transformers", "deepspeed"):
+        reason = why_not(package)
+        if reason is not None:
+            raise NotAvailableError(f"`zero3_init_flag` lets `transformers` build models by DeepSpeed. {reason}")
     from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
     return HfDeepSpeedConfig(_for_building(config))

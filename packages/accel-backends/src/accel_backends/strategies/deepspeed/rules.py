@@ -89,8 +89,8 @@ def _enabled(precision: str) -> Find:
         said = facts.mixed_precision
         if said is None:
             return None
-        # `no` is what every run has where nobody asks; the file's own precision holds then.
-        return Said(said.value == precision, said.by, said.is_default or said.value == "no")
+        # `no` is what every run has where nobody asks; the config's own precision holds then, as beside 8 bits.
+        return Said(said.value == precision, said.by, said.is_default or said.value in ("no", "fp8"))
 
     return find
 
