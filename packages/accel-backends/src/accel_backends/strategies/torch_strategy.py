@@ -142,10 +142,21 @@ class TorchStrategy:
             recursive=recursive,
         )
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Compute gradients of ``loss``, scaled under fp16; ``kwargs`` go to `torch.Tensor.backward`."""
+    def backward(self, loss: torch.Tensor, *, num_steps: int = 1, **kwargs: Any) -> None:
+        """Compute gradients of ``loss / num_steps``, scaled under fp16; ``kwargs`` go to `torch.Tensor.backward`."""
         scale = self._scale
+        if num_steps != 1:
+            loss = loss / num_steps
         (loss if scale is None else scale(loss)).backward(**kwargs)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:
+        """Multiply the gradients of ``models``, in place."""
+        gradients = [
+            parameter.grad for model in models for parameter in model.parameters() if parameter.grad is not None
+        ]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
         """Return a context that does nothing: there is nothing to reduce."""
@@ -204,6 +215,9 @@ class TorchStrategy:
     ) -> None:
         """Load the state into ``optimizer``; every rank loads all of it."""
         optimizer.load_state_dict(dict(state))
+
+    def release(self) -> None:
+        """Do nothing: models belong to the user."""
 
     def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return a context that does nothing: there are no other ranks to wait for."""
