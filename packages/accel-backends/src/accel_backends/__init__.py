@@ -28,10 +28,16 @@ if TYPE_CHECKING:
     from accel_backends.plugins.deepspeed_config import HfDeepSpeedConfig as HfDeepSpeedConfig
     from accel_backends.plugins.dynamo import TorchDynamoPlugin as TorchDynamoPlugin
     from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
-    from accel_backends.plugins.ram_efficient_loading import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
-    from accel_backends.plugins.ram_efficient_loading import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
+    from accel_backends.plugins.ram_efficient_loading import (
+        disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading,
+    )
+    from accel_backends.plugins.ram_efficient_loading import (
+        enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading,
+    )
     from accel_backends.plugins.tensor_parallel import TorchTensorParallelPlugin as TorchTensorParallelPlugin
-    from accel_backends.precisions.context import get_mixed_precision_context_manager as get_mixed_precision_context_manager
+    from accel_backends.precisions.context import (
+        get_mixed_precision_context_manager as get_mixed_precision_context_manager,
+    )
     from accel_backends.precisions.loss_scaler import LossScaler as LossScaler
     from accel_backends.precisions.loss_scaler import get_grad_scaler as get_grad_scaler
     from accel_backends.precisions.protocol import Precision as Precision
@@ -43,7 +49,9 @@ if TYPE_CHECKING:
     from accel_backends.strategies.context import SchedulerSettings as SchedulerSettings
     from accel_backends.strategies.context import StrategyContext as StrategyContext
     from accel_backends.strategies.ddp import trigger_sync_in_backward as trigger_sync_in_backward
-    from accel_backends.strategies.deepspeed.cpu_optimizers import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
+    from accel_backends.strategies.deepspeed.cpu_optimizers import (
+        map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed,
+    )
     from accel_backends.strategies.deepspeed.dummies import DummyOptim as DummyOptim
     from accel_backends.strategies.deepspeed.dummies import DummyScheduler as DummyScheduler
     from accel_backends.strategies.deepspeed.gathered import GatheredParameters as GatheredParameters
@@ -53,7 +61,9 @@ if TYPE_CHECKING:
     from accel_backends.strategies.selection import select_strategy as select_strategy
     from accel_backends.transforms.compile import CompileTransform as CompileTransform
     from accel_backends.transforms.compile import compile_model as compile_model
-    from accel_backends.transforms.compile_in_place import compile_regions_deepspeed as compile_regions_deepspeed
+    from accel_backends.transforms.compile_in_place import (
+        compile_regions_deepspeed as compile_regions_deepspeed,
+    )
     from accel_backends.transforms.protocol import ModelTransform as ModelTransform
     from accel_backends.transforms.protocol import Stage as Stage
     from accel_backends.transforms.regional import compile_regions as compile_regions

@@ -109,7 +109,7 @@ class TorchStrategy:
         if isinstance(scheduler, AcceleratedScheduler):
             return scheduler
         own = getattr(scheduler, "optimizer", None)
-        known = [prepared for prepared in self._optimizers if own is prepared or own is prepared.optimizer]
+        known = [prepared for prepared in self._optimizers if self._is_made_from(prepared, own)]
         settings = self.context.scheduling
         return AcceleratedScheduler(
             scheduler,
@@ -119,6 +119,9 @@ class TorchStrategy:
             scheduler_unit=settings.unit,
             num_replicas=self.context.layout.num_data_ranks,
         )
+
+    def _is_made_from(self, prepared: AcceleratedOptimizer, optimizer: Any) -> bool:
+        return optimizer is prepared or optimizer is prepared.optimizer
 
     def prepare_loader(self, loader: Any, *, device_placement: bool | None = None) -> Any:
         """Hand ``loader`` to the run's ``make_loader``, or return it as it is where there is none."""
@@ -153,7 +156,10 @@ class TorchStrategy:
     def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:
         """Multiply the gradients of ``models``, in place."""
         gradients = [
-            parameter.grad for model in models for parameter in model.parameters() if parameter.grad is not None
+            parameter.grad
+            for model in models
+            for parameter in model.parameters()
+            if parameter.grad is not None
         ]
         if gradients:
             torch._foreach_mul_(gradients, factor)

@@ -85,7 +85,8 @@ class Preparer:
         ready = self._strategy.prepare_model(
             model, device_placement=self._place(device_placement), evaluation_mode=evaluation_mode
         )
-        self._prepared.add_models([ready], evaluation_only=evaluation_mode)
+        is_trained = not evaluation_mode and not self._strategy.capabilities.needs_optimizer
+        self._prepared.add_models([ready], evaluation_only=not is_trained)
         return ready
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None) -> Optimizer:

@@ -82,7 +82,7 @@ def cpu_optimizer_of(optimizer: torch.optim.Optimizer) -> CPUOptimizer:
             if group.get(option, nothing) != nothing:
                 raise ConfigError(
                     f"`{option}` is {group[option]} in `{type(optimizer).__name__}`, which DeepSpeed's `{found.name}` "
-                    f"does not have. Set it to {nothing}, or set `\"zero_force_ds_cpu_optimizer\": false` in the "
+                    f'does not have. Set it to {nothing}, or set `"zero_force_ds_cpu_optimizer": false` in the '
                     "DeepSpeed config."
                 )
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -18,11 +18,20 @@ class DummyOptim:
         **kwargs: Further arguments of the optimizer: ``betas`` and ``eps`` fill what is ``"auto"``.
     """
 
-    def __init__(self, params: Iterable[Any], lr: float = 0.001, weight_decay: float = 0, **kwargs: Any) -> None:
-        self.params = params
+    def __init__(
+        self, params: Iterable[Any], lr: float = 0.001, weight_decay: float = 0, **kwargs: Any
+    ) -> None:
+        self.params = params if isinstance(params, (list, tuple)) else list(params)
         self.lr = lr
         self.weight_decay = weight_decay
         self.kwargs = kwargs
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameters as groups, which is how an optimizer has them."""
+        groups = [group for group in self.params if isinstance(group, Mapping)]
+        single = [parameter for parameter in self.params if not isinstance(parameter, Mapping)]
+        return [*map(dict, groups), *([{"params": single}] if single else [])]
 
 
 class DummyScheduler:

@@ -15,6 +15,7 @@ from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummySchedul
 from accel_backends.strategies.deepspeed.half_precision import convert_inputs_and_outputs
 from accel_backends.strategies.deepspeed.loading import load_deepspeed
 from accel_backends.strategies.deepspeed.pairing import Part
+from accel_state.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,15 @@ def start_engine(part: Part, config: dict[str, Any], *, context: StrategyContext
         part: The model and what it is trained with; without an optimizer the engine only computes outputs.
         config: The filled config, which is DeepSpeed's from then on.
         context: The run.
+
+    Raises:
+        ConfigError: If nothing says the batch size, or an optimizer has no version for the CPU.
     """
+    if not {"train_micro_batch_size_per_gpu", "train_batch_size"} & config.keys():
+        raise ConfigError(
+            "Nothing says the batch size, which DeepSpeed needs. Prepare the loader in the same call as the model, or "
+            "set `train_micro_batch_size_per_gpu` in the DeepSpeed config."
+        )
     deepspeed = load_deepspeed(context)
     options: dict[str, Any] = {}
     if part.optimizer is None:
@@ -46,9 +55,7 @@ def start_engine(part: Part, config: dict[str, Any], *, context: StrategyContext
         options["optimizer"] = _on_device_of_states(part.optimizer, config)
     if isinstance(part.scheduler, DummyScheduler) and part.scheduler.lr_scheduler_callable is not None:
         options["lr_scheduler"] = part.scheduler.lr_scheduler_callable
-    engine, *_ = deepspeed.initialize(
-        model=part.model, config=config, dist_init_required=False, **options
-    )
+    engine, *_ = deepspeed.initialize(model=part.model, config=config, dist_init_required=False, **options)
     dtype = _dtype_of(config)
     if dtype is not None:
         convert_inputs_and_outputs(part.model, dtype, device_type=context.device.type)
@@ -57,7 +64,10 @@ def start_engine(part: Part, config: dict[str, Any], *, context: StrategyContext
 
 def _on_device_of_states(optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> torch.optim.Optimizer:
     """Return DeepSpeed's version of an optimizer whose states are kept on the CPU, unless the config keeps yours."""
-    is_offloaded = value_of(config, "zero_optimization.offload_optimizer.device", "none") not in (None, "none")
+    is_offloaded = value_of(config, "zero_optimization.offload_optimizer.device", "none") not in (
+        None,
+        "none",
+    )
     if not is_offloaded or config.get("zero_force_ds_cpu_optimizer") is False:
         return optimizer
     return map_pytorch_optim_to_deepspeed(optimizer)

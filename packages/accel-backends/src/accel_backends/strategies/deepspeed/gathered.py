@@ -10,7 +10,7 @@ import torch
 
 
 @contextmanager
-def GatheredParameters(  # noqa: N802 -- the name that users know
+def GatheredParameters(
     params: Iterable[torch.Tensor] | torch.Tensor,
     modifier_rank: int | None = None,
     fwd_module: torch.nn.Module | None = None,

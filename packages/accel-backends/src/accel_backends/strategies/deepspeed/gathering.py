@@ -10,6 +10,8 @@ from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummySchedul
 from accel_backends.strategies.deepspeed.facts import Facts, Said
 from accel_backends.strategies.deepspeed.pairing import Part
 
+_UNTRAINED = "a model that is not trained"
+
 
 def gather_facts(part: Part, *, loaders: Sequence[Any], context: StrategyContext) -> Facts:
     """Return what the run says about the config of one engine.
@@ -20,13 +22,14 @@ def gather_facts(part: Part, *, loaders: Sequence[Any], context: StrategyContext
         context: The run.
     """
     num_data_ranks = context.layout.num_data_ranks
-    num_steps = context.gradient.num_steps
+    sizes, steps = _micro_batch_sizes(loaders, context), _accumulation(context)
+    if part.optimizer is None:  # the config must have both, though nothing depends on them
+        sizes = sizes or Said((1,), _UNTRAINED, is_default=True)
+        steps = Said(1, _UNTRAINED, is_default=True)
     return Facts(
         num_data_ranks=Said(num_data_ranks, f"a run on {num_data_ranks} data ranks"),
-        micro_batch_sizes=_micro_batch_sizes(loaders, context),
-        gradient_accumulation_steps=Said(
-            num_steps, f"`Accelerator(gradient_accumulation_steps={num_steps})`", is_default=num_steps == 1
-        ),
+        micro_batch_sizes=sizes,
+        gradient_accumulation_steps=steps,
         mixed_precision=Said(
             context.precision.name,
             f"`mixed_precision={context.precision.name!r}`",
@@ -35,6 +38,13 @@ def gather_facts(part: Part, *, loaders: Sequence[Any], context: StrategyContext
         hidden_sizes=_hidden_sizes(part.model),
         num_schedule_ranks=_num_schedule_ranks(context),
         **_of_dummies(part),
+    )
+
+
+def _accumulation(context: StrategyContext) -> Said:
+    num_steps = context.gradient.num_steps
+    return Said(
+        num_steps, f"`Accelerator(gradient_accumulation_steps={num_steps})`", is_default=num_steps == 1
     )
 
 

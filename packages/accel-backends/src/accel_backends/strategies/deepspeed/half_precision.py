@@ -10,15 +10,14 @@ from torch import nn
 from accel_backends.precisions.forward import wrap_forward
 from accel_ops.nested.structures import recursively_apply
 
+_MARK = "_accel_cast_inputs"
+
 
 def convert_inputs_and_outputs(model: nn.Module, dtype: torch.dtype, *, device_type: str) -> None:
     """Let ``model`` take floating-point inputs of any width, and return fp32; a model is converted once."""
     wrap_forward(model, device_type=device_type, dtype=dtype, enabled=False)
     if model.__dict__.get(_MARK) is None:
         model.__dict__[_MARK] = model.register_forward_pre_hook(_CastInputs(dtype), with_kwargs=True)
-
-
-_MARK = "_accel_cast_inputs"
 
 
 class _CastInputs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ def pair(models: Sequence[nn.Module], optimizers: Sequence[Any], schedulers: Seq
         if index in of_model:
             raise ConfigError(
                 f"Two optimizers, {_name(of_model[index])} and {_name(optimizer)}, step parameters of one model "
-                f"({_name(models[index])}); DeepSpeed's engine has one. Put the parameters into groups of one optimizer."
+                f"({_name(models[index])}), whose engine has one. Put the parameters into groups of one optimizer."
             )
         of_model[index] = optimizer
     parts = []
@@ -89,7 +89,8 @@ def check_combination(part: Part, config: Mapping[str, Any]) -> None:
     if "scheduler" in config:
         raise ConfigError(
             f"There are two schedulers: `{config['scheduler'].get('type')}` in the DeepSpeed config, and "
-            f"`{type(scheduler).__name__}` in the script. Remove the `scheduler` section, or prepare a `DummyScheduler`."
+            f"`{type(scheduler).__name__}` in the script. Remove the `scheduler` section, or prepare a "
+            "`DummyScheduler`."
         )
     if is_dummy:
         raise ConfigError(
@@ -99,10 +100,9 @@ def check_combination(part: Part, config: Mapping[str, Any]) -> None:
 
 
 def parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
-    """Yield the parameters that an optimizer, or what stands for one, steps."""
-    groups: Iterable[Any] = optimizer.params if isinstance(optimizer, DummyOptim) else optimizer.param_groups
-    for group in groups:
-        yield from group["params"] if isinstance(group, Mapping) else (group,)
+    """Yield the parameters that an optimizer steps, or a `DummyOptim` stands for."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def _model_of(optimizer: Any, owners: Mapping[int, int]) -> int:
@@ -110,13 +110,13 @@ def _model_of(optimizer: Any, owners: Mapping[int, int]) -> int:
     known = {index for index in found if index is not None}
     if not known:
         raise ConfigError(
-            f"The {_name(optimizer)} steps parameters of no model in this call of `prepare`. DeepSpeed's engine is made "
-            "from a model together with its optimizer: prepare both in one call."
+            f"The {_name(optimizer)} steps parameters of no model in this call of `prepare`. DeepSpeed's engine is "
+            "made from a model together with its optimizer: prepare both in one call."
         )
     if len(known) > 1 or None in found:
         raise ConfigError(
-            f"The {_name(optimizer)} steps parameters of {'several models' if len(known) > 1 else 'a model and others'}; "
-            "DeepSpeed's engine has one model. Make one optimizer for each model."
+            f"The {_name(optimizer)} steps parameters of {'several models' if len(known) > 1 else 'a model and others'}"
+            "; DeepSpeed's engine has one model. Make one optimizer for each model."
         )
     return known.pop()
 

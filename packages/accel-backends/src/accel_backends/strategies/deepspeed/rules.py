@@ -152,7 +152,11 @@ def _default(value: Any, meaning: str = "") -> Said:
 RULES: tuple[Rule, ...] = (
     Rule(f"{_ZERO}.stage", _of("zero_stage"), "`zero_stage`"),
     Rule(f"{_ZERO}.offload_optimizer.device", _of("offload_optimizer_device"), "`offload_optimizer_device`"),
-    Rule(f"{_ZERO}.offload_optimizer.nvme_path", _of("offload_optimizer_nvme_path"), "`offload_optimizer_nvme_path`"),
+    Rule(
+        f"{_ZERO}.offload_optimizer.nvme_path",
+        _of("offload_optimizer_nvme_path"),
+        "`offload_optimizer_nvme_path`",
+    ),
     Rule(f"{_ZERO}.offload_param.device", _of("offload_param_device"), "`offload_param_device`"),
     Rule(f"{_ZERO}.offload_param.nvme_path", _of("offload_param_nvme_path"), "`offload_param_nvme_path`"),
     Rule(
@@ -162,7 +166,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("gradient_accumulation_steps", _accumulation, is_always_written=True, fallback=_default(1)),
     # Left out, it would be 1.0 by DeepSpeed's own default.
-    Rule("gradient_clipping", _of("gradient_clipping"), is_always_written=True, fallback=_default(0.0, "off")),
+    Rule(
+        "gradient_clipping", _of("gradient_clipping"), is_always_written=True, fallback=_default(0.0, "off")
+    ),
     Rule(
         "train_micro_batch_size_per_gpu",
         _micro_batch_size,

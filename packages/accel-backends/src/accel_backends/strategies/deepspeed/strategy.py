@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -12,7 +10,9 @@ import torch
 from torch import nn
 
 from accel_backends.containers import register_container
+from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plugins.deepspeed import DeepSpeedPlugin
+from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.strategies.bundle import Bundle, Placement
 from accel_backends.strategies.bundle_builder import register_kind
 from accel_backends.strategies.context import StrategyContext
@@ -74,10 +74,12 @@ class DeepSpeedStrategy(TorchStrategy):
     ) -> Bundle:
         """Return the prepared objects in the same order. Communicates: all ranks."""
         models = [self._engines.bare(model) for model in bundle.models]
-        optimizers = [] if evaluation_mode else bundle.optimizers
         prepared_models: list[nn.Module] = []
-        ready: dict[int, Any] = {}
-        for part in pair(models, optimizers, bundle.schedulers):
+        ready: dict[int, Any] = {
+            id(one.client): one for one in self._optimizers if isinstance(one, DeepSpeedOptimizerWrapper)
+        }
+        new = [optimizer for optimizer in bundle.optimizers if id(optimizer) not in ready]
+        for part in pair(models, [] if evaluation_mode else new, bundle.schedulers):
             model, optimizer, scheduler = self._start(part, bundle.loaders)
             prepared_models.append(model)
             ready[id(part.optimizer)] = optimizer
@@ -111,6 +113,24 @@ class DeepSpeedStrategy(TorchStrategy):
             return optimizer
         pair([], [optimizer], [])
         raise AssertionError("An optimizer without a model was paired.")
+
+    def prepare_scheduler(
+        self, scheduler: Any, *, optimizers: Sequence[torch.optim.Optimizer] = ()
+    ) -> AcceleratedScheduler:
+        """Wrap a scheduler of the user's to follow its optimizer.
+
+        Raises:
+            ConfigError: If it only stands for one that an engine makes, and its model is not prepared with it.
+        """
+        if isinstance(scheduler, DummyScheduler):
+            raise ConfigError(
+                "A `DummyScheduler` was prepared without its model and optimizer, whose engine makes the scheduler. "
+                "Prepare them in one call."
+            )
+        return super().prepare_scheduler(scheduler, optimizers=optimizers)
+
+    def _is_made_from(self, prepared: AcceleratedOptimizer, optimizer: Any) -> bool:
+        return super()._is_made_from(prepared, optimizer) or optimizer is getattr(prepared, "client", None)
 
     def _start(self, part: Part, loaders: Sequence[Any]) -> tuple[nn.Module, Any, Any]:
         """Return the prepared model, its optimizer, and a scheduler that the engine steps."""
@@ -184,7 +204,9 @@ class DeepSpeedStrategy(TorchStrategy):
             ConfigError: If not all trained parameters of an engine are given, or the norm is not the 2-norm.
         """
         if norm_type != 2:
-            raise ConfigError(f"`norm_type` must be 2 with DeepSpeed, which clips by no other norm, got {norm_type}.")
+            raise ConfigError(
+                f"`norm_type` must be 2 with DeepSpeed, which clips by no other norm, got {norm_type}."
+            )
         return self._engines.clip(parameters, max_norm)
 
     def clip_grad_value(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
@@ -199,7 +221,7 @@ class DeepSpeedStrategy(TorchStrategy):
         )
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the whole state; with ZeRO 3 on the CPU of rank 0, an empty dict elsewhere, and all ranks must call it."""
+        """Return the whole state; with ZeRO 3 on the CPU of rank 0, an empty dict elsewhere. All ranks must call it."""
         bare = self.unwrap(model, keep_torch_compile=False)
         if not any(hasattr(parameter, "ds_id") for parameter in bare.parameters()):
             return bare.state_dict()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -145,7 +145,9 @@ class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
             StateError: With a ``closure``, which DeepSpeed cannot evaluate.
         """
         if closure is not None:
-            raise StateError("DeepSpeed's engine cannot step with a `closure`. Use an optimizer that needs none.")
+            raise StateError(
+                "DeepSpeed's engine cannot step with a `closure`. Use an optimizer that needs none."
+            )
         if self.engine is not None and self._gradient.sync_gradients:
             self.engine.step()
 
