@@ -13,15 +13,9 @@ if TYPE_CHECKING:
     from accel_backends.handlers.grad_scaler import GradScalerKwargs as GradScalerKwargs
     from accel_backends.handlers.profile import ProfileKwargs as ProfileKwargs
     from accel_backends.module_lookup import get_model_tp_size as get_model_tp_size
-    from accel_backends.module_lookup import (
-        get_module_children_bottom_up as get_module_children_bottom_up,
-    )
-    from accel_backends.module_lookup import (
-        get_module_class_from_name as get_module_class_from_name,
-    )
-    from accel_backends.module_lookup import (
-        get_parameters_from_modules as get_parameters_from_modules,
-    )
+    from accel_backends.module_lookup import get_module_children_bottom_up as get_module_children_bottom_up
+    from accel_backends.module_lookup import get_module_class_from_name as get_module_class_from_name
+    from accel_backends.module_lookup import get_parameters_from_modules as get_parameters_from_modules
     from accel_backends.module_lookup import is_peft_model as is_peft_model
     from accel_backends.module_lookup import model_has_dtensor as model_has_dtensor
     from accel_backends.optimizer import AcceleratedOptimizer as AcceleratedOptimizer
@@ -29,6 +23,9 @@ if TYPE_CHECKING:
     from accel_backends.plans.repeated_blocks import has_repeated_blocks as has_repeated_blocks
     from accel_backends.plans.repeated_blocks import is_repeated_blocks as is_repeated_blocks
     from accel_backends.plans.sources import resolve_plan as resolve_plan
+    from accel_backends.plugins.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
+    from accel_backends.plugins.deepspeed import get_active_deepspeed_plugin as get_active_deepspeed_plugin
+    from accel_backends.plugins.deepspeed_config import HfDeepSpeedConfig as HfDeepSpeedConfig
     from accel_backends.plugins.dynamo import TorchDynamoPlugin as TorchDynamoPlugin
     from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
     from accel_backends.plugins.ram_efficient_loading import (
@@ -52,12 +49,21 @@ if TYPE_CHECKING:
     from accel_backends.strategies.context import SchedulerSettings as SchedulerSettings
     from accel_backends.strategies.context import StrategyContext as StrategyContext
     from accel_backends.strategies.ddp import trigger_sync_in_backward as trigger_sync_in_backward
+    from accel_backends.strategies.deepspeed.cpu_optimizers import (
+        map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed,
+    )
+    from accel_backends.strategies.deepspeed.dummies import DummyOptim as DummyOptim
+    from accel_backends.strategies.deepspeed.dummies import DummyScheduler as DummyScheduler
+    from accel_backends.strategies.deepspeed.gathered import GatheredParameters as GatheredParameters
     from accel_backends.strategies.protocol import Capabilities as Capabilities
     from accel_backends.strategies.protocol import Strategy as Strategy
     from accel_backends.strategies.protocol import Sync as Sync
     from accel_backends.strategies.selection import select_strategy as select_strategy
     from accel_backends.transforms.compile import CompileTransform as CompileTransform
     from accel_backends.transforms.compile import compile_model as compile_model
+    from accel_backends.transforms.compile_in_place import (
+        compile_regions_deepspeed as compile_regions_deepspeed,
+    )
     from accel_backends.transforms.protocol import ModelTransform as ModelTransform
     from accel_backends.transforms.protocol import Stage as Stage
     from accel_backends.transforms.regional import compile_regions as compile_regions
@@ -75,9 +81,14 @@ __getattr__, __dir__, __all__ = attach(
         "Bundle": "accel_backends.strategies.bundle",
         "Capabilities": "accel_backends.strategies.protocol",
         "CompileTransform": "accel_backends.transforms.compile",
+        "DeepSpeedPlugin": "accel_backends.plugins.deepspeed",
         "DistributedDataParallelKwargs": "accel_backends.handlers.ddp",
+        "DummyOptim": "accel_backends.strategies.deepspeed.dummies",
+        "DummyScheduler": "accel_backends.strategies.deepspeed.dummies",
         "FullyShardedDataParallelPlugin": "accel_backends.plugins.fsdp",
+        "GatheredParameters": "accel_backends.strategies.deepspeed.gathered",
         "GradScalerKwargs": "accel_backends.handlers.grad_scaler",
+        "HfDeepSpeedConfig": "accel_backends.plugins.deepspeed_config",
         "LossScaler": "accel_backends.precisions.loss_scaler",
         "ModelTransform": "accel_backends.transforms.protocol",
         "ParallelPlan": "accel_backends.plans.plan",
@@ -94,9 +105,11 @@ __getattr__, __dir__, __all__ = attach(
         "collect": "accel_backends.handlers.collection",
         "compile_model": "accel_backends.transforms.compile",
         "compile_regions": "accel_backends.transforms.regional",
+        "compile_regions_deepspeed": "accel_backends.transforms.compile_in_place",
         "disable_fsdp_ram_efficient_loading": "accel_backends.plugins.ram_efficient_loading",
         "enable_fsdp_ram_efficient_loading": "accel_backends.plugins.ram_efficient_loading",
         "extract_model_from_parallel": "accel_backends.unwrap",
+        "get_active_deepspeed_plugin": "accel_backends.plugins.deepspeed",
         "get_grad_scaler": "accel_backends.precisions.loss_scaler",
         "get_mixed_precision_context_manager": "accel_backends.precisions.context",
         "get_model_tp_size": "accel_backends.module_lookup",
@@ -108,6 +121,7 @@ __getattr__, __dir__, __all__ = attach(
         "is_compiled_module": "accel_backends.containers",
         "is_peft_model": "accel_backends.module_lookup",
         "is_repeated_blocks": "accel_backends.plans.repeated_blocks",
+        "map_pytorch_optim_to_deepspeed": "accel_backends.strategies.deepspeed.cpu_optimizers",
         "model_has_dtensor": "accel_backends.module_lookup",
         "move_to_device": "accel_backends.state_placement",
         "register_container": "accel_backends.containers",

@@ -106,6 +106,7 @@ class AcceleratorState(ProcessView):
 
     def _build(self, runtime: Runtime, given: Mapping[str, Any]) -> None:
         precision = given["mixed_precision"] or check_precision(read("mixed_precision"))
+        precision = _settled_precision(given["deepspeed_plugins"] or {}, precision)
         distributed_type = _distributed_type(given) or runtime.distributed_type
         config = given["parallelism_config"]
         if config is None and read("use_parallelism_config"):
@@ -219,6 +220,9 @@ class AcceleratorState(ProcessView):
     def _lines(self) -> Iterator[str]:
         yield from super()._lines()
         yield f"Mixed precision type: {self.mixed_precision}"
+        config = getattr(self.deepspeed_plugin, "deepspeed_config", None)
+        if config is not None:
+            yield f"ds_config: {config}"
 
 
 def check_precision(name: str) -> str:
@@ -253,6 +257,12 @@ def _distributed_type(given: Mapping[str, Any]) -> DistributedType | None:
             f"Only one engine can train a model, but {' and '.join(f'`{name}`' for name in names)} are given."
         )
     return next(iter(names.values()), None)
+
+
+def _settled_precision(plugins: Mapping[str, Any], asked: str) -> str:
+    """Return the precision that the config of the first DeepSpeed plugin says, each filled with the one asked for."""
+    settled = [plugin.settle_precision(asked) for plugin in plugins.values() if hasattr(plugin, "settle_precision")]
+    return settled[0] if settled else asked
 
 
 def _engine_layout(plugin: Any, runtime: Runtime) -> MeshLayout:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from accel.local_sgd import LocalSGD as LocalSGD
     from accel.run.project import ProjectConfiguration as ProjectConfiguration
     from accel_backends import AutocastKwargs as AutocastKwargs
+    from accel_backends import DeepSpeedPlugin as DeepSpeedPlugin
     from accel_backends import DistributedDataParallelKwargs as DistributedDataParallelKwargs
     from accel_backends import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
     from accel_backends import GradScalerKwargs as GradScalerKwargs
@@ -51,6 +52,7 @@ EXPORTS = {
     "AutocastKwargs": "accel_backends",
     "DDPCommunicationHookType": "accel_state",
     "DataLoaderConfiguration": "accel_data",
+    "DeepSpeedPlugin": "accel_backends",
     "DistributedDataParallelKwargs": "accel_backends",
     "DistributedType": "accel_state",
     "FullyShardedDataParallelPlugin": "accel_backends",

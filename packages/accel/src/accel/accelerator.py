@@ -23,7 +23,7 @@ from accel.aliases import aliases
 from accel.preemption.guard import PreemptionGuard
 from accel.run import engine
 from accel.run.checkpointer import Checkpointer
-from accel.run.configuration import NOT_GIVEN, RunConfiguration, resolve
+from accel.run.configuration import NOT_GIVEN, RunConfiguration, one_of, resolve
 from accel.run.ending import attempt_all
 from accel.run.model_saver import ModelSaver
 from accel.run.prepared_objects import PreparedObjects
@@ -87,7 +87,7 @@ class Accelerator:
         gradient_accumulation_steps: Micro-batches whose gradients are summed before the optimizer steps.
         cpu: Stay on the CPU although an accelerator is there.
         dataloader_config: How loaders are split over the processes.
-        deepspeed_plugin: Train with DeepSpeed.
+        deepspeed_plugin: Train with DeepSpeed; or a dict of several plugins by name, of which the first is selected.
         fsdp_plugin: Train with parameters sharded over the processes, on any device.
         torch_tp_plugin: Older place of `ParallelismConfig.tp_size`.
         megatron_lm_plugin: Train with Megatron-LM.
@@ -100,7 +100,7 @@ class Accelerator:
         kwargs_handlers: Settings of parts: DDP, autocast, gradient scaler, process group, profiler.
         dynamo_backend: Compile models with this backend.
         dynamo_plugin: Compile models, with finer choices.
-        deepspeed_plugins: Several DeepSpeed configurations by name.
+        deepspeed_plugins: The same as ``deepspeed_plugin``.
         parallelism_config: How the processes are split over the axes of parallelism.
         scheduler_unit: How far a prepared scheduler moves in one step. `process`: once per process, so that a
             schedule counted in one process's batches ends on time with several; the learning rate at a given
@@ -147,7 +147,7 @@ class Accelerator:
         scheduler_unit: Literal["process", "optimizer_step"] = "process",
     ) -> None:
         plugins = {
-            "deepspeed_plugin": deepspeed_plugin or deepspeed_plugins,
+            "deepspeed_plugin": one_of(deepspeed_plugin=deepspeed_plugin, deepspeed_plugins=deepspeed_plugins),
             "fsdp_plugin": fsdp_plugin,
             "megatron_lm_plugin": megatron_lm_plugin,
         }
@@ -716,7 +716,7 @@ class Accelerator:
             **kwargs: Passed to `Tensor.backward` or the engine's own.
 
         Raises:
-            ConfigError: If `num_items` is negative, not finite, or the engine weighs losses by itself.
+            ConfigError: If `num_items` is negative or not finite.
             StateError: If only some micro-batches of an accumulation have `num_items`, or one has it twice.
         """
         self._stepper.backward(loss, num_items, **kwargs)

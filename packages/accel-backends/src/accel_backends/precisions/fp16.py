@@ -47,6 +47,10 @@ class FP16Precision(AutocastPrecision):
         """Let all ranks skip a step where the gradients of one overflow."""
         self.scaler.share_overflows()
 
+    def leave_scaling_to_engine(self) -> None:
+        """Scale no losses from now on: the engine does."""
+        self.scaler = LossScaler(self.device_type, enabled=False)
+
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> bool:
         """Step ``optimizer`` unless its gradients overflowed; return whether it stepped."""
         return step_scaled(self.scaler, optimizer, closure)

@@ -46,6 +46,9 @@ class FullPrecision:
     def share_overflows(self) -> None:
         """Do nothing: no step is skipped."""
 
+    def leave_scaling_to_engine(self) -> None:
+        """Do nothing: no loss is scaled."""
+
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> bool:
         """Step ``optimizer``; it always really steps."""
         optimizer.step(closure)

@@ -48,6 +48,9 @@ class Precision(Protocol):
     def share_overflows(self) -> None:
         """Let all ranks skip a step together; for strategies under which each rank has a part of the gradients."""
 
+    def leave_scaling_to_engine(self) -> None:
+        """Scale no losses from now on; for strategies whose engine does."""
+
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> bool:
         """Step ``optimizer`` and return whether the parameters were really updated."""
 

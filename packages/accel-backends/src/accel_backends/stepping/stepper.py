@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -56,7 +55,6 @@ class Stepper:
         self._optimizers = optimizers
         self._num_processes = num_processes
         self._on_window_end = on_window_end
-        self._owns_backward = strategy.capabilities.owns_backward
         self._accumulation = strategy.capabilities.accumulation
         self._block_models: tuple[nn.Module, ...] = ()
         self._is_uneven = False
@@ -168,26 +166,22 @@ class Stepper:
             **kwargs: Passed to `Tensor.backward` or the engine's own.
 
         Raises:
-            ConfigError: If ``num_items`` is negative, not finite, or the engine weighs losses by itself.
+            ConfigError: If ``num_items`` is negative or not finite.
             StateError: If only some micro-batches of a window have ``num_items``, or one has it twice.
         """
         is_last = self._gradient.sync_gradients
         if num_items is not None:
-            self._refuse_weights_of_engine()
             self._weights.backward(
                 loss,
                 num_items,
                 is_last=is_last,
                 run=partial(self._strategy.backward, **kwargs),
-                parameters=self._block_parameters,
+                scale=self._scale_gradients,
                 block=self._block_models,
             )
         else:
             self._weights.pass_by(is_last=is_last)
-            num_steps = self.num_steps
-            if num_steps != 1 and not self._owns_backward:
-                loss = loss / num_steps
-            self._strategy.backward(loss, **kwargs)
+            self._strategy.backward(loss, num_steps=self.num_steps, **kwargs)
         if is_last:
             self._num_windows += 1
             self._on_window_end()
@@ -241,15 +235,8 @@ class Stepper:
             self.unscale_gradients()
             self._strategy.clip_grad_value(parameters, clip_value)
 
-    def _refuse_weights_of_engine(self) -> None:
-        if self._owns_backward:
-            raise ConfigError(
-                f"`num_items` has no effect with the strategy `{self._strategy.name}`, which divides losses "
-                "by itself. Leave it out."
-            )
-
-    def _block_parameters(self) -> Iterator[Tensor]:
-        return chain.from_iterable(model.parameters() for model in self._block_models or self._models)
+    def _scale_gradients(self, factor: float) -> None:
+        self._strategy.scale_gradients(self._block_models or self._models, factor)
 
 
 class _Block:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ class WeightedLoss:
         *,
         is_last: bool,
         run: Callable[[Tensor], None],
-        parameters: Callable[[], Iterable[Tensor]],
+        scale: Callable[[float], None],
         block: object = None,
     ) -> None:
         """Run backward of a mean loss with its weight; every rank must call it as often.
@@ -58,7 +58,7 @@ class WeightedLoss:
             num_items: Their number; may be 0 on some ranks (give a loss of 0 that reaches the parameters).
             is_last: Whether this micro-batch ends the window.
             run: Computes gradients of a loss.
-            parameters: Gives what the gradients belong to, in a window of several micro-batches.
+            scale: Multiplies the complete gradients, in a window of several micro-batches.
             block: The models of the `accumulate` block, as a tuple made for it; empty outside of such a block.
 
         Raises:
@@ -81,7 +81,7 @@ class WeightedLoss:
         self._items += count
         run(loss * (count / self._unit))
         if is_last:
-            scale_gradients(parameters(), self._unit * self._num_ranks / self._agree(self._items))
+            scale(self._unit * self._num_ranks / self._agree(self._items))
             self._begin()
 
     def pass_by(self, *, is_last: bool) -> None:
@@ -164,11 +164,3 @@ def check_count(num_items: float | Tensor) -> float:
     if not math.isfinite(count) or count < 0:
         raise ConfigError(f"`num_items` must be a finite number from 0 up, got {count:g}.")
     return count
-
-
-@torch.no_grad()
-def scale_gradients(parameters: Iterable[Tensor], factor: float) -> None:
-    """Multiply the gradients of `parameters` by `factor`, in place."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if gradients:
-        torch._foreach_mul_(gradients, factor)

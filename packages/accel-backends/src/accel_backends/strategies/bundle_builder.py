@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
@@ -12,13 +13,22 @@ from torch.utils.data import DataLoader
 
 from accel_backends.strategies.bundle import Bundle, Placement
 
-KINDS: tuple[tuple[type, str], ...] = (
+KINDS: list[tuple[type, str]] = [
     (nn.Module, "models"),
     (Optimizer, "optimizers"),
     (LRScheduler, "schedulers"),
     (DataLoader, "loaders"),
-)
+]
 """Class of an object, and the list of a `Bundle` that it belongs to; other objects need no preparation."""
+
+
+def register_kind(kind: type, name: str) -> None:
+    """Put objects of class ``kind`` into the `Bundle` list ``name`` from now on.
+
+    A strategy calls this for what stands for an optimizer or a scheduler with it alone.
+    """
+    if (kind, name) not in KINDS:
+        KINDS.append((kind, name))
 
 
 def kind_of(thing: object) -> str | None:
@@ -41,7 +51,7 @@ class BundleBuilder:
         self._objects = objects
         self._done: dict[int, Any] = {}
         self.bundle = Bundle()
-        flags: dict[str, list[bool]] = {name: [] for _, name in KINDS}
+        flags: dict[str, list[bool]] = {field.name: [] for field in fields(Bundle)}
         for thing, place in zip(objects, places, strict=True):
             name = kind_of(thing)
             if name is None or id(thing) in self._done:
@@ -59,7 +69,7 @@ class BundleBuilder:
     def results(self, ready: Bundle) -> tuple[Any, ...]:
         """Return the prepared objects in the caller's order; `ready` is the prepared `bundle`."""
         done = dict(self._done)
-        for _, name in KINDS:
-            given, prepared = getattr(self.bundle, name), getattr(ready, name)
+        for field in fields(Bundle):
+            given, prepared = getattr(self.bundle, field.name), getattr(ready, field.name)
             done |= {id(thing): result for thing, result in zip(given, prepared, strict=True)}
         return tuple(done.get(id(thing), thing) for thing in self._objects)

@@ -35,14 +35,15 @@ class Capabilities:
     Attributes:
         shards_parameters: A rank holds parts of the parameters; a full state must be gathered by all ranks
             together, and ranks cannot train apart for a while.
-        owns_backward: The engine divides and scales the loss itself.
+        needs_optimizer: A model that is prepared without an optimizer can only compute outputs; to be trained, it is
+            prepared again together with one.
         accumulation: How gradients are reduced in micro-batches that end no accumulation; `Sync.NOW` where
             nothing can be left out.
         mesh_axes: Axes of `ParallelismConfig` along which the strategy splits the work; others may not be on.
     """
 
     shards_parameters: bool = False
-    owns_backward: bool = False
+    needs_optimizer: bool = False
     accumulation: Sync = Sync.NOW
     mesh_axes: frozenset[str] = frozenset({"dp_replicate"})
 
@@ -100,8 +101,11 @@ class Strategy(Protocol):
     ) -> nn.Module:
         """Return the user's model inside what `prepare_model` put around it."""
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Compute gradients, scaled as the precision wants; reduced over ranks unless that is deferred."""
+    def backward(self, loss: torch.Tensor, *, num_steps: int = 1, **kwargs: Any) -> None:
+        """Compute gradients of ``loss / num_steps``, scaled as the precision wants; reduced unless that is deferred."""
+
+    def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:
+        """Multiply the complete gradients of ``models``."""
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
         """Return a context for forward and backward in which gradients are reduced as ``sync`` says."""
@@ -160,6 +164,9 @@ class Strategy(Protocol):
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
     ) -> None:
         """Load a full state, or one with parts placed like the parameters."""
+
+    def release(self) -> None:
+        """Let go of all that was prepared."""
 
     def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return a context in which ranks may run out of batches at different times."""

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
-import torch.distributed as dist
-
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.sharding.replacements import ReplacedParameters
 from accel_backends.strategies.context import StrategyContext
+from accel_backends.strategies.own_group import ensure_group
 from accel_backends.strategies.torch_strategy import TorchStrategy
 from accel_state.errors import ConfigError
-from accel_state.process_group import is_group_up, set_up_group
 
 
 class ShardedStrategy(TorchStrategy):
@@ -30,10 +28,7 @@ class ShardedStrategy(TorchStrategy):
             if isinstance(given, FullyShardedDataParallelPlugin)
             else FullyShardedDataParallelPlugin(fsdp_version=self.version)
         )
-        if not is_group_up():
-            store = dist.HashStore()  # type: ignore[attr-defined]
-            backend = context.runtime.device_backend.collective_backend or "gloo"
-            set_up_group(context.topology, backend=backend, options={"store": store})
+        ensure_group(context)
         self._replaced = ReplacedParameters()
         context.precision.share_overflows()
 

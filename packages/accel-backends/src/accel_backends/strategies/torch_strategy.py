@@ -109,7 +109,7 @@ class TorchStrategy:
         if isinstance(scheduler, AcceleratedScheduler):
             return scheduler
         own = getattr(scheduler, "optimizer", None)
-        known = [prepared for prepared in self._optimizers if own is prepared or own is prepared.optimizer]
+        known = [prepared for prepared in self._optimizers if self._is_made_from(prepared, own)]
         settings = self.context.scheduling
         return AcceleratedScheduler(
             scheduler,
@@ -119,6 +119,9 @@ class TorchStrategy:
             scheduler_unit=settings.unit,
             num_replicas=self.context.layout.num_data_ranks,
         )
+
+    def _is_made_from(self, prepared: AcceleratedOptimizer, optimizer: Any) -> bool:
+        return optimizer is prepared or optimizer is prepared.optimizer
 
     def prepare_loader(self, loader: Any, *, device_placement: bool | None = None) -> Any:
         """Hand ``loader`` to the run's ``make_loader``, or return it as it is where there is none."""
@@ -142,10 +145,24 @@ class TorchStrategy:
             recursive=recursive,
         )
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Compute gradients of ``loss``, scaled under fp16; ``kwargs`` go to `torch.Tensor.backward`."""
+    def backward(self, loss: torch.Tensor, *, num_steps: int = 1, **kwargs: Any) -> None:
+        """Compute gradients of ``loss / num_steps``, scaled under fp16; ``kwargs`` go to `torch.Tensor.backward`."""
         scale = self._scale
+        if num_steps != 1:
+            loss = loss / num_steps
         (loss if scale is None else scale(loss)).backward(**kwargs)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:
+        """Multiply the gradients of ``models``, in place."""
+        gradients = [
+            parameter.grad
+            for model in models
+            for parameter in model.parameters()
+            if parameter.grad is not None
+        ]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
         """Return a context that does nothing: there is nothing to reduce."""
@@ -204,6 +221,9 @@ class TorchStrategy:
     ) -> None:
         """Load the state into ``optimizer``; every rank loads all of it."""
         optimizer.load_state_dict(dict(state))
+
+    def release(self) -> None:
+        """Do nothing: models belong to the user."""
 
     def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return a context that does nothing: there are no other ranks to wait for."""

@@ -115,7 +115,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         Setting("use_deepspeed", "ACCELERATE_USE_DEEPSPEED", boolean, False, "Train with DeepSpeed.", "--use_deepspeed"),
         deepspeed("config_file", unless("none", text, None), None, "DeepSpeed's own JSON config, used as it is.", flag="--deepspeed_config_file", config_key="deepspeed_config.deepspeed_config_file"),
         deepspeed("zero_stage", digit(0, 1, 2, 3), 2, "What ZeRO shards: nothing (0), optimizer states (1), gradients too (2), parameters too (3)."),
-        Setting("gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", unless("none", number, None), None, "Norm that gradients are clipped to by the engine.", "--gradient_clipping", "deepspeed_config.gradient_clipping"),
+        Setting("gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", unless("none", unless("auto", number, None), None), None, "Norm that gradients are clipped to by the engine; 0 is off.", "--gradient_clipping", "deepspeed_config.gradient_clipping"),
         deepspeed("offload_optimizer_device", _DEVICES, "none", "Where optimizer states are kept (ZeRO 2 and 3)."),
         deepspeed("offload_optimizer_nvme_path", unless("none", text, None), None, "Folder for optimizer states on NVMe."),
         deepspeed("offload_param_device", _DEVICES, "none", "Where parameters are kept (ZeRO 3)."),

@@ -20,12 +20,12 @@ from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
 
 if TYPE_CHECKING:
-    from accel_backends import FullyShardedDataParallelPlugin, TorchTensorParallelPlugin
+    from accel_backends import DeepSpeedPlugin, FullyShardedDataParallelPlugin, TorchTensorParallelPlugin
 
 NOT_GIVEN: Any = object()
 """Default of arguments whose absence means something else than any value."""
 
-ENGINE_SWITCHES = {"use_deepspeed": "deepspeed", "use_megatron_lm": "megatron"}
+ENGINE_SWITCHES = {"use_megatron_lm": "megatron"}
 """Settings by which a launcher asks for an engine, and the strategy that must then be there."""
 
 
@@ -36,7 +36,17 @@ def make_fsdp_plugin() -> FullyShardedDataParallelPlugin:
     return FullyShardedDataParallelPlugin()
 
 
-ENGINE_PLUGINS: Mapping[str, tuple[str, Callable[[], Any]]] = {"use_fsdp": ("fsdp_plugin", make_fsdp_plugin)}
+def make_deepspeed_plugin() -> DeepSpeedPlugin:
+    """Return the plugin that the launcher's settings describe."""
+    from accel_backends import DeepSpeedPlugin
+
+    return DeepSpeedPlugin()
+
+
+ENGINE_PLUGINS: Mapping[str, tuple[str, Callable[[], Any]]] = {
+    "use_fsdp": ("fsdp_plugin", make_fsdp_plugin),
+    "use_deepspeed": ("deepspeed_plugin", make_deepspeed_plugin),
+}
 """Those whose plugin reads the rest of what the launcher says: the argument it stands for, and what makes it."""
 
 
@@ -193,7 +203,8 @@ def resolve_engine(
     """Find which engine trains the model: the plugin that was passed, or what the launcher asked for.
 
     Args:
-        plugins: Plugin by the name of its argument; those left out are None.
+        plugins: Plugin by the name of its argument, or a dict of several by names of their own, the first of which
+            counts; those left out are None.
         earlier: Plugins of an earlier `Accelerator` of this process, by the same names; one of them counts where
             nothing else is passed.
         setting: Reads a setting by its name.
@@ -208,7 +219,8 @@ def resolve_engine(
     given = _without_none(plugins)
     if len(given) > 1:
         raise ConfigError(f"Only one engine can train a model, got {', '.join(f'`{n}`' for n in given)}.")
-    for name, plugin in (given or _without_none(earlier)).items():
+    for name, passed in (given or _without_none(earlier)).items():
+        plugin = _first_plugin(name, passed)
         strategy = getattr(plugin, "strategy", None)
         if not isinstance(strategy, str):
             raise ConfigError(
@@ -224,6 +236,35 @@ def resolve_engine(
         if setting(switch):
             return plugins, None, strategy
     return plugins, None, None
+
+
+def one_of(**arguments: Any) -> Any:
+    """Return the argument that was passed, of several names for the same thing, None if none was.
+
+    Raises:
+        ConfigError: If more than one was.
+    """
+    given = _without_none(arguments)
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(f'`{name}`' for name in given)} say the same thing. Pass one of them.")
+    return next(iter(given.values()), None)
+
+
+def _first_plugin(name: str, passed: Any) -> Any:
+    """Return the plugin that was passed, or the first of several.
+
+    Raises:
+        ConfigError: If there is none, or they are for different strategies.
+    """
+    if not isinstance(passed, Mapping):
+        return passed
+    strategies = {getattr(plugin, "strategy", None) for plugin in passed.values()}
+    if len(strategies) != 1:
+        raise ConfigError(
+            f"`{name}` is a dict of {len(passed)} plugins for {len(strategies)} strategies. Give at least one plugin, "
+            "all for the same strategy."
+        )
+    return next(iter(passed.values()))
 
 
 def _without_none(plugins: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,7 +66,8 @@ class Preparer:
         builder = BundleBuilder(objects, places, find_prepared=self._prepared.find)
         self._check(builder.bundle.models, builder.bundle.optimizers)
         ready = self._strategy.prepare(builder.bundle, device_placement=builder.placement)
-        self._prepared.add_models(ready.models)
+        is_trained = bool(ready.optimizers) or not self._strategy.capabilities.needs_optimizer
+        self._prepared.add_models(ready.models, evaluation_only=not is_trained)
         self._prepared.add_optimizers(ready.optimizers)
         self._prepared.add_schedulers(ready.schedulers)
         results = builder.results(ready)
@@ -84,7 +85,8 @@ class Preparer:
         ready = self._strategy.prepare_model(
             model, device_placement=self._place(device_placement), evaluation_mode=evaluation_mode
         )
-        self._prepared.add_models([ready], evaluation_only=evaluation_mode)
+        is_trained = not evaluation_mode and not self._strategy.capabilities.needs_optimizer
+        self._prepared.add_models([ready], evaluation_only=not is_trained)
         return ready
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None) -> Optimizer:
@@ -146,6 +148,7 @@ class Preparer:
     def free_memory(self, objects: Sequence[Any]) -> Any:
         """Forget everything prepared, and return a None for each of `objects`; see `Accelerator.free_memory`."""
         self._prepared.clear()
+        self._strategy.release()
         self._stepper.reset()
         return accel_ops.release_memory(*objects)
 

@@ -1,0 +1,1 @@
+"""Training by DeepSpeed's engine; importing this folder's modules does not import DeepSpeed."""

@@ -1,0 +1,188 @@
+"""The gradients that an engine keeps: their norm, their scale, a limit for the next step, and an end without a step.
+
+Where they are depends on the engine's optimizer: in the parameters, in a flat vector, in parts of one, on another
+device. These are the only places of DeepSpeed's optimizers that are read or set here.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import torch
+
+
+class EngineGradients(Protocol):
+    """The complete gradients of one engine, between the last backward of an accumulation and the step."""
+
+    def norm(self) -> torch.Tensor | None:
+        """Return the 2-norm of all of them, infinite if one is not finite. Communicates: all ranks.
+
+        None where the config tells the engine not to compute it.
+        """
+
+    def scale(self, factor: float) -> None:
+        """Multiply all of them."""
+
+    def limit(self, max_norm: float) -> None:
+        """Let the next step clip them to this norm; 0.0: not at all."""
+
+    def stepped(self) -> None:
+        """Take back what was set for one step."""
+
+    def discard(self) -> None:
+        """Forget them, complete or not."""
+
+
+def gradients_of(engine: Any) -> EngineGradients:
+    """Return the gradients of an engine that trains."""
+    from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    if isinstance(engine.optimizer, DeepSpeedZeroOptimizer_Stage3):
+        return ShardedGradients(engine)
+    if isinstance(engine.optimizer, DeepSpeedZeroOptimizer):
+        return PartitionedGradients(engine)
+    if isinstance(engine.optimizer, BF16_Optimizer):
+        return FlatGradients(engine)
+    return WholeGradients(engine)
+
+
+class _Gradients:
+    """What the kinds share: the limit is an attribute of the engine's optimizer."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._optimizer = engine.optimizer
+        self._configured_limit: float = engine.gradient_clipping()
+
+    def limit(self, max_norm: float) -> None:
+        """Set the limit of the next step."""
+        self._optimizer.clip_grad = max_norm
+
+    def stepped(self) -> None:
+        """Set the limit of the config."""
+        self._optimizer.clip_grad = self._configured_limit
+
+
+class _ZeroGradients(_Gradients):
+    """Those of ZeRO: the step divides them by the loss scale, which is also how they are scaled here."""
+
+    def norm(self) -> torch.Tensor | None:
+        """Return the norm that the step will compute again."""
+        scaled = self._scaled_norm()
+        if scaled is None:
+            return None
+        return _finite_or_infinite(scaled) / self._optimizer.loss_scale
+
+    def _scaled_norm(self) -> torch.Tensor | None:
+        raise NotImplementedError
+
+    def scale(self, factor: float) -> None:
+        """Let the step divide by so much less."""
+        # What `override_loss_scale` does, which logs each call.
+        self._optimizer.external_loss_scale = self._optimizer.loss_scale / factor
+        self._optimizer.custom_loss_scaler = True
+
+    def stepped(self) -> None:
+        """Set limit and loss scale of the config."""
+        super().stepped()
+        self._optimizer.custom_loss_scaler = False
+
+
+class ShardedGradients(_ZeroGradients):
+    """Those of ZeRO stage 3."""
+
+    def _scaled_norm(self) -> torch.Tensor | None:
+        norms = torch.stack([_finite_or_infinite(norm) for norm in self._optimizer._get_norm_groups()])
+        return torch.linalg.vector_norm(norms)
+
+    def discard(self) -> None:
+        """Let the next backward overwrite them."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer._overflow_clean_up(self._optimizer.loss_scale)
+
+
+class PartitionedGradients(_ZeroGradients):
+    """Those of ZeRO stages 1 and 2."""
+
+    def _scaled_norm(self) -> torch.Tensor | None:
+        if not self._optimizer.compute_grad_norm:
+            return None
+        norm: torch.Tensor = self._optimizer.scaled_global_norm()
+        return norm
+
+    def discard(self) -> None:
+        """Let the next backward overwrite them."""
+        optimizer = self._optimizer
+        optimizer.zero_grad(set_to_none=True)
+        optimizer.micro_step_id = -1
+        optimizer._release_preflattened_grad_buffers()
+        if optimizer.cpu_offload:
+            optimizer.reset_cpu_buffers()
+            return
+        for index in optimizer.averaged_gradients:
+            optimizer.averaged_gradients[index] = None
+            optimizer.all_grad_tensors[index] = None
+
+
+class FlatGradients(_Gradients):
+    """Those of ZeRO stage 1 in bfloat16, which are sums in fp32."""
+
+    def norm(self) -> torch.Tensor | None:
+        """Return the norm that the step will compute again."""
+        from deepspeed.runtime.utils import get_global_norm_of_tensors
+
+        gradients, _ = self._optimizer.get_grads_for_norm()
+        return _finite_or_infinite(
+            get_global_norm_of_tensors(input_tensors=gradients, mpu=self._optimizer.mpu, norm_type=2)
+        )
+
+    def scale(self, factor: float) -> None:
+        """Multiply the sums."""
+        torch._foreach_mul_(self._optimizer.fp32_groups_gradients_flat, factor)
+
+    def discard(self) -> None:
+        """Set the sums to zero."""
+        self._optimizer.zero_grad()
+
+
+class WholeGradients(_Gradients):
+    """Those of the parameters, without ZeRO."""
+
+    def norm(self) -> torch.Tensor | None:
+        """Return the norm, which is the same on all ranks."""
+        norm = torch.nn.utils.get_total_norm([gradient.float() for gradient in self._tensors()])
+        scaling = getattr(self._optimizer, "loss_scale_config", None)
+        is_scaled = scaling is not None and scaling.use_grad_scaling
+        return _finite_or_infinite(norm / scaling.cur_scale if is_scaled else norm)
+
+    def scale(self, factor: float) -> None:
+        """Multiply each."""
+        if tensors := self._tensors():
+            torch._foreach_mul_(tensors, factor)
+
+    def limit(self, max_norm: float) -> None:
+        """Set the limit where this engine looks for it."""
+        if hasattr(self._optimizer, "clip_grad"):
+            super().limit(max_norm)
+        else:
+            self._engine._config.gradient_clipping = max_norm
+
+    def stepped(self) -> None:
+        """Set the limit of the config."""
+        self.limit(self._configured_limit)
+
+    def discard(self) -> None:
+        """Take them away."""
+        self._engine.zero_grad()
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [weight.grad for weight in self._engine.module.parameters() if weight.grad is not None]
+
+
+def _finite_or_infinite(norm: torch.Tensor | float) -> torch.Tensor:
+    """Return a norm of DeepSpeed's, which writes -1 for what is not finite."""
+    found = torch.as_tensor(norm, dtype=torch.float32)
+    return torch.where(found.isfinite() & (found >= 0), found, math.inf)

@@ -1,0 +1,91 @@
+"""Making an engine from a model, its optimizer and scheduler, and a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_backends.strategies.context import StrategyContext
+from accel_backends.strategies.deepspeed.config_tree import value_of
+from accel_backends.strategies.deepspeed.cpu_optimizers import map_pytorch_optim_to_deepspeed
+from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
+from accel_backends.strategies.deepspeed.half_precision import convert_inputs_and_outputs
+from accel_backends.strategies.deepspeed.loading import load_deepspeed
+from accel_backends.strategies.deepspeed.pairing import Part
+from accel_state.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An engine, and whether a scheduler of its own follows its steps."""
+
+    engine: Any
+    has_scheduler: bool = False
+
+
+def start_engine(part: Part, config: dict[str, Any], *, context: StrategyContext) -> Started:
+    """Return a new engine for ``part``. Communicates: all ranks.
+
+    Args:
+        part: The model and what it is trained with; without an optimizer the engine only computes outputs.
+        config: The filled config, which is DeepSpeed's from then on.
+        context: The run.
+
+    Raises:
+        ConfigError: If nothing says the batch size, or an optimizer has no version for the CPU.
+    """
+    if not {"train_micro_batch_size_per_gpu", "train_batch_size"} & config.keys():
+        raise ConfigError(
+            "Nothing says the batch size, which DeepSpeed needs. Prepare the loader in the same call as the model, or "
+            "set `train_micro_batch_size_per_gpu` in the DeepSpeed config."
+        )
+    deepspeed = load_deepspeed(context)
+    options: dict[str, Any] = {}
+    if part.optimizer is None:
+        for section in ("optimizer", "scheduler"):
+            config.pop(section, None)
+    elif isinstance(part.optimizer, DummyOptim):
+        options["model_parameters"] = part.optimizer.params
+    else:
+        # DeepSpeed has a list of those that it was tested with; torch's own are on it only in part.
+        config["zero_allow_untested_optimizer"] = True
+        options["optimizer"] = _on_device_of_states(part.optimizer, config)
+    if isinstance(part.scheduler, DummyScheduler) and part.scheduler.lr_scheduler_callable is not None:
+        options["lr_scheduler"] = part.scheduler.lr_scheduler_callable
+    engine, *_ = deepspeed.initialize(model=part.model, config=config, dist_init_required=False, **options)
+    dtype = _dtype_of(config)
+    if dtype is not None:
+        convert_inputs_and_outputs(part.model, dtype, device_type=context.device.type)
+    return Started(engine, has_scheduler=engine.lr_scheduler is not None)
+
+
+def _on_device_of_states(optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> torch.optim.Optimizer:
+    """Return DeepSpeed's version of an optimizer whose states are kept on the CPU, unless the config keeps yours."""
+    is_offloaded = value_of(config, "zero_optimization.offload_optimizer.device", "none") not in (
+        None,
+        "none",
+    )
+    if not is_offloaded or config.get("zero_force_ds_cpu_optimizer") is False:
+        return optimizer
+    return map_pytorch_optim_to_deepspeed(optimizer)
+
+
+def _dtype_of(config: dict[str, Any]) -> torch.dtype | None:
+    if value_of(config, "bf16.enabled") is True:
+        return torch.bfloat16
+    return torch.float16 if value_of(config, "fp16.enabled") is True else None
+
+
+def place_for_evaluation(model: nn.Module, config: dict[str, Any], *, context: StrategyContext) -> nn.Module:
+    """Put a model on the device, in the width of the config, where ZeRO has nothing to share: it trains nothing."""
+    dtype = _dtype_of(config)
+    model.to(context.device)
+    if dtype is not None:
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
+        convert_inputs_and_outputs(model, dtype, device_type=context.device.type)
+    return model

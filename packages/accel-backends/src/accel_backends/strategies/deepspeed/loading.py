@@ -1,0 +1,40 @@
+"""DeepSpeed itself, imported when the first strategy needs it, for the device of the run."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from accel_backends.strategies.context import StrategyContext
+from accel_state.availability import is_deepspeed_available
+from accel_state.environment import export, patch_environment, variable
+from accel_state.errors import ConfigError, NotAvailableError
+
+
+def load_deepspeed(context: StrategyContext) -> ModuleType:
+    """Import DeepSpeed and return it; it then works on the device of this run.
+
+    Sets ``LOCAL_RANK`` where no launcher has: DeepSpeed reads it whenever it makes a tensor of its own.
+
+    Raises:
+        NotAvailableError: If DeepSpeed is not installed.
+        ConfigError: If it was imported before, for another device.
+    """
+    if not is_deepspeed_available():
+        raise NotAvailableError(
+            "DeepSpeed needs the package `deepspeed`, which is not installed. "
+            "Run `pip install accel-backends[deepspeed]`."
+        )
+    if variable("LOCAL_RANK") is None:
+        export({"LOCAL_RANK": str(context.topology.local_rank)})
+    wanted = context.device.type
+    # DeepSpeed takes an accelerator that it finds, whatever the run computes on.
+    with patch_environment(ds_accelerator=variable("DS_ACCELERATOR") or wanted):
+        import deepspeed
+    found = deepspeed.get_accelerator().device_name()
+    if found != wanted:
+        raise ConfigError(
+            f"DeepSpeed was imported for `{found}` before the run chose `{wanted}`. Build the `Accelerator` before "
+            f"anything imports `deepspeed`, or set `DS_ACCELERATOR={wanted}`."
+        )
+    module: ModuleType = deepspeed
+    return module

@@ -1,0 +1,245 @@
+"""The strategy `deepspeed`: each model that is trained has an engine of DeepSpeed's, which steps when it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from accel_backends.containers import register_container
+from accel_backends.optimizer import AcceleratedOptimizer
+from accel_backends.plugins.deepspeed import DeepSpeedPlugin
+from accel_backends.scheduler import AcceleratedScheduler
+from accel_backends.strategies.bundle import Bundle, Placement
+from accel_backends.strategies.bundle_builder import register_kind
+from accel_backends.strategies.context import StrategyContext
+from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
+from accel_backends.strategies.deepspeed.engine_set import EngineSet
+from accel_backends.strategies.deepspeed.engines import place_for_evaluation, start_engine
+from accel_backends.strategies.deepspeed.gathering import gather_facts
+from accel_backends.strategies.deepspeed.loading import load_deepspeed
+from accel_backends.strategies.deepspeed.pairing import Part, check_combination, pair
+from accel_backends.strategies.deepspeed.whole_state import whole_state
+from accel_backends.strategies.deepspeed.wrappers import (
+    DeepSpeedEngineWrapper,
+    DeepSpeedOptimizerWrapper,
+    DeepSpeedSchedulerWrapper,
+)
+from accel_backends.strategies.own_group import ensure_group
+from accel_backends.strategies.protocol import Capabilities, Sync
+from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_state import AcceleratorState
+from accel_state.errors import ConfigError
+
+_NOTHING = nullcontext()
+
+
+class DeepSpeedStrategy(TorchStrategy):
+    """Hands models to DeepSpeed, one engine each, and keeps to itself when they reduce, clip and step."""
+
+    name: ClassVar[str] = "deepspeed"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        shards_parameters=True,
+        needs_optimizer=True,
+        mesh_axes=frozenset({"dp_replicate", "dp_shard", "sp"}),
+    )
+
+    @property
+    def has_gradients_in_parameters(self) -> bool:
+        """Not with ZeRO, which takes them out in backward."""
+        return False
+
+    def setup(self, context: StrategyContext) -> None:
+        """Take in the run, and import DeepSpeed for its device."""
+        super().setup(context)
+        ensure_group(context)
+        deepspeed = load_deepspeed(context)
+        register_container(deepspeed.DeepSpeedEngine)
+        register_kind(DummyOptim, "optimizers")
+        register_kind(DummyScheduler, "schedulers")
+        context.precision.leave_scaling_to_engine()
+        self._is_deferred = False
+        self._engines = EngineSet()
+
+    @property
+    def engines(self) -> EngineSet:
+        """The engines of the prepared models."""
+        return self._engines
+
+    def prepare(
+        self, bundle: Bundle, *, device_placement: Placement | None = None, evaluation_mode: bool = False
+    ) -> Bundle:
+        """Return the prepared objects in the same order. Communicates: all ranks."""
+        models = [self._engines.bare(model) for model in bundle.models]
+        prepared_models: list[nn.Module] = []
+        ready: dict[int, Any] = {
+            id(one.client): one for one in self._optimizers if isinstance(one, DeepSpeedOptimizerWrapper)
+        }
+        new = [optimizer for optimizer in bundle.optimizers if id(optimizer) not in ready]
+        for part in pair(models, [] if evaluation_mode else new, bundle.schedulers):
+            model, optimizer, scheduler = self._start(part, bundle.loaders)
+            prepared_models.append(model)
+            ready[id(part.optimizer)] = optimizer
+            ready[id(part.scheduler)] = scheduler
+        wrapped = [ready[id(optimizer)] for optimizer in bundle.optimizers]
+        chosen = device_placement or Placement()
+        return Bundle(
+            models=prepared_models,
+            optimizers=wrapped,
+            schedulers=[
+                ready.get(id(scheduler)) or self.prepare_scheduler(scheduler, optimizers=wrapped)
+                for scheduler in bundle.schedulers
+            ],
+            loaders=[
+                self.prepare_loader(loader, device_placement=place)
+                for loader, place in self._placed(bundle.loaders, chosen.loaders)
+            ],
+        )
+
+    def prepare_model(
+        self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Prepare one model that is not trained; to train it, prepare it together with its optimizer."""
+        return self.prepare(Bundle(models=[model]), evaluation_mode=True).models[0]
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
+    ) -> DeepSpeedOptimizerWrapper:
+        """Return an optimizer that was prepared before; a new one needs its model beside it."""
+        if isinstance(optimizer, DeepSpeedOptimizerWrapper):
+            return optimizer
+        pair([], [optimizer], [])
+        raise AssertionError("An optimizer without a model was paired.")
+
+    def prepare_scheduler(
+        self, scheduler: Any, *, optimizers: Sequence[torch.optim.Optimizer] = ()
+    ) -> AcceleratedScheduler:
+        """Wrap a scheduler of the user's to follow its optimizer.
+
+        Raises:
+            ConfigError: If it only stands for one that an engine makes, and its model is not prepared with it.
+        """
+        if isinstance(scheduler, DummyScheduler):
+            raise ConfigError(
+                "A `DummyScheduler` was prepared without its model and optimizer, whose engine makes the scheduler. "
+                "Prepare them in one call."
+            )
+        return super().prepare_scheduler(scheduler, optimizers=optimizers)
+
+    def _is_made_from(self, prepared: AcceleratedOptimizer, optimizer: Any) -> bool:
+        return super()._is_made_from(prepared, optimizer) or optimizer is getattr(prepared, "client", None)
+
+    def _start(self, part: Part, loaders: Sequence[Any]) -> tuple[nn.Module, Any, Any]:
+        """Return the prepared model, its optimizer, and a scheduler that the engine steps."""
+        plugin = self._plugin()
+        config = plugin.fill(gather_facts(part, loaders=loaders, context=self.context)).config
+        if part.optimizer is not None:
+            check_combination(part, config)
+        self._engines.end(part.model)
+        stage = config.get("zero_optimization", {}).get("stage", 0)
+        if part.optimizer is None and stage != 3:
+            return place_for_evaluation(part.model, config, context=self.context), None, None
+        if stage == 3:
+            plugin.set_moe_leaf_modules(part.model)
+        started = start_engine(part, config, context=self.context)
+        if part.optimizer is None:
+            self._engines.add_evaluated(started.engine)
+            return started.engine, None, None
+        self._engines.check_accumulation(config["gradient_accumulation_steps"], self.context.gradient)
+        wrapper = DeepSpeedEngineWrapper(started.engine)
+        self._engines.add(wrapper)
+        optimizer = DeepSpeedOptimizerWrapper(started.engine.optimizer, wrapper, part.optimizer)
+        self._optimizers.add(optimizer)
+        if not started.has_scheduler:
+            return started.engine, optimizer, None
+        return started.engine, optimizer, DeepSpeedSchedulerWrapper(started.engine.lr_scheduler, [optimizer])
+
+    def _plugin(self) -> DeepSpeedPlugin:
+        """Return the plugin that is selected now."""
+        plugin = AcceleratorState().deepspeed_plugin if AcceleratorState.is_initialized() else None
+        chosen = plugin or self.context.plugin
+        return chosen if isinstance(chosen, DeepSpeedPlugin) else DeepSpeedPlugin()
+
+    def backward(self, loss: torch.Tensor, *, num_steps: int = 1, **kwargs: Any) -> None:
+        """Compute gradients of ``loss``, and complete them unless a later backward is to do that.
+
+        ``scale_wrt_gas=False`` says that the loss has been divided by the number of micro-batches already.
+        """
+        is_last = self.context.gradient.sync_gradients and not self._is_deferred
+        if kwargs.pop("scale_wrt_gas", True) and num_steps != 1:
+            loss = loss / num_steps
+        self._engines.backward(loss, is_last=is_last, **kwargs)
+
+    def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:
+        """Multiply the complete gradients of ``models``."""
+        for engine in self._engines.of(models):
+            engine.scale_gradients(factor)
+
+    def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
+        """Return a context in which backward completes no gradients; those after it do.
+
+        ZeRO 2 and 3 reduce in each backward all the same: no rank holds whole gradients there.
+        """
+        return self._deferred() if sync is Sync.LATER else _NOTHING
+
+    @contextmanager
+    def _deferred(self) -> Iterator[None]:
+        before, self._is_deferred = self._is_deferred, True
+        try:
+            yield
+        finally:
+            self._is_deferred = before
+
+    def clip_grad_norm(
+        self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor | None:
+        """Let the next step clip the norm of all gradients together; return what it is. Communicates: all ranks.
+
+        None while gradients are not complete: then only DeepSpeed knows what there is.
+
+        Raises:
+            ConfigError: If not all trained parameters of an engine are given, or the norm is not the 2-norm.
+        """
+        if norm_type != 2:
+            raise ConfigError(
+                f"`norm_type` must be 2 with DeepSpeed, which clips by no other norm, got {norm_type}."
+            )
+        return self._engines.clip(parameters, max_norm)
+
+    def clip_grad_value(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
+        """Refuse: DeepSpeed does not clip by value.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "`clip_grad_value_` is not possible with DeepSpeed, which keeps the gradients to itself. Use "
+            "`clip_grad_norm_`."
+        )
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return the whole state; with ZeRO 3 on the CPU of rank 0, an empty dict elsewhere. All ranks must call it."""
+        bare = self.unwrap(model, keep_torch_compile=False)
+        if not any(hasattr(parameter, "ds_id") for parameter in bare.parameters()):
+            return bare.state_dict()
+        return whole_state(bare, is_receiver=self.context.topology.rank == 0)
+
+    def release(self) -> None:
+        """End all engines: their models may then get new ones."""
+        self._engines.clear()
+
+    def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
+        """Refuse batches that end at different times on different ranks.
+
+        Raises:
+            ConfigError: With more than one rank.
+        """
+        if self.context.topology.world_size > 1:
+            raise ConfigError(
+                "`join_uneven_inputs` is not possible with DeepSpeed: a rank that has no batch left would keep the "
+                "others waiting. Let all ranks get as many with `even_batches=True`."
+            )
+        return _NOTHING

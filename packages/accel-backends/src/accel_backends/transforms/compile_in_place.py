@@ -1,0 +1,28 @@
+"""Regional compilation that leaves every module the object that it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from accel_backends.plans.repeated_blocks import has_repeated_blocks, is_repeated_blocks
+
+
+def compile_regions_deepspeed(module: nn.Module, **compile_kwargs: Any) -> None:
+    """Compile each repeated block of a model in place, and what lies beside the blocks on its own.
+
+    Modules keep the hooks and the parameters that DeepSpeed's engine has put there.
+
+    Args:
+        module: The model, changed in place.
+        **compile_kwargs: Arguments of `torch.compile`.
+    """
+    if is_repeated_blocks(module):
+        for block in module.children():
+            block.compile(**compile_kwargs)
+    elif has_repeated_blocks(module):
+        for child in module.children():
+            compile_regions_deepspeed(child, **compile_kwargs)
+    else:
+        module.compile(**compile_kwargs)

@@ -1,0 +1,24 @@
+import torch
+from torch import nn
+
+from accel_backends.strategies.deepspeed.reached import reached_by
+
+
+def owners_of(*models):
+    return {id(parameter): index for index, model in enumerate(models) for parameter in model.parameters()}
+
+
+def test_a_loss_reaches_the_models_that_it_was_computed_from():
+    models = [nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)) for _ in range(3)]
+    rows = torch.ones(1, 2)
+    owners = owners_of(*models)
+    assert reached_by(models[1](rows).sum(), owners) == {1}
+    assert reached_by((models[0](rows) + models[2](models[0](rows))).sum(), owners) == {0, 2}
+
+
+def test_what_was_computed_without_gradients_is_not_reached():
+    teacher, student = nn.Linear(2, 2), nn.Linear(2, 2)
+    with torch.no_grad():
+        wanted = teacher(torch.ones(1, 2))
+    assert reached_by((student(torch.ones(1, 2)) - wanted).sum(), owners_of(teacher, student)) == {1}
+    assert reached_by(wanted.sum(), owners_of(teacher, student)) == set()
