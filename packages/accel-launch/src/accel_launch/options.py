@@ -12,6 +12,7 @@ from accel_launch.tables import (
     fp8,
     hardware,
     hosts,
+    libraries,
     machines,
     mpi,
     sagemaker,
@@ -61,6 +62,7 @@ OPTION_GROUPS: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
         "compilation": _of_table("Compilation"),
         machines.TITLE: (SETTINGS["master_addr"], SETTINGS["master_port"], *machines.SETTINGS),
         hosts.TITLE: hosts.SETTINGS,
+        libraries.TITLE: libraries.SETTINGS,
         watching.TITLE: watching.SETTINGS,
         "FSDP": _of_table("FSDP", "use_fsdp"),
         "DeepSpeed": _of_table("DeepSpeed", "use_deepspeed"),
@@ -78,7 +80,7 @@ OPTIONS: tuple[Setting, ...] = tuple(setting for group in OPTION_GROUPS.values()
 
 # Booleans whose flag takes no value; the flags of all others take `true` or `false`.
 _SWITCHES = """
-    cpu_affinity debug_mode downcast_bf16 dynamo_use_dynamic dynamo_use_fullgraph
+    cpu_affinity debug_mode downcast_bf16 drop_in dynamo_use_dynamic dynamo_use_fullgraph
     dynamo_use_regional_compilation fp8_use_autocast_during_eval ipex multi_gpu no_tpu_cluster same_network
     slurm slurm_requeue tpu tpu_cluster tpu_use_sudo use_cpu use_deepspeed use_fsdp use_megatron_lm use_mpirun
     use_parallelism_config use_xpu

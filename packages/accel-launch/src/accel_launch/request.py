@@ -22,6 +22,8 @@ CommandKind = Literal["script", "module", "executable"]
 _OF_THE_LAUNCHER = frozenset({"num_processes", "master_addr", "master_port"})
 # What is checked of an engine's settings together, beside each one on its own.
 _CHECKS: Mapping[str | None, Callable[[Mapping[str, Resolved]], None]] = {"FSDP": check_fsdp}
+# Runs what follows it with `accelerate` meaning accel.
+_DROP_IN = "accel.drop_in"
 _FP8_OVERRIDES = ("FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_WGRAD")
 
 
@@ -74,8 +76,9 @@ class LaunchRequest:
         """Return the command line of one rank."""
         if self.kind == "executable":
             return self.command
+        drop_in = ("-m", _DROP_IN) if self.value("drop_in") else ()
         module = ("-m",) if self.kind == "module" else ()
-        return (*self.interpreter, *python_options, *module, *self.command)
+        return (*self.interpreter, *python_options, *drop_in, *module, *self.command)
 
     def environ(self) -> dict[str, str]:
         """Return the variables that carry to the ranks what was decided; defaults stay unsaid."""
@@ -124,6 +127,11 @@ def make_request(
     settings = with_engine(settings, engine, config)
     if engine in _CHECKS:
         _CHECKS[engine](settings)
+    if settings["drop_in"].value and kind == "executable":
+        raise ConfigError(
+            "`--drop_in` has no effect on an executable: it is a switch of Python's. Leave out `--no_python`, or run "
+            "`accel drop-in install` in the environment of the executable."
+        )
     num_machines = settings["num_machines"].value
     return LaunchRequest(
         command=command,

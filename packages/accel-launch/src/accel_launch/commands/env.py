@@ -58,6 +58,7 @@ def environment_report(config: ConfigFile, *, environ: Mapping[str, str]) -> dic
         "packages": {name: _version_of(name) for name in PACKAGES},
         "python": f"{platform.python_version()} ({sys.executable})",
         "platform": platform.platform(),
+        "accelerate_means": what_accelerate_means(),
         "cpu_cores": os.cpu_count(),
         "memory_gib": _memory_gib(),
         "accelerators": present_accelerators(),
@@ -66,6 +67,14 @@ def environment_report(config: ConfigFile, *, environ: Mapping[str, str]) -> dic
         "config_file": None if config.path is None else str(config.path),
         "config": dict(config.values),
     }
+
+
+def what_accelerate_means() -> str | None:
+    """Return what `import accelerate` gives: accel (the drop-in is on), Accelerate with its version, or None."""
+    if any(type(finder).__module__.startswith("accel.drop_in") for finder in sys.meta_path):
+        return "accel (drop-in)"
+    found = _version_of("accelerate")
+    return None if found is None else f"Accelerate {found}"
 
 
 def as_text(report: Mapping[str, Any]) -> str:

@@ -1,0 +1,86 @@
+"""Let `accelerate` mean accel in a whole Python environment, and take that back."""
+
+from __future__ import annotations
+
+import argparse
+import sysconfig
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from accel_state.errors import ConfigError
+
+LINE = "import accel.drop_in\n"
+
+
+class DropInCommand:
+    """``accel drop-in``; writes one file, or removes it."""
+
+    help = "Let `accelerate` mean accel in this Python environment"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add what to do."""
+        parser.add_argument(
+            "action",
+            choices=("install", "remove", "status"),
+            help="install: from now on; remove: no longer; status: tell whether it is installed",
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do it, and say what was done."""
+        file = path_file()
+        if arguments.action == "install":
+            install(file)
+            print(f"`accelerate` now means accel in this environment, by `{file}`.")
+        elif arguments.action == "remove":
+            print(
+                f"Removed `{file}`: `accelerate` no longer means accel."
+                if remove(file)
+                else "The drop-in is not installed here; nothing was removed."
+            )
+        else:
+            print(f"Installed, by `{file}`." if file.exists() else "Not installed.")
+        return 0
+
+
+command = DropInCommand()
+
+
+def path_file() -> Path:
+    """Return the file that Python reads at its start, in the environment's folder of packages."""
+    return Path(sysconfig.get_path("purelib")) / "accel-drop-in.pth"
+
+
+def install(file: Path) -> None:
+    """Write the file.
+
+    Raises:
+        ConfigError: If Accelerate itself is installed, or the folder cannot be written to.
+    """
+    spec = PathFinder.find_spec("accelerate")
+    if spec is not None and spec.origin is not None:
+        raise ConfigError(
+            f"Accelerate itself is installed (`{spec.origin}`). Run `pip uninstall accelerate` first, so that "
+            "`accelerate` has one meaning."
+        )
+    try:
+        file.write_text(LINE, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"`{file}` cannot be written: {error.strerror}. Use an environment of your own (`python -m venv`), or "
+            "`python -m accel.drop_in script.py`, which installs nothing."
+        ) from error
+
+
+def remove(file: Path) -> bool:
+    """Remove the file, and return whether it was there.
+
+    Raises:
+        ConfigError: If it cannot be removed.
+    """
+    try:
+        file.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ConfigError(f"`{file}` cannot be removed: {error.strerror}.") from error
+    return True

@@ -1,0 +1,155 @@
+"""What answers an import of `accelerate`, and who asks for its version. Imports little: it may run at every start."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from accel_state.errors import StateError
+
+if TYPE_CHECKING:
+    from importlib.metadata import DistributionFinder, PathDistribution
+
+THEIRS, OURS = "accelerate", "accel"
+INTERFACE_VERSION = "1.15.0"
+"""The version of Accelerate whose interface is offered."""
+
+
+class DropInFinder(MetaPathFinder):
+    """Finds `accelerate` and the modules below it: those of accel."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return where `accelerate` or a module of it comes from, None for what accel does not have."""
+        if fullname == THEIRS:
+            check_alone()
+            return ModuleSpec(fullname, _RootLoader(), origin=__file__, is_package=True)
+        if not fullname.startswith(f"{THEIRS}."):
+            return None
+        name = OURS + fullname.removeprefix(THEIRS)
+        try:
+            module = import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name == name:
+                return None
+            raise
+        return ModuleSpec(
+            fullname,
+            _AliasLoader(module),
+            origin=getattr(module, "__file__", None),
+            is_package=hasattr(module, "__path__"),
+        )
+
+    def find_distributions(self, context: DistributionFinder.Context) -> Iterable[PathDistribution]:
+        """Return the distribution `accelerate`, where that or any is asked for."""
+        if context.name is None or context.name.lower() == THEIRS:
+            from accel.drop_in.distribution import distribution
+
+            yield distribution(THEIRS, INTERFACE_VERSION)
+
+
+class _AliasLoader(Loader):
+    """Hands out a module of accel under a second name."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._spec = module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # It has run, under its own name. The import has just given it the other's.
+        module.__spec__ = self._spec
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the code to run as a script, for ``python -m``."""
+        spec = self._spec
+        code: CodeType | None = None if spec is None else spec.loader.get_code(spec.name)  # type: ignore[union-attr]
+        return code
+
+
+class _RootLoader(Loader):
+    """Makes the module `accelerate` itself, whose version is not accel's."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Root(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["__version__"] = INTERFACE_VERSION
+
+
+class _Root(ModuleType):
+    """The module `accelerate`: what is read and set there is accel's, but for its version."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return getattr(import_module(OURS), name)
+        except AttributeError:
+            raise AttributeError(f"module `{THEIRS}` has no attribute `{name}`", name=name, obj=self) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+        else:
+            setattr(import_module(OURS), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(import_module(OURS), name)
+
+    def __dir__(self) -> list[str]:
+        return dir(import_module(OURS))
+
+
+def activate() -> None:
+    """Let `accelerate` mean accel in this process from now on; once is enough.
+
+    Raises:
+        StateError: If Accelerate itself is installed, or has been imported.
+    """
+    if is_active():
+        return
+    check_alone()
+    loaded = sys.modules.get(THEIRS)
+    if loaded is not None:
+        raise StateError(
+            f"`{THEIRS}` was imported from `{getattr(loaded, '__file__', None)}` before `accel.drop_in`. Import "
+            "`accel.drop_in` first."
+        )
+    sys.meta_path.insert(0, DropInFinder())
+
+
+def deactivate() -> None:
+    """Let `accelerate` mean nothing again: later imports of it fail. What was imported from it stays what it is."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, DropInFinder)]
+    for name in list(_modules()):
+        del sys.modules[name]
+
+
+def is_active() -> bool:
+    """Whether `accelerate` means accel in this process."""
+    return any(isinstance(finder, DropInFinder) for finder in sys.meta_path)
+
+
+def check_alone() -> None:
+    """Refuse an environment that has Accelerate itself.
+
+    Raises:
+        StateError: Saying where it is, and what to do.
+    """
+    spec = PathFinder.find_spec(THEIRS)
+    if spec is not None and spec.origin is not None:
+        raise StateError(
+            f"Accelerate itself is installed (`{spec.origin}`), and `accel.drop_in` would stand in for it. Uninstall it "
+            f"(`pip uninstall {THEIRS}`), or leave the drop-in out (`accel drop-in remove`, no `--drop_in`)."
+        )
+
+
+def _modules() -> Iterator[str]:
+    return (name for name in sys.modules if name == THEIRS or name.startswith(f"{THEIRS}."))
