@@ -112,9 +112,7 @@ class DeepSpeedPlugin:
         Raises:
             ConfigError: If values contradict each other, or an ``auto`` remains.
         """
-        return fill(
-            self.deepspeed_config, facts.over(self.facts), source=self.source, origins=self.origins
-        )
+        return fill(self.deepspeed_config, facts.over(self.facts), source=self.source, origins=self.origins)
 
     def is_auto(self, ds_key_long: str) -> bool:
         """Tell whether a key such as ``zero_optimization.stage`` is ``"auto"``."""
@@ -204,7 +202,9 @@ class DeepSpeedPlugin:
             ConfigError: If the config has another precision than was asked for.
         """
         self.set_mixed_precision(asked)
-        found = next((name for name in ("fp16", "bf16") if self.hf_ds_config.is_true(f"{name}.enabled")), None)
+        found = next(
+            (name for name in ("fp16", "bf16") if self.hf_ds_config.is_true(f"{name}.enabled")), None
+        )
         return found or asked
 
     def set_moe_leaf_modules(self, model: nn.Module) -> None:
@@ -213,7 +213,7 @@ class DeepSpeedPlugin:
         Raises:
             ConfigError: If the model has no module of a class that was named.
         """
-        if self.transformer_moe_cls_names is None:
+        if not self.transformer_moe_cls_names:
             return
         names = values.names_of(self.transformer_moe_cls_names)
         found = {name: get_module_class_from_name(model, name) for name in names}
@@ -289,7 +289,7 @@ class DeepSpeedPlugin:
             asked = values.parsed("deepspeed_zero3_init", "zero3_init_flag", asked)
         if asked and not is_zero3:
             warnings.warn(
-                f"`zero3_init_flag` has no effect with ZeRO stage {self.zero_stage}: only stage 3 builds models sharded.",
+                f"`zero3_init_flag` has no effect with ZeRO stage {self.zero_stage}: it is for stage 3.",
                 stacklevel=4,
             )
         if asked is None:
