@@ -245,7 +245,11 @@ class DeepSpeedPlugin:
 
     def set_deepspeed_weakref(self) -> None:
         """Show the config to transformers, which holds it weakly, if models are to be built sharded; else hide it."""
-        self._announced = announce(self.deepspeed_config) if self.zero3_init_flag else withdraw()
+        if self.zero3_init_flag:
+            self._announced = announce(self.deepspeed_config)
+        else:
+            self._announced = None
+            withdraw()
 
     @property
     def selected(self) -> bool:
@@ -282,7 +286,7 @@ class DeepSpeedPlugin:
 
     def _is_zero3_init_wanted(self) -> bool:
         is_zero3 = bool(self.hf_ds_config.is_zero3())
-        asked = self.zero3_init_flag
+        asked: Any = self.zero3_init_flag
         if asked is None:
             asked = door.read("deepspeed_zero3_init")
         elif not isinstance(asked, bool):

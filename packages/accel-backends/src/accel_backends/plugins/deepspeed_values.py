@@ -95,10 +95,10 @@ def facts_of(plugin: Any, *, has_config: bool) -> Facts:
     Raises:
         ConfigError: If a value is wrong.
     """
-    said = {name: _said(name, getattr(plugin, name)) for name in KEYS}
+    said: dict[str, Any] = {name: _said(name, getattr(plugin, name)) for name in KEYS}
     fields = [name for name in door.read("config_ds_fields") if name in _SAID_BY_CONFIG] if has_config else ()
     return Facts(
-        **{name: found for name, found in said.items() if found is not None},
+        **said,
         is_train_batch_min=plugin.is_train_batch_min,
         launcher_fields=tuple(fields),
     )
