@@ -6,6 +6,7 @@ import pytest
 from accel import DataLoaderConfiguration, ProjectConfiguration
 from accel.run.configuration import (
     NOT_GIVEN,
+    one_of,
     resolve_accumulation,
     resolve_dynamo,
     resolve_engine,
@@ -13,6 +14,7 @@ from accel.run.configuration import (
     resolve_parallelism,
     resolve_project,
     resolve_rng_types,
+    with_steps_of_engine,
 )
 from accel_backends import TorchDynamoPlugin, TorchTensorParallelPlugin
 from accel_state import GradientAccumulationPlugin, ParallelismConfig
@@ -26,6 +28,7 @@ def settings(**values):
 @dataclass
 class Engine:
     strategy: ClassVar[str] = "single"
+    gradient_accumulation_steps: int | str | None = None
 
 
 class TestAccumulation:
@@ -72,6 +75,22 @@ class TestLoader:
             resolve_loader(False, DataLoaderConfiguration(split_batches=True))
 
 
+class TestStepsOfEngine:
+    def test_a_number_of_the_engine_is_that_of_the_run(self):
+        assert with_steps_of_engine(GradientAccumulationPlugin(num_steps=1), Engine(5)).num_steps == 5
+
+    @pytest.mark.parametrize("steps", ["auto", None, 4])
+    def test_an_engine_that_leaves_it_open_or_agrees_changes_nothing(self, steps):
+        plugin = GradientAccumulationPlugin(num_steps=4)
+        assert with_steps_of_engine(plugin, Engine(steps)) is plugin
+
+    def test_another_number_is_refused(self):
+        with pytest.raises(
+            ConfigError, match="is 5 by the Engine, but 4 by the Accelerator. Say it in one place"
+        ):
+            with_steps_of_engine(GradientAccumulationPlugin(num_steps=4), Engine(5))
+
+
 class TestEngine:
     def test_none_is_asked_for(self):
         assert resolve_engine({"fsdp_plugin": None}, setting=settings()) == (
@@ -86,7 +105,7 @@ class TestEngine:
         assert resolve_engine(given, setting=settings()) == (given, engine, "single")
 
     def test_a_launcher_asks_by_a_setting(self):
-        assert resolve_engine({}, setting=settings(use_deepspeed=True)) == ({}, None, "deepspeed")
+        assert resolve_engine({}, setting=settings(use_megatron_lm=True)) == ({}, None, "megatron")
 
     @pytest.mark.parametrize(("version", "strategy"), [("1", "fsdp"), ("2", "fsdp2")])
     def test_the_settings_of_a_launcher_make_the_plugin_of_its_engine(self, monkeypatch, version, strategy):
@@ -94,6 +113,29 @@ class TestEngine:
         plugins, plugin, name = resolve_engine({"fsdp_plugin": None}, setting=settings(use_fsdp=True))
         assert plugins == {"fsdp_plugin": plugin}
         assert (plugin.fsdp_version, name) == (int(version), strategy)
+
+    def test_the_settings_of_a_launcher_make_the_plugin_of_deepspeed(self, monkeypatch):
+        monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "1")
+        plugins, plugin, name = resolve_engine({}, setting=settings(use_deepspeed=True))
+        assert plugins == {"deepspeed_plugin": plugin}
+        assert (plugin.zero_stage, name) == (1, "deepspeed")
+
+    def test_the_first_of_several_plugins_counts(self):
+        first, second = Engine(), Engine()
+        given = {"deepspeed_plugin": {"student": first, "teacher": second}}
+        assert resolve_engine(given, setting=settings()) == (given, first, "single")
+
+    @pytest.mark.parametrize("plugins", [{}, {"a": Engine(), "b": object()}])
+    def test_several_plugins_must_be_for_one_strategy(self, plugins):
+        with pytest.raises(ConfigError, match="`deepspeed_plugin` is a dict of"):
+            resolve_engine({"deepspeed_plugin": plugins}, setting=settings())
+
+    def test_two_names_for_the_same_argument_are_refused(self):
+        assert one_of(deepspeed_plugin=None, deepspeed_plugins=3) == 3
+        with pytest.raises(
+            ConfigError, match="`deepspeed_plugin` and `deepspeed_plugins` say the same thing"
+        ):
+            one_of(deepspeed_plugin=1, deepspeed_plugins=2)
 
     def test_the_plugin_of_the_script_wins_over_the_launcher(self):
         engine = Engine()

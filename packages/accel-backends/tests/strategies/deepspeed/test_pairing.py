@@ -87,9 +87,24 @@ def test_what_is_documented_passes(config, has_dummy, scheduler):
         ({}, True, None, "`DummyOptim` stands for the optimizer of the DeepSpeed config, which has none"),
         (OPTIMIZER, False, None, r"two optimizers: `AdamW` in the DeepSpeed config, and `SGD`"),
         (OPTIMIZER, True, "torch", r"`ExponentialLR` needs an optimizer.*lr_scheduler_callable"),
-        ({}, False, "dummy", "`DummyScheduler` stands for the scheduler of the DeepSpeed config, which has none"),
-        (SCHEDULER, False, "torch", "two schedulers: `WarmupLR` in the DeepSpeed config, and `ExponentialLR`"),
-        (SCHEDULER, False, "callable", "two schedulers: one in the DeepSpeed config, and the `lr_scheduler_callable`"),
+        (
+            {},
+            False,
+            "dummy",
+            "`DummyScheduler` stands for the scheduler of the DeepSpeed config, which has none",
+        ),
+        (
+            SCHEDULER,
+            False,
+            "torch",
+            "two schedulers: `WarmupLR` in the DeepSpeed config, and `ExponentialLR`",
+        ),
+        (
+            SCHEDULER,
+            False,
+            "callable",
+            "two schedulers: one in the DeepSpeed config, and the `lr_scheduler_callable`",
+        ),
     ],
 )
 def test_what_contradicts_the_config_is_refused(config, has_dummy, scheduler, match):

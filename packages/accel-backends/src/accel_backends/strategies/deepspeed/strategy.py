@@ -135,9 +135,9 @@ class DeepSpeedStrategy(TorchStrategy):
     def _start(self, part: Part, loaders: Sequence[Any]) -> tuple[nn.Module, Any, Any]:
         """Return the prepared model, its optimizer, and a scheduler that the engine steps."""
         plugin = self._plugin()
-        config = plugin.fill(gather_facts(part, loaders=loaders, context=self.context)).config
         if part.optimizer is not None:
-            check_combination(part, config)
+            check_combination(part, plugin.deepspeed_config)
+        config = plugin.fill(gather_facts(part, loaders=loaders, context=self.context)).config
         self._engines.end(part.model)
         stage = config.get("zero_optimization", {}).get("stage", 0)
         if part.optimizer is None and stage != 3:

@@ -1,0 +1,140 @@
+"""`accelerate` means accel. In Pythons of their own, without site-packages: Accelerate itself may be installed here."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+PACKAGES = (
+    "accel", "accel_backends", "accel_bigmodel", "accel_checkpoint", "accel_data", "accel_launch", "accel_ops",
+    "accel_state", "accel_trackers",
+)  # fmt: skip
+
+
+def run_python(*words, folders=()):
+    """Run Python with our packages alone, and return what it printed last, as JSON."""
+    ours = [str(Path(find_spec(name).origin).parents[1]) for name in PACKAGES]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([*map(str, folders), *dict.fromkeys(ours)])}
+    done = subprocess.run([sys.executable, "-S", *words], capture_output=True, text=True, env=environ, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_modules_and_names_are_the_same_objects():
+    script = """
+import json, pickle, sys
+import accel.drop_in
+import accelerate, accelerate.utils.operations
+from accelerate.utils import DistributedType
+import accel, accel.utils.operations
+accelerate.patched = 1
+print(json.dumps({
+    "module": accelerate.utils.operations is accel.utils.operations is sys.modules["accelerate.utils.operations"],
+    "spec": accel.utils.operations.__spec__.name,
+    "class": DistributedType is accel.DistributedType,
+    "pickled": pickle.loads(pickle.dumps(DistributedType.NO)) is accel.DistributedType.NO,
+    "old pickle": pickle.loads(b"caccelerate.utils.dataclasses\\nDistributedType\\n.") is DistributedType,
+    "patched": accel.patched,
+    "listed": "Accelerator" in dir(accelerate),
+    "torch": "torch" in sys.modules,
+}))
+"""
+    assert run_python("-c", script) == {
+        "module": True,
+        "spec": "accel.utils.operations",
+        "class": True,
+        "pickled": True,
+        "old pickle": True,
+        "patched": 1,
+        "listed": True,
+        "torch": False,
+    }
+
+
+def test_the_version_is_that_of_the_interface():
+    script = """
+import json
+import accel.drop_in
+import accelerate
+from importlib.metadata import distributions, requires, version
+print(json.dumps([
+    accelerate.__version__,
+    version("accelerate"),
+    requires("accelerate"),
+    [found.metadata["Name"] for found in distributions()].count("accelerate"),
+]))
+"""
+    version = "1.15.0"
+    assert run_python("-c", script) == [version, version, None, 1]
+
+
+def test_what_accel_does_not_have_fails_as_any_import_does():
+    script = """
+import json
+import accel.drop_in
+told = []
+for line in ("import accelerate.nothing", "from accelerate import nothing", "from accelerate.utils import nothing"):
+    try:
+        exec(line)
+    except ImportError as error:
+        told.append([type(error).__name__, str(error).partition(" (")[0]])
+print(json.dumps(told))
+"""
+    assert run_python("-c", script) == [
+        ["ModuleNotFoundError", "No module named 'accelerate.nothing'"],
+        ["ImportError", "cannot import name 'nothing' from 'accelerate'"],
+        ["ImportError", "cannot import name 'nothing' from 'accelerate.utils'"],
+    ]
+
+
+def test_it_can_be_taken_back():
+    script = """
+import json, sys
+from accel.drop_in import activate, deactivate, is_active
+import accelerate.utils
+activate()
+deactivate()
+told = [is_active(), [name for name in sys.modules if name.startswith("accelerate")]]
+try:
+    import accelerate
+except ModuleNotFoundError as error:
+    told.append(str(error))
+print(json.dumps(told))
+"""
+    assert run_python("-c", script) == [False, [], "No module named 'accelerate'"]
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["imported before", "not imported"])
+def test_accelerate_itself_is_not_hidden(tmp_path, is_first):
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "__init__.py").touch()
+    script = f"""
+import json, sys
+if {is_first}:
+    import accelerate
+try:
+    import accel.drop_in
+except Exception as error:
+    print(json.dumps([type(error).__name__, str(error), len([f for f in sys.meta_path if "DropIn" in type(f).__name__])]))
+"""
+    kind, text, num_finders = run_python("-c", script, folders=[tmp_path])
+    assert kind == "StateError"
+    assert str(tmp_path) in text
+    assert "pip uninstall accelerate" in text
+    assert num_finders == 0
+
+
+def test_a_module_can_be_run_by_its_other_name(tmp_path):
+    (tmp_path / "run.py").write_text(
+        "import accel.drop_in, json, runpy, sys\n"
+        "sys.argv = ['x', '--help']\n"
+        "try:\n"
+        "    runpy.run_module('accelerate.commands.launch', run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as end:\n"
+        "    print(json.dumps(end.code))\n"
+    )
+    assert run_python(str(tmp_path / "run.py")) == 0
