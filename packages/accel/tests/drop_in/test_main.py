@@ -1,6 +1,4 @@
-"""The command line of `python -m accel.drop_in`. In a Python without site-packages: see test_finder.py."""
-
-from test_finder import run_python
+"""The command line of `python -m accel.drop_in`."""
 
 COMMANDS = [
     (["python", "-m", "accel.drop_in", "a.py", "-m"], ["a.py", "-m"], ["a.py", "-m"]),
@@ -11,7 +9,7 @@ COMMANDS = [
 ]
 
 
-def test_python_keeps_its_options():
+def test_python_keeps_its_options(run_python):
     given = [(words, arguments) for words, arguments, _ in COMMANDS]
     script = f"""
 import json

@@ -1,0 +1,39 @@
+"""Tiny models, a tokenizer and texts for libraries, all made here."""
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+WORDS = "a the cat dog saw ran sat on mat hat and then it was good bad yes no what why who".split()
+
+
+def make_tokenizer():
+    names = ["<pad>", "<s>", "</s>", "<unk>", *WORDS]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(names)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    made.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    return made
+
+
+def make_model(**settings):
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            **{
+                "vocab_size": 4 + len(WORDS), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1,
+                "eos_token_id": 2, **settings,
+            }
+        )
+    )  # fmt: skip
+
+
+def make_texts(number=32):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        " ".join(WORDS[int(index)] for index in torch.randint(len(WORDS), (6,), generator=generator))
+        for _ in range(number)
+    ]
