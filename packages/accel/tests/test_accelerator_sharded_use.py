@@ -638,3 +638,23 @@ def test_debug_mode_names_the_units_that_differ_between_ranks(world, version):
         assert "Process 0: [\"'`blocks.1` of Branching'\"]" in message
         assert "Process 1: [\"'`blocks.2` of Branching'\"]" in message
         assert "in forward" in message  # where it was called from
+
+
+def evaluate_all(num_rows):
+    accelerator = sharded()
+    rows = torch.arange(7.0 * num_rows).reshape(num_rows, 7) / 100
+    model = make_model("odd")
+    with torch.no_grad():
+        expected = model(rows)
+    loader = torch.utils.data.DataLoader(rows, batch_size=2)
+    model, loader = accelerator.prepare(model, loader)
+    with torch.no_grad():
+        found = [accelerator.gather_for_metrics(model(batch)) for batch in loader]
+    return torch.cat(found), expected, [len(one) for one in found]
+
+
+@pytest.mark.parametrize(("num_rows", "sizes"), [(5, [4, 1]), (7, [4, 3])])
+def test_metrics_count_each_row_once_where_ranks_have_uneven_data(world, num_rows, sizes):
+    for found, expected, gathered in world(2).run(evaluate_all, num_rows):
+        torch.testing.assert_close(found, expected)
+        assert gathered == sizes

@@ -31,6 +31,7 @@ from accel_backends.flat_sharding.wrapping import flatten_model
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.precisions.forward import wrap_forward
+from accel_backends.sharding.shard import is_sharded
 from accel_backends.sharding.unit_order import check_unit_order
 from accel_backends.sharding.units import whole_parameters
 from accel_backends.strategies.context import StrategyContext
@@ -116,6 +117,11 @@ class FlatShardedStrategy(ShardedStrategy):
         """Transform and shard one model, and return the wrapped one; one that is wrapped already is left as it is."""
         if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
             return model
+        if is_sharded(model):
+            raise ConfigError(
+                f"The {type(model).__name__} to prepare has `DTensor`s, which `fsdp_version=1` cannot flatten. Use "
+                "`fsdp_version=2`, which leaves a model that is sharded as it is."
+            )
         self._refuse_shared(model)
         model = apply_transforms(model, self.context.transforms, evaluation_mode=evaluation_mode)
         plan = resolve_plan(model, policy=self._plugin.units_policy())
