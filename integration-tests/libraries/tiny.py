@@ -1,5 +1,7 @@
 """Tiny models, a tokenizer and texts for libraries, all made here."""
 
+import os
+
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -37,3 +39,7 @@ def make_texts(number=32):
         " ".join(WORDS[int(index)] for index in torch.randint(len(WORDS), (6,), generator=generator))
         for _ in range(number)
     ]
+
+
+def rank():
+    return os.environ.get("RANK", "0")

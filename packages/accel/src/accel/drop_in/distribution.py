@@ -1,21 +1,29 @@
-"""A distribution that is not on the disk, for who asks `importlib.metadata` for its version."""
+"""The distribution `accelerate`, which is not on the disk, for who asks `importlib.metadata` about it."""
 
 from __future__ import annotations
 
 from importlib.metadata import Distribution
 from pathlib import Path
 
+# Libraries ask for the version, and whether the home page is the one they know.
+_METADATA = """\
+Metadata-Version: 2.1
+Name: accelerate
+Version: {version}
+Summary: Not installed: accel offers this interface.
+Home-page: https://github.com/huggingface/accelerate
+"""
 
-class NamedDistribution(Distribution):
-    """A distribution that has a name and a version, and no files.
+
+class InterfaceDistribution(Distribution):
+    """A distribution that has metadata and no files.
 
     Args:
-        name: Its name.
-        version: Its version.
+        version: The version of the interface.
     """
 
-    def __init__(self, name: str, version: str) -> None:
-        self._metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    def __init__(self, version: str) -> None:
+        self._metadata = _METADATA.format(version=version)
 
     def read_text(self, filename: str) -> str | None:
         """Return the metadata; there is no other file."""
@@ -24,8 +32,3 @@ class NamedDistribution(Distribution):
     def locate_file(self, path: object) -> Path:
         """Return where a file would be, though there is none."""
         return Path(__file__).parent / str(path)
-
-
-def distribution(name: str, version: str) -> NamedDistribution:
-    """Return a distribution of that name and version."""
-    return NamedDistribution(name, version)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from accel_state.errors import StateError
 
 if TYPE_CHECKING:
-    from importlib.metadata import DistributionFinder, PathDistribution
+    from importlib.metadata import Distribution, DistributionFinder
 
 THEIRS, OURS = "accelerate", "accel"
 INTERFACE_VERSION = "1.15.0"
@@ -46,12 +46,12 @@ class DropInFinder(MetaPathFinder):
             is_package=hasattr(module, "__path__"),
         )
 
-    def find_distributions(self, context: DistributionFinder.Context) -> Iterable[PathDistribution]:
+    def find_distributions(self, context: DistributionFinder.Context) -> Iterable[Distribution]:
         """Return the distribution `accelerate`, where that or any is asked for."""
         if context.name is None or context.name.lower() == THEIRS:
-            from accel.drop_in.distribution import distribution
+            from accel.drop_in.distribution import InterfaceDistribution
 
-            yield distribution(THEIRS, INTERFACE_VERSION)
+            yield InterfaceDistribution(INTERFACE_VERSION)
 
 
 class _AliasLoader(Loader):
