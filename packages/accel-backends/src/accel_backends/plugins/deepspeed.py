@@ -44,7 +44,7 @@ class DeepSpeedPlugin:
         offload_optimizer_nvme_path: Folder for optimizer states on NVMe.
         offload_param_nvme_path: Folder for parameters on NVMe.
         zero3_init_flag: Whether transformers builds its models sharded from the start (ZeRO 3). By default it does
-            with ZeRO 3, where it is installed.
+            with ZeRO 3, where both it and DeepSpeed are installed.
         zero3_save_16bit_model: Whether DeepSpeed's own save gathers the 16-bit weights (ZeRO 3).
         transformer_moe_cls_names: Classes of mixture-of-experts layers that ZeRO 3 keeps whole, with commas between.
         enable_msamp: Not offered: DeepSpeed with MS-AMP.
@@ -310,7 +310,7 @@ class DeepSpeedPlugin:
                 stacklevel=4,
             )
         if asked is None:
-            return is_zero3 and why_not("transformers") is None
+            return is_zero3 and why_not("transformers") is None and why_not("deepspeed") is None
         return is_zero3 and bool(asked)
 
 
