@@ -43,9 +43,7 @@ OF_THE_DEVICE = {
 MODULES_OF_EXTRA = {"accel_state.testing": "testing"}
 """Modules that are of no use without an extra and may import it at module level."""
 
-DECLARED_AHEAD = {
-    ("accel-backends", "deepspeed"): "the engine is found by its metadata until its strategy is written",
-}
+DECLARED_AHEAD: dict[tuple[str, str], str] = {}
 """``(package, distribution)``: why it is declared although nothing imports it yet."""
 
 

@@ -24,6 +24,7 @@ CONTEXT = {
     "compilation": ["--dynamo_backend", "inductor"],
 }
 CONTEXT_OF_SETTING = {
+    "deepspeed_offload_param_device": ["--zero_stage", "3"],
     "fsdp_activation_checkpointing_offload": [
         "--fsdp_version",
         "2",

@@ -158,8 +158,8 @@ def test_the_number_of_accumulation_steps_may_change_between_steps():
 
 def test_an_engine_that_is_not_there_is_an_error_not_a_plain_run():
     with (
-        patch_environment(accelerate_use_deepspeed="true"),
-        pytest.raises(ConfigError, match="Unknown strategy `deepspeed`"),
+        patch_environment(accelerate_use_megatron_lm="true"),
+        pytest.raises(ConfigError, match="Unknown strategy `megatron`"),
     ):
         Accelerator(cpu=True)
 

@@ -9,11 +9,13 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from accel_launch.config.file import ConfigFile
+from accel_launch.deepspeed_checks import check_deepspeed, fields_of_config_file
 from accel_launch.engine import choose_engine, with_engine
 from accel_launch.fsdp_checks import check_fsdp
 from accel_launch.gpus import selected_gpus
 from accel_launch.options import OPTIONS
 from accel_launch.resolution import Resolved, resolve
+from accel_state.environment import SETTINGS
 from accel_state.errors import ConfigError
 
 CommandKind = Literal["script", "module", "executable"]
@@ -21,7 +23,10 @@ CommandKind = Literal["script", "module", "executable"]
 # Set for each rank by whoever starts it, so never handed down as settings.
 _OF_THE_LAUNCHER = frozenset({"num_processes", "master_addr", "master_port"})
 # What is checked of an engine's settings together, beside each one on its own.
-_CHECKS: Mapping[str | None, Callable[[Mapping[str, Resolved]], None]] = {"FSDP": check_fsdp}
+_CHECKS: Mapping[str | None, Callable[[Mapping[str, Resolved]], None]] = {
+    "DEEPSPEED": check_deepspeed,
+    "FSDP": check_fsdp,
+}
 _FP8_OVERRIDES = ("FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_WGRAD")
 
 
@@ -90,6 +95,8 @@ class LaunchRequest:
         overrides = self.value("fp8_override_linear_precision")
         if overrides is not None:
             found |= {name: str(on).lower() for name, on in zip(_FP8_OVERRIDES, overrides, strict=True)}
+        if self.engine == "DEEPSPEED" and (fields := fields_of_config_file(self.settings)):
+            found[SETTINGS["config_ds_fields"].variable] = ",".join(fields)
         if self.settings["gpu_ids"].source in ("flag", "config file"):
             found[self.machine.gpu_variable] = found.pop("CUDA_VISIBLE_DEVICES")
         return found

@@ -261,7 +261,9 @@ def _distributed_type(given: Mapping[str, Any]) -> DistributedType | None:
 
 def _settled_precision(plugins: Mapping[str, Any], asked: str) -> str:
     """Return the precision that the config of the first DeepSpeed plugin says, each filled with the one asked for."""
-    settled = [plugin.settle_precision(asked) for plugin in plugins.values() if hasattr(plugin, "settle_precision")]
+    settled = [
+        plugin.settle_precision(asked) for plugin in plugins.values() if hasattr(plugin, "settle_precision")
+    ]
     return settled[0] if settled else asked
 
 

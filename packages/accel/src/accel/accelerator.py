@@ -147,7 +147,9 @@ class Accelerator:
         scheduler_unit: Literal["process", "optimizer_step"] = "process",
     ) -> None:
         plugins = {
-            "deepspeed_plugin": one_of(deepspeed_plugin=deepspeed_plugin, deepspeed_plugins=deepspeed_plugins),
+            "deepspeed_plugin": one_of(
+                deepspeed_plugin=deepspeed_plugin, deepspeed_plugins=deepspeed_plugins
+            ),
             "fsdp_plugin": fsdp_plugin,
             "megatron_lm_plugin": megatron_lm_plugin,
         }

@@ -6,6 +6,7 @@ import pytest
 from accel import DataLoaderConfiguration, ProjectConfiguration
 from accel.run.configuration import (
     NOT_GIVEN,
+    one_of,
     resolve_accumulation,
     resolve_dynamo,
     resolve_engine,
@@ -86,7 +87,7 @@ class TestEngine:
         assert resolve_engine(given, setting=settings()) == (given, engine, "single")
 
     def test_a_launcher_asks_by_a_setting(self):
-        assert resolve_engine({}, setting=settings(use_deepspeed=True)) == ({}, None, "deepspeed")
+        assert resolve_engine({}, setting=settings(use_megatron_lm=True)) == ({}, None, "megatron")
 
     @pytest.mark.parametrize(("version", "strategy"), [("1", "fsdp"), ("2", "fsdp2")])
     def test_the_settings_of_a_launcher_make_the_plugin_of_its_engine(self, monkeypatch, version, strategy):
@@ -94,6 +95,29 @@ class TestEngine:
         plugins, plugin, name = resolve_engine({"fsdp_plugin": None}, setting=settings(use_fsdp=True))
         assert plugins == {"fsdp_plugin": plugin}
         assert (plugin.fsdp_version, name) == (int(version), strategy)
+
+    def test_the_settings_of_a_launcher_make_the_plugin_of_deepspeed(self, monkeypatch):
+        monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "1")
+        plugins, plugin, name = resolve_engine({}, setting=settings(use_deepspeed=True))
+        assert plugins == {"deepspeed_plugin": plugin}
+        assert (plugin.zero_stage, name) == (1, "deepspeed")
+
+    def test_the_first_of_several_plugins_counts(self):
+        first, second = Engine(), Engine()
+        given = {"deepspeed_plugin": {"student": first, "teacher": second}}
+        assert resolve_engine(given, setting=settings()) == (given, first, "single")
+
+    @pytest.mark.parametrize("plugins", [{}, {"a": Engine(), "b": object()}])
+    def test_several_plugins_must_be_for_one_strategy(self, plugins):
+        with pytest.raises(ConfigError, match="`deepspeed_plugin` is a dict of"):
+            resolve_engine({"deepspeed_plugin": plugins}, setting=settings())
+
+    def test_two_names_for_the_same_argument_are_refused(self):
+        assert one_of(deepspeed_plugin=None, deepspeed_plugins=3) == 3
+        with pytest.raises(
+            ConfigError, match="`deepspeed_plugin` and `deepspeed_plugins` say the same thing"
+        ):
+            one_of(deepspeed_plugin=1, deepspeed_plugins=2)
 
     def test_the_plugin_of_the_script_wins_over_the_launcher(self):
         engine = Engine()

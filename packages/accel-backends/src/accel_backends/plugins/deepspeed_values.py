@@ -95,10 +95,10 @@ def facts_of(plugin: Any, *, has_config: bool) -> Facts:
     Raises:
         ConfigError: If a value is wrong.
     """
-    said = {name: _said(name, getattr(plugin, name)) for name in KEYS}
+    said: dict[str, Any] = {name: _said(name, getattr(plugin, name)) for name in KEYS}
     fields = [name for name in door.read("config_ds_fields") if name in _SAID_BY_CONFIG] if has_config else ()
     return Facts(
-        **{name: found for name, found in said.items() if found is not None},
+        **said,
         is_train_batch_min=plugin.is_train_batch_min,
         launcher_fields=tuple(fields),
     )
@@ -113,8 +113,14 @@ def _said(field: str, given: object) -> Said | None:
         return None if value is None else Said(value, f"`DeepSpeedPlugin({field}={given!r})`")
     if door.is_set(setting.name):
         value = door.read(setting.name)
-        return None if value is None else Said(value, f"`{setting.variable}`")
-    return None if setting.default is None else Said(setting.default, "default", is_default=True)
+        return None if value is None else Said(value, f"`{setting.flag}` (`{setting.variable}`)")
+    return default_of(field)
+
+
+def default_of(field: str) -> Said | None:
+    """Return what a field is where nobody says it, None where that is left open."""
+    value = find_setting(setting_of(field)).default
+    return None if value is None else Said(value, "default", is_default=True)
 
 
 def check_sections(config: Mapping[str, Any], facts: Facts, source: str) -> None:

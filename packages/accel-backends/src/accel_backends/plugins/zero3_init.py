@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from accel_backends.strategies.deepspeed.config_tree import AUTO
 from accel_state.availability import why_not
 from accel_state.errors import NotAvailableError
+
+_INTEGRATION = "transformers.integrations.deepspeed"
 
 
 def announce(config: Mapping[str, Any]) -> Any:
@@ -21,19 +24,17 @@ def announce(config: Mapping[str, Any]) -> Any:
     for package in ("transformers", "deepspeed"):
         reason = why_not(package)
         if reason is not None:
-            raise NotAvailableError(f"`zero3_init_flag` lets `transformers` build models by DeepSpeed. {reason}")
-    from transformers.integrations.deepspeed import HfDeepSpeedConfig
-
-    return HfDeepSpeedConfig(_for_building(config))
+            raise NotAvailableError(
+                f"`zero3_init_flag` lets `transformers` build models by DeepSpeed. {reason}"
+            )
+    return import_module(_INTEGRATION).HfDeepSpeedConfig(_for_building(config))
 
 
 def withdraw() -> None:
     """Let transformers build models whole."""
     if "transformers" not in sys.modules:  # it has not been told anything
         return
-    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
-
-    unset_hf_deepspeed_config()
+    import_module(_INTEGRATION).unset_hf_deepspeed_config()
 
 
 def _for_building(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 
 from accel_launch.config.asking.selection import make_asker
 from accel_launch.config.basic import location_of, write_basic_config
+from accel_launch.config.engine_views import as_table, engine_rows
 from accel_launch.config.file import find_config
 from accel_launch.config.questionnaire import fill_in
 from accel_launch.config.shown import as_data, as_text, rows_of
@@ -36,6 +37,11 @@ class ConfigCommand:
         shown = _action(actions, "show", "show the settings of a launch, their values and who set them")
         shown.add_argument("--all", action="store_true", help="show those with their default too")
         shown.add_argument("--json", action="store_true", help="print it as JSON, with all of them")
+        shown.add_argument(
+            "--deepspeed",
+            action="store_true",
+            help="show the DeepSpeed config instead, and who says each value",
+        )
         add_options(shown)
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -83,6 +89,11 @@ def show_settings(arguments: argparse.Namespace) -> int:
     """Print every setting with its value and who set it."""
     environ = snapshot()
     config = find_config(arguments.config_file, environ=environ)
+    if arguments.deepspeed:
+        seen = engine_rows("deepspeed", flags=given_flags(arguments), environ=environ, config=config)
+        as_json = {row.name: {"value": row.value, "source": row.source} for row in seen}
+        show(json.dumps(as_json, indent=2) if arguments.json else as_table(seen))
+        return 0
     rows = rows_of(flags=given_flags(arguments), environ=environ, config=config)
     shown = as_text(rows, config=config, is_all=arguments.all)
     show(json.dumps(as_data(rows), indent=2) if arguments.json else shown)

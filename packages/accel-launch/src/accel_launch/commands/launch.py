@@ -10,6 +10,7 @@ from pathlib import Path
 
 from accel_launch.accelerators.detection import find_accelerators
 from accel_launch.config.file import find_config
+from accel_launch.engine_installed import check_engine_installed
 from accel_launch.interpreter import interpreter_command
 from accel_launch.launchers.allocation import flags_of_step
 from accel_launch.launchers.selection import select_launcher
@@ -66,12 +67,13 @@ class LaunchCommand:
             arguments.refuse("`--json` goes with `--dry-run` only")
         if arguments.command in ([], ["--"]):
             arguments.refuse("there is nothing to launch; name a script")
-        request = _request(arguments)
+        request = request_of(arguments)
         launcher = select_launcher(request)
         plan = launcher.plan(request)
         if arguments.dry_run:
             show(json.dumps(plan.to_dict(), indent=2) if arguments.json else plan.describe())
             return 0
+        check_engine_installed(request)
         if plan.report is not None:
             check_report_file(plan.report)
         return launcher.run(plan)
@@ -80,7 +82,12 @@ class LaunchCommand:
 command = LaunchCommand()
 
 
-def _request(arguments: argparse.Namespace) -> LaunchRequest:
+def request_of(arguments: argparse.Namespace) -> LaunchRequest:
+    """Return what the arguments of ``accel launch`` ask for, with every setting decided; warn of those without effect.
+
+    Raises:
+        ConfigError: If a value is wrong, or two contradict each other.
+    """
     environ = snapshot()
     config = find_config(arguments.config_file, environ=environ)
     kind: CommandKind = "module" if arguments.module else "executable" if arguments.no_python else "script"

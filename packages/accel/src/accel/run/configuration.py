@@ -246,7 +246,9 @@ def one_of(**arguments: Any) -> Any:
     """
     given = _without_none(arguments)
     if len(given) > 1:
-        raise ConfigError(f"{' and '.join(f'`{name}`' for name in given)} say the same thing. Pass one of them.")
+        raise ConfigError(
+            f"{' and '.join(f'`{name}`' for name in given)} say the same thing. Pass one of them."
+        )
     return next(iter(given.values()), None)
 
 

@@ -25,11 +25,12 @@ class CPUOptimizer(NamedTuple):
 
 
 _ADAM = MappingProxyType({"amsgrad": False, "maximize": False})
+_COUPLED = MappingProxyType({**_ADAM, "decoupled_weight_decay": False})
 _ADAGRAD = MappingProxyType({"lr_decay": 0, "initial_accumulator_value": 0, "maximize": False})
 # By the name of the class, also of those in other packages, such as bitsandbytes and lion_pytorch.
 CPU_OPTIMIZERS: Mapping[str, CPUOptimizer] = MappingProxyType(
     {
-        "Adam": CPUOptimizer("deepspeed.ops.adam", "DeepSpeedCPUAdam", {"adamw_mode": False}, _ADAM),
+        "Adam": CPUOptimizer("deepspeed.ops.adam", "DeepSpeedCPUAdam", {"adamw_mode": False}, _COUPLED),
         "AdamW": CPUOptimizer("deepspeed.ops.adam", "DeepSpeedCPUAdam", {"adamw_mode": True}, _ADAM),
         "Adagrad": CPUOptimizer("deepspeed.ops.adagrad", "DeepSpeedCPUAdagrad", {}, _ADAGRAD),
         "Lion": CPUOptimizer("deepspeed.ops.lion", "DeepSpeedCPULion", {}, {}),

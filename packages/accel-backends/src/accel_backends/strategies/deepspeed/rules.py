@@ -204,9 +204,8 @@ RULES: tuple[Rule, ...] = (
 # Sections in which `auto` is a word of DeepSpeed's own.
 LEFT_TO_DEEPSPEED = (
     "autotuning.",
-    "bf16.keep_in_fp32_modules",
+    "data_types.keep_in_fp32_modules",
     "expert_parallel.",
-    "fp16.keep_in_fp32_modules",
     "pipeline.",
     "zero_optimization.zenflow.",
 )

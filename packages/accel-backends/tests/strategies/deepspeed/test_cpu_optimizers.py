@@ -1,0 +1,66 @@
+import pytest
+import torch
+
+from accel_backends import map_pytorch_optim_to_deepspeed
+from accel_backends.strategies.deepspeed.cpu_optimizers import cpu_optimizer_of
+from accel_state.errors import ConfigError
+
+PARAMETERS = [torch.nn.Parameter(torch.ones(2))]
+
+
+class Lion(torch.optim.SGD):
+    pass
+
+
+class Mine(torch.optim.AdamW):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name", "arguments"),
+    [
+        (torch.optim.Adam(PARAMETERS), "DeepSpeedCPUAdam", {"adamw_mode": False}),
+        (torch.optim.AdamW(PARAMETERS), "DeepSpeedCPUAdam", {"adamw_mode": True}),
+        (Mine(PARAMETERS), "DeepSpeedCPUAdam", {"adamw_mode": True}),
+        (torch.optim.Adagrad(PARAMETERS), "DeepSpeedCPUAdagrad", {}),
+        (Lion(PARAMETERS), "DeepSpeedCPULion", {}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_optimizer_has_its_version_on_the_cpu(optimizer, name, arguments):
+    found = cpu_optimizer_of(optimizer)
+    assert (found.name, found.arguments) == (name, arguments)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (torch.optim.SGD(PARAMETERS), "no version of `SGD` that steps on the CPU"),
+        (
+            torch.optim.Adam(PARAMETERS, amsgrad=True),
+            "`amsgrad` is True in `Adam`, which DeepSpeed's `DeepSpeedCPUAdam",
+        ),
+        (
+            torch.optim.Adagrad(PARAMETERS, initial_accumulator_value=0.1),
+            "`initial_accumulator_value` is 0.1",
+        ),
+    ],
+)
+def test_what_deepspeed_has_no_version_of_is_refused(optimizer, message):
+    with pytest.raises(ConfigError, match=message):
+        cpu_optimizer_of(optimizer)
+
+
+@pytest.mark.engine("deepspeed")
+def test_the_exchanged_optimizer_steps_as_the_one_of_torch():
+    for kind in (torch.optim.AdamW, torch.optim.Adam):
+        ours, theirs = (torch.nn.Parameter(torch.full((16,), 2.0)) for _ in range(2))
+        groups = [{"params": [ours], "lr": 0.1, "betas": (0.8, 0.9)}]
+        exchanged = map_pytorch_optim_to_deepspeed(kind(groups, weight_decay=0.1))
+        plain = kind([{"params": [theirs], "lr": 0.1, "betas": (0.8, 0.9)}], weight_decay=0.1)
+        for _ in range(3):
+            ours.grad, theirs.grad = torch.full((16,), 0.3), torch.full((16,), 0.3)
+            exchanged.step()
+            plain.step()
+        assert torch.allclose(ours, theirs, rtol=1e-6), kind  # kernels of another compiler
+        assert map_pytorch_optim_to_deepspeed(exchanged) is exchanged
