@@ -55,6 +55,13 @@ if TYPE_CHECKING:
     from accel_backends.strategies.deepspeed.dummies import DummyOptim as DummyOptim
     from accel_backends.strategies.deepspeed.dummies import DummyScheduler as DummyScheduler
     from accel_backends.strategies.deepspeed.gathered import GatheredParameters as GatheredParameters
+    from accel_backends.strategies.deepspeed.wrappers import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
+    from accel_backends.strategies.deepspeed.wrappers import (
+        DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper,
+    )
+    from accel_backends.strategies.deepspeed.wrappers import (
+        DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper,
+    )
     from accel_backends.strategies.protocol import Capabilities as Capabilities
     from accel_backends.strategies.protocol import Strategy as Strategy
     from accel_backends.strategies.protocol import Sync as Sync
@@ -81,7 +88,10 @@ __getattr__, __dir__, __all__ = attach(
         "Bundle": "accel_backends.strategies.bundle",
         "Capabilities": "accel_backends.strategies.protocol",
         "CompileTransform": "accel_backends.transforms.compile",
+        "DeepSpeedEngineWrapper": "accel_backends.strategies.deepspeed.wrappers",
+        "DeepSpeedOptimizerWrapper": "accel_backends.strategies.deepspeed.wrappers",
         "DeepSpeedPlugin": "accel_backends.plugins.deepspeed",
+        "DeepSpeedSchedulerWrapper": "accel_backends.strategies.deepspeed.wrappers",
         "DistributedDataParallelKwargs": "accel_backends.handlers.ddp",
         "DummyOptim": "accel_backends.strategies.deepspeed.dummies",
         "DummyScheduler": "accel_backends.strategies.deepspeed.dummies",
