@@ -1,8 +1,9 @@
-"""Which tests run here, and which of them may be skipped.
+"""Which tests run here, in which order, and which of them may be skipped.
 
 A test marked ``engine("slurm")`` needs an engine, a service or a network that an ordinary environment lacks. It runs
 only if that engine is asked for, with ``--engine slurm``. Then no other test runs, and none may be skipped.
 With ``--no-unexpected-skips``, as in CI, tests are skipped for the reasons in `EXPECTED_SKIPS` only.
+Files with slow tests come first, so that in a run in several processes none is left with a long file at the end.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Selection:
             self._left_out.update(name for item in left_out for name in engines_of(item))
         if left_out:
             config.hook.pytest_deselected(items=left_out)
-        items[:] = chosen
+        items[:] = slow_files_first(chosen)
         skip_what_needs_an_accelerator(items)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -114,6 +115,19 @@ class UnexpectedSkips:
 def engines_of(item: pytest.Item) -> set[str]:
     """Return the engines of which the test needs at least one."""
     return {str(name) for marker in item.iter_markers("engine") for name in marker.args}
+
+
+def slow_files_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests with those files first that have a slow test, or jobs that several tests share.
+
+    Otherwise the order stays as it is.
+    """
+    slow = {
+        item.path
+        for item in items
+        if item.get_closest_marker("slow") or "outcome" in getattr(item, "fixturenames", ())
+    }
+    return sorted(items, key=lambda item: item.path not in slow)
 
 
 def skip_what_needs_an_accelerator(items: list[pytest.Item]) -> None:

@@ -13,6 +13,8 @@ from accel_state.testing.scripts import run_command, run_script
 
 FAILING = Path(__file__).with_name("failing_saves.py")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def savers():
@@ -20,7 +22,7 @@ def savers():
         yield running
 
 
-@pytest.mark.parametrize(("num_processes", "limit", "behind"), checkpoint_faults.WAYS)
+@pytest.mark.parametrize(("num_processes", "limit", "behind"), checkpoint_faults.PAIRS)
 def test_nothing_is_lost_when_a_save_is_killed(savers, tmp_path, num_processes, limit, behind):
     hits = checkpoint_faults.kill_during_saves(
         savers,

@@ -41,8 +41,13 @@ def options_in_ci() -> list[str]:
 
 
 def in_parallel(num_cores: int) -> list[str]:
-    """Return what lets pytest run the files of the whole suite in several processes, for much of it waits."""
-    return ["-n", str(min(num_cores, MOST_WORKERS)), "--dist", "loadfile"] if num_cores > 1 else []
+    """Return what lets pytest run the files of the whole suite in several processes, for much of it waits.
+
+    The files keep the order that `conftest.py` gives them: pytest-xdist would leave those with few tests to the end.
+    """
+    if num_cores == 1:
+        return []
+    return ["-n", str(min(num_cores, MOST_WORKERS)), "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 def is_ci() -> bool:

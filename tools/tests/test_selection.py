@@ -1,4 +1,4 @@
-"""The root's conftest.py: tests of engines, tests that need an accelerator, and skips that nobody expected."""
+"""The root's conftest.py: tests of engines or of an accelerator, slow files, and skips that nobody expected."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def run(pytester):
     """Run tests of the given source beside our conftest.py, in this process."""
     pytester.makeconftest(CONFTEST.read_text())
     options = "--strict-markers -p no:randomly -p no:hypothesispytest"
-    pytester.makeini(f"[pytest]\nmarkers =\n    engine(name)\n    gpu\naddopts = {options}")
+    pytester.makeini(f"[pytest]\nmarkers =\n    engine(name)\n    gpu\n    slow\naddopts = {options}")
 
     def run_tests(source, *options):
         pytester.makepyfile(source)
@@ -100,3 +100,15 @@ def test_what_needs_an_accelerator_is_skipped_where_there_is_none(run, monkeypat
     result = run(source, "--no-unexpected-skips")
     assert result.ret == pytest.ExitCode.OK
     result.assert_outcomes(**{"passed" if is_there else "skipped": 1})
+
+
+def test_files_with_slow_tests_or_shared_jobs_come_first_and_stay_together(run, pytester):
+    pytester.makepyfile(
+        test_1="def test_plain(): pass",
+        test_2="import pytest\ndef test_quick(): pass\n@pytest.mark.slow\ndef test_slow(): pass",
+        test_3="def test_plain(): pass",
+        test_4="import pytest\n@pytest.fixture\ndef outcome(): pass\ndef test_job(outcome): pass",
+    )
+    result = run("def test_last(): pass", "-v")
+    order = [line.split(".py")[0] for line in result.stdout.lines if ".py::" in line]
+    assert order[:5] == ["test_2", "test_2", "test_4", "test_1", "test_3"]

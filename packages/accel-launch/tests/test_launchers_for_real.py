@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow
+
 WRITE = """
 import json, os, sys
 from pathlib import Path

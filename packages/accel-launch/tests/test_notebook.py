@@ -17,6 +17,8 @@ import pytest
 from accel_launch.notebook import notebook_launcher
 from accel_state.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 SESSION = """
 import json, os, signal, socket, sys, time
 from pathlib import Path

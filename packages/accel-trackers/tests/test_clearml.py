@@ -9,8 +9,8 @@ pytestmark = pytest.mark.engine("clearml")
 
 OFFLINE = {"CLEARML_OFFLINE_MODE": "1"}
 SETTINGS = "sdk.development.report_use_subprocess: false\n"
-"""Report in a thread. By default ClearML 2.1 forks a process while a thread of its own imports modules: locks that are held
-then stay locked in the fork, for whose end `Task.close` waits without a limit. Nothing wakes it either: a close takes 10 s.
+"""Report in a thread. By default ClearML 2.1 forks a process beside threads of its own, whose locks it inherits
+as they are, and `Task.close` waits for that process without a limit. It does not wake it either: a close takes 10 s.
 """
 
 

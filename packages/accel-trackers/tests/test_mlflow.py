@@ -7,9 +7,10 @@ import pytest
 
 from accel_state.availability import why_not
 
-pytestmark = pytest.mark.skipif(
-    why_not("mlflow") is not None, reason="needs the extra accel-trackers[mlflow]"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not("mlflow") is not None, reason="needs the extra accel-trackers[mlflow]"),
+]
 
 
 def in_database(tmp_path: Path) -> dict[str, str]:

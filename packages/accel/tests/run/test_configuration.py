@@ -14,6 +14,7 @@ from accel.run.configuration import (
     resolve_parallelism,
     resolve_project,
     resolve_rng_types,
+    with_steps_of_engine,
 )
 from accel_backends import TorchDynamoPlugin, TorchTensorParallelPlugin
 from accel_state import GradientAccumulationPlugin, ParallelismConfig
@@ -27,6 +28,7 @@ def settings(**values):
 @dataclass
 class Engine:
     strategy: ClassVar[str] = "single"
+    gradient_accumulation_steps: int | str | None = None
 
 
 class TestAccumulation:
@@ -71,6 +73,22 @@ class TestLoader:
     def test_a_contradiction_is_refused(self):
         with pytest.raises(ConfigError, match="`split_batches` is False here and True in"):
             resolve_loader(False, DataLoaderConfiguration(split_batches=True))
+
+
+class TestStepsOfEngine:
+    def test_a_number_of_the_engine_is_that_of_the_run(self):
+        assert with_steps_of_engine(GradientAccumulationPlugin(num_steps=1), Engine(5)).num_steps == 5
+
+    @pytest.mark.parametrize("steps", ["auto", None, 4])
+    def test_an_engine_that_leaves_it_open_or_agrees_changes_nothing(self, steps):
+        plugin = GradientAccumulationPlugin(num_steps=4)
+        assert with_steps_of_engine(plugin, Engine(steps)) is plugin
+
+    def test_another_number_is_refused(self):
+        with pytest.raises(
+            ConfigError, match="is 5 by the Engine, but 4 by the Accelerator. Say it in one place"
+        ):
+            with_steps_of_engine(GradientAccumulationPlugin(num_steps=4), Engine(5))
 
 
 class TestEngine:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -104,7 +104,7 @@ class DeepSpeedPlugin:
         return self.deepspeed_config
 
     def fill(self, facts: Facts) -> Filled:
-        """Return the config with every ``auto`` filled; the plugin's own stays as it is.
+        """Return the config with every ``auto`` filled; the plugin's own stays as it is. Warns of its notes.
 
         Args:
             facts: What the run knows; the plugin adds what it was told itself.
@@ -271,8 +271,7 @@ class DeepSpeedPlugin:
 
     def _adopt(self, filled: Filled) -> None:
         """Take over a filled config, in the dict that others may hold."""
-        for note in filled.notes:
-            warnings.warn(note, stacklevel=5)
+        _warn(filled.notes)
         self.deepspeed_config.clear()
         self.deepspeed_config.update(filled.config)
         self.origins = {key: by for key, by in filled.origins.items() if by != self.source}
@@ -299,6 +298,11 @@ class DeepSpeedPlugin:
         if asked is None:
             return is_zero3 and why_not("transformers") is None
         return is_zero3 and bool(asked)
+
+
+def _warn(notes: Iterable[str]) -> None:
+    for note in notes:
+        warnings.warn(f"{note} The first holds.", stacklevel=4)
 
 
 def get_active_deepspeed_plugin(state: Any) -> DeepSpeedPlugin:

@@ -113,6 +113,10 @@ def _said(field: str, given: object) -> Said | None:
         return None if value is None else Said(value, f"`DeepSpeedPlugin({field}={given!r})`")
     if door.is_set(setting.name):
         value = door.read(setting.name)
+        if (
+            field == "gradient_accumulation_steps" and value == 1
+        ):  # what questionnaires write where nobody chose
+            value = None
         return None if value is None else Said(value, f"`{setting.flag}` (`{setting.variable}`)")
     return default_of(field)
 

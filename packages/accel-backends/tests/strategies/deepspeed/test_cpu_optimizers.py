@@ -1,9 +1,11 @@
+import sys
+
 import pytest
 import torch
 
-from accel_backends import map_pytorch_optim_to_deepspeed
 from accel_backends.strategies.deepspeed.cpu_optimizers import cpu_optimizer_of
 from accel_state.errors import ConfigError
+from accel_state.testing.scripts import run_command
 
 PARAMETERS = [torch.nn.Parameter(torch.ones(2))]
 
@@ -51,16 +53,25 @@ def test_what_deepspeed_has_no_version_of_is_refused(optimizer, message):
         cpu_optimizer_of(optimizer)
 
 
+STEPS = """
+import torch
+from accel_backends import map_pytorch_optim_to_deepspeed
+
+for kind in (torch.optim.AdamW, torch.optim.Adam):
+    ours, theirs = (torch.nn.Parameter(torch.full((16,), 2.0)) for _ in range(2))
+    group = {"lr": 0.1, "betas": (0.8, 0.9)}
+    exchanged = map_pytorch_optim_to_deepspeed(kind([{"params": [ours], **group}], weight_decay=0.1))
+    plain = kind([{"params": [theirs], **group}], weight_decay=0.1)
+    for _ in range(3):
+        ours.grad, theirs.grad = torch.full((16,), 0.3), torch.full((16,), 0.3)
+        exchanged.step()
+        plain.step()
+    assert torch.allclose(ours, theirs, rtol=1e-6), kind  # kernels of another compiler
+    assert map_pytorch_optim_to_deepspeed(exchanged) is exchanged
+"""
+
+
 @pytest.mark.engine("deepspeed")
 def test_the_exchanged_optimizer_steps_as_the_one_of_torch():
-    for kind in (torch.optim.AdamW, torch.optim.Adam):
-        ours, theirs = (torch.nn.Parameter(torch.full((16,), 2.0)) for _ in range(2))
-        groups = [{"params": [ours], "lr": 0.1, "betas": (0.8, 0.9)}]
-        exchanged = map_pytorch_optim_to_deepspeed(kind(groups, weight_decay=0.1))
-        plain = kind([{"params": [theirs], "lr": 0.1, "betas": (0.8, 0.9)}], weight_decay=0.1)
-        for _ in range(3):
-            ours.grad, theirs.grad = torch.full((16,), 0.3), torch.full((16,), 0.3)
-            exchanged.step()
-            plain.step()
-        assert torch.allclose(ours, theirs, rtol=1e-6), kind  # kernels of another compiler
-        assert map_pytorch_optim_to_deepspeed(exchanged) is exchanged
+    done = run_command([sys.executable, "-c", STEPS], timeout_s=300)
+    assert done.returncode == 0, done.stderr

@@ -106,7 +106,9 @@ def resolve(
     plugins, plugin, strategy = resolve_engine(plugins, earlier=earlier_plugins)
     return RunConfiguration(
         handlers=Handlers(kwargs_handlers),
-        accumulation=resolve_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin),
+        accumulation=with_steps_of_engine(
+            resolve_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin), plugin
+        ),
         loader=resolve_loader(split_batches, dataloader_config),
         project=resolve_project(project_dir, project_config),
         dynamo=resolve_dynamo(dynamo_backend, dynamo_plugin),
@@ -150,6 +152,23 @@ def resolve_accumulation(
     if type(steps) is not int or steps < 1:
         raise ConfigError(f"`gradient_accumulation_steps` must be a whole number from 1 up, got {steps!r}.")
     return replace(plugin or GradientAccumulationPlugin(), num_steps=steps)
+
+
+def with_steps_of_engine(accumulation: GradientAccumulationPlugin, plugin: Any) -> GradientAccumulationPlugin:
+    """Return the accumulation with the number of steps that the plugin of an engine names, if it names one.
+
+    Raises:
+        ConfigError: If another number was asked for.
+    """
+    steps = getattr(plugin, "gradient_accumulation_steps", None)
+    if type(steps) is not int or steps == accumulation.num_steps:
+        return accumulation
+    if accumulation.num_steps == 1:
+        return replace(accumulation, num_steps=steps)
+    raise ConfigError(
+        f"`gradient_accumulation_steps` is {steps} by the {type(plugin).__name__}, but {accumulation.num_steps} by the "
+        'Accelerator. Say it in one place; `"auto"` in the config of the engine takes over what the Accelerator says.'
+    )
 
 
 def resolve_loader(split_batches: Any, config: DataLoaderConfiguration | None) -> DataLoaderConfiguration:

@@ -84,13 +84,20 @@ def _of_dummies(part: Part) -> dict[str, Said | None]:
     said: dict[str, Said | None] = {}
     optimizer, scheduler = part.optimizer, part.scheduler
     if isinstance(optimizer, DummyOptim):
-        said["learning_rate"] = Said(optimizer.lr, "`DummyOptim(lr=...)`")
-        said["weight_decay"] = Said(optimizer.weight_decay, "`DummyOptim(weight_decay=...)`")
+        # Its own defaults are no wish of the user's.
+        said["learning_rate"] = Said(optimizer.lr, "`DummyOptim(lr=...)`", optimizer.lr == 0.001)
+        said["weight_decay"] = Said(
+            optimizer.weight_decay, "`DummyOptim(weight_decay=...)`", optimizer.weight_decay == 0
+        )
         for name in ("betas", "eps"):
             if name in optimizer.kwargs:
                 said[name] = Said(optimizer.kwargs[name], f"`DummyOptim({name}=...)`")
     if isinstance(scheduler, DummyScheduler):
-        said["warmup_num_steps"] = Said(scheduler.warmup_num_steps, "`DummyScheduler(warmup_num_steps=...)`")
+        said["warmup_num_steps"] = Said(
+            scheduler.warmup_num_steps,
+            "`DummyScheduler(warmup_num_steps=...)`",
+            scheduler.warmup_num_steps == 0,
+        )
         if scheduler.total_num_steps is not None:
             said["total_num_steps"] = Said(scheduler.total_num_steps, "`DummyScheduler(total_num_steps=...)`")
     return said
