@@ -119,8 +119,15 @@ def _rank(
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
+    speed = speed_on_this_rank(variant, size, device_type=device_type)
+    if rank == 0:
+        found.put(speed)
+
+
+def speed_on_this_rank(variant: str, size: Size, *, device_type: str) -> float:
+    """Return the tokens per second of all ranks together; every rank that the variables tell of must call it."""
     torch.manual_seed(0)
-    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device(device_type)
+    device = torch.device(device_type, int(os.environ["LOCAL_RANK"]) if device_type == "cuda" else None)
     model, optimizer, backward = _PREPARED[variant](Model(size), size, device)
     tokens = torch.randint(size.vocabulary, (size.batch, size.length), device=device)
 
@@ -137,10 +144,9 @@ def _rank(
 
     steps()
     dist.barrier()
-    taken_s = steps()
-    if rank == 0:
-        found.put(size.num_steps * num_ranks * tokens.numel() / taken_s)
+    speed = size.num_steps * dist.get_world_size() * tokens.numel() / steps()
     dist.destroy_process_group()
+    return speed
 
 
 def _raw(model: Model, size: Size, device: torch.device) -> tuple[Any, Any, Callable[[Tensor], None]]:

@@ -23,6 +23,9 @@ from accel_checkpoint import file_names as layout
         "random_states_11.pkl",
         "custom_checkpoint_0.pkl",
         "accumulated_gradients_1.safetensors",
+        "pytorch_model_fsdp_rank0.bin",
+        "pytorch_model_fsdp_1_rank12.bin",
+        "optimizer_rank1.bin",
     ],
 )
 def test_files_of_a_checkpoint_are_known(name):
@@ -47,6 +50,19 @@ def test_numbers_are_read_from_names():
     assert layout.numbers_of("optimizer", names) == [0, 2]
     assert layout.numbers_of_models(names) == [1]
     assert layout.ranks_of_random_states(names) == [10]
+
+
+def test_files_of_ranks_are_not_those_of_whole_states():
+    names = [layout.file_of_rank("optimizer", index, rank) for index in (0, 2) for rank in (0, 11)]
+    assert names == [
+        "optimizer_rank0.bin",
+        "optimizer_rank11.bin",
+        "optimizer_2_rank0.bin",
+        "optimizer_2_rank11.bin",
+    ]
+    assert layout.numbers_of_ranked("optimizer", names) == [0, 2]
+    assert layout.ranks_of("optimizer", 2, names) == [0, 11]
+    assert layout.numbers_of("optimizer", names) == layout.numbers_of_models(names) == []
 
 
 def test_folders_are_ordered_by_number():

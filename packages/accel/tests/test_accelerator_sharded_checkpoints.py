@@ -1,5 +1,6 @@
 """Checkpoints of runs whose ranks share one model: any number of ranks reads them, in any layout and strategy."""
 
+import re
 from copy import copy
 
 import pytest
@@ -116,7 +117,7 @@ def assert_same(ours, theirs, path=""):
 TYPES = ["full", "sharded"]
 
 
-@pytest.mark.parametrize("how", [*TYPES, "old-full", "old-sharded"])
+@pytest.mark.parametrize("how", [*TYPES, "old-full", "old-sharded", "old-local"])
 @pytest.mark.parametrize("kind", ["tied", "adapted"])
 def test_a_run_goes_on_bit_for_bit(world, tmp_path, how, kind):
     saved = world(2).run(save, how, tmp_path / "a", {"kind": kind})
@@ -131,6 +132,59 @@ def test_any_number_of_ranks_and_any_strategy_reads_it(world, tmp_path, how):
     for num, other in [(1, "ddp"), (1, "sharded"), (2, "ddp"), (3, "full"), (2, "old-full")]:
         for loaded, _ in world(num).run(load, other, tmp_path / "a"):
             assert_same(loaded, state)
+
+
+def refused(how, folder, options=None):
+    run = Run(how, **(options or {}))
+    with pytest.raises(CheckpointError) as caught:
+        run.accelerator.load_state(folder)
+    return str(caught.value)
+
+
+def test_what_each_rank_wrote_for_itself_is_refused_to_others(world, tmp_path):
+    folder = tmp_path / "a"
+    world(2).run(save, "old-local", folder, blocking=False)
+    for stem in ("pytorch_model_fsdp", "optimizer"):
+        assert sorted(path.name for path in folder.glob(f"{stem}*")) == [
+            f"{stem}_rank0.bin",
+            f"{stem}_rank1.bin",
+        ]
+    for num, how, options, reason in [
+        (3, "old-local", {}, r"of 2 ranks, and this run has 3"),
+        (1, "old-full", {}, r"of 2 ranks, and this run has 1"),
+        (2, "sharded", {}, r"parts of flat parameters, as `fsdp_version=1` has them, and this run has none"),
+        (2, "ddp", {}, r"parts of flat parameters, as `fsdp_version=1` has them, and this run has none"),
+        (2, "old-full", {"kind": "odd"}, r"was cut from other tensors"),
+    ]:
+        for message in world(num).run(refused, how, folder, options):
+            assert re.search(reason, message)
+            assert 'save with `state_dict_type="SHARDED_STATE_DICT"`' in message
+
+
+def load_after_evaluation(folder):
+    """Load into a run of another type, whose parameters an evaluation left gathered."""
+    run = Run("old-full", seed=99)
+    rows = make_batches(1)[0]
+    with torch.no_grad():
+        run.model(rows)
+    run.accelerator.load_state(folder)
+    with torch.no_grad():
+        return run.model(rows), run.state()
+
+
+def evaluated(folder):
+    run = Run("old-local")
+    run.step()
+    run.accelerator.save_state(folder)
+    with torch.no_grad():
+        return run.model(make_batches(1)[0]), run.state()
+
+
+def test_parts_of_a_rank_replace_gathered_parameters(world, tmp_path):
+    [(expected, state), _] = world(2).run(evaluated, tmp_path / "a")
+    for outputs, loaded in world(2).run(load_after_evaluation, tmp_path / "a"):
+        assert torch.equal(outputs, expected)
+        assert_same(loaded, state)
 
 
 @pytest.mark.parametrize(("num_writers", "num_readers"), [(2, 4), (3, 2)])

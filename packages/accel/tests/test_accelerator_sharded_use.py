@@ -6,9 +6,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from accel import Accelerator, FullyShardedDataParallelPlugin, GradScalerKwargs, LocalSGD
+from accel import Accelerator, FullyShardedDataParallelPlugin, GradScalerKwargs, LocalSGD, PartialState
 from accel_backends.testing.models import make_batches, make_model
-from accel_state.errors import ConfigError
+from accel_state.errors import ConfigError, DistributedOperationException
+from accel_state.runtime import current_runtime
 
 BOTH = pytest.mark.parametrize("version", [2, 1])
 
@@ -604,3 +605,56 @@ def types_in_parts():
 def test_modules_that_are_kept_in_fp32_compute_in_fp32(world):
     for seen in world(2).run(types_in_parts):
         assert seen == 2 * [torch.bfloat16, torch.bfloat16, torch.float32, torch.float32]
+
+
+class Branching(nn.Module):
+    """Leaves its second block out on rank 1."""
+
+    parallel_plan = {"units": ["blocks.*"]}
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, rows):
+        for index, block in enumerate(self.blocks):
+            if index != 1 or PartialState().process_index == 0:
+                rows = block(rows)
+        return rows
+
+
+def run_other_units(version):
+    accelerator = sharded(version)
+    current_runtime().debug = True
+    model = accelerator.prepare(Branching())
+    with pytest.raises(DistributedOperationException) as caught:
+        model(torch.ones(2, 6))
+    return str(caught.value)
+
+
+@BOTH
+def test_debug_mode_names_the_units_that_differ_between_ranks(world, version):
+    for message in world(2).run(run_other_units, version):
+        assert "Process 0: [\"'`blocks.1` of Branching'\"]" in message
+        assert "Process 1: [\"'`blocks.2` of Branching'\"]" in message
+        assert "in forward" in message  # where it was called from
+
+
+def evaluate_all(num_rows):
+    accelerator = sharded()
+    rows = torch.arange(7.0 * num_rows).reshape(num_rows, 7) / 100
+    model = make_model("odd")
+    with torch.no_grad():
+        expected = model(rows)
+    loader = torch.utils.data.DataLoader(rows, batch_size=2)
+    model, loader = accelerator.prepare(model, loader)
+    with torch.no_grad():
+        found = [accelerator.gather_for_metrics(model(batch)) for batch in loader]
+    return torch.cat(found), expected, [len(one) for one in found]
+
+
+@pytest.mark.parametrize(("num_rows", "sizes"), [(5, [4, 1]), (7, [4, 3])])
+def test_metrics_count_each_row_once_where_ranks_have_uneven_data(world, num_rows, sizes):
+    for found, expected, gathered in world(2).run(evaluate_all, num_rows):
+        torch.testing.assert_close(found, expected)
+        assert gathered == sizes

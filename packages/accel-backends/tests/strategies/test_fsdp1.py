@@ -299,19 +299,32 @@ def test_settings_of_the_plugin_reach_every_unit(world):
         assert number == 1
 
 
-def train_with_process_groups():
-    strategy = strategy_for("flat", state_dict_type="LOCAL_STATE_DICT")
-    model, optimizer = prepare(strategy, plain := make_model("odd"), plain_adamw(plain))
+def train_and_hold(use_orig_params):
+    strategy = strategy_for("original" if use_orig_params else "flat", state_dict_type="LOCAL_STATE_DICT")
+    model, optimizer = prepare(strategy, plain := make_model("buffered"), plain_adamw(plain))
     train(strategy, model, optimizer, [0])
-    with pytest.raises(ConfigError, match="`LOCAL_STATE_DICT`, in which no checkpoint is written"):
-        assert strategy.checkpoint_format
-    return strategy.model_state(model)
+    own = strategy.own_model_state(model), strategy.own_optimizer_state(optimizer)
+    saved = copy.deepcopy([dict(one) for one in own])
+    train(strategy, model, optimizer, [1])
+    expected = copy.deepcopy((strategy.model_state(model), strategy.optimizer_state(optimizer)))
+    train(strategy, model, optimizer, [0])
+    own[0].fill(saved[0])
+    optimizer.load_state_dict(saved[1])
+    train(strategy, model, optimizer, [1])
+    assert_equal_states((strategy.model_state(model), strategy.optimizer_state(optimizer)), expected)
+    return strategy.checkpoint_format, own[0].cut, sum(value.numel() for value in own[0].values())
 
 
-def test_the_local_type_of_states_trains_but_writes_no_checkpoint(world):
-    state, _ = world(2).run(train_with_process_groups)
-    _, (expected, _) = world(2).run(go_on_from, "flat", None, 0, "odd", plain_adamw)[0]
-    assert state.keys() == expected.keys()
+@FLAT
+def test_each_rank_holds_a_part_to_which_a_run_can_return(world, use_orig_params):
+    plain = make_model("buffered")
+    parameters = sum(value.numel() for value in plain.parameters())
+    buffers = sum(value.numel() for value in plain.state_dict().values()) - parameters
+    (form, cut, first), (_, other, second) = world(2).run(train_and_hold, use_orig_params)
+    assert form == "per_rank"
+    assert cut != other  # which part it is
+    padding = 16 * len(cut)
+    assert parameters + 2 * buffers <= first + second <= parameters + 2 * buffers + padding
 
 
 def fill(module):

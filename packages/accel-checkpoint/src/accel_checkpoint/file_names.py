@@ -31,6 +31,9 @@ METADATA_NAME = ".metadata"
 PART_SUFFIX = ".distcp"
 SHARDED_MODEL_NAME = "pytorch_model_fsdp"
 _SHARDED = {stem: re.compile(rf"{stem}_(\d+)/\.metadata") for stem in (SHARDED_MODEL_NAME, OPTIMIZER_NAME)}
+_OF_RANK = {
+    stem: re.compile(rf"{stem}(?:_(\d+))?_rank(\d+)\.bin") for stem in (SHARDED_MODEL_NAME, OPTIMIZER_NAME)
+}
 _PARTS = re.compile(rf"(?:{SHARDED_MODEL_NAME}|{OPTIMIZER_NAME})_\d+(?:/(?:\.metadata|__\d+_\d+\.distcp))?")
 _WEIGHTS = re.compile(
     rf"(?:{SAFE_MODEL_NAME}|{MODEL_NAME})(?:_(\d+))?(?:-\d{{5,}}-of-\d{{5,}})?"
@@ -92,6 +95,22 @@ def numbers_of_sharded(stem: str, names: Iterable[str]) -> list[int]:
     return _numbers(_SHARDED[stem], names)
 
 
+def file_of_rank(stem: str, index: int, rank: int) -> str:
+    """Return the file in which a rank keeps what it holds of a model or optimizer, for itself."""
+    return f"{stem}_rank{rank}.bin" if index == 0 else f"{stem}_{index}_rank{rank}.bin"
+
+
+def numbers_of_ranked(stem: str, names: Iterable[str]) -> list[int]:
+    """Return the sorted indexes of the models or optimizers of which ranks have files of their own."""
+    return _numbers(_OF_RANK[stem], names)
+
+
+def ranks_of(stem: str, index: int, names: Iterable[str]) -> list[int]:
+    """Return the sorted ranks that have a file of their own of a model or optimizer."""
+    matches = (_OF_RANK[stem].fullmatch(name) for name in names)
+    return sorted(int(found[2]) for found in matches if found is not None and int(found[1] or 0) == index)
+
+
 def numbers_of(stem: str, names: Iterable[str]) -> list[int]:
     """Return the sorted indexes of the files `<stem>.bin` and `<stem>_<index>.bin`."""
     return _numbers(_NUMBERED[stem], names)
@@ -118,7 +137,15 @@ def is_checkpoint_file(name: str) -> bool:
         return True
     return any(
         p.fullmatch(name)
-        for p in (_WEIGHTS, _CUSTOM, _RANDOM_STATES, _GRADIENTS, _LOADER_OF_RANK, *_NUMBERED.values())
+        for p in (
+            _WEIGHTS,
+            _CUSTOM,
+            _RANDOM_STATES,
+            _GRADIENTS,
+            _LOADER_OF_RANK,
+            *_NUMBERED.values(),
+            *_OF_RANK.values(),
+        )
     )
 
 

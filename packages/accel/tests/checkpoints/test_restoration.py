@@ -217,6 +217,27 @@ def test_a_loader_resumes_on_request(tmp_path, caplog, config, arguments, read):
     assert ("in the middle of an epoch of loader 0" in caplog.text) == (len(read) == 4)
 
 
+def test_a_save_after_a_loop_that_was_left_is_told_once_where_loaders_resume(tmp_path, caplog):
+    accelerator = build()
+    [loader] = accelerator._dataloaders
+    message = "no position in the epoch of loader 0: a loop was left early"
+
+    def save_after_leaving(name):
+        for _ in loader:
+            break
+        accelerator.save_state(tmp_path / name)
+
+    save_after_leaving("not asked for")
+    with accelerator.handle_preemption():
+        for number, _ in enumerate(loader):
+            accelerator.save_state(tmp_path / f"within {number}")
+        accelerator.save_state(tmp_path / "between")
+        assert message not in caplog.text
+        save_after_leaving("a")
+        save_after_leaving("b")
+    assert caplog.text.count(message) == 1
+
+
 def test_a_loader_resumes_if_preemption_is_handled(tmp_path):
     accelerator = build()
     [loader] = accelerator._dataloaders

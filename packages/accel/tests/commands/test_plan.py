@@ -105,6 +105,14 @@ def test_a_policy_chooses_other_units(capsys):
     assert [unit["modules"] for unit in units] == [["embed"], ["blocks.0"], ["blocks.1"], ["norm"], ["head"]]
 
 
+def test_a_picture_that_cannot_be_written_is_an_error(tmp_path, capsys):
+    (tmp_path / "taken.svg").mkdir()
+    assert plan("--num_processes", "2", "--picture", str(tmp_path / "taken.svg")) == 1
+    assert "`--picture` cannot write" in (message := capsys.readouterr().err)
+    assert "taken.svg`: " in message
+    assert "Choose another file." in message
+
+
 def test_the_picture_is_written(tmp_path, capsys):
     assert plan("--num_processes", "2", "--picture", str(tmp_path / "plan.svg")) == 0
     assert (tmp_path / "plan.svg").read_text(encoding="utf-8").startswith("<svg ")

@@ -43,7 +43,7 @@ class FullFormat(CheckpointFormat):
 
     def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
         """Return the weight files; parts of a tensor are gathered while it is written."""
-        whole = deferred_state(state)
+        whole = deferred_state(state, is_writer=choices.is_writer)
         files = pending_weights(whole, index=index, safe=choices.safe, max_shard_size=choices.max_shard_size)
         return _shared_out(files, choices)
 
@@ -51,7 +51,8 @@ class FullFormat(CheckpointFormat):
         self, state: Mapping[str, Any], parameters: Parameters, *, index: int, choices: SaveChoices
     ) -> Files:
         """Return the file; parts of a tensor are gathered while it is written."""
-        file = TorchFile(self.optimizer_file(index), deferred_optimizer_state(state))
+        content = deferred_optimizer_state(state, is_writer=choices.is_writer)
+        file = TorchFile(self.optimizer_file(index), content)
         return _shared_out([file], choices)
 
     @contextmanager

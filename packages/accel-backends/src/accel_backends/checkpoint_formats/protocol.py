@@ -52,6 +52,9 @@ class Files:
 class SavedState(Protocol):
     """A state in a checkpoint, of which only names and shapes are known before it is read."""
 
+    is_per_rank: ClassVar[bool] = False
+    """Whether it is compared with, and copied into, what `Strategy.own_model_state` returns."""
+
     def shapes(self) -> Mapping[str, tuple[int, ...] | None]:
         """Return the shape of each tensor in whole, None for other values."""
         ...
@@ -71,6 +74,9 @@ class CheckpointFormat(Protocol):
     name: ClassVar[str]
     needs_shared_disk: ClassVar[bool]
     """Whether all ranks must write to one file system."""
+    is_per_rank: ClassVar[bool] = False
+    """Whether states are what `Strategy.own_model_state` and `Strategy.own_optimizer_state` return, which is also what
+    `read_optimizer` takes in place of parameters, and what it returns is for the optimizer itself to load."""
 
     def model_numbers(self, names: Collection[str]) -> list[int]:
         """Return the sorted indexes of the models that ``names``, the files of a checkpoint, hold in this format."""

@@ -9,7 +9,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, Parameters, SaveChoices
+from accel_backends.checkpoint_formats.protocol import (
+    CheckpointFormat,
+    Files,
+    Parameters,
+    SaveChoices,
+    SavedState,
+)
 from accel_backends.sharding.parts import local_part, new_like, offset_of
 from accel_checkpoint.file_names import (
     OPTIMIZER_NAME,
@@ -121,7 +127,7 @@ class ShardedFormat(CheckpointFormat):
         }
 
 
-class _SavedModel:
+class _SavedModel(SavedState):
     def __init__(self, saved: DistributedState) -> None:
         self._saved = saved
         self._entries = {str(path[0]): entry for path, entry in saved.below(_MODEL) if len(path) == 1}

@@ -12,6 +12,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from accel_backends.sharding.whole_parameters import WholeParameters
 from accel_ops.named_tensors import NamedTensor
 
+_WRAPPED = "_fsdp_wrapped_module."
+
 
 @dataclass(eq=False)
 class FlatModel:
@@ -37,6 +39,19 @@ class FlatModel:
     names: dict[int, tuple[str, ...]]
     sharded: frozenset[int]
     is_accumulating: bool = False
+
+    def units(self) -> dict[str, FullyShardedDataParallel]:
+        """Return the modules that torch gathers as one, by their names in the plain model; the root has none."""
+        return {
+            plain_name(name): module
+            for name, module in self.root.named_modules()
+            if isinstance(module, FullyShardedDataParallel)
+        }
+
+
+def plain_name(name: str) -> str:
+    """Return what a tensor or module of a flattened model is called in the plain one."""
+    return f"{name}.".replace(_WRAPPED, "")[:-1]
 
 
 def state_shapes(model: nn.Module, tensors: Iterable[NamedTensor]) -> dict[str, torch.Size]:

@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 
-from accel_backends.flat_sharding.flat_model import FlatModel
+from accel_backends.flat_sharding.flat_model import FlatModel, plain_name
 from accel_backends.flat_sharding.whole_state_dicts import whole_state_dicts
-
-_WRAPPED = "_fsdp_wrapped_module."
 
 
 def gathered_model_state(model: FlatModel, *, is_receiver: bool, rank0_only: bool = True) -> dict[str, Any]:
@@ -53,7 +51,7 @@ def load_model_state(model: FlatModel, state: Mapping[str, Any], *, strict: bool
     with whole_state_dicts(model.root, rank0_only=False):
         outcome = model.root.load_state_dict(dict(state), strict=False)
     for keys in (outcome.missing_keys, outcome.unexpected_keys):
-        keys[:] = [key.replace(_WRAPPED, "") for key in keys]
+        keys[:] = [plain_name(key) for key in keys]
     if strict:
         _refuse(plain, [f"missing {name}" for name in outcome.missing_keys])
         _refuse(plain, [f"unexpected {name}" for name in outcome.unexpected_keys])

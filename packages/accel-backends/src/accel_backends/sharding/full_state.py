@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from accel_backends.sharding.receiving import Receivers
 from accel_backends.sharding.replacements import like_parameter
 from accel_backends.sharding.values import replace_tensor
 from accel_checkpoint.formats.deferred import DeferredTensor
@@ -22,9 +23,9 @@ from accel_state.errors import CheckpointError
 def gathered_state(state: Mapping[str, Any], *, is_receiver: bool) -> dict[str, Any]:
     """Return a state dict with whole tensors on the CPU; empty where ``is_receiver`` is not set.
 
-    Every rank must call it. A rank holds one whole tensor at a time beside what it receives. Names of one tensor
-    get one tensor.
+    Every rank must call it. A single receiver gets each tensor from the others; names of one tensor get one tensor.
     """
+    receivers = Receivers(is_receiver=is_receiver)
     first_names = ties_in(state)
     whole: dict[str, Any] = {}
     for name, value in state.items():
@@ -32,40 +33,45 @@ def gathered_state(state: Mapping[str, Any], *, is_receiver: bool) -> dict[str, 
             if is_receiver:
                 whole[name] = whole[first_names[name]]
             continue
-        found = gathered(value)
+        found = gathered(value, receivers)
         if is_receiver:
             whole[name] = found
     return whole
 
 
-def gathered(value: Any) -> Any:
-    """Return a whole tensor on the CPU for a `DTensor`, a plain tensor there, other values as they are."""
+def gathered(value: Any, receivers: Receivers) -> Any:
+    """Return a `DTensor` whole on the CPU of the receivers, a plain tensor on the CPU, other values as they are."""
     if isinstance(value, DTensor):
-        value = value.full_tensor()
+        value = receivers.receive(value)
     return value.detach().cpu() if isinstance(value, torch.Tensor) else value
 
 
-def deferred_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state dict in which each `DTensor` is gathered when it is written; names of one tensor have one."""
+def deferred_state(state: Mapping[str, Any], *, is_writer: bool) -> dict[str, Any]:
+    """Return a state dict in which each `DTensor` is sent to the ranks that write it, when they do.
+
+    Names of one tensor have one.
+    """
+    receivers = Receivers(is_receiver=is_writer)
     first_names = ties_in(state)
     deferred: dict[str, Any] = {}
     for name, value in state.items():
-        deferred[name] = deferred[first_names[name]] if name in first_names else _deferred(value)
+        deferred[name] = deferred[first_names[name]] if name in first_names else _deferred(value, receivers)
     return deferred
 
 
-def deferred_optimizer_state(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state dict of an optimizer in which each `DTensor` is gathered when it is written."""
+def deferred_optimizer_state(content: Mapping[str, Any], *, is_writer: bool) -> dict[str, Any]:
+    """Return the state dict of an optimizer in which each `DTensor` is sent to the ranks that write it."""
+    receivers = Receivers(is_receiver=is_writer)
     state = {
-        number: {name: _deferred(value) for name, value in values.items()}
+        number: {name: _deferred(value, receivers) for name, value in values.items()}
         for number, values in content["state"].items()
     }
     return {**content, "state": state}
 
 
-def _deferred(value: Any) -> Any:
+def _deferred(value: Any, receivers: Receivers) -> Any:
     if isinstance(value, DTensor):
-        return DeferredTensor(value.dtype, value.shape, partial(gathered, value))
+        return DeferredTensor(value.dtype, value.shape, partial(gathered, value, receivers))
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
@@ -132,9 +138,10 @@ def gathered_optimizer_state(content: Mapping[str, Any], *, is_receiver: bool) -
 
     Without ``is_receiver`` it has the groups only.
     """
+    receivers = Receivers(is_receiver=is_receiver)
     state: dict[Any, Any] = {}
     for number, values in content["state"].items():
-        whole = {name: gathered(value) for name, value in values.items()}
+        whole = {name: gathered(value, receivers) for name, value in values.items()}
         if is_receiver:
             state[number] = whole
     return {**content, "state": state}

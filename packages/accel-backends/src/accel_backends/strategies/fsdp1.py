@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
 
+from accel_backends.checkpoint_formats.own_state import OwnState
 from accel_backends.containers import register_container
 from accel_backends.flat_sharding.clipping import clip_gradients
 from accel_backends.flat_sharding.flat_model import FlatModel
@@ -22,6 +23,7 @@ from accel_backends.flat_sharding.optimizer_state import (
     places,
     put_whole_state,
 )
+from accel_backends.flat_sharding.own_values import own_model_values, own_optimizer_values
 from accel_backends.flat_sharding.repointing import repoint, take_whole_state
 from accel_backends.flat_sharding.settings import flat_settings
 from accel_backends.flat_sharding.units import flat_units
@@ -29,6 +31,8 @@ from accel_backends.flat_sharding.wrapping import flatten_model
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.precisions.forward import wrap_forward
+from accel_backends.sharding.shard import is_sharded
+from accel_backends.sharding.unit_order import check_unit_order
 from accel_backends.sharding.units import whole_parameters
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.protocol import Capabilities, Sync
@@ -46,6 +50,11 @@ _WITHIN_A_COPY = {
     ShardingStrategy._HYBRID_SHARD_ZERO2: ShardingStrategy.SHARD_GRAD_OP,
 }
 """What a hybrid strategy does inside of each copy of the model."""
+_FORMATS = {
+    StateDictType.FULL_STATE_DICT: "full",
+    StateDictType.SHARDED_STATE_DICT: "sharded",
+    StateDictType.LOCAL_STATE_DICT: "per_rank",
+}
 
 
 class FlatShardedStrategy(ShardedStrategy):
@@ -64,18 +73,8 @@ class FlatShardedStrategy(ShardedStrategy):
 
     @property
     def checkpoint_format(self) -> str:
-        """The format in which models and optimizers are saved; ``state_dict_type`` of the plugin chooses it.
-
-        Raises:
-            ConfigError: If it is the local one, which this version does not write.
-        """
-        kind = self._plugin.state_dict_type
-        if kind is StateDictType.LOCAL_STATE_DICT:
-            raise ConfigError(
-                "`state_dict_type` is `LOCAL_STATE_DICT`, in which no checkpoint is written: only as many ranks could "
-                "read it. Set it to `FULL_STATE_DICT` or `SHARDED_STATE_DICT`."
-            )
-        return "full" if kind is StateDictType.FULL_STATE_DICT else "sharded"
+        """The format in which models and optimizers are saved; ``state_dict_type`` of the plugin chooses it."""
+        return _FORMATS[cast(StateDictType, self._plugin.state_dict_type)]
 
     @property
     def has_gradients_in_parameters(self) -> bool:
@@ -118,6 +117,11 @@ class FlatShardedStrategy(ShardedStrategy):
         """Transform and shard one model, and return the wrapped one; one that is wrapped already is left as it is."""
         if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
             return model
+        if is_sharded(model):
+            raise ConfigError(
+                f"The {type(model).__name__} to prepare has `DTensor`s, which `fsdp_version=1` cannot flatten. Use "
+                "`fsdp_version=2`, which leaves a model that is sharded as it is."
+            )
         self._refuse_shared(model)
         model = apply_transforms(model, self.context.transforms, evaluation_mode=evaluation_mode)
         plan = resolve_plan(model, policy=self._plugin.units_policy())
@@ -142,6 +146,7 @@ class FlatShardedStrategy(ShardedStrategy):
             replaced=self._replaced,
         )
         self._models[flat.root] = flat
+        check_unit_order(flat.root, flat.units(), kind=type(model).__name__)
         return flat.root
 
     def prepare_optimizer(
@@ -205,6 +210,11 @@ class FlatShardedStrategy(ShardedStrategy):
             return super().local_model_state(model)
         return gathered_model_state(flat, is_receiver=True, rank0_only=False)
 
+    def own_model_state(self, model: nn.Module) -> OwnState:
+        """Return this rank's parts of the flat parameters, and what it holds whole. No communication."""
+        flat = self._flat(model)
+        return super().own_model_state(model) if flat is None else self._own(*own_model_values(flat))
+
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load a whole state, of which every rank takes its parts. All ranks must call it."""
         flat = self._flat(model)
@@ -226,6 +236,11 @@ class FlatShardedStrategy(ShardedStrategy):
         """Return the whole state, which every rank gets. Communicates: all ranks."""
         inner = getattr(optimizer, "optimizer", optimizer)
         return gathered_optimizer_state(inner, self._models_of(inner), is_receiver=True, rank0_only=False)
+
+    def own_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OwnState:
+        """Return the state of what this rank steps: parts of flat parameters. No communication."""
+        inner = getattr(optimizer, "optimizer", optimizer)
+        return self._own(*own_optimizer_values(inner, self._models_of(inner)))
 
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]

@@ -30,6 +30,7 @@ from accel_backends.sharding.prefetching import set_prefetching
 from accel_backends.sharding.settings import shard_settings
 from accel_backends.sharding.shard import is_sharded, shard_model
 from accel_backends.sharding.sync import synchronised_in_shards, unsynchronised
+from accel_backends.sharding.unit_order import check_unit_order
 from accel_backends.sharding.units import shard_groups, whole_parameters
 from accel_backends.sharding.whole_parameters import WholeParameters
 from accel_backends.strategies.context import StrategyContext
@@ -92,11 +93,12 @@ class FullyShardedStrategy(ShardedStrategy):
         if is_sharded(model):
             self._models.add(model)
             return model
+        kind = type(model).__name__
         before = named_tensors(model, include_buffers=False)
         for found in before:
             if found.tensor in self._replaced:
                 raise ConfigError(
-                    f"`{found.names[0]}` of the {type(model).__name__} to prepare is part of a model that was prepared "
+                    f"`{found.names[0]}` of the {kind} to prepare is part of a model that was prepared "
                     "before, and which has sharded it. Put both models into one module, and prepare that."
                 )
         model = apply_transforms(model, self.context.transforms, evaluation_mode=evaluation_mode)
@@ -123,6 +125,8 @@ class FullyShardedStrategy(ShardedStrategy):
         )
         self._models.add(model)
         allow_inference_first(model)
+        names = [name for group in groups for name in group.modules]
+        check_unit_order(model, {name: model.get_submodule(name) for name in names}, kind=kind)
         self._whole[model] = WholeParameters(map(model.get_parameter, whole), self._mesh)
         for found in before:
             self._replaced.record(found.tensor, model.get_parameter(found.names[0]))

@@ -14,6 +14,7 @@ from torch import nn
 from accel_backends.strategies.bundle import Bundle, Placement
 
 if TYPE_CHECKING:
+    from accel_backends.checkpoint_formats.own_state import OwnState
     from accel_backends.strategies.context import StrategyContext
 
 
@@ -130,6 +131,9 @@ class Strategy(Protocol):
         The tensors share the model's memory where that is possible.
         """
 
+    def own_model_state(self, model: nn.Module) -> OwnState:
+        """Return what this rank alone holds of the user's model, in the form in which it holds it. No communication."""
+
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load a full state, or one from `local_model_state`.
 
@@ -148,6 +152,9 @@ class Strategy(Protocol):
 
         Parameters have numbers, in the order of `optimizer_parameters`.
         """
+
+    def own_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OwnState:
+        """Return what this rank alone holds of the state of ``optimizer``, which can load it. No communication."""
 
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]

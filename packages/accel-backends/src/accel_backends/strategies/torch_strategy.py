@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from accel_backends.checkpoint_formats.own_state import OwnState
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.sharding.parameter_names import parameters_of
@@ -190,6 +191,10 @@ class TorchStrategy:
         """Return the state of the user's model, as it lies on this rank."""
         return self.unwrap(model, keep_torch_compile=False).state_dict()
 
+    def own_model_state(self, model: nn.Module) -> OwnState:
+        """Return nothing: tensors have their own names, and `local_model_state` tells which parts are here."""
+        return self._own({}, None)
+
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load the state into the user's model; every rank loads all of it."""
         return self.unwrap(model, keep_torch_compile=False).load_state_dict(state, strict=strict)
@@ -205,6 +210,10 @@ class TorchStrategy:
     ) -> dict[str, Any]:
         """Return the state of ``optimizer``, as it lies on this rank."""
         return optimizer.state_dict()
+
+    def own_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OwnState:
+        """Return nothing, as `own_model_state` does."""
+        return self._own({}, None)
 
     def optimizer_parameters(
         self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
@@ -228,6 +237,10 @@ class TorchStrategy:
     def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return a context that does nothing: there are no other ranks to wait for."""
         return _NOTHING
+
+    def _own(self, values: Mapping[str, Any], cut: Mapping[str, Any] | None) -> OwnState:
+        topology = self.context.topology
+        return OwnState(values, cut=cut, rank=topology.rank, num_ranks=topology.world_size)
 
     def _choice(self, device_placement: bool | None) -> bool:
         return self.context.device_placement if device_placement is None else device_placement

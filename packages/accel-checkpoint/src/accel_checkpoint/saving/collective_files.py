@@ -36,7 +36,9 @@ class CollectiveFile:
         self, folder: Path, *, replace: bool = False, run: Callable[[Work], None] = run_inline
     ) -> FileSink | None:
         """Write the file while it is fetched, and return its sink on the rank that writes. All ranks together."""
-        return self._taking_part(lambda file: write_file(file, folder, replace=replace, run=run))
+        return self._taking_part(
+            lambda file: write_file(file, folder, replace=replace, run=run, is_behind=True)
+        )
 
     def _taking_part(self, use: Callable[[PendingFile], T]) -> T | None:
         before = [tensor.num_fetched for tensor in self.order]

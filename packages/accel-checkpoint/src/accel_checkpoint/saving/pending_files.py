@@ -23,6 +23,7 @@ from accel_checkpoint.formats.torch_archive import deferred_in, write_torch_arch
 from accel_checkpoint.manifest import FileEntry
 from accel_checkpoint.saving.low_priority import Work, run_inline
 from accel_checkpoint.saving.sink import FileSink
+from accel_checkpoint.saving.sink_behind import FileSinkBehind
 from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -237,14 +238,22 @@ def write_files(
 
 
 def write_file(
-    file: PendingFile, folder: Path, *, replace: bool = False, run: Callable[[Work], None] = run_inline
+    file: PendingFile,
+    folder: Path,
+    *,
+    replace: bool = False,
+    run: Callable[[Work], None] = run_inline,
+    is_behind: bool = False,
 ) -> FileSink:
-    """Write one file to ``folder`` and force it to disk; fails if the file exists, unless ``replace`` is set."""
+    """Write one file to ``folder`` and force it to disk; fails if the file exists, unless ``replace`` is set.
+
+    With ``is_behind`` one tensor is written while the next is fetched.
+    """
     path = folder / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
     if replace:
         path.unlink(missing_ok=True)
-    with FileSink(path, run=run) as sink:
+    with (FileSinkBehind if is_behind else FileSink)(path, run=run) as sink:
         file.write(sink)
     return sink
 

@@ -23,7 +23,7 @@ from accel_data.loaders.streams import StreamOpener, has_state, stream_of
 from accel_data.loaders.worker_states import WorkerStates, restore_workers
 from accel_data.mesh import DataRanks, all_different
 from accel_data.samplers.batch_shard import BatchSamplerShard
-from accel_data.samplers.position import Position
+from accel_data.samplers.position import START, Position
 from accel_data.samplers.sampler_pass import SamplerPass
 from accel_data.stateful import has_position
 from accel_ops.collectives.objects import broadcast_object_list
@@ -179,6 +179,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def shares_progress_with(self, other: object) -> bool:
         """Whether a pass over ``other`` is one over this loader: it is the same, or one was made by `skipping`."""
         return isinstance(other, PreparedLoader) and other._progress is self._progress
+
+    @property
+    def is_mid_epoch(self) -> bool:
+        """Whether batches of its epoch have been read and others have not, by a loop that goes on or was left."""
+        return self._progress.current().position != START
 
     @property
     def total_batch_size(self) -> int:

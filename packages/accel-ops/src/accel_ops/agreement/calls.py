@@ -20,7 +20,7 @@ from accel_ops.nested.structures import dataclass_items, is_dataclass_instance
 _OWN_PACKAGES = frozenset(
     {"accel", "accel_state", "accel_ops", "accel_data", "accel_bigmodel", "accel_backends", "accel_trackers"}
 )
-_SKIPPED_PACKAGES = _OWN_PACKAGES | {"contextlib", "functools"}
+_SKIPPED_PACKAGES = _OWN_PACKAGES | {"contextlib", "functools", "torch"}
 #: Ranks with another version of the exchange never agree.
 _VERSION = 2
 
@@ -87,7 +87,7 @@ def qualified(operation: Callable[..., Any]) -> str:
 
 
 def call_site() -> str:
-    """Return file, line and function of the innermost frame outside these packages."""
+    """Return file, line and function of the innermost frame outside these packages and torch."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_back is not None:
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _SKIPPED_PACKAGES:

@@ -26,6 +26,7 @@ from accel_checkpoint.file_names import (
 from accel_checkpoint.random_states import to_file
 from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.pending_files import MergedFile, PendingFile, SafetensorsFile, TorchFile
+from accel_data import PreparedLoader
 from accel_data.loader_files import to_file as to_loader_file
 from accel_ops.random.state import capture_rng_states
 from accel_state.errors import CheckpointError
@@ -70,14 +71,14 @@ def collect(prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, opt
             "`save_state` was called within an accumulation, whose gradients are not reduced over all ranks yet and "
             "would be lost. Save when `accelerator.sync_gradients` is True, after the optimizer's step."
         )
-    strategy, choices = prepared.strategy, options.choices(rank=rank, is_writer=is_writer)
-    weights = [strategy.local_model_state(model) for model in prepared.models]
+    choices = options.choices(rank=rank, is_writer=is_writer)
+    weights = [prepared.model_state(model) for model in prepared.models]
     merged: list[MergedFile] = []
     collective: list[CollectiveFile] = []
     files: list[PendingFile] = []
     try:
         for hook in options.hooks:
-            hook(list(prepared.models), weights, str(folder))  # type: ignore[arg-type]
+            hook(list(prepared.models), weights, str(folder))
     finally:
         # Even after a hook has failed on this rank: the other ranks may wait in the collectives of the format.
         for part in _states(prepared, weights, choices):
@@ -104,7 +105,7 @@ def _states(
     for index, optimizer in enumerate(prepared.optimizers):
         inner = getattr(optimizer, "optimizer", optimizer)
         yield prepared.format.optimizer_files(
-            prepared.strategy.local_optimizer_state(optimizer, prepared.model_of(optimizer)),
+            prepared.optimizer_state(optimizer),
             partial(prepared.strategy.optimizer_parameters, inner, prepared.models),
             index=index,
             choices=choices,
@@ -122,6 +123,17 @@ def _loader_files(prepared: Prepared, *, rank: int, is_writer: bool) -> list[Pen
             content = to_loader_file(loader, is_under_way=is_being_read(loader, prepared.active_loaders))
             files += [TorchFile(name, content) for name in names]
     return files
+
+
+def loaders_left_early(prepared: Prepared) -> list[int]:
+    """Return the indexes of the loaders in the middle of an epoch that no loop is reading any more."""
+    return [
+        index
+        for index, loader in enumerate(prepared.loaders)
+        if isinstance(loader, PreparedLoader)
+        and loader.is_mid_epoch
+        and not is_being_read(loader, prepared.active_loaders)
+    ]
 
 
 def _shared_files(prepared: Prepared) -> list[PendingFile]:

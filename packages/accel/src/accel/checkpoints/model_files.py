@@ -44,6 +44,9 @@ class ModelFiles:
         bare = self._bare
         with self.strict.loading(self.file_name, self._into):
             _reject_meta_parameters(bare, into=self._into)
+            if saved.is_per_rank:
+                saved.read(self.strategy.own_model_state(self.model))
+                return
             if _renames_on_load(bare):
                 return
             shapes, own = saved.shapes(), self.strategy.local_model_state(self.model)
@@ -62,6 +65,10 @@ class ModelFiles:
     def load(self, saved: SavedState) -> None:
         """Copy the state into the model."""
         with self.strict.loading(self.file_name, self._into), _without_placeholder_warnings():
+            if saved.is_per_rank:
+                held = self.strategy.own_model_state(self.model)
+                held.fill(saved.read(held))
+                return
             own = {} if _renames_on_load(self._bare) else self.strategy.local_model_state(self.model)
             state = saved.read(own)
             outcome = self.strategy.load_model_state(self.model, state, strict=False)

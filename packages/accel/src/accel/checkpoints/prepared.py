@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,19 @@ class Prepared:
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         shares = [sum(id(one) in stepped for one in model.parameters()) for model in self.models]
         return self.models[shares.index(max(shares))] if any(shares) else None
+
+    def model_state(self, model: nn.Module) -> Mapping[str, Any]:
+        """Return the state of a model as the format takes it."""
+        strategy = self.strategy
+        return (
+            strategy.own_model_state(model) if self.format.is_per_rank else strategy.local_model_state(model)
+        )
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
+        """Return the state of an optimizer as the format takes it."""
+        if self.format.is_per_rank:
+            return self.strategy.own_optimizer_state(optimizer)
+        return self.strategy.local_optimizer_state(optimizer, self.model_of(optimizer))
 
     def loaders_with_state(self) -> list[tuple[int, Any]]:
         """Return the loaders that have a state dict, with their index."""

@@ -13,10 +13,10 @@ from torch import nn
 
 from accel.checkpoints.inventory import check_inventory
 from accel.checkpoints.model_files import ModelFiles
+from accel.checkpoints.optimizer_files import OptimizerFiles
 from accel.checkpoints.prepared import Prepared, class_name, has_state_per_rank
 from accel.checkpoints.rank_state import RankState
 from accel_backends.checkpoint_formats.choosing import format_of, format_of_optimizer, saved_models
-from accel_backends.checkpoint_formats.optimizer_state import misfit_of, without_file
 from accel_backends.checkpoint_formats.protocol import SavedState
 from accel_checkpoint import file_names as layout
 from accel_checkpoint.file_names import OPTIMIZER_NAME, SAMPLER_NAME, SCALER_NAME, SCHEDULER_NAME
@@ -125,25 +125,18 @@ class Restoration:
                 continue
             name = form.optimizer_file(index)
             with self.strict.loading(name, into):
-                parameters = partial(self.prepared.strategy.optimizer_parameters, inner, self.prepared.models)
-                state = form.read_optimizer(self.folder, parameters, index=index)
-                shapes = self.prepared.strategy.optimizer_shapes(inner)
-                misfit = self._other_class(OPTIMIZER_NAME, index, inner) or misfit_of(
-                    optimizer, state, shapes
-                )
+                files = OptimizerFiles(self.prepared, optimizer, form, index)
+                state = files.read(self.folder)
+                misfit = self._other_class(OPTIMIZER_NAME, index, inner) or files.misfit_of(state)
                 if misfit is None:
-                    yield self._into_optimizer(name, into, index, state)
+                    yield self._into_optimizer(name, into, files, state)
                 else:
                     self.strict.report(f"`{name}` does not fit {into}: {misfit}.")
 
-    def _into_optimizer(self, name: str, into: str, index: int, state: Any) -> Load:
+    def _into_optimizer(self, name: str, into: str, files: OptimizerFiles, state: Mapping[str, Any]) -> Load:
         def load() -> None:
-            prepared = self.prepared
-            optimizer = prepared.optimizers[index]
-            inner = getattr(optimizer, "optimizer", optimizer)
             with self.strict.loading(name, into):
-                own = without_file(inner, state)
-                prepared.strategy.load_optimizer_state(optimizer, own, prepared.model_of(optimizer))
+                files.load(state)
 
         return load
 

@@ -77,7 +77,7 @@ class PlanCommand:
             num_replicas=arguments.dp_replicate_size,
         )
         if arguments.picture is not None:
-            arguments.picture.write_text(as_svg(planned, name=name), encoding="utf-8")
+            _write_picture(arguments.picture, as_svg(planned, name=name))
         text = (
             json.dumps(as_data(planned, name=name), indent=2)
             if arguments.json
@@ -104,6 +104,15 @@ def _check_sizes(arguments: argparse.Namespace) -> None:
             "`--fsdp_transformer_layer_cls_to_wrap` and `--fsdp_min_num_params` have no effect without "
             "`--fsdp_auto_wrap_policy`. Add it, with `TRANSFORMER_BASED_WRAP` or `SIZE_BASED_WRAP`."
         )
+
+
+def _write_picture(picture: Path, svg: str) -> None:
+    try:
+        picture.write_text(svg, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"`--picture` cannot write `{picture}`: {error.strerror}. Choose another file."
+        ) from error
 
 
 def _check_picture(picture: Path | None) -> None:

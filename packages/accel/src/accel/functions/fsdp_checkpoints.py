@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,18 @@ from torch import nn
 
 import accel_ops
 from accel_backends.checkpoint_formats.full import FullFormat, WholeState
-from accel_backends.checkpoint_formats.optimizer_state import misfit_of
-from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, SaveChoices
+from accel_backends.checkpoint_formats.optimizer_state import misfit_of, without_file
+from accel_backends.checkpoint_formats.per_rank import PerRankFormat
+from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, SaveChoices, SavedState
 from accel_backends.checkpoint_formats.sharded import ShardedFormat
 from accel_backends.sharding.full_state import deferred_state
-from accel_checkpoint.file_names import METADATA_NAME, SHARDED_MODEL_NAME
+from accel_checkpoint.file_names import (
+    METADATA_NAME,
+    OPTIMIZER_NAME,
+    SHARDED_MODEL_NAME,
+    numbers_of_ranked,
+    sharded_folder,
+)
 from accel_checkpoint.files import force_to_disk, make_durably, regular_file
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.saving.collective_files import CollectiveFile
@@ -31,6 +39,12 @@ from accel_state.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from accel.accelerator import Accelerator
+
+_FORMATS: dict[str, Callable[[], CheckpointFormat]] = {
+    "FULL_STATE_DICT": FullFormat,
+    "SHARDED_STATE_DICT": ShardedFormat,
+    "LOCAL_STATE_DICT": PerRankFormat,
+}
 
 
 def save_fsdp_model(
@@ -48,23 +62,21 @@ def save_fsdp_model(
         fsdp_plugin: Says how.
         accelerator: Prepared the model.
         model: The prepared model.
-        output_dir: The folder, made if missing: `pytorch_model_fsdp_0/` or `pytorch_model_fsdp.bin` comes into it.
+        output_dir: The folder, made if missing: `pytorch_model_fsdp_0/`, `pytorch_model_fsdp.bin` or
+            `pytorch_model_fsdp_rank0.bin` and so on come into it.
         model_index: Which model it is.
         adapter_only: Not supported.
         use_dcp: Parts that only the same ranks can read are not written: leave it.
     """
     _check(adapter_only=adapter_only, use_dcp=use_dcp)
-    state = accelerator.strategy.local_model_state(model)
-    choices = _choices(accelerator)
-    if _is_sharded(fsdp_plugin):
-        _write(
-            ShardedFormat().model_files(state, index=model_index, choices=choices),
-            Path(output_dir),
-            accelerator,
-        )
-        return
-    file = TorchFile(_full_name(model_index), deferred_state(state))
-    _write(_whole(file, choices), Path(output_dir), accelerator)
+    strategy, choices, form = accelerator.strategy, _choices(accelerator), _format(fsdp_plugin)
+    state = strategy.own_model_state(model) if form.is_per_rank else strategy.local_model_state(model)
+    if isinstance(form, FullFormat):
+        whole = deferred_state(state, is_writer=choices.is_writer)
+        files = _whole(TorchFile(_full_name(model_index), whole), choices)
+    else:
+        files = form.model_files(state, index=model_index, choices=choices)
+    _write(files, Path(output_dir), accelerator)
 
 
 def load_fsdp_model(
@@ -85,20 +97,21 @@ def load_fsdp_model(
     from accel.checkpoints.model_files import ModelFiles
     from accel_checkpoint.reading.strictness import Strictness
 
-    folder = _home(Path(input_dir), f"{SHARDED_MODEL_NAME}_{model_index}")
-    form = ShardedFormat()
+    form = _format_of(Path(input_dir), SHARDED_MODEL_NAME, model_index)
+    folder = _home(Path(input_dir), form.model_file(model_index))
     files = ModelFiles(
         accelerator.strategy, model, form.model_file(model_index), model_index, Strictness(True)
     )
-    if (folder / form.model_file(model_index) / METADATA_NAME).is_file():
-        with form.open_model(folder, index=model_index) as saved:
-            files.check(saved)
-            files.load(saved)
+    if isinstance(form, FullFormat):
+        saved: SavedState = WholeState(
+            read_torch_file(regular_file(folder, _full_name(model_index)), mmap=True)
+        )
+        files.check(saved)
+        files.load(saved)
         return
-    whole = read_torch_file(regular_file(folder, _full_name(model_index)), mmap=True)
-    saved_whole = WholeState(whole)
-    files.check(saved_whole)
-    files.load(saved_whole)
+    with form.open_model(folder, index=model_index) as saved:
+        files.check(saved)
+        files.load(saved)
 
 
 def save_fsdp_optimizer(
@@ -112,8 +125,12 @@ def save_fsdp_optimizer(
 ) -> None:
     """Save the optimizer of a prepared model, as `save_fsdp_model` does the model. Every rank must call it."""
     _check(adapter_only=False, use_dcp=use_dcp)
-    files = _format(fsdp_plugin).optimizer_files(
-        accelerator.strategy.local_optimizer_state(optimizer, model),
+    strategy, form = accelerator.strategy, _format(fsdp_plugin)
+    inner = getattr(optimizer, "optimizer", optimizer)
+    files = form.optimizer_files(
+        strategy.own_optimizer_state(inner)
+        if form.is_per_rank
+        else strategy.local_optimizer_state(optimizer, model),
         lambda: _parameters(accelerator, optimizer, model),
         index=optimizer_index,
         choices=_choices(accelerator),
@@ -137,19 +154,21 @@ def load_fsdp_optimizer(
         CheckpointError: If it is missing or damaged, or is the state of another optimizer.
     """
     _check(adapter_only=adapter_only, use_dcp=use_dcp)
-    sharded = ShardedFormat()
-    name = sharded.optimizer_file(optimizer_index)
+    form = _format_of(Path(input_dir), OPTIMIZER_NAME, optimizer_index)
+    name = form.optimizer_file(optimizer_index)
     folder = _home(Path(input_dir), name)
-    form = sharded if (folder / name / METADATA_NAME).is_file() else FullFormat()
+    inner = getattr(optimizer, "optimizer", optimizer)
+    if form.is_per_rank:
+        own = partial(accelerator.strategy.own_optimizer_state, inner)
+        state = form.read_optimizer(folder, own, index=optimizer_index)
+        optimizer.load_state_dict(without_file(inner, state))
+        return
     state = form.read_optimizer(
         folder, lambda: _parameters(accelerator, optimizer, model), index=optimizer_index
     )
-    inner = getattr(optimizer, "optimizer", optimizer)
     misfit = misfit_of(inner, state, accelerator.strategy.optimizer_shapes(optimizer))
     if misfit is not None:
-        raise CheckpointError(
-            f"`{form.optimizer_file(optimizer_index)}` in `{folder}` does not fit the {type(inner).__name__}: {misfit}."
-        )
+        raise CheckpointError(f"`{name}` in `{folder}` does not fit the {type(inner).__name__}: {misfit}.")
     accelerator.strategy.load_optimizer_state(optimizer, state, model)
 
 
@@ -165,12 +184,18 @@ def _check(*, adapter_only: bool, use_dcp: bool) -> None:
         )
 
 
-def _is_sharded(plugin: Any) -> bool:
-    return bool(plugin.state_dict_type.name == "SHARDED_STATE_DICT")
-
-
 def _format(plugin: Any) -> CheckpointFormat:
-    return ShardedFormat() if _is_sharded(plugin) else FullFormat()
+    return _FORMATS[plugin.state_dict_type.name]()
+
+
+def _format_of(folder: Path, stem: str, index: int) -> CheckpointFormat:
+    """Return the format of what is in a folder, which may be the folder of parts itself."""
+    name = sharded_folder(stem, index)
+    if (_home(folder, name) / name / METADATA_NAME).is_file():
+        return ShardedFormat()
+    if index in numbers_of_ranked(stem, (path.name for path in folder.glob("*.bin"))):
+        return PerRankFormat()
+    return FullFormat()
 
 
 def _choices(accelerator: Accelerator) -> SaveChoices:

@@ -20,6 +20,7 @@ from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_state import GradientState, PartialState, current_runtime
 from accel_state.errors import CheckpointError, ConfigError
+from accel_state.logging import get_logger
 
 if TYPE_CHECKING:  # the modules that save and load are imported by the first method that needs them
     from accel.checkpoints.collection import SaveHook, SaveOptions
@@ -30,6 +31,8 @@ if TYPE_CHECKING:  # the modules that save and load are imported by the first me
     from accel_checkpoint.saving.saver import Saver
     from accel_checkpoint.saving.stage import Stage
     from accel_checkpoint.saving.transaction import Request
+
+logger = get_logger(__name__)
 
 
 class Checkpointer:
@@ -145,7 +148,7 @@ class Checkpointer:
 
         check_load_arguments(load_kwargs, options)
         if restore_loaders is None:
-            restore_loaders = self._uses_stateful_loaders or self._preemption.is_enabled
+            restore_loaders = self._resumes_loaders
         next_iteration = load_checkpoint(
             self.content(),
             None if input_dir is None else Path(input_dir),
@@ -197,10 +200,23 @@ class Checkpointer:
             active_loaders=self._gradient_state.dataloader_references,
         )
 
+    @property
+    def _resumes_loaders(self) -> bool:
+        """Whether loaders go on in the middle of their epoch without being asked to in `load`."""
+        return self._uses_stateful_loaders or self._preemption.is_enabled
+
     def _files_of_this_rank(self, stage: Stage, *, target: Path, options: SaveOptions) -> list[PendingFile]:
-        from accel.checkpoints.collection import collect
+        from accel.checkpoints.collection import collect, loaders_left_early
 
         content = self.content()
+        left = loaders_left_early(content) if self._resumes_loaders else []
+        if left:
+            logger.warning_once(
+                "The checkpoint has no position in the epoch of %s: a loop was left early, as by `break`, before "
+                "`save_state` was called. After `load_state` that epoch starts over. To go on within it, save inside "
+                "the loop.",
+                ", ".join(f"loader {index}" for index in left),
+            )
         stage.describe(content.description())
         has_own_disk = stage.place != 0
         is_spread = self.project.save_on_each_node and has_own_disk

@@ -20,10 +20,12 @@ from accel.run.prepared_objects import PreparedObjects
 from accel_backends import Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_backends.strategies.bundle_builder import BundleBuilder
+from accel_backends.strategies.own_mesh import check_own_mesh
 from accel_backends.strategies.prepare_checks import check_parameters, check_placement
 from accel_data import override_even_batches
 from accel_state import PartialState
 from accel_state.errors import ConfigError
+from accel_state.runtime import current_runtime
 
 
 class Preparer:
@@ -159,6 +161,12 @@ class Preparer:
                 model,
                 num_processes=num_processes,
                 is_bypassed=self._configuration.is_device_map_allowed,
+            )
+            check_own_mesh(
+                model,
+                current_runtime().layout,
+                strategy=self._strategy.name,
+                shards_parameters=self._strategy.capabilities.shards_parameters,
             )
         if optimizers:
             trained = [*models, *self._prepared.trained_models]

@@ -1,0 +1,89 @@
+"""Models that transformers has spread over the ranks itself are trained as they are, or refused with the reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from accel import Accelerator, FullyShardedDataParallelPlugin
+from accel_state.errors import ConfigError
+
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+TOKENS = torch.arange(32).reshape(4, 8) % 29
+
+
+@pytest.fixture
+def pretrained(tmp_path):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=50, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=40, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    return model, tmp_path
+
+
+def distributed(folder, **sizes):
+    from transformers.distributed import DistributedConfig
+
+    return transformers.LlamaForCausalLM.from_pretrained(
+        folder, distributed_config=DistributedConfig(**sizes)
+    )
+
+
+def sharding():
+    return Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+
+
+def train(folder):
+    accelerator = sharding()
+    model = distributed(folder, fsdp_size=2)
+    before = model
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert model is before
+    for _ in range(2):
+        rows = TOKENS[2 * accelerator.process_index :][:2]
+        accelerator.backward(model(rows, labels=rows).loss)
+        norm = accelerator.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    return norm, accelerator.get_state_dict(model)
+
+
+def test_a_model_that_transformers_sharded_is_left_alone_and_trained_like_one_process(world, pretrained):
+    expected, folder = pretrained
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
+    for _ in range(2):
+        for rows in TOKENS.split(2):
+            (expected(rows, labels=rows).loss / 2).backward()
+        norm = torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    (found, state), (of_other, _) = world(2).run(train, folder)
+    assert found == of_other
+    torch.testing.assert_close(found, norm)
+    torch.testing.assert_close(state, expected.state_dict(), rtol=0, atol=1e-6)
+
+
+def refusal(folder, version, sizes):
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=version) if version else None
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    model = distributed(folder, **sizes)
+    with pytest.raises(ConfigError) as caught:
+        accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+    return str(caught.value)
+
+
+def test_a_model_whose_mesh_contradicts_the_layout_is_refused_with_both(world, pretrained):
+    same = "spread over 2 ranks (`tp`) before: the 2 ranks of `tp` must read the same batches. This run gives each of 2"
+    for version, sizes, part in [
+        (2, {"tp_size": 2}, same),
+        (None, {"tp_size": 2}, same),
+        (None, {"fsdp_size": 2}, "2 ranks (`fsdp`) before, and the strategy `ddp` trains whole models"),
+        (1, {"fsdp_size": 2}, "`fsdp_version=2`, which leaves a model that is sharded"),
+    ]:
+        for message in world(2).run(refusal, pretrained[1], version, sizes):
+            assert part in message

@@ -1,0 +1,92 @@
+"""A whole tensor for the rank that writes it, sent by the ranks that hold its parts."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from accel_checkpoint.saving.snapshot import is_plain
+
+
+class Receivers:
+    """The ranks that receive whole tensors. All ranks ask for the same tensors, in the same order.
+
+    Args:
+        is_receiver: Whether this rank is one.
+    """
+
+    def __init__(self, *, is_receiver: bool) -> None:
+        self._is_receiver = is_receiver
+        self._ranks: list[int] | None = None
+
+    def receive(self, tensor: DTensor) -> torch.Tensor:
+        """Return the whole tensor on the receivers; elsewhere an empty one, if that saves memory.
+
+        A single receiver gets the parts straight into the memory of the whole. A collective.
+        """
+        ranks = self._known_ranks(tensor.device)
+        axis = _axis_of_rows(tensor) if len(ranks) == 1 else None
+        senders = [] if axis is None else _ranks_along(tensor.device_mesh, axis, ranks[0])
+        if axis is None or not senders:
+            return tensor.full_tensor()
+        if dist.get_rank() not in senders:
+            return tensor.to_local().new_empty(0)
+        return _sent(tensor, senders, receiver=ranks[0], group=tensor.device_mesh.get_group(axis))
+
+    def _known_ranks(self, device: torch.device) -> list[int]:
+        """Return the receivers; the first call is a collective of all ranks."""
+        if self._ranks is None:
+            own = torch.tensor([self._is_receiver], dtype=torch.uint8, device=device)
+            flags = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+            dist.all_gather(flags, own)
+            self._ranks = [rank for rank, flag in enumerate(flags) if flag.item()]
+        return self._ranks
+
+
+def _axis_of_rows(tensor: DTensor) -> int | None:
+    """Return the axis of the mesh along which a tensor is cut into rows, None if it is cut otherwise, or not at all."""
+    cut = [axis for axis, placement in enumerate(tensor.placements) if not isinstance(placement, Replicate)]
+    is_in_rows = len(cut) == 1 and tensor.placements[cut[0]] == Shard(0)
+    return cut[0] if is_in_rows and is_plain(tensor.to_local().detach()) else None
+
+
+def _ranks_along(mesh: DeviceMesh, axis: int, receiver: int) -> list[int]:
+    """Return the ranks along one axis of a mesh, of those through ``receiver``; none if it is not in the mesh."""
+    place = (mesh.mesh == receiver).nonzero()
+    if not len(place):
+        return []
+    index = [slice(None) if number == axis else int(at) for number, at in enumerate(place[0])]
+    return [int(rank) for rank in mesh.mesh[tuple(index)]]
+
+
+def _sent(tensor: DTensor, ranks: list[int], *, receiver: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """Return the whole tensor on ``receiver``, where each of ``ranks`` sends its rows; an empty one elsewhere."""
+    local = tensor.to_local().detach().contiguous()
+    if dist.get_rank() != receiver:
+        _exchange([dist.P2POp(dist.isend, _bytes(local), receiver, group)] if local.numel() else [])
+        return local.new_empty(0)
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=local.device)
+    num_rows = -(-len(whole) // len(ranks))  # full parts first, as torch divides
+    parts = dict(zip(ranks, torch.split(whole, num_rows), strict=False))
+    if receiver in parts:
+        parts[receiver].copy_(local)
+    _exchange(
+        [
+            dist.P2POp(dist.irecv, _bytes(part), rank, group)
+            for rank, part in parts.items()
+            if rank != receiver and part.numel()
+        ]
+    )
+    return whole
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a tensor as bytes, which every backend can send."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _exchange(operations: list[dist.P2POp]) -> None:
+    for work in dist.batch_isend_irecv(operations) if operations else ():
+        work.wait()

@@ -1,0 +1,143 @@
+"""Pieces of source that cases about saves of sharded models share."""
+
+from __future__ import annotations
+
+from tools.bench.loops import FAREWELL, TWO_RANKS
+
+MODEL = """
+import contextlib, gc, os, pathlib, shutil, tempfile, time, warnings, torch
+import torch.distributed as dist
+from torch import nn
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+torch.manual_seed(0)
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+    def forward(self, rows):
+        return rows + self.down(torch.relu(self.up(rows)))
+class Model(nn.Module):
+    def __init__(self, width=1024):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(24))
+    def forward(self, rows):
+        for block in self.blocks:
+            rows = block(rows)
+        return rows
+model = Model()
+folder = pathlib.Path(os.environ.get("BENCH_DIR", tempfile.gettempdir())) / f"accel-bench-{port}"
+folder.mkdir(exist_ok=True)
+def force_to_disk(path):
+    for file in path.rglob("*"):
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+"""
+"""402 MB; the largest tensor has 8 MiB."""
+
+OURS = """
+from accel import Accelerator, FullyShardedDataParallelPlugin
+accelerator = Accelerator(
+    cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="{kind}_STATE_DICT")
+)
+model = accelerator.prepare(model)
+save = accelerator.save_state
+"""
+
+# The peer trains DDP on a CPU whatever the plugin says, unless it is told afterwards that this is an FSDP run. It wants
+# an optimizer beside the model; this one has no state.
+PEER = """
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.utils import DistributedType
+plugin = FullyShardedDataParallelPlugin(
+    fsdp_version=2, state_dict_type="{kind}_STATE_DICT",
+    auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"],
+)
+accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+accelerator.state.distributed_type = DistributedType.FSDP
+accelerator.state.fsdp_plugin = plugin
+plugin.set_auto_wrap_policy(model)
+model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+assert "FSDP" in type(model).__name__, type(model)
+accelerator._optimizers.clear()
+save = accelerator.save_state
+"""
+
+RAW = """
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+for block in model.blocks:
+    fully_shard(block, mesh=mesh)
+fully_shard(model, mesh=mesh)
+"""
+
+RAW_SAVE = {
+    "FULL": """
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+def save(path):
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if rank == 0:
+        path.mkdir()
+        save_file(state, path / "model.safetensors")
+    dist.barrier()
+""",
+    "SHARDED": """
+import torch.distributed.checkpoint as dcp
+def save(path):
+    dcp.save({"model": model.state_dict()}, storage_writer=dcp.FileSystemWriter(path, sync_files=True))
+""",
+}
+
+WITH_FSYNC = """
+save_only = save
+def save(path):
+    save_only(path)
+    if rank == 0:
+        force_to_disk(path)
+    dist.barrier()
+"""
+
+TIMED = """
+def timed(number):
+    dist.barrier()
+    begun = time.perf_counter()
+    save(folder / str(number))
+    dist.barrier()
+    taken_s = time.perf_counter() - begun
+    if rank == 0:
+        shutil.rmtree(folder / str(number))
+    dist.barrier()
+    return taken_s
+print(sorted(timed(number) for number in range(5))[2])
+"""
+"""The median of five saves."""
+
+MEASURED = """
+def memory(name):
+    text = pathlib.Path("/proc/self/status").read_text()
+    return int(text.split(name + ":")[1].split()[0]) / 1024
+gc.collect()
+dist.barrier()
+pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+begun = memory("VmRSS")
+save(folder / "measured")
+taken = torch.tensor([memory("VmHWM") - begun])
+of_rank = [torch.empty(1) for _ in range(2)]
+dist.all_gather(of_rank, taken)
+print(float(of_rank[{rank}]))
+"""
+"""The highest resident memory of one rank over that at the start."""
+
+END = """
+dist.barrier()
+if rank == 0:
+    shutil.rmtree(folder)
+"""
+
+
+def variant(prepared: str, measured: str) -> str:
+    """Return the source of a variant."""
+    return TWO_RANKS + MODEL + prepared + measured + END + FAREWELL
