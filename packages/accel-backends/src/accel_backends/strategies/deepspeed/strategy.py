@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -153,10 +152,7 @@ class DeepSpeedStrategy(TorchStrategy):
         plugin = self._plugin()
         if part.optimizer is not None:
             check_combination(part, plugin.deepspeed_config)
-        filled = plugin.fill(gather_facts(part, loaders=loaders, context=self.context))
-        for note in filled.notes:
-            warnings.warn(note, stacklevel=6)
-        config = filled.config
+        config = plugin.fill(gather_facts(part, loaders=loaders, context=self.context)).config
         self._engines.end(part.model)
         is_trained = part.optimizer is not None
         part = replace(
