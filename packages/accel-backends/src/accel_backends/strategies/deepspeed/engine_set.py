@@ -35,7 +35,7 @@ class EngineSet:
 
     def bare(self, model: nn.Module) -> nn.Module:
         """Return the model of an engine; another model as it is."""
-        inside: list[nn.Module] = [engine.module for engine in self._all() if engine is model]
+        inside: list[nn.Module] = [one.module for one in self._all() if id(one) == id(model)]
         return inside[0] if inside else model
 
     def end(self, model: nn.Module) -> None:
