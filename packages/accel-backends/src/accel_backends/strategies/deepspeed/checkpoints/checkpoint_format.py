@@ -13,7 +13,13 @@ import torch
 
 from accel_backends.checkpoint_formats.full import FullFormat
 from accel_backends.checkpoint_formats.naming import check_names
-from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, Parameters, SaveChoices
+from accel_backends.checkpoint_formats.protocol import (
+    CheckpointFormat,
+    Files,
+    Parameters,
+    SaveChoices,
+    SavedState,
+)
 from accel_backends.strategies.deepspeed.checkpoints.engine_files import (
     SAVE_ARGUMENTS,
     TextFile,
@@ -123,7 +129,7 @@ class DeepSpeedFormat(CheckpointFormat):
         }
 
 
-class _SavedModel:
+class _SavedModel(SavedState):
     """The weights of an engine."""
 
     def __init__(self, saved: SavedEngine) -> None:
