@@ -35,12 +35,12 @@ class EngineSet:
 
     def bare(self, model: nn.Module) -> nn.Module:
         """Return the model of an engine; another model as it is."""
-        inside: list[nn.Module] = [one.module for one in self._all() if id(one) == id(model)]
+        inside: list[nn.Module] = [one.module for one in self.all() if id(one) == id(model)]
         return inside[0] if inside else model
 
     def end(self, model: nn.Module) -> None:
         """End the engine that ``model`` has, if it has one: a model has one at a time."""
-        for engine in self._all():
+        for engine in self.all():
             if engine.module is model:
                 engine.destroy()
         self._trained = [one for one in self._trained if one.engine.module is not model]
@@ -48,7 +48,7 @@ class EngineSet:
 
     def clear(self) -> None:
         """End all."""
-        for engine in self._all():
+        for engine in self.all():
             engine.destroy()
         self._trained.clear()
         self._evaluated.clear()
@@ -138,5 +138,6 @@ class EngineSet:
             )
         gradient.plugin_kwargs["num_steps"] = num_steps
 
-    def _all(self) -> list[Any]:
+    def all(self) -> list[Any]:
+        """Return DeepSpeed's engines, in the order in which they were made, those that train first."""
         return [*(one.engine for one in self._trained), *self._evaluated]

@@ -18,13 +18,13 @@ from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.strategies.bundle import Bundle, Placement
 from accel_backends.strategies.bundle_builder import register_kind
 from accel_backends.strategies.context import StrategyContext
+from accel_backends.strategies.deepspeed.checkpoints.engine_states import EngineStates
 from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
 from accel_backends.strategies.deepspeed.engine_set import EngineSet
 from accel_backends.strategies.deepspeed.engines import place_for_evaluation, start_engine
 from accel_backends.strategies.deepspeed.gathering import gather_facts
 from accel_backends.strategies.deepspeed.loading import load_deepspeed
 from accel_backends.strategies.deepspeed.pairing import Part, check_combination, pair, refuse_without_model
-from accel_backends.strategies.deepspeed.whole_state import whole_state
 from accel_backends.strategies.deepspeed.wrappers import (
     DeepSpeedEngineWrapper,
     DeepSpeedOptimizerWrapper,
@@ -32,7 +32,6 @@ from accel_backends.strategies.deepspeed.wrappers import (
 )
 from accel_backends.strategies.own_group import ensure_group
 from accel_backends.strategies.protocol import Capabilities, Sync
-from accel_backends.strategies.torch_strategy import TorchStrategy
 from accel_backends.transforms.protocol import apply_transforms
 from accel_state import AcceleratorState
 from accel_state.errors import ConfigError
@@ -40,13 +39,14 @@ from accel_state.errors import ConfigError
 _NOTHING = nullcontext()
 
 
-class DeepSpeedStrategy(TorchStrategy):
+class DeepSpeedStrategy(EngineStates):
     """Hands models to DeepSpeed, one engine each, and keeps to itself when they reduce, clip and step."""
 
     name: ClassVar[str] = "deepspeed"
     capabilities: ClassVar[Capabilities] = Capabilities(
         shards_parameters=True,
         needs_optimizer=True,
+        copies_loaded_states=True,
     )
 
     @property
@@ -239,12 +239,9 @@ class DeepSpeedStrategy(TorchStrategy):
             "`clip_grad_norm_`."
         )
 
-    def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the whole state; with ZeRO 3 on the CPU of rank 0, an empty dict elsewhere. All ranks must call it."""
-        bare = self.unwrap(model, keep_torch_compile=False)
-        if not any(hasattr(parameter, "ds_id") for parameter in bare.parameters()):
-            return bare.state_dict()
-        return whole_state(bare, is_receiver=self.context.topology.rank == 0)
+    def live_engines(self) -> Iterable[Any]:
+        """Return DeepSpeed's engines, also those that only compute outputs."""
+        return self._engines.all()
 
     def release(self) -> None:
         """End all engines: their models may then get new ones."""
