@@ -25,6 +25,8 @@ from pathlib import Path
 from forking import Runs
 from safetensors import safe_open
 
+from accel_backends.strategies.deepspeed.checkpoints.saved_engine import SavedEngine
+from accel_checkpoint.formats.deferred import fetched
 from accel_checkpoint.reading.distributed import DistributedState
 from accel_checkpoint.reading.selection import check_loadable, find_newest
 
@@ -35,24 +37,31 @@ START_S = 60
 SHARDED_WAYS = [
     (shards, behind) for shards in ("SHARDED_STATE_DICT", "FULL_STATE_DICT") for behind in (False, True)
 ]
+DEEPSPEED_WAYS = [(stage, behind) for stage in (2, 3) for behind in (False, True)]
 WAYS = [(num, limit, behind) for num in (1, 2) for limit in (1, 2) for behind in (False, True)]
 PAIRS = [(1, 1, False), (1, 2, True), (2, 1, True), (2, 2, False)]
 """Of `WAYS` as many as hold every pair of values."""
 
 
 def kill_during_saves(
-    savers, project, *, kills, num_processes, limit, behind, chance, shards=None, enough=None
+    savers, project, *, kills, num_processes, limit, behind, chance, shards=None, stage=None, enough=None
 ):
     """Start, kill and check again and again; return how many kills came between the begin and the end of a save.
 
-    With ``shards``, a type of state dict, the processes share one model and save it so.
+    With ``shards``, a type of state dict, the processes share one model and save it so; with ``stage`` engines of
+    DeepSpeed do.
     Stops before the last of ``kills`` when ``enough`` of them came there.
     """
     num_hits = 0
     for number in range(kills):
         before = read(project / "done")
         pids = savers.start(
-            project=str(project), limit=limit, behind=behind, shards=shards, num_processes=num_processes
+            project=str(project),
+            limit=limit,
+            behind=behind,
+            shards=shards,
+            stage=stage,
+            num_processes=num_processes,
         )
         end = time.monotonic() + START_S
         while read(project / "done") < before + 2:
@@ -112,6 +121,9 @@ def value_in(checkpoint):
     if (checkpoint / "pytorch_model_fsdp_0").is_dir():
         saved = DistributedState(checkpoint, "pytorch_model_fsdp_0")
         values = {value.item() for one in saved.entries.values() for value in saved.value(one).unique()}
+    elif (checkpoint / "pytorch_model").is_dir():
+        weights = SavedEngine(checkpoint, "pytorch_model").weights()
+        values = {value.item() for one in weights.values() for value in fetched(one).unique()}
     else:
         with safe_open(checkpoint / "model.safetensors", framework="pt") as file:
             values = {value.item() for name in file.keys() for value in file.get_tensor(name).unique()}  # noqa: SIM118
@@ -125,16 +137,20 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every-call", action="store_true", help="no random instants, but every one")
     parser.add_argument("--sharded", action="store_true", help="two processes that share one model")
+    parser.add_argument("--deepspeed", action="store_true", help="two processes with engines of DeepSpeed")
     options = parser.parse_args()
     if options.every_call:
         at_every_call()
         return
     chance = random.Random(options.seed)
     with Runs(SCRIPT) as savers:
-        ways = [(2, 1, behind, shards) for shards, behind in SHARDED_WAYS] if options.sharded else WAYS
-        for number, (num_processes, limit, behind, *rest) in enumerate(ways):
+        ways = [(*way, {}) for way in WAYS]
+        if options.sharded:
+            ways = [(2, 1, behind, {"shards": shards}) for shards, behind in SHARDED_WAYS]
+        if options.deepspeed:
+            ways = [(2, 1, behind, {"stage": stage}) for stage, behind in DEEPSPEED_WAYS]
+        for number, (num_processes, limit, behind, kind_of_model) in enumerate(ways):
             kills = options.kills // len(ways) + (number < options.kills % len(ways))
-            shards = rest[0] if rest else None
             begun = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:
                 hits = kill_during_saves(
@@ -145,10 +161,10 @@ def main():
                     limit=limit,
                     behind=behind,
                     chance=chance,
-                    shards=shards,
+                    **kind_of_model,
                 )
             kind = "behind the loop" if behind else "blocking"
-            kind = f"{kind}, {shards}" if shards else kind
+            kind += "".join(f", {name} {value}" for name, value in kind_of_model.items())
             print(
                 f"{num_processes} process(es), total_limit={limit}, {kind}: {kills} kills, "
                 f"{hits} of them inside a save, nothing lost ({time.monotonic() - begun:.0f} s)",

@@ -64,12 +64,14 @@ class Runs:
         return json.loads(line)
 
 
-def serve(body):
-    """Fork ranks that call ``body(**options)`` for each line of the standard input."""
+def serve(body, *, before=None):
+    """Fork ranks that call ``body(**options)`` for each line of the standard input, after ``before(**options)``."""
     torch.set_num_threads(1)
     warm_up()
     for line in sys.stdin:
         options = json.loads(line)
+        if before is not None:
+            before(**options)
         num_processes, port = options.pop("num_processes"), options.pop("port")
         pids = [fork_rank(body, rank, num_processes, port, options) for rank in range(num_processes)]
         print(json.dumps(pids), flush=True)

@@ -4,19 +4,27 @@
 which is written to `PROJECT/asked` before each save and to `PROJECT/done` after it.
 """
 
+import importlib
+import os
+import sys
 from pathlib import Path
 
 import torch
 from forking import serve
 from torch import nn
 
-from accel import Accelerator, FullyShardedDataParallelPlugin, ProjectConfiguration
+from accel import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin, ProjectConfiguration
+from accel_backends.strategies.deepspeed.gathered import GatheredParameters
 
 
-def save_over_and_over(*, project, limit, behind, shards=None, size=200):
+def save_over_and_over(*, project, limit, behind, shards=None, stage=None, size=200):
     project = Path(project)
+    if stage is not None:
+        # DeepSpeed prints and logs, and the answers of `forking` go out there.
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     accelerator = Accelerator(
         cpu=True,
+        deepspeed_plugin=None if stage is None else deepspeed_plugin(stage),
         fsdp_plugin=shards and FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=shards),
         project_config=ProjectConfiguration(
             project_dir=str(project), automatic_checkpoint_naming=True, total_limit=limit
@@ -43,9 +51,35 @@ def save_over_and_over(*, project, limit, behind, shards=None, size=200):
 
 
 def fill(model, number):
+    if hasattr(model, "zero_optimization"):
+        fill_engine(model, number)
+        return
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(number)
+
+
+def fill_engine(engine, number):
+    from deepspeed.utils import safe_set_full_fp32_param
+
+    with torch.no_grad():
+        for parameter in engine.module.parameters():
+            with GatheredParameters([parameter], modifier_rank=0):
+                parameter.fill_(number)
+                whole = torch.full_like(parameter, number)
+            safe_set_full_fp32_param(parameter, whole)
+
+
+def deepspeed_plugin(stage):
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage}}
+    return DeepSpeedPlugin(hf_ds_config=config)
+
+
+def with_deepspeed(**options):
+    """Import DeepSpeed once for all forks, if they need it."""
+    if options.get("stage") is not None:
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        importlib.import_module("deepspeed")
 
 
 def note(path, number):
@@ -55,4 +89,4 @@ def note(path, number):
 
 
 if __name__ == "__main__":
-    serve(save_over_and_over)
+    serve(save_over_and_over, before=with_deepspeed)

@@ -53,6 +53,23 @@ def test_nothing_is_lost_when_a_save_of_shards_is_killed(savers, tmp_path, shard
     assert hits > 0
 
 
+@pytest.mark.engine("deepspeed")
+@pytest.mark.parametrize(("stage", "behind"), [(2, True), (3, False)])
+def test_nothing_is_lost_when_a_save_of_engines_is_killed(savers, tmp_path, stage, behind):
+    hits = checkpoint_faults.kill_during_saves(
+        savers,
+        tmp_path,
+        kills=5,
+        enough=2,
+        num_processes=2,
+        limit=1,
+        behind=behind,
+        stage=stage,
+        chance=random.Random(f"{stage}{behind}"),
+    )
+    assert hits > 0
+
+
 def test_nothing_is_lost_whichever_call_is_the_last(tmp_path):
     with Runs(checkpoint_faults.INTERRUPTED) as runs:
         num_calls = checkpoint_faults.interrupt_at_every_call(runs, tmp_path, how="kill", counts_writes=False)

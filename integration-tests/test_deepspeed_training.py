@@ -57,7 +57,7 @@ def test_two_ranks_train_as_one_process(outcome, engine, kind):
     for rank, ranks in enumerate(outcome):
         found = ranks[f"{engine}-{kind}"]
         torch.testing.assert_close(
-            found["losses"], [losses[rank] for losses in expected["losses"]], rtol=0, atol=1e-6
+            found["losses"], [losses[rank] for losses in expected["losses"]], rtol=1e-6, atol=1e-6
         )
         assert found["norms"] == pytest.approx(expected["norms"], rel=1e-5)
         if rank == 0 or found["state"]:
@@ -72,5 +72,7 @@ def test_bf16_keeps_close_to_fp32(outcome, stage):
     found = outcome[0][f"bf16-zero{stage}"]
     assert {value.dtype for value in found["state"].values()} == {torch.bfloat16}
     assert {loss.dtype for loss in found["losses"]} == {torch.float32}
-    # A bfloat16 has 8 bits.
-    assert found["norms"] == pytest.approx(expected["norms"], rel=0.05)
+    # A bfloat16 has 8 bits, and Adam takes a step of the same size whatever the size of a gradient.
+    assert found["norms"] == pytest.approx(expected["norms"], rel=0.15)
+    wanted = [losses[0] for losses in expected["losses"]]
+    torch.testing.assert_close(found["losses"], wanted, rtol=0.05, atol=0.05)

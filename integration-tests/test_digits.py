@@ -1,4 +1,7 @@
-"""The digits example, started every way that its docstring promises."""
+"""The digits example, by itself, on ranks that meet as under torchrun, and through `accel launch`.
+
+torchrun itself starts training scripts in `test_endings.py`.
+"""
 
 import json
 import math
@@ -18,15 +21,14 @@ def result_of(folder):
     return json.loads((folder / "result.json").read_text())
 
 
-def train(folder, *options, num_processes, env=None, launcher="fork"):
+def train(folder, *options, num_processes, env=None):
     words = ["--epochs", "2", "--output_dir", str(folder), *options]
     done = run_script(
         DIGITS,
         *words,
         num_processes=num_processes,
         env={"ACCELERATE_USE_CPU": "1", **(env or {})},
-        launcher=launcher,
-        preload=LIBRARIES if launcher == "fork" else (),
+        preload=LIBRARIES,
     )
     assert done.returncode == 0, done.stderr
     return result_of(folder)
@@ -43,9 +45,9 @@ def results(folder):
 
 
 def folders_in_32_bits(folder):
-    """What two epochs left behind: of one process that nobody launched, and of two under torchrun."""
+    """What two epochs left behind: of one process and of two."""
     train(folder / "1", num_processes=1)
-    train(folder / "2", num_processes=2, launcher="torchrun")
+    train(folder / "2", num_processes=2)
     return {count: folder / str(count) for count in (1, 2)}
 
 
@@ -65,7 +67,7 @@ def test_losses_do_not_depend_on_the_number_of_processes(outcome):
 
 
 @job(folders_in_32_bits)
-def test_under_torchrun_losses_in_32_bits_differ_by_rounding_alone(outcome):
+def test_on_two_processes_losses_in_32_bits_differ_by_rounding_alone(outcome):
     """Adam divides by the root of small second moments, which enlarges the rounding of early steps.
 
     Observed after two epochs: 8e-5 relative (at 2 and 4 processes alike); held: 1e-3.

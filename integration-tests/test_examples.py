@@ -29,6 +29,7 @@ def test_every_example_is_run_by_a_test():
         "accumulation.py",
         "big_model.py",
         "communication_hooks.py",
+        "deepspeed_zero3.py",
         "generate_text.py",
         "local_sgd.py",
         "own_tracker.py",
@@ -197,3 +198,12 @@ def test_a_rank_of_a_sharded_run_needs_a_part_of_the_memory(outcome):
             assert math.isclose(sizes[part], whole[part] / num, rel_tol=0.05)
         assert sizes["peak"] < whole["peak"]
     assert (folder / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.engine("deepspeed")
+def test_a_run_under_zero_3_goes_on_on_one_rank_and_leaves_plain_weights(tmp_path):
+    project = ("--project_dir", str(tmp_path))
+    assert "step 30: loss" in launch("deepspeed_zero3.py", "--stop_after", "30", *project)
+    assert "going on after step 30, on 1 ranks" in launch("deepspeed_zero3.py", *project, num_processes=1)
+    found = re.search(r"right in (\d+)%", launch("deepspeed_zero3.py", "--check", *project, num_processes=1))
+    assert int(found[1]) > 80  # half of them by chance

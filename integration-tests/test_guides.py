@@ -34,7 +34,7 @@ def script_of(page):
 PAGES = sorted(page.stem for page in GUIDES.glob("*.md"))
 
 
-RUNS = [*((name, 1) for name in PAGES), ("sharded", 2), ("training_loop", 2)]
+RUNS = [*((name, 1) for name in PAGES if name != "deepspeed"), ("sharded", 2), ("training_loop", 2)]
 
 
 def run_code(folder, *, name, num_processes):
@@ -53,6 +53,12 @@ def test_the_code_of_a_guide_runs(outcome):
     done = outcome
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Warning" not in done.stderr, done.stderr
+
+
+@pytest.mark.engine("deepspeed")
+def test_the_code_of_the_guide_to_deepspeed_runs(tmp_path):
+    done = run_code(tmp_path, name="deepspeed", num_processes=2)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_pages_have_code():

@@ -46,10 +46,10 @@ save = accelerator.save_state
 """
 
 # The peer trains DDP on a CPU whatever the plugin says, unless it is told afterwards that this is an FSDP run. It wants
-# an optimizer beside the model; this one has no state.
+# an optimizer beside the model; its `save_state` calls this function, and still takes the run for one of DDP.
 PEER = """
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, save_fsdp_model
 plugin = FullyShardedDataParallelPlugin(
     fsdp_version=2, state_dict_type="{kind}_STATE_DICT",
     auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"],
@@ -60,8 +60,8 @@ accelerator.state.fsdp_plugin = plugin
 plugin.set_auto_wrap_policy(model)
 model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
 assert "FSDP" in type(model).__name__, type(model)
-accelerator._optimizers.clear()
-save = accelerator.save_state
+def save(path):
+    save_fsdp_model(plugin, accelerator, model, str(path))
 """
 
 RAW = """

@@ -13,8 +13,8 @@ from tools.setup.presets import heavy_engines
 from tools.setup.running import timed
 from tools.workspace import ROOT
 
-OPERATORS = ("ShareMemCommBuilder",)
-"""Of ``deepspeed.ops.op_builder.cpu``: what a run on CPUs loads whatever its settings."""
+OPERATORS = ("ShareMemCommBuilder", "CPUAdamBuilder")
+"""Of ``deepspeed.ops.op_builder.cpu``: what every run on CPUs loads, and one with optimizer states on the CPU."""
 
 CACHE = ROOT / "build" / "torch_extensions"
 LOG = ROOT / "build" / "logs" / "deepspeed-operators.log"
@@ -61,7 +61,12 @@ def compile_operators(environment: Environment, *, cache: Path = CACHE) -> None:
 engine = Engine(
     name="deepspeed",
     purpose="training with it on one machine, and its runner over two: pdsh, Open MPI, MPICH",
-    tests=("integration-tests/test_deepspeed.py", "integration-tests/test_deepspeed_machines.py"),
+    tests=(
+        "integration-tests/test_deepspeed.py",
+        "integration-tests/test_deepspeed_machines.py",
+        "integration-tests/test_deepspeed_training.py",
+        "integration-tests/test_deepspeed_use.py",
+    ),
     environment=heavy_engines,
     debian=("g++", "iproute2", "mpich", "openmpi-bin", "openssh-client", "openssh-server", "pdsh"),
     needs_root=True,

@@ -1,5 +1,7 @@
 """`AcceleratorState`: precision, plugins and mesh on top of the process's state."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 
@@ -145,6 +147,28 @@ def test_one_deepspeed_plugin_is_selected_at_once():
     assert state.deepspeed_plugin is plugin
     assert plugin.selected
     assert state.distributed_type == DistributedType.DEEPSPEED
+
+
+def test_a_plugin_that_cannot_be_selected_leaves_no_state():
+    class Unselectable(DeepSpeedPlugin):
+        def select(self, _from_accelerator_state=False):
+            raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        AcceleratorState(cpu=True, deepspeed_plugin=Unselectable())
+    assert not AcceleratorState.is_initialized()
+
+
+def test_the_precision_is_that_of_the_plugins_config():
+    class Settled(DeepSpeedPlugin):
+        deepspeed_config: ClassVar = {"bf16": {"enabled": True}}
+
+        def settle_precision(self, asked):
+            return "bf16"
+
+    state = AcceleratorState(cpu=True, mixed_precision="no", deepspeed_plugin=Settled())
+    assert state.mixed_precision == "bf16"
+    assert "ds_config: {'bf16': {'enabled': True}}" in repr(state)
 
 
 def test_one_of_several_deepspeed_plugins_is_selected_at_a_time():

@@ -30,10 +30,10 @@ def test_a_third_party_adds_a_format():
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(UnknownNameError, match="Unknown checkpoint format `zip`. Known: full"):
+    with pytest.raises(UnknownNameError, match="Unknown checkpoint format `zip`. Known: .*full"):
         format_called("zip")
 
 
 def test_files_that_no_format_recognises_are_refused():
-    with pytest.raises(CheckpointError, match=r"No file of model 1 .*\(full, per_rank, sharded\)"):
+    with pytest.raises(CheckpointError, match=r"No file of model 1 .*\(.*full, per_rank, sharded\)"):
         format_of(["model.safetensors"], index=1)

@@ -55,7 +55,26 @@ def test_defaults():
     filled = plugin.fill(BATCHES)
     assert (filled.config["gradient_clipping"], filled.config["train_batch_size"]) == (0.0, 8)
     assert filled.config["steps_per_print"] == math.inf
-    assert plugin.is_auto("train_batch_size"), "the plugin's own config stays as it was"
+
+
+def test_a_filled_config_is_shown_and_filled_anew_for_the_next_model():
+    config = {"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}, "train_batch_size": "auto"}
+    plugin = DeepSpeedPlugin(hf_ds_config=config, zero3_init_flag=False)
+    shown = plugin.deepspeed_config
+    for hidden_size, batch_size in ((4, 2), (8, 5)):
+        facts = Facts(hidden_sizes=Said((hidden_size,), "M"), micro_batch_sizes=Said((batch_size,), "x"))
+        assert plugin.fill(facts.over(BATCHES)).config == shown
+        assert plugin.deepspeed_config is shown
+        assert shown["zero_optimization"]["reduce_bucket_size"] == hidden_size**2
+        assert (shown["train_micro_batch_size_per_gpu"], shown["train_batch_size"]) == (
+            batch_size,
+            2 * batch_size,
+        )
+    shown["train_micro_batch_size_per_gpu"] = 7
+    with pytest.warns(
+        UserWarning, match="_gpu` is 7 by the DeepSpeed config, but 4 by the loaders. The first holds"
+    ):
+        assert plugin.fill(Facts(hidden_sizes=Said((4,), "M")).over(BATCHES)).config["train_batch_size"] == 14
 
 
 def test_a_file_fills_the_fields_and_the_arguments_fill_its_auto(tmp_path):

@@ -73,3 +73,13 @@ def test_state_travels(weight):
     precision.step(torch.optim.SGD([weight], lr=0.5))
     other.load_state_dict(precision.state_dict())
     assert other.scaler.get_scale() == 4.0
+
+
+def test_an_engine_that_scales_losses_leaves_nothing_to_do(weight):
+    precision = fp16(init_scale=8.0)
+    precision.leave_scaling_to_engine()
+    assert precision.scale(torch.tensor(3.0)) == 3.0
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    weight.sum().backward()
+    precision.unscale(optimizer)
+    assert weight.grad.tolist() == [1.0, 1.0]

@@ -30,11 +30,14 @@ _NUMBERED = {
 METADATA_NAME = ".metadata"
 PART_SUFFIX = ".distcp"
 SHARDED_MODEL_NAME = "pytorch_model_fsdp"
+ENGINE_NAME = MODEL_NAME
+"""An engine that saves by itself has a folder of the name that a file of weights would have."""
 _SHARDED = {stem: re.compile(rf"{stem}_(\d+)/\.metadata") for stem in (SHARDED_MODEL_NAME, OPTIMIZER_NAME)}
 _OF_RANK = {
     stem: re.compile(rf"{stem}(?:_(\d+))?_rank(\d+)\.bin") for stem in (SHARDED_MODEL_NAME, OPTIMIZER_NAME)
 }
 _PARTS = re.compile(rf"(?:{SHARDED_MODEL_NAME}|{OPTIMIZER_NAME})_\d+(?:/(?:\.metadata|__\d+_\d+\.distcp))?")
+_ENGINE = re.compile(rf"{ENGINE_NAME}(?:_\d+)?(?:/.+)?|latest|zero_to_(?:fp32|torch)\.py")
 _WEIGHTS = re.compile(
     rf"(?:{SAFE_MODEL_NAME}|{MODEL_NAME})(?:_(\d+))?(?:-\d{{5,}}-of-\d{{5,}})?"
     r"\.(?:safetensors|bin)(?:\.index\.json)?"
@@ -90,6 +93,11 @@ def sharded_folder(stem: str, index: int) -> str:
     return f"{stem}_{index}"
 
 
+def engine_folder(index: int) -> str:
+    """Return the folder that holds what the engine of a model saves."""
+    return ENGINE_NAME if index == 0 else f"{ENGINE_NAME}_{index}"
+
+
 def numbers_of_sharded(stem: str, names: Iterable[str]) -> list[int]:
     """Return the sorted indexes of the models or optimizers whose parts have a table among these files."""
     return _numbers(_SHARDED[stem], names)
@@ -133,7 +141,7 @@ def ranks_of_random_states(names: Iterable[str]) -> list[int]:
 
 def is_checkpoint_file(name: str) -> bool:
     """Whether a file of this name belongs to a checkpoint, and not to the user."""
-    if name in (MANIFEST_NAME, SCALER_NAME) or _PARTS.fullmatch(name):
+    if name in (MANIFEST_NAME, SCALER_NAME) or _PARTS.fullmatch(name) or _ENGINE.fullmatch(name):
         return True
     return any(
         p.fullmatch(name)

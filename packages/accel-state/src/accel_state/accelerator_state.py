@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel_state.enums import DistributedType, PrecisionType
 from accel_state.environment import read
-from accel_state.errors import ConfigError, StateError, StateNotBuiltError, UnknownNameError
+from accel_state.errors import AccelError, ConfigError, StateError, StateNotBuiltError, UnknownNameError
 from accel_state.partial_state import PartialState
 from accel_state.process_view import ProcessView
 from accel_state.registry import Registry
@@ -130,7 +130,11 @@ class AcceleratorState(ProcessView):
             layout=layout,
         )
         if self.deepspeed_plugins:
-            self._select(next(iter(self.deepspeed_plugins)))
+            try:
+                self._select(next(iter(self.deepspeed_plugins)))
+            except AccelError:
+                self._attributes.clear()
+                raise
 
     def _check_agrees(self, given: Mapping[str, Any]) -> None:
         for name, asked in given.items():

@@ -1040,6 +1040,9 @@ class Accelerator:
             blocking: Return when it is there. Otherwise return when its content has been copied, and write
                 while the training goes on, with what it leaves of the processors.
             **save_model_func_kwargs: `max_shard_size`, such as `"5GB"`: split larger weights into several files.
+                `checkpoint_format`: the format of models and optimizers, where it is not to be the strategy's own;
+                `"full"` is read by every strategy and by plain PyTorch. In DeepSpeed's format also
+                `exclude_frozen_parameters`, `client_state` and `save_latest`, which DeepSpeed gets.
 
         Returns:
             The folder; or without `blocking` a handle with `done()`, `wait()` and `exception()`.
@@ -1081,7 +1084,9 @@ class Accelerator:
             restore_loaders: Let loaders that were in the middle of an epoch go on there. Otherwise that epoch begins
                 anew, in the same order, for scripts that skip what they have read. Where left out: with
                 `use_stateful_dataloader`, and after `handle_preemption`.
-            **load_model_func_kwargs: None are known.
+            **load_model_func_kwargs: As DeepSpeed names them, for every strategy: `load_module_strict=False` (weights
+                that are missing or left over are a warning), `load_optimizer_states=False`,
+                `load_lr_scheduler_states=False`, and `load_module_only=True` (neither of them).
 
         Raises:
             CheckpointError: On every rank, if any cannot load it, naming the file and the object.

@@ -1,3 +1,4 @@
+import argparse
 import functools
 import socket
 import sys
@@ -14,6 +15,7 @@ from accel.functions.general import (
     is_port_in_use,
     merge_dicts,
     patch_optimizer_step,
+    prepare_extend_env_parallelism_config,
     wait_for_everyone,
 )
 from accel_state.errors import StateError
@@ -92,3 +94,21 @@ def wait():
 
 def test_all_processes_wait_for_each_other(world):
     assert world(2).run(wait) == [True, True]
+
+
+def test_arguments_of_combined_parallelism_come_into_the_environment():
+    arguments = argparse.Namespace(
+        use_parallelism_config="true",
+        parallelism_config_tp_size=4,
+        parallelism_config_cp_backend="torch",
+        parallelism_config_sp_seq_length=None,
+        other=3,
+    )
+    environment = {"A": "b"}
+    assert prepare_extend_env_parallelism_config(arguments, environment) is environment
+    assert environment == {
+        "A": "b",
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        "PARALLELISM_CONFIG_TP_SIZE": "4",
+        "PARALLELISM_CONFIG_CP_BACKEND": "torch",
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -26,12 +26,14 @@ class SaveChoices:
         is_writer: Whether it writes what every rank holds.
         safe: safetensors, rather than `torch.save`, where the format leaves the choice.
         max_shard_size: Largest size of one weight file; None: as large as it gets.
+        engine_options: Further arguments for an engine that saves by itself.
     """
 
     rank: int
     is_writer: bool
     safe: bool = True
     max_shard_size: int | str | None = None
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,10 @@ class SavedState(Protocol):
         ...
 
     def read(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what a strategy loads in place of ``own``: whole tensors, or those of ``own``, filled."""
+        """Return what a strategy loads in place of ``own``: whole tensors, or those of ``own``, filled.
+
+        Where those of ``own`` are deferred, they are too.
+        """
         ...
 
 
@@ -77,6 +82,8 @@ class CheckpointFormat(Protocol):
     is_per_rank: ClassVar[bool] = False
     """Whether states are what `Strategy.own_model_state` and `Strategy.own_optimizer_state` return, which is also what
     `read_optimizer` takes in place of parameters, and what it returns is for the optimizer itself to load."""
+    save_arguments: ClassVar[frozenset[str]] = frozenset()
+    """Arguments of `save_state` that only this format knows, which it finds in `SaveChoices.engine_options`."""
 
     def model_numbers(self, names: Collection[str]) -> list[int]:
         """Return the sorted indexes of the models that ``names``, the files of a checkpoint, hold in this format."""
@@ -124,7 +131,7 @@ class CheckpointFormat(Protocol):
         ...
 
     def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
-        """Return the state of an optimizer: whole tensors, or parts placed like the parameters.
+        """Return the state of an optimizer: whole tensors, or parts placed like the parameters, or deferred like them.
 
         Args:
             folder: The folder of the checkpoint.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
+from accel_backends.checkpoint_formats.naming import check_names
 from accel_backends.checkpoint_formats.protocol import (
     CheckpointFormat,
     Files,
@@ -23,6 +25,8 @@ from accel_checkpoint.file_names import (
     numbers_of_sharded,
     sharded_folder,
 )
+from accel_checkpoint.formats.deferred import DeferredTensor
+from accel_checkpoint.formats.distributed_metadata import Entry
 from accel_checkpoint.pieces import pieces_of
 from accel_checkpoint.reading.distributed import DistributedState
 from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
@@ -103,7 +107,7 @@ class ShardedFormat(CheckpointFormat):
         own = parameters()
         numbers = {name: number for number, name in enumerate(own)}
         named = [name for number in sorted(groups) for name in groups[number]["params"]]
-        _check_names(named, numbers, self.optimizer_file(index))
+        check_names(named, numbers, self.optimizer_file(index))
         state: dict[int, dict[str, Any]] = {}
         for path, entry in saved.below(_OPTIMIZER, _STATE):
             name, kind = str(path[0]), str(path[1])
@@ -112,7 +116,9 @@ class ShardedFormat(CheckpointFormat):
                     f"`{self.optimizer_file(index)}` has a state of `{name}`, but no such parameter."
                 )
             parameter = own[name]
-            if entry.dtype is None or entry.shape != tuple(parameter.shape) or not entry.shape:
+            if isinstance(parameter, DeferredTensor):
+                value = _deferred(saved, entry)
+            elif entry.dtype is None or entry.shape != tuple(parameter.shape) or not entry.shape:
                 value = saved.value(entry)
             else:
                 value = new_like(parameter, entry.dtype)
@@ -140,6 +146,9 @@ class _SavedModel(SavedState):
         state: dict[str, Any] = {}
         for name, entry in self._entries.items():
             value = own.get(name)
+            if isinstance(value, DeferredTensor):
+                state[name] = _deferred(self._saved, entry)
+                continue
             if not isinstance(value, torch.Tensor) or value.is_meta or not is_plain(local_part(value)):
                 state[name] = self._saved.value(entry)
                 continue
@@ -148,20 +157,13 @@ class _SavedModel(SavedState):
         return state
 
 
+def _deferred(saved: DistributedState, entry: Entry) -> Any:
+    """Return a tensor that is read in whole when it is fetched; numbers and other values are read now."""
+    if entry.dtype is None or not entry.shape:
+        return saved.value(entry)
+    return DeferredTensor(entry.dtype, torch.Size(entry.shape), partial(saved.value, entry))
+
+
 def _files(folder: str, state: Mapping[str, Any], paths: Mapping[str, _Path], choices: SaveChoices) -> Files:
     part = part_of_rank(folder, pieces_of(state, is_writer=choices.is_writer), paths, rank=choices.rank)
     return Files([part], merged=[DistributedTable(folder)] if choices.rank == 0 else [])
-
-
-def _check_names(saved: list[str], own: Mapping[str, int], folder: str) -> None:
-    missing = [name for name in own if name not in set(saved)]
-    unexpected = [name for name in saved if name not in own]
-    if missing or unexpected:
-        parts = [f"it lacks {_listed(missing)}"] if missing else []
-        parts += [f"it has {_listed(unexpected)}, which the optimizer does not step"] if unexpected else []
-        raise CheckpointError(f"`{folder}` does not fit the optimizer: {'; '.join(parts)}.")
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(f"`{name}`" for name in names[:5]) + more

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 from torch import nn
@@ -52,26 +53,17 @@ def flatten_model(
     if settings.init_module is None:
         refuse_missing(missing)
     modules = dict(model.named_modules(remove_duplicate=False))
-    names: dict[int, tuple[str, ...]] = {}
-    before: WeakIdKeyDictionary = WeakIdKeyDictionary()
-    sharded: set[int] = set()
+    known = _Successors()
     ignored: list[nn.Parameter] = []
     for unit, of_unit in zip(units, tensors_of_groups(model, units), strict=True):
         (name,) = unit.modules
         parameters = [found for found in of_unit if found.is_parameter]
         owned = [found for found in parameters if found.names[0] not in whole]
-        kept = [found for found in parameters if found.names[0] in whole]
         # Noted before the values come, since a parameter on the meta device is replaced by another then.
         originals = {found.names[0]: cast(nn.Parameter, found.tensor) for found in parameters}
-        _initialise(of_unit, settings.init_module)
-        take_values_of_rank_0(of_unit, device=settings.device)
-        if settings.mixed_precision.param_dtype is not None:
-            store_in_fp32(owned)
+        _give_values(of_unit, owned, settings)
         check_uniform(name, owned, use_orig_params=settings.use_orig_params)
-        for found in owned:
-            # Of the whole parameter, which is no more.
-            found.tensor.grad = None
-        ignored += [cast(nn.Parameter, found.tensor) for found in kept]
+        ignored += [cast(nn.Parameter, found.tensor) for found in parameters if found.names[0] in whole]
         successors = {found.names[0]: cast(nn.Parameter, found.tensor) for found in parameters}
         flat: nn.Parameter | None = None
         if owned or name == ROOT:
@@ -80,15 +72,9 @@ def flatten_model(
             flat = _flat_parameter(wrapped)
             if flat is not None:
                 successors |= dict.fromkeys((found.names[0] for found in owned), flat)
-        for first, successor in successors.items():
-            replaced.record(originals[first], successor)
-            before[originals[first]] = first
-            if successor is flat:
-                # An optimizer that was made before must not keep the memory of the whole model.
-                originals[first].data = originals[first].data.new_empty(0)
-            names[id(successor)] = (*names.get(id(successor), ()), first)
+        known.note(originals, successors, flat=flat, replaced=replaced)
         if settings.is_sharding:
-            sharded |= {id(successors[found.names[0]]) for found in owned}
+            known.sharded |= {id(successors[found.names[0]]) for found in owned}
     with wrapped.no_sync():
         # What first enters this makes the memory for gathered parameters. Made in a forward under inference mode, it
         # could not be trained in later (torch 2.13).
@@ -98,10 +84,49 @@ def flatten_model(
         whole=WholeParameters(ignored, settings.mesh),
         shapes=shapes,
         aliases=aliases,
-        originals=before,
-        names=names,
-        sharded=frozenset(sharded),
+        originals=known.originals,
+        names=known.names,
+        sharded=frozenset(known.sharded),
     )
+
+
+@dataclass(slots=True)
+class _Successors:
+    """What took the place of the parameters of a model; see `FlatModel`."""
+
+    originals: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
+    names: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    sharded: set[int] = field(default_factory=set)
+
+    def note(
+        self,
+        originals: Mapping[str, nn.Parameter],
+        successors: Mapping[str, nn.Parameter],
+        *,
+        flat: nn.Parameter | None,
+        replaced: ReplacedParameters,
+    ) -> None:
+        """Note the parameters of one unit, by their first names; what was flattened gives its memory back."""
+        for first, successor in successors.items():
+            replaced.record(originals[first], successor)
+            self.originals[originals[first]] = first
+            if successor is flat:
+                # An optimizer that was made before must not keep the memory of the whole model.
+                originals[first].data = originals[first].data.new_empty(0)
+            self.names[id(successor)] = (*self.names.get(id(successor), ()), first)
+
+
+def _give_values(
+    of_unit: Sequence[NamedTensor], owned: Sequence[NamedTensor], settings: FlatSettings
+) -> None:
+    """Give the tensors of a unit the values of rank 0, in the format in which they are kept, without gradients."""
+    _initialise(of_unit, settings.init_module)
+    take_values_of_rank_0(of_unit, device=settings.device)
+    if settings.mixed_precision.param_dtype is not None:
+        store_in_fp32(owned)
+    for found in owned:
+        # Of the whole parameter, which is no more.
+        found.tensor.grad = None
 
 
 def _wrap(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -12,7 +13,7 @@ from accel_backends.module_lookup import get_module_class_from_name
 from accel_backends.plugins import deepspeed_values as values
 from accel_backends.plugins.deepspeed_config import HfDeepSpeedConfig
 from accel_backends.plugins.zero3_init import announce, withdraw
-from accel_backends.strategies.deepspeed.config_tree import AUTO, leaves, node_of
+from accel_backends.strategies.deepspeed.config_tree import AUTO, Change, changes, leaves, node_of, unfill
 from accel_backends.strategies.deepspeed.filling import Facts, Filled, Said, fill, fill_said
 from accel_state.availability import why_not
 from accel_state.enums import DistributedType
@@ -43,7 +44,7 @@ class DeepSpeedPlugin:
         offload_optimizer_nvme_path: Folder for optimizer states on NVMe.
         offload_param_nvme_path: Folder for parameters on NVMe.
         zero3_init_flag: Whether transformers builds its models sharded from the start (ZeRO 3). By default it does
-            with ZeRO 3, where it is installed.
+            with ZeRO 3, where both it and DeepSpeed are installed.
         zero3_save_16bit_model: Whether DeepSpeed's own save gathers the 16-bit weights (ZeRO 3).
         transformer_moe_cls_names: Classes of mixture-of-experts layers that ZeRO 3 keeps whole, with commas between.
         enable_msamp: Not offered: DeepSpeed with MS-AMP.
@@ -83,6 +84,7 @@ class DeepSpeedPlugin:
             )
         self._selected = False
         self._announced: Any = None
+        self._filled: dict[str, Change] = {}
         given = values.config_of(self.hf_ds_config)
         self.facts = values.facts_of(self, has_config=given is not None)
         self.source = values.source_of(self.hf_ds_config)
@@ -104,7 +106,10 @@ class DeepSpeedPlugin:
         return self.deepspeed_config
 
     def fill(self, facts: Facts) -> Filled:
-        """Return the config with every ``auto`` filled; the plugin's own stays as it is. Warns of its notes.
+        """Return the config with every ``auto`` filled, as ``deepspeed_config`` then shows it too.
+
+        What this fills is filled anew by the next call, for another model. Warns where the config says something else
+        than the script, and holds.
 
         Args:
             facts: What the run knows; the plugin adds what it was told itself.
@@ -112,7 +117,12 @@ class DeepSpeedPlugin:
         Raises:
             ConfigError: If values contradict each other, or an ``auto`` remains.
         """
-        return fill(self.deepspeed_config, facts.over(self.facts), source=self.source, origins=self.origins)
+        unfilled = unfill(self.deepspeed_config, self._filled)
+        filled = fill(unfilled, facts.over(self.facts), source=self.source, origins=self.origins)
+        _warn(filled.notes)
+        self._filled = changes(unfilled, filled.config)
+        self._show(filled.config)
+        return filled
 
     def is_auto(self, ds_key_long: str) -> bool:
         """Tell whether a key such as ``zero_optimization.stage`` is ``"auto"``."""
@@ -272,9 +282,13 @@ class DeepSpeedPlugin:
     def _adopt(self, filled: Filled) -> None:
         """Take over a filled config, in the dict that others may hold."""
         _warn(filled.notes)
-        self.deepspeed_config.clear()
-        self.deepspeed_config.update(filled.config)
+        self._show(filled.config)
         self.origins = {key: by for key, by in filled.origins.items() if by != self.source}
+
+    def _show(self, config: Mapping[str, Any]) -> None:
+        """Let the dict that others may hold say what a config says."""
+        self.deepspeed_config.clear()
+        self.deepspeed_config.update(copy.deepcopy(dict(config)))
         self.hf_ds_config.set_stage_and_offload()
 
     def _read_back(self) -> None:
@@ -296,7 +310,7 @@ class DeepSpeedPlugin:
                 stacklevel=4,
             )
         if asked is None:
-            return is_zero3 and why_not("transformers") is None
+            return is_zero3 and why_not("transformers") is None and why_not("deepspeed") is None
         return is_zero3 and bool(asked)
 
 

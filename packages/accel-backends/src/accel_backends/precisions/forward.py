@@ -9,18 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel_backends.wrapped_forward import WrappedForward
 from accel_ops.nested.conversion import convert_to_fp32
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
-class AutocastForward:
-    """A forward that runs under autocast and returns fp32.
-
-    It is a plain object in the model's ``__dict__`` that refers to the original bound method, so that a model
-    can be copied and pickled with it, `inspect.signature` sees the original's parameters, and dynamo traces
-    through it.
-    """
+class AutocastForward(WrappedForward):
+    """A forward that runs under autocast and returns fp32."""
 
     def __init__(
         self,
@@ -31,19 +27,11 @@ class AutocastForward:
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
-        self.original = original
+        super().__init__(original)
         self.device_type = device_type
         self.dtype = dtype
         self.enabled = enabled
         self.cache_enabled = cache_enabled
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        return self.original
-
-    @property
-    def __name__(self) -> str:
-        return getattr(self.original, "__name__", "forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # A fresh context each time: one shared instance forgets the outer state when a forward calls itself.

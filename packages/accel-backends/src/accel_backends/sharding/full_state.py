@@ -40,7 +40,9 @@ def gathered_state(state: Mapping[str, Any], *, is_receiver: bool) -> dict[str, 
 
 
 def gathered(value: Any, receivers: Receivers) -> Any:
-    """Return a `DTensor` whole on the CPU of the receivers, a plain tensor on the CPU, other values as they are."""
+    """Return a `DTensor` whole on the CPU of the receivers, other tensors on the CPU, other values as they are."""
+    if isinstance(value, DeferredTensor):
+        value = value.fetch()
     if isinstance(value, DTensor):
         value = receivers.receive(value)
     return value.detach().cpu() if isinstance(value, torch.Tensor) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,51 +51,27 @@ def shard_model(
         ConfigError: If the ranks have different models, or rank 0 has no values and there are no files.
         CheckpointError: If the files do not fit the model or cannot be read.
     """
-    all_tensors = named_tensors(model)
-    missing = check_same_model(all_tensors, device=settings.device)
+    tensors = named_tensors(model)
+    missing = check_same_model(tensors, device=settings.device)
     in_files = {found.names[0] for found in missing}
-    values = None
-    if files is None:
-        refuse_missing(missing)
-    elif missing:
-        values = FileValues(files, all_tensors, missing)
-    else:
-        logger.warning(
-            "`load_weights_from` has no effect on the %s: rank 0 has all its values. To read them from files, build "
-            "the model on the meta device, `with init_empty_weights(include_buffers=False):`.",
-            type(model).__name__,
-        )
+    values = _values_in_files(model, tensors, missing, files)
     modules = dict(model.named_modules(remove_duplicate=False))
-    of_groups = tensors_of_groups(model, groups)
-    cut = [
-        [found for found in tensors if found.is_parameter and found.names[0] not in whole]
-        for tensors in of_groups
+    parts = [
+        _GroupTensors.of(group_tensors, whole=whole, in_files=in_files)
+        for group_tensors in tensors_of_groups(model, groups)
     ]
-    received = [[found for found in owned if found.names[0] not in in_files] for owned in cut]
-    buffer = ReceiveBuffer(received, device=settings.device)
-    for group, tensors, owned, incoming in zip(groups, of_groups, cut, received, strict=True):
-        buffer.lend(incoming)
-        take_values_of_rank_0(
-            [found for found in tensors if found.names[0] not in in_files], device=settings.device
-        )
+    buffer = ReceiveBuffer([part.received_shards for part in parts], device=settings.device)
+    for group, part in zip(groups, parts, strict=True):
+        buffer.lend(part.received_shards)
+        take_values_of_rank_0(part.received, device=settings.device)
         if values is not None:
-            for found in tensors:
-                if found.names[0] in in_files and found not in owned:
-                    values.fill(found, device=settings.device)
+            for found in part.whole_in_files:
+                values.fill(found, device=settings.device)
         if settings.has_master_weights:
-            store_in_fp32(owned)
-        members = [modules[name] for name in group.modules]
-        fully_shard(
-            members if len(members) > 1 else members[0],
-            mesh=settings.mesh,
-            reshard_after_forward=settings.reshard_after_forward
-            and not group.is_tail
-            and ROOT not in group.modules,
-            mp_policy=replace(settings.policy, param_dtype=None) if group.keeps_fp32 else settings.policy,
-            offload_policy=settings.offload,
-            ignored_params={model.get_parameter(name) for name in whole} or None,
-        )
-        for found in owned:
+            store_in_fp32(part.owned)
+        ignored = {model.get_parameter(name) for name in whole}
+        _shard_group([modules[name] for name in group.modules], group, settings, ignored=ignored)
+        for found in part.owned:
             # The shard has its own memory. An optimizer made before may hold the whole parameter until it is
             # prepared, and so would keep the memory of the whole model.
             found.tensor.data = found.tensor.data.new_empty(0)
@@ -104,6 +80,75 @@ def shard_model(
     if values is not None:
         values.finish()
     _reduce_unused(model)
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupTensors:
+    """The tensors of one group, by where their values come from and what becomes of them.
+
+    Attributes:
+        owned: Parameters that are sharded.
+        received: What rank 0 sends.
+        received_shards: Of these, the parameters that are sharded.
+        whole_in_files: What stays whole and is in files.
+    """
+
+    owned: list[NamedTensor]
+    received: list[NamedTensor]
+    received_shards: list[NamedTensor]
+    whole_in_files: list[NamedTensor]
+
+    @classmethod
+    def of(
+        cls, tensors: Sequence[NamedTensor], *, whole: Collection[str], in_files: Collection[str]
+    ) -> _GroupTensors:
+        owned = [found for found in tensors if found.is_parameter and found.names[0] not in whole]
+        received = [found for found in tensors if found.names[0] not in in_files]
+        return cls(
+            owned,
+            received,
+            [found for found in owned if found.names[0] not in in_files],
+            [found for found in tensors if found.names[0] in in_files and found not in owned],
+        )
+
+
+def _values_in_files(
+    model: nn.Module,
+    tensors: Sequence[NamedTensor],
+    missing: Sequence[NamedTensor],
+    files: str | os.PathLike[str] | None,
+) -> FileValues | None:
+    """Return where the values come from that rank 0 does not have, None if it has all."""
+    if files is None:
+        refuse_missing(missing)
+        return None
+    if missing:
+        return FileValues(files, tensors, missing)
+    logger.warning(
+        "`load_weights_from` has no effect on the %s: rank 0 has all its values. To read them from files, build "
+        "the model on the meta device, `with init_empty_weights(include_buffers=False):`.",
+        type(model).__name__,
+    )
+    return None
+
+
+def _shard_group(
+    members: list[nn.Module],
+    group: ShardGroup,
+    settings: ShardSettings,
+    *,
+    ignored: set[nn.Parameter],
+) -> None:
+    fully_shard(
+        members if len(members) > 1 else members[0],
+        mesh=settings.mesh,
+        reshard_after_forward=settings.reshard_after_forward
+        and not group.is_tail
+        and ROOT not in group.modules,
+        mp_policy=replace(settings.policy, param_dtype=None) if group.keeps_fp32 else settings.policy,
+        offload_policy=settings.offload,
+        ignored_params=ignored or None,
+    )
 
 
 def _reduce_unused(model: nn.Module) -> None:

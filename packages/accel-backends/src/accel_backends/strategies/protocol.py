@@ -40,12 +40,14 @@ class Capabilities:
             prepared again together with one.
         accumulation: How gradients are reduced in micro-batches that end no accumulation; `Sync.NOW` where
             nothing can be left out.
+        copies_loaded_states: `load_optimizer_state` copies what it is given, which may be mapped from a file.
         mesh_axes: Axes of `ParallelismConfig` along which the strategy splits the work; others may not be on.
     """
 
     shards_parameters: bool = False
     needs_optimizer: bool = False
     accumulation: Sync = Sync.NOW
+    copies_loaded_states: bool = False
     mesh_axes: frozenset[str] = frozenset({"dp_replicate"})
 
 
@@ -134,11 +136,17 @@ class Strategy(Protocol):
     def own_model_state(self, model: nn.Module) -> OwnState:
         """Return what this rank alone holds of the user's model, in the form in which it holds it. No communication."""
 
+    def exported_model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return the state for files that others read, like `local_model_state`: as the model computes with it."""
+
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load a full state, or one from `local_model_state`.
 
         Returns missing and unexpected keys as `torch.nn.Module.load_state_dict` does.
         """
+
+    def bare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Return the optimizer of torch's or the user's inside what `prepare_optimizer` put around it."""
 
     def optimizer_state(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None

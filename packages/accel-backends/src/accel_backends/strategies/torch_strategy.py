@@ -195,9 +195,18 @@ class TorchStrategy:
         """Return nothing: tensors have their own names, and `local_model_state` tells which parts are here."""
         return self._own({}, None)
 
+    def exported_model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return the state of the user's model, as it lies on this rank."""
+        return self.local_model_state(model)
+
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load the state into the user's model; every rank loads all of it."""
         return self.unwrap(model, keep_torch_compile=False).load_state_dict(state, strict=strict)
+
+    def bare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Return the optimizer that was prepared."""
+        inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+        return inner
 
     def optimizer_state(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None

@@ -10,13 +10,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from accel_backends.wrapped_forward import WrappedForward
 from accel_state.errors import ConfigError
 
 
-class CheckpointedForward:
+class CheckpointedForward(WrappedForward):
     """A forward that keeps its inputs only; the state of the random generators is kept for the second run.
-
-    A plain object in the module's ``__dict__``, so that no name of a parameter or submodule changes.
 
     Args:
         original: The forward to run.
@@ -27,17 +26,9 @@ class CheckpointedForward:
     def __init__(
         self, original: Callable[..., Any], *, offloads_inputs: bool = False, is_selective: bool = False
     ) -> None:
-        self.original = original
+        super().__init__(original)
         self.offloads_inputs = offloads_inputs
         self.is_selective = is_selective
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        return self.original
-
-    @property
-    def __name__(self) -> str:
-        return getattr(self.original, "__name__", "forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         keeping: AbstractContextManager[Any] = nullcontext()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,16 +46,42 @@ def fetched(value: torch.Tensor | DeferredTensor) -> torch.Tensor:
 
 def second_names_in(state: Mapping[str, Any]) -> dict[str, str]:
     """Return the names whose tensor an earlier name has too, with that one; other values are left out."""
+    known = aliases({name: value for name, value in state.items() if isinstance(value, torch.Tensor)})
+    return known | second_deferred_names(state)
+
+
+def second_deferred_names(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names whose deferred tensor an earlier name has too, with that one."""
     first: dict[int, str] = {}
     deferred = {
         name: first.setdefault(id(value), name)
         for name, value in state.items()
         if isinstance(value, DeferredTensor)
     }
-    known = aliases({name: value for name, value in state.items() if isinstance(value, torch.Tensor)})
-    return known | {name: kept for name, kept in deferred.items() if name != kept}
+    return {name: kept for name, kept in deferred.items() if name != kept}
 
 
 def is_deferred(state: Mapping[str, Any]) -> bool:
     """Whether a state has a deferred tensor."""
     return any(isinstance(value, DeferredTensor) for value in state.values())
+
+
+class FetchedOnAccess(Mapping[str, Any]):
+    """A state whose deferred tensors are fetched when they are asked for, and not kept.
+
+    Args:
+        state: The state.
+    """
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._state = state
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._state[name]
+        return value.fetch() if isinstance(value, DeferredTensor) else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)

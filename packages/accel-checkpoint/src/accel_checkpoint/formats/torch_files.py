@@ -6,6 +6,7 @@ import io
 import pickle
 import struct
 import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +31,20 @@ DAMAGE = (
 """The errors that `torch.load` raises for truncated, altered or malicious files."""
 
 
-def read_torch_file(path: Path, *, mmap: bool = False) -> Any:
+def read_torch_file(
+    path: Path, *, mmap: bool = False, allowed: Sequence[tuple[Callable[..., Any], str]] = ()
+) -> Any:
     """Return the content of a `torch.save` file, with tensors on the CPU.
 
     Args:
         path: The file.
         mmap: Map tensors into memory instead of reading them. Copy them before the file is removed.
+        allowed: Further classes that the file may name, each with its name there; what is given stands for them.
 
     Raises:
         CheckpointError: If the file is damaged, or holds anything but plain data.
     """
-    return _read(path, path, num_bytes=path.stat().st_size, mmap=mmap)
+    return _read(path, path, num_bytes=path.stat().st_size, mmap=mmap, allowed=allowed)
 
 
 def read_torch_bytes(content: io.BytesIO, path: Path) -> Any:
@@ -56,12 +60,19 @@ def read_torch_bytes(content: io.BytesIO, path: Path) -> Any:
     return _read(content, path, num_bytes=len(content.getbuffer()), mmap=False)
 
 
-def _read(source: Path | io.BytesIO, path: Path, *, num_bytes: int, mmap: bool) -> Any:
+def _read(
+    source: Path | io.BytesIO,
+    path: Path,
+    *,
+    num_bytes: int,
+    mmap: bool,
+    allowed: Sequence[tuple[Callable[..., Any], str]] = (),
+) -> Any:
     _check_archive(source, path, num_bytes)
     if not isinstance(source, Path):
         source.seek(0)
     try:
-        with torch.serialization.safe_globals(harmless_globals()):
+        with torch.serialization.safe_globals([*harmless_globals(), *allowed]):
             content = torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
         check_loaded(content, num_bytes=num_bytes)
         return content

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,16 +43,22 @@ class SaveOptions:
         max_shard_size: Maximum size of one weight file; None writes one file per model.
         hooks: Called with the models, the weights and the folder before anything is written. A hook that removes
             weights from the list must save them itself.
+        engine_options: What only the format of the checkpoint knows; see `CheckpointFormat.save_arguments`.
     """
 
     safe_serialization: bool = True
     max_shard_size: int | str | None = None
     hooks: Sequence[SaveHook] = ()
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
 
     def choices(self, *, rank: int, is_writer: bool) -> SaveChoices:
         """Return what a format needs to know of them, and of this rank."""
         return SaveChoices(
-            rank=rank, is_writer=is_writer, safe=self.safe_serialization, max_shard_size=self.max_shard_size
+            rank=rank,
+            is_writer=is_writer,
+            safe=self.safe_serialization,
+            max_shard_size=self.max_shard_size,
+            engine_options=self.engine_options,
         )
 
 
@@ -100,11 +106,12 @@ def _states(
     prepared: Prepared, weights: Sequence[Mapping[str, Any]], choices: SaveChoices
 ) -> Iterator[Files]:
     """Yield the files of the models and optimizers."""
+    form = prepared.format  # one for the whole save: it may remember what it has seen
     for index, state in enumerate(weights):
-        yield prepared.format.model_files(state, index=index, choices=choices)
+        yield form.model_files(state, index=index, choices=choices)
     for index, optimizer in enumerate(prepared.optimizers):
-        inner = getattr(optimizer, "optimizer", optimizer)
-        yield prepared.format.optimizer_files(
+        inner = prepared.strategy.bare_optimizer(optimizer)
+        yield form.optimizer_files(
             prepared.optimizer_state(optimizer),
             partial(prepared.strategy.optimizer_parameters, inner, prepared.models),
             index=index,

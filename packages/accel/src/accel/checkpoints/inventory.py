@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from accel.checkpoints.load_choices import LoadChoices
 from accel.checkpoints.prepared import Prepared
 from accel_backends.checkpoint_formats.choosing import saved_models, saved_optimizers
 from accel_checkpoint import file_names as layout
@@ -22,6 +23,7 @@ def check_inventory(
     num_models: int,
     has_manifest: bool,
     strict: Strictness,
+    choices: LoadChoices,
 ) -> None:
     """Report every file without an object, and every object without a file.
 
@@ -32,6 +34,7 @@ def check_inventory(
         num_models: Number of models to load, without those that a hook loads.
         has_manifest: Whether it has our manifest; Accelerate writes no file for most loaders.
         strict: Whether a mismatch is an error or a warning.
+        choices: Which parts are loaded; others are not looked at.
     """
 
     def check(kind: str, saved: list[int], num: int, file_of: Callable[[int], str]) -> None:
@@ -49,10 +52,11 @@ def check_inventory(
                 )
 
     check("model", saved_models(names), num_models, weights_file)
-    optimizers = saved_optimizers(names)
-    check("optimizer", optimizers, len(prepared.optimizers), _file_of(OPTIMIZER_NAME))
-    schedulers = layout.numbers_of(SCHEDULER_NAME, names)
-    check("scheduler", schedulers, len(prepared.schedulers), _file_of(SCHEDULER_NAME))
+    if choices.optimizers:
+        check("optimizer", saved_optimizers(names), len(prepared.optimizers), _file_of(OPTIMIZER_NAME))
+    if choices.schedulers:
+        schedulers = layout.numbers_of(SCHEDULER_NAME, names)
+        check("scheduler", schedulers, len(prepared.schedulers), _file_of(SCHEDULER_NAME))
     check("custom object", layout.numbers_of_custom(names), len(prepared.custom), layout.custom_file)
     if has_manifest:
         loaders = layout.numbers_of(layout.LOADER_NAME, names)

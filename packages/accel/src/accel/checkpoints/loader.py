@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
+from accel.checkpoints.load_choices import LoadChoices
 from accel.checkpoints.prepared import Prepared
 from accel.checkpoints.restoration import Restoration
 from accel_checkpoint.ranks.deferred_error import DeferredError
@@ -32,6 +32,7 @@ def load_checkpoint(
     verify: bool,
     is_strict: bool,
     restore_loaders: bool,
+    choices: LoadChoices,
 ) -> int | None:
     """Load a checkpoint. Every rank must call it; blocks until all ranks have loaded.
 
@@ -67,27 +68,16 @@ def load_checkpoint(
         for hook in hooks:
             hook(models, str(found.path))
         Restoration(
-            found, prepared, topology.rank, layout, Strictness(is_strict), restore_loaders=restore_loaders
+            found,
+            prepared,
+            topology.rank,
+            layout,
+            Strictness(is_strict),
+            restore_loaders=restore_loaders,
+            choices=choices,
         ).run(models)
     deferred.agree()
     return int(next_number) if next_number else None
-
-
-def check_load_arguments(load_kwargs: Mapping[str, Any] | None, others: Mapping[str, Any]) -> None:
-    """Reject arguments that would have no effect, or that would allow unpickling.
-
-    Raises:
-        ConfigError: If there is one; names it.
-    """
-    given = dict(load_kwargs or {})
-    if given.pop("weights_only", True) is not True:
-        raise ConfigError("`weights_only=False` is not supported: a checkpoint could run code. Leave it out.")
-    given.pop("map_location", None)
-    unknown = sorted({*given, *others} - {"map_location"})
-    if unknown:
-        raise ConfigError(
-            f"`load_state` knows no argument `{unknown[0]}`. Known: verify, strict, restore_loaders, load_kwargs."
-        )
 
 
 def _not_loaded(saver: Saver, stage: str, folder: Path) -> DeferredError:

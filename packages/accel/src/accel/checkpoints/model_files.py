@@ -15,6 +15,7 @@ from accel.checkpoints.prepared import class_name
 from accel_backends import Strategy
 from accel_backends.checkpoint_formats.protocol import SavedState
 from accel_bigmodel.offload.placeholders import weight_of
+from accel_checkpoint.formats.deferred import DeferredTensor, second_deferred_names
 from accel_checkpoint.pieces import ties_in
 from accel_checkpoint.reading.strictness import Strictness
 from accel_ops.named_tensors import tied_names
@@ -57,7 +58,7 @@ class ModelFiles:
                 f"`{name}` has the shape {shape} instead of {tuple(own[name].shape)}"
                 for name, shape in shapes.items()
                 if shape is not None
-                and isinstance(own.get(name), torch.Tensor)
+                and isinstance(own.get(name), (torch.Tensor, DeferredTensor))
                 and shape != tuple(own[name].shape)
             ]
             self._report(missing, unexpected, others)
@@ -138,7 +139,7 @@ def _without_placeholder_warnings() -> Iterator[None]:
 
 def _second_names(own: Mapping[str, Any], loaded: Collection[str]) -> set[str]:
     """Return the model's keys whose tensor was loaded under another key, such as those of tied weights."""
-    first_names = ties_in(own)
+    first_names = ties_in(own) | second_deferred_names(own)
     groups: dict[str, list[str]] = {}
     for name in own:
         groups.setdefault(first_names.get(name, name), []).append(name)

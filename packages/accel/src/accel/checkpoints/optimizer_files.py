@@ -45,11 +45,12 @@ class OptimizerFiles:
         """Say why a state does not belong to the optimizer, None if it seems to."""
         if self.form.is_per_rank:
             return None  # found out while it was read
-        return misfit_of(self.optimizer, state, self.prepared.strategy.optimizer_shapes(self._inner))
+        return misfit_of(self._inner, state, self.prepared.strategy.optimizer_shapes(self._inner))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Copy the state into the optimizer."""
-        own = without_file(self._inner, state)
+        is_copied = self.prepared.strategy.capabilities.copies_loaded_states
+        own = state if is_copied else without_file(self._inner, state)
         if self.form.is_per_rank:
             self.optimizer.load_state_dict(own)
             return
@@ -58,5 +59,4 @@ class OptimizerFiles:
 
     @property
     def _inner(self) -> torch.optim.Optimizer:
-        inner: torch.optim.Optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        return inner
+        return self.prepared.strategy.bare_optimizer(self.optimizer)

@@ -34,6 +34,7 @@ class Prepared:
         loaders: Prepared loaders.
         custom: Objects registered for checkpointing.
         active_loaders: The loaders that are being iterated over.
+        format_name: The file format of models and optimizers; that of the strategy where it is empty.
     """
 
     strategy: Strategy
@@ -46,6 +47,7 @@ class Prepared:
     loaders: Sequence[Any] = ()
     custom: Sequence[Any] = ()
     active_loaders: Sequence[Any] = ()
+    format_name: str = ""
 
     @property
     def device_index(self) -> int:
@@ -55,7 +57,7 @@ class Prepared:
     @property
     def format(self) -> CheckpointFormat:
         """The file format of models."""
-        return format_called(self.strategy.checkpoint_format)
+        return format_called(self.format_name or self.strategy.checkpoint_format)
 
     def model_of(self, optimizer: torch.optim.Optimizer) -> nn.Module | None:
         """Return the model whose parameters ``optimizer`` updates; of several, the one that shares most with it."""
@@ -95,7 +97,7 @@ class Prepared:
             model_format=self.format.name,
             objects={
                 "models": [class_name(model) for model in self.bare_models()],
-                OPTIMIZER_NAME: [class_name(getattr(one, "optimizer", one)) for one in self.optimizers],
+                OPTIMIZER_NAME: [class_name(self.strategy.bare_optimizer(one)) for one in self.optimizers],
                 SCHEDULER_NAME: [class_name(getattr(one, "scheduler", one)) for one in self.schedulers],
                 "custom": [class_name(one) for one in self.custom],
             },

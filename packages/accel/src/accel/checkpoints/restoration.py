@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from accel.checkpoints.inventory import check_inventory
+from accel.checkpoints.load_choices import LoadChoices
 from accel.checkpoints.model_files import ModelFiles
 from accel.checkpoints.optimizer_files import OptimizerFiles
 from accel.checkpoints.prepared import Prepared, class_name, has_state_per_rank
@@ -44,6 +45,7 @@ class Restoration:
         layout: Layout of the processes.
         strict: Whether a mismatch is an error or a warning.
         restore_loaders: Whether loaders resume in the middle of an epoch.
+        choices: Which parts to load.
     """
 
     found: Found
@@ -52,6 +54,7 @@ class Restoration:
     layout: MeshLayout
     strict: Strictness
     restore_loaders: bool
+    choices: LoadChoices = field(default_factory=LoadChoices)
 
     def __post_init__(self) -> None:
         self._restarted_loaders: list[str] = []
@@ -79,6 +82,7 @@ class Restoration:
             num_models=len(models),
             has_manifest=has_manifest,
             strict=self.strict,
+            choices=self.choices,
         )
         own = RankState.read(self.found, self.names, self.prepared, self.rank, self.layout, self.strict)
         with ExitStack() as opened:
@@ -111,14 +115,15 @@ class Restoration:
     def _opened_model(self, index: int, model: nn.Module, opened: ExitStack) -> tuple[ModelFiles, SavedState]:
         """Open and check the files of a model, until ``opened`` is closed."""
         form = format_of(self.names, index=index)
-        files = ModelFiles(self.prepared.strategy, model, form.model_file(index), index, self.strict)
+        strict = Strictness(self.strict.is_strict and self.choices.strict_models)
+        files = ModelFiles(self.prepared.strategy, model, form.model_file(index), index, strict)
         saved = opened.enter_context(form.open_model(self.folder, index=index))
         files.check(saved)
         return files, saved
 
     def _optimizers(self) -> Iterator[Load]:
-        for index, optimizer in enumerate(self.prepared.optimizers):
-            inner = getattr(optimizer, "optimizer", optimizer)
+        for index, optimizer in enumerate(self.prepared.optimizers if self.choices.optimizers else ()):
+            inner = self.prepared.strategy.bare_optimizer(optimizer)
             into = f"optimizer {index} ({type(inner).__name__})"
             form = format_of_optimizer(self.names, index=index)
             if form is None:
@@ -141,7 +146,7 @@ class Restoration:
         return load
 
     def _schedulers(self) -> Iterator[Load]:
-        for index, scheduler in enumerate(self.prepared.schedulers):
+        for index, scheduler in enumerate(self.prepared.schedulers if self.choices.schedulers else ()):
             name = layout.numbered_file(SCHEDULER_NAME, index)
             inner = getattr(scheduler, "scheduler", scheduler)
             other = self._other_class(SCHEDULER_NAME, index, inner) if name in self.names else None

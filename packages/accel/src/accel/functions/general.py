@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from importlib.metadata import version
 from typing import Any
 
+from accel_state.environment.settings import SECTIONS, SETTINGS
 from accel_state.errors import StateError
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "is_port_in_use",
     "merge_dicts",
     "patch_optimizer_step",
+    "prepare_extend_env_parallelism_config",
     "wait_for_everyone",
 ]
 
@@ -86,6 +89,23 @@ def merge_dicts(source: Mapping[Any, Any], destination: MutableMapping[Any, Any]
         else:
             destination[key] = value
     return destination
+
+
+def prepare_extend_env_parallelism_config(
+    args: argparse.Namespace, current_env: MutableMapping[str, str]
+) -> MutableMapping[str, str]:
+    """Add to an environment what the launcher's arguments say about combined parallelism, and return it.
+
+    Args:
+        args: With `parallelism_config_tp_size` and so on; what is missing or None is left out.
+        current_env: Extended in place.
+    """
+    current_env[SETTINGS["use_parallelism_config"].variable] = "true"
+    for setting in SECTIONS["Combined parallelism"]:
+        value = getattr(args, (setting.flag or "").lstrip("-"), None)
+        if setting.name.startswith("parallelism_") and value is not None:
+            current_env[setting.variable] = setting.text_of(value)
+    return current_env
 
 
 def is_port_in_use(port: int | None = None) -> bool:

@@ -109,20 +109,31 @@ class Checkpointer:
         """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it."""
         from accel.checkpoints.collection import SaveOptions
 
-        unknown = sorted(set(options) - {"max_shard_size"})
+        given = dict(options)
+        content = self.content(given.pop("checkpoint_format", None) or "")
+        shard_size = given.pop("max_shard_size", None)
+        unknown = sorted(set(given) - content.format.save_arguments)
         if unknown:
-            raise ConfigError(
-                f"`save_state` knows no argument `{unknown[0]}`. Known: blocking, max_shard_size."
-            )
-        hooks = tuple(self._save_hooks.values())
-        how = SaveOptions(safe_serialization=safe_serialization, hooks=hooks, **options)
+            known = [
+                "blocking",
+                "checkpoint_format",
+                "max_shard_size",
+                *sorted(content.format.save_arguments),
+            ]
+            raise ConfigError(f"`save_state` knows no argument `{unknown[0]}`. Known: {', '.join(known)}.")
+        how = SaveOptions(
+            safe_serialization=safe_serialization,
+            max_shard_size=shard_size,
+            hooks=tuple(self._save_hooks.values()),
+            engine_options=given,
+        )
         saver = self._get_saver()
         request = self._request(output_dir)
         stage = saver.stage(request, blocking=blocking, earlier=saver.unreported_failure())
         try:
             with stage:
                 stage.gather(
-                    partial(self._files_of_this_rank, target=request.target, options=how),
+                    partial(self._files_of_this_rank, content=content, target=request.target, options=how),
                     is_collective=self._strategy.capabilities.shards_parameters,
                 )
         except BaseException:
@@ -144,9 +155,10 @@ class Checkpointer:
         options: Mapping[str, Any],
     ) -> None:
         """Load a checkpoint; see `Accelerator.load_state`. Every rank must call it."""
-        from accel.checkpoints.loader import check_load_arguments, load_checkpoint
+        from accel.checkpoints.load_choices import LoadChoices
+        from accel.checkpoints.loader import load_checkpoint
 
-        check_load_arguments(load_kwargs, options)
+        choices = LoadChoices.of(load_kwargs, options)
         if restore_loaders is None:
             restore_loaders = self._resumes_loaders
         next_iteration = load_checkpoint(
@@ -159,6 +171,7 @@ class Checkpointer:
             verify=verify,
             is_strict=strict,
             restore_loaders=restore_loaders,
+            choices=choices,
         )
         if next_iteration is not None and self.project.automatic_checkpoint_naming:
             self.project.iteration = next_iteration
@@ -183,8 +196,8 @@ class Checkpointer:
         if self._saver is not None:
             self._saver.settle()
 
-    def content(self) -> Prepared:
-        """Return what a checkpoint is made of at present."""
+    def content(self, format_name: str = "") -> Prepared:
+        """Return what a checkpoint is made of at present, to be saved in that format or the strategy's."""
         from accel.checkpoints.prepared import Prepared
 
         return Prepared(
@@ -198,6 +211,7 @@ class Checkpointer:
             custom=self.custom_objects,
             stepper=self._stepper,
             active_loaders=self._gradient_state.dataloader_references,
+            format_name=format_name,
         )
 
     @property
@@ -205,10 +219,11 @@ class Checkpointer:
         """Whether loaders go on in the middle of their epoch without being asked to in `load`."""
         return self._uses_stateful_loaders or self._preemption.is_enabled
 
-    def _files_of_this_rank(self, stage: Stage, *, target: Path, options: SaveOptions) -> list[PendingFile]:
+    def _files_of_this_rank(
+        self, stage: Stage, *, content: Prepared, target: Path, options: SaveOptions
+    ) -> list[PendingFile]:
         from accel.checkpoints.collection import collect, loaders_left_early
 
-        content = self.content()
         left = loaders_left_early(content) if self._resumes_loaders else []
         if left:
             logger.warning_once(

@@ -46,7 +46,7 @@ class ModelSaver:
         from accel_backends.sharding.full_state import deferred_state
         from accel_bigmodel.saving.models import order_of_fetching
 
-        state = deferred_state(self._strategy.local_model_state(model), is_writer=self.is_writer)
+        state = deferred_state(self._strategy.exported_model_state(model), is_writer=self.is_writer)
         options: dict[str, Any] = {"max_shard_size": max_shard_size, "safe_serialization": safe_serialization}
         order = order_of_fetching(state, **options)
         before = [tensor.num_fetched for tensor in order]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, NamedTuple
 
 AUTO = "auto"
 """The value of a key that is to be filled."""
@@ -47,3 +48,33 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+class Change(NamedTuple):
+    """The value that a key was given, and whether it was there before."""
+
+    value: Any
+    was_there: bool
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Change]:
+    """Return the keys that have another value than before, or were not there."""
+    return {
+        key: Change(value, has_key(before, key))
+        for key, value in leaves(after)
+        if not has_key(before, key) or value_of(before, key) != value
+    }
+
+
+def unfill(config: Mapping[str, Any], filled: Mapping[str, Change]) -> dict[str, Any]:
+    """Return a config as it was before keys of it were filled, but for those that were changed again since."""
+    found = copy.deepcopy(dict(config))
+    for key, (value, was_there) in filled.items():
+        section, last = node_of(found, key)
+        if section is None or last not in section or section[last] != value:
+            continue
+        if was_there:
+            section[last] = AUTO
+        else:
+            del section[last]
+    return found

@@ -15,6 +15,9 @@ import torch
 class EngineGradients(Protocol):
     """The complete gradients of one engine, between the last backward of an accumulation and the step."""
 
+    configured_limit: float
+    """What the config clips their norm to; 0.0: not at all."""
+
     def norm(self) -> torch.Tensor | None:
         """Return the 2-norm of all of them, infinite if one is not finite. Communicates: all ranks.
 
@@ -55,7 +58,7 @@ class _Gradients:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._optimizer = engine.optimizer
-        self._configured_limit: float = engine.gradient_clipping()
+        self.configured_limit: float = engine.gradient_clipping()
 
     def limit(self, max_norm: float) -> None:
         """Set the limit of the next step."""
@@ -63,7 +66,7 @@ class _Gradients:
 
     def stepped(self) -> None:
         """Set the limit of the config."""
-        self._optimizer.clip_grad = self._configured_limit
+        self._optimizer.clip_grad = self.configured_limit
 
 
 class _ZeroGradients(_Gradients):
@@ -74,7 +77,7 @@ class _ZeroGradients(_Gradients):
         scaled = self._scaled_norm()
         if scaled is None:
             return None
-        return _finite_or_infinite(scaled) / self._optimizer.loss_scale
+        return _finite_or_infinite(scaled) / float(self._optimizer.loss_scale)
 
     def _scaled_norm(self) -> torch.Tensor | None:
         raise NotImplementedError
@@ -96,7 +99,8 @@ class ShardedGradients(_ZeroGradients):
 
     def _scaled_norm(self) -> torch.Tensor | None:
         norms = torch.stack([_finite_or_infinite(norm) for norm in self._optimizer._get_norm_groups()])
-        return torch.linalg.vector_norm(norms)
+        total: torch.Tensor = torch.linalg.vector_norm(norms)
+        return total
 
     def discard(self) -> None:
         """Let the next backward overwrite them."""
@@ -155,8 +159,9 @@ class WholeGradients(_Gradients):
         """Return the norm, which is the same on all ranks."""
         norm = torch.nn.utils.get_total_norm([gradient.float() for gradient in self._tensors()])
         scaling = getattr(self._optimizer, "loss_scale_config", None)
-        is_scaled = scaling is not None and scaling.use_grad_scaling
-        return _finite_or_infinite(norm / scaling.cur_scale if is_scaled else norm)
+        if scaling is not None and scaling.use_grad_scaling:
+            norm = norm / scaling.cur_scale
+        return _finite_or_infinite(norm)
 
     def scale(self, factor: float) -> None:
         """Multiply each."""
@@ -172,7 +177,7 @@ class WholeGradients(_Gradients):
 
     def stepped(self) -> None:
         """Set the limit of the config."""
-        self.limit(self._configured_limit)
+        self.limit(self.configured_limit)
 
     def discard(self) -> None:
         """Take them away."""

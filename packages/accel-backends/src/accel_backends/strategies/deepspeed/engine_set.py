@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from accel_backends.strategies.deepspeed.reached import reached_by
-from accel_backends.strategies.deepspeed.wrappers import DeepSpeedEngineWrapper
+from accel_backends.strategies.deepspeed.wrappers import DeepSpeedEngineWrapper, Window
 from accel_state.errors import ConfigError
 from accel_state.gradient_state import GradientState
 
@@ -34,11 +35,12 @@ class EngineSet:
 
     def bare(self, model: nn.Module) -> nn.Module:
         """Return the model of an engine; another model as it is."""
-        return next((engine.module for engine in self._all() if engine is model), model)
+        inside: list[nn.Module] = [one.module for one in self.all() if id(one) == id(model)]
+        return inside[0] if inside else model
 
     def end(self, model: nn.Module) -> None:
         """End the engine that ``model`` has, if it has one: a model has one at a time."""
-        for engine in self._all():
+        for engine in self.all():
             if engine.module is model:
                 engine.destroy()
         self._trained = [one for one in self._trained if one.engine.module is not model]
@@ -46,7 +48,7 @@ class EngineSet:
 
     def clear(self) -> None:
         """End all."""
-        for engine in self._all():
+        for engine in self.all():
             engine.destroy()
         self._trained.clear()
         self._evaluated.clear()
@@ -87,18 +89,24 @@ class EngineSet:
         """Let the next step of the engines of ``parameters`` clip by their common norm, and return that norm.
 
         Raises:
-            ConfigError: If an engine has other trained parameters than those given.
+            ConfigError: If an engine has other trained parameters than those given, or computes no norm.
         """
         chosen = self._engines_of([parameters] if isinstance(parameters, torch.Tensor) else parameters)
-        norms = [one.grad_norm() for one in chosen]
+        complete = [one for one in chosen if one.window is Window.COMPLETE]
+        norms = [one.grad_norm() for one in complete]
         known = [norm for norm in norms if norm is not None]
-        if not known or len(known) < len(norms):
+        if len(known) < len(norms):
+            raise ConfigError(
+                "`clip_grad_norm_` needs the norm, which the DeepSpeed config tells the engine not to compute. Set "
+                "`zero_optimization.compute_grad_norm` to true."
+            )
+        if not known:
             return None
         total = torch.linalg.vector_norm(torch.stack(known)) if len(known) > 1 else known[0]
-        for one, norm in zip(chosen, known, strict=True):
+        for one, norm in zip(complete, known, strict=True):
             # An engine clips by its own norm: the share of it in the limit is that in the whole norm.
             share = 1.0 if len(known) == 1 else float(norm / total)
-            one.limit_grad_norm(0.0 if max_norm == float("inf") else max_norm * share)
+            one.limit_grad_norm(0.0 if math.isinf(max_norm) else max_norm * share, asked=max_norm)
         return total
 
     def _engines_of(self, parameters: Iterable[torch.Tensor]) -> list[DeepSpeedEngineWrapper]:
@@ -130,5 +138,6 @@ class EngineSet:
             )
         gradient.plugin_kwargs["num_steps"] = num_steps
 
-    def _all(self) -> list[Any]:
+    def all(self) -> list[Any]:
+        """Return DeepSpeed's engines, in the order in which they were made, those that train first."""
         return [*(one.engine for one in self._trained), *self._evaluated]

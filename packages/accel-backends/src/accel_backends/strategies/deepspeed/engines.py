@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel_backends.plugins.dynamo import TorchDynamoPlugin
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.deepspeed.config_tree import value_of
 from accel_backends.strategies.deepspeed.cpu_optimizers import map_pytorch_optim_to_deepspeed
@@ -15,6 +16,8 @@ from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummySchedul
 from accel_backends.strategies.deepspeed.half_precision import convert_inputs_and_outputs
 from accel_backends.strategies.deepspeed.loading import load_deepspeed
 from accel_backends.strategies.deepspeed.pairing import Part
+from accel_backends.transforms.compile_in_place import compile_regions_deepspeed
+from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError
 
 
@@ -59,7 +62,18 @@ def start_engine(part: Part, config: dict[str, Any], *, context: StrategyContext
     dtype = _dtype_of(config)
     if dtype is not None:
         convert_inputs_and_outputs(part.model, dtype, device_type=context.device.type)
+    _compile(part.model, context.dynamo)
     return Started(engine, has_scheduler=engine.lr_scheduler is not None)
+
+
+def _compile(model: nn.Module, dynamo: TorchDynamoPlugin | None) -> None:
+    """Compile in place, so that the hooks and the parameters of the engine stay where they are."""
+    if dynamo is None or dynamo.backend is DynamoBackend.NO:
+        return
+    if dynamo.use_regional_compilation:
+        compile_regions_deepspeed(model, **dynamo.to_kwargs())
+    else:
+        model.compile(**dynamo.to_kwargs())
 
 
 def _on_device_of_states(optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> torch.optim.Optimizer:

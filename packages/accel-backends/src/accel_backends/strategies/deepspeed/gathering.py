@@ -67,10 +67,10 @@ def _batch_size(loader: Any) -> int | None:
 def _hidden_sizes(model: Any) -> Said | None:
     config = getattr(model, "config", None)
     for section in (config, getattr(config, "text_config", None)):
-        one = getattr(section, "hidden_size", None)
-        several = getattr(section, "hidden_sizes", None)
-        if one is not None or several:
-            return Said((one,) if one is not None else tuple(several), f"`{type(model).__name__}`")
+        one, several = getattr(section, "hidden_size", None), getattr(section, "hidden_sizes", None)
+        sizes = tuple(several or ()) if one is None else (one,)
+        if sizes:
+            return Said(sizes, f"`{type(model).__name__}`")
     return None
 
 
@@ -80,8 +80,8 @@ def _num_schedule_ranks(context: StrategyContext) -> int:
     return 1 if once else context.layout.num_data_ranks
 
 
-def _of_dummies(part: Part) -> dict[str, Said | None]:
-    said: dict[str, Said | None] = {}
+def _of_dummies(part: Part) -> dict[str, Any]:
+    said: dict[str, Any] = {}
     optimizer, scheduler = part.optimizer, part.scheduler
     if isinstance(optimizer, DummyOptim):
         # Its own defaults are no wish of the user's.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -105,14 +105,23 @@ def parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
+def refuse_without_model(optimizer: Any) -> NoReturn:
+    """Say that an optimizer has no model.
+
+    Raises:
+        ConfigError: Always.
+    """
+    raise ConfigError(
+        f"The {_name(optimizer)} steps parameters of no model in this call of `prepare`. DeepSpeed's engine is made "
+        "from a model together with its optimizer: prepare both in one call."
+    )
+
+
 def _model_of(optimizer: Any, owners: Mapping[int, int]) -> int:
     found = {owners.get(id(parameter)) for parameter in parameters_of(optimizer)}
     known = {index for index in found if index is not None}
     if not known:
-        raise ConfigError(
-            f"The {_name(optimizer)} steps parameters of no model in this call of `prepare`. DeepSpeed's engine is "
-            "made from a model together with its optimizer: prepare both in one call."
-        )
+        refuse_without_model(optimizer)
     if len(known) > 1 or None in found:
         raise ConfigError(
             f"The {_name(optimizer)} steps parameters of {'several models' if len(known) > 1 else 'a model and others'}"

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from accel_backends.containers import register_container
+from accel_backends.handlers.grad_scaler import GradScalerKwargs
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plugins.deepspeed import DeepSpeedPlugin
 from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.strategies.bundle import Bundle, Placement
 from accel_backends.strategies.bundle_builder import register_kind
 from accel_backends.strategies.context import StrategyContext
+from accel_backends.strategies.deepspeed.checkpoints.engine_states import EngineStates
 from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
 from accel_backends.strategies.deepspeed.engine_set import EngineSet
 from accel_backends.strategies.deepspeed.engines import place_for_evaluation, start_engine
 from accel_backends.strategies.deepspeed.gathering import gather_facts
 from accel_backends.strategies.deepspeed.loading import load_deepspeed
-from accel_backends.strategies.deepspeed.pairing import Part, check_combination, pair
-from accel_backends.strategies.deepspeed.whole_state import whole_state
+from accel_backends.strategies.deepspeed.pairing import Part, check_combination, pair, refuse_without_model
 from accel_backends.strategies.deepspeed.wrappers import (
     DeepSpeedEngineWrapper,
     DeepSpeedOptimizerWrapper,
@@ -30,21 +32,21 @@ from accel_backends.strategies.deepspeed.wrappers import (
 )
 from accel_backends.strategies.own_group import ensure_group
 from accel_backends.strategies.protocol import Capabilities, Sync
-from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_backends.transforms.protocol import apply_transforms
 from accel_state import AcceleratorState
 from accel_state.errors import ConfigError
 
 _NOTHING = nullcontext()
 
 
-class DeepSpeedStrategy(TorchStrategy):
+class DeepSpeedStrategy(EngineStates):
     """Hands models to DeepSpeed, one engine each, and keeps to itself when they reduce, clip and step."""
 
     name: ClassVar[str] = "deepspeed"
     capabilities: ClassVar[Capabilities] = Capabilities(
         shards_parameters=True,
         needs_optimizer=True,
-        mesh_axes=frozenset({"dp_replicate", "dp_shard", "sp"}),
+        copies_loaded_states=True,
     )
 
     @property
@@ -53,8 +55,18 @@ class DeepSpeedStrategy(TorchStrategy):
         return False
 
     def setup(self, context: StrategyContext) -> None:
-        """Take in the run, and import DeepSpeed for its device."""
+        """Take in the run, and import DeepSpeed for its device.
+
+        Raises:
+            NotAvailableError: If DeepSpeed is not installed.
+            ConfigError: If it was imported for another device, or losses are to be scaled by torch.
+        """
         super().setup(context)
+        if GradScalerKwargs in context.handlers:
+            raise ConfigError(
+                "`GradScalerKwargs` has no effect with DeepSpeed, which scales losses by itself. Set `loss_scale` and "
+                "its neighbours in the `fp16` section of the DeepSpeed config."
+            )
         ensure_group(context)
         deepspeed = load_deepspeed(context)
         register_container(deepspeed.DeepSpeedEngine)
@@ -108,11 +120,14 @@ class DeepSpeedStrategy(TorchStrategy):
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
     ) -> DeepSpeedOptimizerWrapper:
-        """Return an optimizer that was prepared before; a new one needs its model beside it."""
+        """Return an optimizer that was prepared before.
+
+        Raises:
+            ConfigError: If it is a new one, which needs its model beside it.
+        """
         if isinstance(optimizer, DeepSpeedOptimizerWrapper):
             return optimizer
-        pair([], [optimizer], [])
-        raise AssertionError("An optimizer without a model was paired.")
+        refuse_without_model(optimizer)
 
     def prepare_scheduler(
         self, scheduler: Any, *, optimizers: Sequence[torch.optim.Optimizer] = ()
@@ -139,13 +154,17 @@ class DeepSpeedStrategy(TorchStrategy):
             check_combination(part, plugin.deepspeed_config)
         config = plugin.fill(gather_facts(part, loaders=loaders, context=self.context)).config
         self._engines.end(part.model)
+        is_trained = part.optimizer is not None
+        part = replace(
+            part, model=apply_transforms(part.model, self.context.transforms, evaluation_mode=not is_trained)
+        )
         stage = config.get("zero_optimization", {}).get("stage", 0)
-        if part.optimizer is None and stage != 3:
+        if not is_trained and stage != 3:
             return place_for_evaluation(part.model, config, context=self.context), None, None
         if stage == 3:
             plugin.set_moe_leaf_modules(part.model)
         started = start_engine(part, config, context=self.context)
-        if part.optimizer is None:
+        if not is_trained:
             self._engines.add_evaluated(started.engine)
             return started.engine, None, None
         self._engines.check_accumulation(config["gradient_accumulation_steps"], self.context.gradient)
@@ -220,16 +239,14 @@ class DeepSpeedStrategy(TorchStrategy):
             "`clip_grad_norm_`."
         )
 
-    def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the whole state; with ZeRO 3 on the CPU of rank 0, an empty dict elsewhere. All ranks must call it."""
-        bare = self.unwrap(model, keep_torch_compile=False)
-        if not any(hasattr(parameter, "ds_id") for parameter in bare.parameters()):
-            return bare.state_dict()
-        return whole_state(bare, is_receiver=self.context.topology.rank == 0)
+    def live_engines(self) -> Iterable[Any]:
+        """Return DeepSpeed's engines, also those that only compute outputs."""
+        return self._engines.all()
 
     def release(self) -> None:
         """End all engines: their models may then get new ones."""
         self._engines.clear()
+        self._optimizers.clear()
 
     def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """Refuse batches that end at different times on different ranks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,7 @@ class DeepSpeedEngineWrapper:
         self.window = Window.EMPTY
         self.step_was_skipped = False
         self._gradients = gradients_of(engine)
+        self._has_warned = False
 
     def begin_backward(self, *, is_last: bool) -> None:
         """Prepare for a backward of which this engine is a part.
@@ -101,9 +103,16 @@ class DeepSpeedEngineWrapper:
         self.engine._global_grad_norm = norm
         return norm
 
-    def limit_grad_norm(self, max_norm: float) -> None:
-        """Let the next step clip to this norm, instead of the config's."""
-        self._gradients.limit(max_norm)
+    def limit_grad_norm(self, limit: float, *, asked: float) -> None:
+        """Let the next step clip to this norm, instead of the config's; ``asked`` is what the script said."""
+        configured = self._gradients.configured_limit
+        if configured and configured != asked and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"`clip_grad_norm_` clips to {asked}, the DeepSpeed config to {configured}; the script's holds.",
+                stacklevel=5,
+            )
+        self._gradients.limit(limit)
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply the complete gradients."""

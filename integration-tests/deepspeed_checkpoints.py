@@ -1,0 +1,210 @@
+"""Save and load states of DeepSpeed's engines: `deepspeed_checkpoints.py FOLDER two|one|back`, on 2, 1 and 2 ranks.
+
+Each rank writes how far values are from those that they must be to FOLDER/PHASE.RANK, by what was tried.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from accel import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from accel.utils import set_seed
+from accel_state.runtime import reset_runtime
+
+STAGES = (0, 1, 2, 3)
+OTHERS = {"ddp": (1, 3), "fsdp2": (2,)}
+"""Strategies, and the stages whose checkpoints they exchange."""
+
+
+class Net(nn.Module):
+    """Tied and frozen weights, dropout, and sizes that two ranks do not divide."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.up, self.drop = nn.Embedding(11, 7), nn.Linear(7, 33), nn.Dropout(0.1)
+        self.frozen = nn.Linear(33, 7).requires_grad_(False)
+        self.head = nn.Linear(7, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scale", torch.tensor([2.0]))
+
+    def forward(self, tokens):
+        hidden = self.drop(torch.relu(self.up(self.embed(tokens))))
+        return self.head(self.frozen(hidden)) * self.scale
+
+
+class Run:
+    """A new run of a kind: the stage of ZeRO, or another strategy."""
+
+    def __init__(self, kind, *, seed=0, lr=0.02, **options):
+        reset_runtime(keep_process_group=True)
+        if "RANK" not in os.environ:
+            os.environ.pop("LOCAL_RANK", None)  # set for DeepSpeed by the run before
+        if kind == "fsdp2":
+            options["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
+        elif kind != "ddp":
+            options["deepspeed_plugin"] = DeepSpeedPlugin(
+                hf_ds_config={
+                    "train_micro_batch_size_per_gpu": 4,
+                    "gradient_clipping": 0.0,
+                    "zero_optimization": {"stage": kind, "stage3_param_persistence_threshold": 40},
+                }
+            )
+        self.accelerator = Accelerator(cpu=True, **options)
+        set_seed(seed)
+        model = Net()
+        embed, *rest = [one for one in model.parameters() if one.requires_grad]
+        groups = [{"params": [embed], "lr": lr / 2}, {"params": rest}]
+        optimizer = torch.optim.AdamW(groups, lr=lr)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+        prepared = self.accelerator.prepare(model, optimizer, scheduler)
+        self.model, self.optimizer, self.scheduler = prepared
+
+    def train(self, num_steps=2):
+        rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
+        tokens = torch.arange(11).repeat(8)[:8]
+        for _ in range(num_steps):
+            own = tokens.chunk(num_ranks)[rank]
+            self.accelerator.backward(nn.functional.cross_entropy(self.model(own), own))
+            self.optimizer.step()
+            self.scheduler.step()
+            self.optimizer.zero_grad()
+
+    def values(self):
+        """Return everything that is trained, and what the optimizer keeps of it."""
+        content = self.accelerator._checkpointer.content()
+        state = content.strategy.local_optimizer_state(self.optimizer, content.model_of(self.optimizer))
+        return plain(
+            {
+                "model": content.strategy.local_model_state(self.model),
+                "optimizer": state["state"],
+                "lr": [group["lr"] for group in state["param_groups"]],
+                "scheduler": self.scheduler.state_dict()["last_epoch"],
+            }
+        )
+
+
+def plain(value):
+    if isinstance(value, dict):
+        return {name: plain(inner) for name, inner in value.items()}
+    for whole in ("fetch", "full_tensor"):
+        if hasattr(value, whole):
+            value = getattr(value, whole)()
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def distance(one, other):
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), f"{sorted(one)} and {sorted(other)}"
+        return max((distance(one[name], other[name]) for name in one), default=0.0)
+    if isinstance(one, list):
+        return max(distance(a, b) for a, b in zip(one, other, strict=True))
+    return float((torch.as_tensor(one).double() - torch.as_tensor(other).double()).abs().max())
+
+
+def two(folder):
+    found = {}
+    for stage in STAGES:
+        run = Run(stage)
+        run.train()
+        if stage % 2:
+            run.accelerator.save_state(folder / f"zero{stage}", blocking=False).wait()
+        else:
+            run.accelerator.save_state(folder / f"zero{stage}")
+        run.accelerator.save_state(folder / f"full{stage}", checkpoint_format="full")
+        run.accelerator.save_model(run.model, folder / f"weights{stage}")
+        whole, wanted = run.accelerator.get_state_dict(run.model), run.values()
+        if run.accelerator.is_main_process:
+            torch.save(wanted, folder / f"zero{stage}.pt")
+            found[f"get_state_dict of stage {stage}"] = distance(wanted["model"], dict(whole))
+        as_peer(run, folder / f"peer{stage}", like=folder / f"zero{stage}")
+        run.train()
+        later = run.values()
+        other = Run(stage, seed=7, lr=0.5)
+        other.accelerator.load_state(folder / f"zero{stage}", verify=True)
+        found[f"stage {stage} resumed"] = distance(wanted, other.values())
+        other.train()
+        found[f"stage {stage} two steps later"] = distance(later, other.values())
+        other.accelerator.load_state(folder / f"peer{stage}", strict=False)
+        found[f"stage {stage} from DeepSpeed's own save"] = distance(wanted, other.values())
+    for kind, stages in OTHERS.items():
+        run = Run(kind)
+        run.train()
+        run.accelerator.save_state(folder / kind)
+        wanted = run.values()
+        for stage in stages:
+            for form in ("zero", "full"):
+                run.accelerator.load_state(folder / f"{form}{stage}")
+                found[f"{kind} from {form}{stage}"] = distance(
+                    torch.load(folder / f"zero{stage}.pt"), run.values()
+                )
+            other = Run(stage, seed=7)
+            other.accelerator.load_state(folder / kind)
+            found[f"stage {stage} from {kind}"] = distance(wanted, other.values())
+    return found
+
+
+def as_peer(run, folder, *, like):
+    """Let DeepSpeed save by itself, as Accelerate lets it, with files of random states as Accelerate has them."""
+    run.model.save_checkpoint(str(folder), "pytorch_model")
+    if run.accelerator.is_main_process:
+        for rank in range(run.accelerator.num_processes):
+            state = torch.load(like / f"random_states_{rank}.pkl", weights_only=False)
+            torch.save(
+                {name: one for name, one in state.items() if name != "accel_format"},
+                folder / f"random_states_{rank}.pkl",
+            )
+        shutil.copy(like / "scheduler.bin", folder)
+    run.accelerator.wait_for_everyone()
+
+
+def one(folder):
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    found = {}
+    for stage in STAGES:
+        wanted = torch.load(folder / f"zero{stage}.pt")
+        run = Run(stage, seed=7)
+        run.accelerator.load_state(folder / f"zero{stage}")
+        found[f"stage {stage} on one rank"] = distance(wanted, run.values())
+        run.accelerator.save_state(folder / f"one{stage}")
+        if stage:
+            weights = dict(get_fp32_state_dict_from_zero_checkpoint(str(folder / f"zero{stage}")))
+            if stage == 1:  # DeepSpeed leaves frozen weights out of what its script reads
+                weights = {
+                    **{name: wanted["model"][name] for name in ("frozen.weight", "frozen.bias")},
+                    **weights,
+                }
+            found[f"zero_to_fp32 of stage {stage}"] = distance(wanted["model"], weights)
+    return found
+
+
+def back(folder):
+    found = {}
+    for stage in STAGES:
+        run = Run(stage, seed=7)
+        run.accelerator.load_state(folder / f"one{stage}")
+        found[f"stage {stage} on two ranks again"] = distance(
+            torch.load(folder / f"zero{stage}.pt"), run.values()
+        )
+        run.accelerator.load_state(folder / f"zero{3 - stage}")
+        found[f"stage {stage} from stage {3 - stage}"] = distance(
+            torch.load(folder / f"zero{3 - stage}.pt"), run.values()
+        )
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    place, phase = Path(sys.argv[1]), sys.argv[2]
+    differences = {"two": two, "one": one, "back": back}[phase](place)
+    rank = Accelerator(cpu=True).process_index
+    (place / f"{phase}.{rank}").write_text(json.dumps(differences))

@@ -1,0 +1,1 @@
+"""The states of DeepSpeed engines in checkpoints: whole, or in the files that DeepSpeed itself writes."""

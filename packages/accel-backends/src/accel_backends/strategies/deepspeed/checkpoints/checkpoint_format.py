@@ -1,0 +1,209 @@
+"""The files that DeepSpeed writes, as a format of checkpoints."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from accel_backends.checkpoint_formats.full import FullFormat
+from accel_backends.checkpoint_formats.naming import check_names
+from accel_backends.checkpoint_formats.protocol import (
+    CheckpointFormat,
+    Files,
+    Parameters,
+    SaveChoices,
+    SavedState,
+)
+from accel_backends.strategies.deepspeed.checkpoints.engine_files import (
+    SAVE_ARGUMENTS,
+    TextFile,
+    files_of_engine,
+    scripts,
+)
+from accel_backends.strategies.deepspeed.checkpoints.saved_engine import SavedEngine
+from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, SavedWeights
+from accel_checkpoint.file_names import ENGINE_NAME, engine_folder
+from accel_checkpoint.files import files_below, regular_file
+from accel_checkpoint.formats.deferred import DeferredTensor, FetchedOnAccess, fetched
+from accel_checkpoint.saving.pending_files import JsonFile
+from accel_state.errors import CheckpointError
+
+_MODEL = re.compile(rf"{ENGINE_NAME}(?:_(\d+))?/(?:zero_pp_rank_0_)?mp_rank_00_model_states\.pt")
+_PARTITION = re.compile(rf"{ENGINE_NAME}(?:_(\d+))?/(?:bf16_)?zero_pp_rank_0_mp_rank_00_optim_states\.pt")
+_MARK = re.compile(rf"{ENGINE_NAME}(?:_(\d+))?/optimizer_(\d+)\.json")
+
+
+class DeepSpeedFormat(CheckpointFormat):
+    """`pytorch_model/` with the files of DeepSpeed's own save: of each rank the parts that it holds.
+
+    Any number of ranks reads them, in any strategy, without DeepSpeed and without running code.
+    """
+
+    name: ClassVar[str] = "deepspeed"
+    needs_shared_disk: ClassVar[bool] = True
+    save_arguments: ClassVar[frozenset[str]] = frozenset(SAVE_ARGUMENTS)
+
+    def __init__(self) -> None:
+        self._folders: dict[int, str] = {}  # of the engines that are being saved, by their ids
+
+    def model_numbers(self, names: Collection[str]) -> list[int]:
+        """Return the indexes of the models whose engines have files."""
+        return sorted(_engines(_MODEL, names))
+
+    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
+        """Return what this rank's engine writes, with its optimizer; communicates. Others are saved whole."""
+        if not isinstance(state, EngineState):
+            return FullFormat().model_files(state, index=index, choices=choices)
+        self._folders[id(state.engine)] = engine_folder(index)
+        files = files_of_engine(state.engine, engine_folder(index), choices.engine_options)
+        if index == 0 and choices.is_writer:
+            if choices.engine_options.get("save_latest", True):
+                files.append(TextFile("latest", engine_folder(0)))
+            files += scripts(state.engine)
+        return Files(files)
+
+    def optimizer_files(
+        self, state: Mapping[str, Any], parameters: Parameters, *, index: int, choices: SaveChoices
+    ) -> Files:
+        """Return a file that tells to which engine the optimizer belongs; the engine has saved its state."""
+        if not isinstance(state, EngineState):
+            raise CheckpointError(
+                "The format `deepspeed` holds what a DeepSpeed engine saves, but the optimizer is in none. Save in the "
+                "format `full`."
+            )
+        folder = self._folders.get(id(state.engine))
+        if folder is None:
+            raise CheckpointError(
+                f"Optimizer {index} belongs to an engine that is not saved: a hook took its model out of the list. "
+                "Leave the models of DeepSpeed in it."
+            )
+        names = iter(parameters())
+        groups = [[next(names) for _ in group["params"]] for group in state["param_groups"]]
+        mark = JsonFile(f"{folder}/optimizer_{index}.json", {"parameters": groups})
+        return Files([mark] if choices.is_writer else [])
+
+    @contextmanager
+    def open_model(self, folder: Path, *, index: int) -> Iterator[_SavedModel]:
+        """Give the state, mapped from the files of all ranks."""
+        yield _SavedModel(SavedEngine(folder, engine_folder(index)))
+
+    def optimizer_numbers(self, names: Collection[str]) -> list[int]:
+        """Return the indexes of the optimizers whose state is in the files of an engine."""
+        return sorted(_optimizers(names))
+
+    def model_file(self, index: int) -> str:
+        """Return the folder of an engine."""
+        return engine_folder(index)
+
+    def optimizer_file(self, index: int) -> str:
+        """Return the name that messages use for the state of an optimizer."""
+        return f"optimizer_{index} of DeepSpeed"
+
+    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
+        """Return the state: deferred where the parameters are, else tensors."""
+        number, mark = _optimizers(list(files_below(folder)))[index]
+        saved = SavedEngine(folder, engine_folder(number))
+        own = parameters()
+        numbers = {name: place for place, name in enumerate(own)}
+        groups, states = _optimizer_of(saved, folder, mark, list(own), self.optimizer_file(index))
+        check_names(
+            [name for group in groups for name in group["params"]], numbers, self.optimizer_file(index)
+        )
+        are_deferred = any(isinstance(one, DeferredTensor) for one in own.values())
+        return {
+            "state": {
+                numbers[name]: {
+                    kind: value if are_deferred else _whole(value) for kind, value in state.items()
+                }
+                for name, state in sorted(states.items(), key=lambda item: numbers[item[0]])
+            },
+            "param_groups": [
+                {**group, "params": sorted(numbers[name] for name in group["params"])} for group in groups
+            ],
+        }
+
+
+class _SavedModel(SavedState):
+    """The weights of an engine."""
+
+    def __init__(self, saved: SavedEngine) -> None:
+        self._saved = saved
+        self._weights = saved.weights()
+
+    def shapes(self) -> dict[str, tuple[int, ...] | None]:
+        return {
+            name: tuple(value.shape) if isinstance(value, (torch.Tensor, DeferredTensor)) else None
+            for name, value in self._weights.items()
+        }
+
+    def read(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the weights: deferred where those of ``own`` are, else tensors."""
+        if any(isinstance(value, DeferredTensor) for value in own.values()):
+            return SavedWeights(self._weights, counters=self._saved.counters())
+        return FetchedOnAccess(self._weights)
+
+
+def _optimizer_of(
+    saved: SavedEngine, folder: Path, mark: str | None, own: Sequence[str], what: str
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return the parameter groups, with names, and the states by name."""
+    plain = saved.plain_optimizer_state()
+    if plain is None:
+        if not saved.has_optimizer:
+            raise CheckpointError(f"`{what}` is not in `{folder}`: the engine had no optimizer.")
+        return saved.optimizer_groups(), saved.optimizer_states()
+    if "param_groups" not in plain:
+        raise CheckpointError(
+            f"`{what}` in `{folder}` was saved without ZeRO in bf16 or fp16, which is not read. Use ZeRO stage 1."
+        )
+    numbers = [number for group in plain["param_groups"] for number in group["params"]]
+    names = own if mark is None else _names_in(folder, mark)
+    if len(names) != len(numbers):
+        raise CheckpointError(
+            f"`{what}` in `{folder}` has {len(numbers)} parameters, but the optimizer here has {len(names)}."
+        )
+    name_of = dict(zip(numbers, names, strict=True))
+    groups = [
+        {**group, "params": [name_of[number] for number in group["params"]]}
+        for group in plain["param_groups"]
+    ]
+    return groups, {name_of[number]: state for number, state in plain["state"].items()}
+
+
+def _names_in(folder: Path, mark: str) -> list[str]:
+    try:
+        groups = json.loads(regular_file(folder, mark).read_text(encoding="utf-8"))["parameters"]
+        return [str(name) for group in groups for name in group]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"`{folder / mark}` is damaged: {error}. Copy or save the checkpoint again."
+        ) from error
+
+
+def _engines(pattern: re.Pattern[str], names: Collection[str]) -> dict[int, str]:
+    """Return the indexes of the engines with a file of that kind, and its name."""
+    matches = (pattern.fullmatch(name) for name in names)
+    return {int(found[1] or 0): found[0] for found in matches if found is not None}
+
+
+def _optimizers(names: Collection[str]) -> dict[int, tuple[int, str | None]]:
+    """Return for each optimizer the index of its engine, and the file that tells so.
+
+    Other packages write no such file: there the optimizers have the order of their engines. Without ZeRO they are in
+    the files of the models, so every engine counts.
+    """
+    marks = [found for found in map(_MARK.fullmatch, names) if found is not None]
+    if marks:
+        return {int(found[2]): (int(found[1] or 0), found[0]) for found in marks}
+    engines = _engines(_PARTITION, names) or _engines(_MODEL, names)
+    return {index: (number, None) for index, number in enumerate(sorted(engines))}
+
+
+def _whole(value: Any) -> Any:
+    return fetched(value) if isinstance(value, (torch.Tensor, DeferredTensor)) else value

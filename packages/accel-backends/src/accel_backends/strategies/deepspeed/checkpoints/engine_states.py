@@ -1,0 +1,116 @@
+"""The states of models and optimizers that DeepSpeed's engines hold, as every strategy offers them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_backends.sharding.full_state import gathered_optimizer_state
+from accel_backends.strategies.deepspeed.checkpoints import model_state, optimizer_state
+from accel_backends.strategies.deepspeed.checkpoints.flat_groups import stepping_optimizer
+from accel_backends.strategies.torch_strategy import TorchStrategy
+
+
+class EngineStates(TorchStrategy):
+    """Gives and takes states one tensor at a time, and saves them in DeepSpeed's own files.
+
+    A model that has no engine is treated as any other.
+    """
+
+    @property
+    def checkpoint_format(self) -> str:
+        """The format in which models and optimizers are saved: what DeepSpeed writes."""
+        return "deepspeed"
+
+    def live_engines(self) -> Iterable[Any]:
+        """Return the `deepspeed.DeepSpeedEngine`s of the run."""
+        raise NotImplementedError
+
+    def bare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Return the optimizer that steps the values in the engine."""
+        engine = self._engine_with(optimizer)
+        inner = None if engine is None else stepping_optimizer(engine)
+        return super().bare_optimizer(optimizer) if inner is None else inner
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return the whole state on the CPU of rank 0, an empty dict on the others. All ranks must call it."""
+        engine = self._engine_of(model)
+        if engine is None:
+            return super().model_state(model)
+        return model_state.whole_model_state(engine, is_receiver=self.context.topology.rank == 0)
+
+    def local_model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return the state with parameters that all ranks fetch together, as fp32 where the optimizer steps them so."""
+        engine = self._engine_of(model)
+        return super().local_model_state(model) if engine is None else model_state.local_model_state(engine)
+
+    def exported_model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return the same in the number formats in which the model computes."""
+        engine = self._engine_of(model)
+        if engine is None:
+            return super().exported_model_state(model)
+        return model_state.local_model_state(engine, in_training_precision=True)
+
+    def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
+        """Load a whole state, of which every rank takes its parts. All ranks must call it."""
+        engine = self._engine_of(model)
+        if engine is None:
+            return super().load_model_state(model, state, strict=strict)
+        return model_state.load_model_state(engine, state, strict=strict)
+
+    def optimizer_state(
+        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+    ) -> dict[str, Any]:
+        """Return the whole state on the CPU of rank 0, the groups alone on the others. All ranks must call it."""
+        content = self.local_optimizer_state(optimizer, model)
+        return gathered_optimizer_state(content, is_receiver=self.context.topology.rank == 0)
+
+    def local_optimizer_state(
+        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+    ) -> dict[str, Any]:
+        """Return the state with tensors that all ranks fetch together."""
+        engine = self._engine_with(optimizer)
+        if engine is None:
+            return super().local_optimizer_state(optimizer, model)
+        return optimizer_state.local_optimizer_state(engine)
+
+    def optimizer_parameters(
+        self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
+    ) -> dict[str, torch.Tensor]:
+        """Return deferred tensors by the names of the parameters."""
+        engine = self._engine_with(optimizer)
+        if engine is None:
+            return super().optimizer_parameters(optimizer, models)
+        return optimizer_state.stepped_parameters(engine)  # type: ignore[return-value]
+
+    def optimizer_shapes(self, optimizer: torch.optim.Optimizer) -> list[list[torch.Size]]:
+        """Return the shapes of the whole parameters, by group."""
+        engine = self._engine_with(optimizer)
+        return (
+            super().optimizer_shapes(optimizer) if engine is None else optimizer_state.stepped_shapes(engine)
+        )
+
+    def load_optimizer_state(
+        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
+    ) -> None:
+        """Load a whole state, of which every rank takes its parts."""
+        engine = self._engine_with(optimizer)
+        if engine is None:
+            super().load_optimizer_state(optimizer, state, model)
+        else:
+            optimizer_state.load_optimizer_state(engine, state)
+
+    def _engine_of(self, model: nn.Module) -> Any | None:
+        """Return the engine of a model, given as the engine or as what is in it."""
+        return next((one for one in self.live_engines() if model is one or model is one.module), None)
+
+    def _engine_with(self, optimizer: torch.optim.Optimizer) -> Any | None:
+        """Return the engine of an optimizer, given as it was prepared or as it is inside."""
+        wanted = {id(optimizer), id(getattr(optimizer, "optimizer", optimizer))}
+        for engine in self.live_engines():
+            if wanted & {id(engine.optimizer), id(stepping_optimizer(engine))}:
+                return engine
+        return None

@@ -1,0 +1,217 @@
+"""Where the parameters of an engine lie in the flat tensors that its optimizer steps.
+
+DeepSpeed steps one flat fp32 tensor for each group of parameters, of which a rank holds a part. Its functions for
+single parameters, such as `safe_get_full_optimizer_state`, fail before the first step and after a load; so the places
+of the parameters are taken from its optimizers. This is the one file that knows their attributes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from accel_backends.strategies.deepspeed.checkpoints.states import part_of
+from accel_state.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A rank's part of one parameter.
+
+    Attributes:
+        start: Where it begins in the flat tensor.
+        offset: Where it begins in the parameter, flattened.
+        numel: How many values it has.
+    """
+
+    start: int
+    offset: int
+    numel: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlatGroup:
+    """Parameters whose fp32 values lie in one flat tensor.
+
+    Attributes:
+        flat: This rank's part of the values: the key of its state in the optimizer.
+        number: Which parameter group of the optimizer they belong to.
+        shapes: The shape of each parameter, by its name in the model.
+        parts: What this rank holds, by name; a parameter of which it holds nothing is missing.
+        ranks: The process group that shares the values; None if every rank has one parameter in whole.
+        device: Where values are gathered.
+    """
+
+    flat: torch.Tensor
+    number: int
+    shapes: Mapping[str, torch.Size]
+    parts: Mapping[str, Part]
+    ranks: Any
+    device: torch.device
+
+    def gathered(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """Return the whole of a parameter, or of its state, on every rank.
+
+        Communicates where ranks share the values: all of them must call it.
+
+        Args:
+            name: The parameter.
+            values: The flat tensor, or one of its shape.
+        """
+        if self.ranks is None:
+            return values.detach()
+        shape, part = self.shapes[name], self.parts.get(name)
+        whole = torch.zeros(math.prod(shape), dtype=values.dtype, device=self.device)
+        if part is not None:
+            own = values.detach().narrow(0, part.start, part.numel)
+            whole.narrow(0, part.offset, part.numel).copy_(own)
+        dist.all_reduce(whole, group=self.ranks)
+        return whole.view(shape)
+
+    def put(self, name: str, values: torch.Tensor, whole: Any) -> None:
+        """Copy this rank's part of a parameter, or of its state, out of the whole; nothing else of it is read.
+
+        Args:
+            name: The parameter.
+            values: The flat tensor, or one of its shape.
+            whole: A tensor, deferred or not.
+        """
+        part = self.parts.get(name)
+        if part is None:
+            return
+        own = part_of(whole, part.offset, part.numel)
+        if self.ranks is None:
+            values.detach().copy_(own.view(values.shape))
+        else:
+            values.detach().narrow(0, part.start, part.numel).copy_(own)
+
+
+def stepping_optimizer(engine: Any) -> torch.optim.Optimizer | None:
+    """Return the optimizer that steps the flat tensors of an engine; None if it only evaluates."""
+    optimizer = engine.optimizer
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer
+    inner = getattr(optimizer, "optimizer", None)
+    return inner if isinstance(inner, torch.optim.Optimizer) else None
+
+
+def flat_groups(engine: Any) -> list[FlatGroup]:
+    """Return the flat tensors that the optimizer of an engine steps, in the order of its groups.
+
+    Raises:
+        CheckpointError: If DeepSpeed's optimizer is of a kind whose parameters cannot be told apart.
+    """
+    optimizer = engine.optimizer
+    if stepping_optimizer(engine) is None:
+        return []
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    for attribute, groups_of in _KINDS.items():
+        if hasattr(optimizer, attribute):
+            _refuse_disks(optimizer)
+            return list(groups_of(optimizer, names, engine.device))
+    if optimizer is stepping_optimizer(engine):
+        return list(_plain_groups(optimizer, names, engine.device))
+    raise CheckpointError(
+        f"The states of the parameters in DeepSpeed's `{type(optimizer).__name__}` cannot be told apart, so they are "
+        "neither saved whole nor loaded. Use ZeRO stage 1, 2 or 3 in the DeepSpeed config."
+    )
+
+
+def _refuse_disks(optimizer: Any) -> None:
+    if getattr(optimizer, "swap_optimizer", False):
+        raise CheckpointError(
+            '`offload_optimizer` with `"device": "nvme"` keeps the states of the optimizer in files of its own, which '
+            'are neither saved nor loaded here. Use `"device": "cpu"`, or save the model alone with `save_model`.'
+        )
+
+
+def _sharded_parameters(
+    optimizer: Any, names: Mapping[int, str], device: torch.device
+) -> Iterator[FlatGroup]:
+    """ZeRO stage 3: each rank has an equal part of each parameter, the last filled up."""
+    for index, (flat, members) in enumerate(
+        zip(optimizer.fp32_partitioned_groups_flat, optimizer.fp16_groups, strict=True)
+    ):
+        shapes, parts, start = {}, {}, 0
+        for parameter in members:
+            name, size = names[id(parameter)], parameter.partition_numel()
+            offset = dist.get_rank(group=parameter.ds_process_group) * size
+            numel = max(0, min(size, parameter.ds_numel - offset))
+            shapes[name] = torch.Size(parameter.ds_shape)
+            if numel:
+                parts[name] = Part(start, offset, numel)
+            start += size
+        number = optimizer.sub_group_to_group_id[index]
+        yield FlatGroup(flat, number, shapes, parts, members[0].ds_process_group, device)
+
+
+def _sharded_states(optimizer: Any, names: Mapping[int, str], device: torch.device) -> Iterator[FlatGroup]:
+    """ZeRO stages 1 and 2: the parameters one after the other, cut into equal parts."""
+    flats, members = optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups
+    return _cut_groups(flats, members, optimizer.real_dp_process_group, names, device)
+
+
+def _sharded_bf16_states(
+    optimizer: Any, names: Mapping[int, str], device: torch.device
+) -> Iterator[FlatGroup]:
+    """ZeRO stage 1 where bf16 parameters have fp32 gradients."""
+    flats, members = optimizer.fp32_groups_flat_partition, optimizer.bf16_groups
+    return _cut_groups(flats, members, optimizer.real_dp_process_group, names, device)
+
+
+def _cut_groups(
+    flats: Sequence[torch.Tensor],
+    members: Sequence[Sequence[nn.Parameter]],
+    ranks: Sequence[Any],
+    names: Mapping[int, str],
+    device: torch.device,
+) -> Iterator[FlatGroup]:
+    for number, (flat, parameters) in enumerate(zip(flats, members, strict=True)):
+        parts = {}
+        for parameter in parameters:
+            here: Any = parameter._hp_mapping  # type: ignore[attr-defined]  # set by DeepSpeed
+            if here is not None:
+                inside, outside = here.lp_fragment_address, here.hp_fragment_address
+                parts[names[id(parameter)]] = Part(outside.start, inside.start, inside.numel)
+        shapes = {names[id(parameter)]: parameter.shape for parameter in parameters}
+        yield FlatGroup(flat, number, shapes, parts, ranks[number], device)
+
+
+def _low_precision_groups(
+    optimizer: Any, names: Mapping[int, str], device: torch.device
+) -> Iterator[FlatGroup]:
+    """Without ZeRO, in bf16 or fp16: each rank has an fp32 copy of each parameter."""
+    for number, (copies, parameters) in enumerate(
+        zip(optimizer.fp32_groups, optimizer.fp16_groups, strict=True)
+    ):
+        for copy, parameter in zip(copies, parameters, strict=True):
+            yield _whole_group(copy, number, names[id(parameter)], device)
+
+
+def _plain_groups(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], device: torch.device
+) -> Iterator[FlatGroup]:
+    """Without ZeRO, in fp32: the parameters themselves."""
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            yield _whole_group(parameter, number, names[id(parameter)], device)
+
+
+def _whole_group(values: torch.Tensor, number: int, name: str, device: torch.device) -> FlatGroup:
+    part = Part(0, 0, values.numel())
+    return FlatGroup(values, number, {name: values.shape}, {name: part}, None, device)
+
+
+_KINDS = {
+    "fp32_partitioned_groups_flat": _sharded_parameters,
+    "single_partition_of_fp32_groups": _sharded_states,
+    "fp32_groups_flat_partition": _sharded_bf16_states,
+    "fp32_groups": _low_precision_groups,
+}
+"""The attribute by which a kind of DeepSpeed's optimizers is known, and where the parameters lie in it."""

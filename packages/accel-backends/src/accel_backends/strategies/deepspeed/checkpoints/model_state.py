@@ -1,0 +1,149 @@
+"""The weights of what an engine trains: whole, one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from accel_backends.strategies.deepspeed.checkpoints.counters import restore_counters
+from accel_backends.strategies.deepspeed.checkpoints.flat_groups import FlatGroup, flat_groups
+from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, SavedWeights, deferred
+from accel_backends.strategies.deepspeed.gathered import GatheredParameters
+from accel_checkpoint.formats.deferred import DeferredTensor, fetched
+
+
+def local_model_state(engine: Any, *, in_training_precision: bool = False) -> EngineState:
+    """Return the state with deferred parameters; each is gathered when it is fetched, by all ranks together.
+
+    Names of one parameter have one tensor.
+
+    Args:
+        engine: The engine.
+        in_training_precision: Return bf16 or fp16 parameters as the model has them; otherwise their fp32 values, from
+            which the training goes on.
+    """
+    masters = {} if in_training_precision else _groups_by_name(engine)
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    once: dict[int, DeferredTensor] = {}
+    state: dict[str, Any] = {}
+    for name, value in engine.module.state_dict(keep_vars=True).items():
+        if not isinstance(value, nn.Parameter):
+            state[name] = value.detach() if isinstance(value, torch.Tensor) else value
+            continue
+        if id(value) not in once:
+            first = names[id(value)]
+            group = masters.get(first)
+            shape = _shape(value)
+            if group is None or group.flat.dtype == value.dtype:
+                once[id(value)] = deferred(value, partial(_gathered_parameter, value), shape=shape)
+            else:
+                once[id(value)] = deferred(
+                    group.flat, partial(group.gathered, first, group.flat), shape=shape
+                )
+        state[name] = once[id(value)]
+    return EngineState(state, engine=engine)
+
+
+def whole_model_state(engine: Any, *, is_receiver: bool) -> dict[str, Any]:
+    """Return the whole state on the CPU as the model has it; empty where ``is_receiver`` is not set.
+
+    Every rank must call it; a rank holds one whole tensor at a time beside what it receives.
+    """
+    whole: dict[str, Any] = {}
+    once: dict[int, torch.Tensor] = {}
+    for name, value in local_model_state(engine, in_training_precision=True).items():
+        if isinstance(value, DeferredTensor):
+            if id(value) not in once:
+                found = value.fetch()
+                once[id(value)] = found if is_receiver else found.new_empty(0)
+            value = once[id(value)]
+        if is_receiver:
+            whole[name] = value.detach().cpu() if isinstance(value, torch.Tensor) else value
+    return whole
+
+
+@torch.no_grad()
+def load_model_state(engine: Any, state: Mapping[str, Any], *, strict: bool = True) -> Any:
+    """Load a whole state: the model's parameters, and this rank's part of the fp32 values that the optimizer steps.
+
+    Every rank must call it, with the same state. A rank holds one whole tensor at a time.
+
+    Returns:
+        Missing and unexpected keys as `torch.nn.Module.load_state_dict` does.
+
+    Raises:
+        RuntimeError: With ``strict``, if names differ, as torch does.
+    """
+    own = engine.module.state_dict(keep_vars=True)
+    named = dict(engine.module.named_parameters())
+    second_names = {
+        name for name, value in own.items() if isinstance(value, nn.Parameter) and name not in named
+    }
+    missing = [name for name in own if name not in state and name not in second_names]
+    outcome = _Outcome(missing, [name for name in state if name not in own])
+    if strict and (outcome.missing_keys or outcome.unexpected_keys):
+        raise RuntimeError(
+            f"The state does not fit the {type(engine.module).__name__}: "
+            f"missing {outcome.missing_keys}, unexpected {outcome.unexpected_keys}."
+        )
+    groups = _groups_by_name(engine)
+    with _all_sharded(engine):
+        for name, value in own.items():
+            if name not in state or name in second_names:
+                continue
+            if isinstance(value, nn.Parameter):
+                _set_parameter(value, state[name])
+                if name in groups:
+                    groups[name].put(name, groups[name].flat, state[name])
+            elif isinstance(value, torch.Tensor):
+                value.copy_(fetched(state[name]))
+    if isinstance(state, SavedWeights):
+        restore_counters(engine, state.counters)
+    return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What `torch.nn.Module.load_state_dict` returns."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def _groups_by_name(engine: Any) -> dict[str, FlatGroup]:
+    return {name: group for group in flat_groups(engine) for name in group.shapes}
+
+
+def _shape(parameter: nn.Parameter) -> torch.Size:
+    """Return the shape of a parameter, which stage 3 empties while it is not used."""
+    return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def _gathered_parameter(parameter: nn.Parameter) -> torch.Tensor:
+    """Return a parameter as the model has it, whole; all ranks must call it."""
+    with GatheredParameters([parameter]):
+        return parameter.detach().clone() if hasattr(parameter, "ds_id") else parameter.detach()
+
+
+def _set_parameter(parameter: nn.Parameter, value: Any) -> None:
+    """Set a parameter to a whole value; where it is sharded, to that of rank 0."""
+    with GatheredParameters([parameter], modifier_rank=0):
+        if not hasattr(parameter, "ds_id") or dist.get_rank() == 0:
+            parameter.data.copy_(fetched(value))
+
+
+@contextmanager
+def _all_sharded(engine: Any) -> Iterator[None]:
+    """Let stage 3 keep no parameter in whole in the block, as DeepSpeed does for its own checkpoints."""
+    if hasattr(engine.optimizer, "checkpoint_event_prologue"):
+        engine.optimizer.checkpoint_event_prologue()
+    yield
+    if hasattr(engine.optimizer, "checkpoint_event_epilogue"):
+        engine.optimizer.checkpoint_event_epilogue()
