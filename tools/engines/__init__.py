@@ -6,7 +6,7 @@ from importlib import import_module
 
 from tools.engines.protocol import Engine
 
-NAMES = ("aim", "clearml", "deepspeed", "mpich", "openmpi", "sagemaker", "slurm", "ssh", "xla")
+NAMES = ("aim", "clearml", "deepspeed", "libraries", "mpich", "openmpi", "sagemaker", "slurm", "ssh", "xla")
 
 
 def load_engine(name: str) -> Engine:

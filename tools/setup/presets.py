@@ -32,3 +32,9 @@ def heavy_engines() -> Environment:
 def wheel_trial(wheels: list[Path]) -> Environment:
     """Nothing of the checkout: the built wheels, and what their tests need."""
     return Environment(ROOT / ".venvs" / "wheels", (), [*map(str, wheels), *dependency_group("test")])
+
+
+def libraries() -> Environment:
+    """Libraries that import `accelerate`."""
+    requirements = [*dependency_group("test"), *dependency_group("libraries")]
+    return Environment(ROOT / ".venvs" / "libraries", list(read_packages().values()), requirements)

@@ -110,7 +110,20 @@ except Exception as error:
 def test_a_module_can_be_run_by_its_other_name(run_python):
     script = """
 import accel.drop_in, json, runpy
-found = runpy.run_module("accelerate.utils.versions", run_name="again")
-print(json.dumps([found["__name__"], "compare_versions" in found["__all__"]]))
+found = runpy.run_module("accelerate.commands.plan", run_name="again")
+print(json.dumps([found["__name__"], "PlanCommand" in found]))
 """
     assert run_python("-c", script) == ["again", True]
+
+
+def test_the_bootstrap_runs_the_module_that_it_hides(run_python, tmp_path):
+    """Python imports `sitecustomize` at its start; an environment may have one already."""
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.was_run = True\n")
+    script = """
+import builtins, json, runpy
+from importlib.util import find_spec
+runpy.run_path(find_spec("accel").submodule_search_locations[0] + "/drop_in/bootstrap/sitecustomize.py")
+import accelerate
+print(json.dumps([builtins.was_run, accelerate.__version__]))
+"""
+    assert run_python("-c", script, folders=(tmp_path,)) == [True, "1.15.0"]

@@ -1,0 +1,25 @@
+"""Libraries that import `accelerate`, in an environment without it: there it means accel."""
+
+import subprocess
+
+from tools.engines.protocol import Engine
+from tools.setup.environment import Environment
+from tools.setup.presets import libraries
+from tools.setup.running import environment_with
+
+
+def remove_accelerate(environment: Environment) -> None:
+    """Uninstall Accelerate itself, which some of them bring."""
+    found = [str(environment.python), "-c", "import importlib.util as u; exit(u.find_spec('accelerate') is None)"]
+    if subprocess.run(found, env=environment_with(), check=False).returncode == 0:
+        words = [str(environment.python), "-m", "pip", "uninstall", "--quiet", "--yes", "accelerate"]
+        subprocess.run(words, env=environment_with(), check=True)
+
+
+engine = Engine(
+    name="libraries",
+    purpose="transformers, PEFT, TRL, diffusers and sentence-transformers on accel, with `accelerate` meaning accel",
+    tests=("integration-tests/test_libraries.py",),
+    environment=libraries,
+    prepare=remove_accelerate,
+)
