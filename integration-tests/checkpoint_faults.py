@@ -33,7 +33,7 @@ from accel_checkpoint.reading.selection import check_loadable, find_newest
 SCRIPT = Path(__file__).with_name("save_forever.py")
 INTERRUPTED = Path(__file__).with_name("save_interrupted.py")
 HOW = ("kill", "error", "ctrl-c")
-START_S = 60
+START_S = 180
 SHARDED_WAYS = [
     (shards, behind) for shards in ("SHARDED_STATE_DICT", "FULL_STATE_DICT") for behind in (False, True)
 ]

@@ -38,7 +38,7 @@ RUNS = [*((name, 1) for name in PAGES if name != "deepspeed"), ("sharded", 2), (
 
 
 def run_code(folder, *, name, num_processes):
-    script = folder / f"{name}.py"
+    script = folder / f"guide_{name}.py"  # not the name of a package
     script.write_text(script_of(GUIDES / f"{name}.md"), encoding="utf-8")
     return run_script(script, num_processes=num_processes, cwd=folder, timeout_s=120)
 

@@ -127,7 +127,10 @@ def _rank(
 def speed_on_this_rank(variant: str, size: Size, *, device_type: str) -> float:
     """Return the tokens per second of all ranks together; every rank that the variables tell of must call it."""
     torch.manual_seed(0)
-    device = torch.device(device_type, int(os.environ["LOCAL_RANK"]) if device_type == "cuda" else None)
+    is_cuda = device_type == "cuda"
+    device = (
+        torch.device(device_type, int(os.environ["LOCAL_RANK"])) if is_cuda else torch.device(device_type)
+    )
     model, optimizer, backward = _PREPARED[variant](Model(size), size, device)
     tokens = torch.randint(size.vocabulary, (size.batch, size.length), device=device)
 

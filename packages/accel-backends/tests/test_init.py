@@ -14,7 +14,7 @@ def test_every_public_name_resolves():
 
 def test_importing_the_package_imports_no_torch():
     code = "import sys, accel_backends; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=180, check=False).returncode == 0
 
 
 def test_training_without_compilation_imports_no_compiler_of_its_own():
@@ -25,4 +25,4 @@ def test_training_without_compilation_imports_no_compiler_of_its_own():
         "import accel_backends.strategies.ddp\n"
         "sys.exit(any('accel_backends' in str(m) for m in sys.modules if 'compiled_module' in m))"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=180, check=False).returncode == 0

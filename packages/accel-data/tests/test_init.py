@@ -51,4 +51,4 @@ def test_all_names_are_sorted_and_there() -> None:
 
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, accel_data; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=180, check=False).returncode == 0

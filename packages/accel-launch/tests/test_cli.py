@@ -21,7 +21,7 @@ sys.exit(code)
 
 def run(*command: str, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=60, check=False, **options
+        [sys.executable, *command], capture_output=True, text=True, timeout=180, check=False, **options
     )
 
 
@@ -104,5 +104,5 @@ def test_python_dash_m_is_the_command_and_hands_its_options_on(tmp_path, no_user
 @pytest.mark.parametrize(("program", "usage"), [("accel", "accel "), ("accel-launch", "accel launch ")])
 def test_the_installed_programs_start(program, usage):
     path = Path(sys.executable).parent / program
-    finished = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    finished = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=180, check=True)
     assert finished.stdout.startswith(f"usage: {usage}")

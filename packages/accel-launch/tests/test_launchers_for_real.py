@@ -73,7 +73,7 @@ def start(*arguments: str, env: dict[str, str]) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     try:
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=180)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
@@ -209,7 +209,7 @@ def test_no_rank_outlives_an_agent_whose_launcher_is_killed(script, no_user_conf
     pids = pids_told(process, 2)
     process.kill()
     finish(process)
-    assert are_gone(pids, within_s=2)
+    assert are_gone(pids, within_s=30)
 
 
 def test_the_launcher_itself_stays_small(script, no_user_config):
@@ -219,5 +219,5 @@ def test_the_launcher_itself_stays_small(script, no_user_config):
     resident_mib = psutil.Process(process.pid).memory_info().rss / 2**20
     process.send_signal(signal.SIGTERM)
     finish(process)
-    assert are_gone(pids, within_s=2)
+    assert are_gone(pids, within_s=30)
     assert resident_mib < 40

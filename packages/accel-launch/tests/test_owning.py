@@ -44,8 +44,8 @@ class Run:
     def end(self) -> int:
         """Wait for the launcher, then for whatever it started, and return its exit code."""
         try:
-            self.process.communicate("go\n" * 4, timeout=20)
-            deadline = time.monotonic() + 2
+            self.process.communicate("go\n" * 4, timeout=60)
+            deadline = time.monotonic() + 20
             while any(map(is_running, self.pids)):
                 assert time.monotonic() < deadline, "a rank outlived the launcher"
                 time.sleep(0.01)

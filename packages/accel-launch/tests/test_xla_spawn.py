@@ -68,7 +68,7 @@ def run(place: Path, *arguments: str, with_xla: bool = True) -> subprocess.Compl
         env=environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 

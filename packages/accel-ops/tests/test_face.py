@@ -28,4 +28,4 @@ def test_no_module_shadows_a_public_name():
 
 def test_importing_the_package_does_not_import_torch():
     code = "import accel_ops, sys; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=180)

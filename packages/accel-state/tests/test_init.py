@@ -38,7 +38,7 @@ TORCH_FREE = [
 def modules_after(code: str) -> set[str]:
     program = f"import sys, json\n{code}\nprint(json.dumps(sorted(sys.modules)))"
     ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=True
     )
     return set(json.loads(ran.stdout))
 

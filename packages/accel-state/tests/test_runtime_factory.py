@@ -173,7 +173,7 @@ def test_tracebacks_are_richs_where_asked_for(tmp_path, asked, line):
         env={**snapshot(), "ACCELERATE_ENABLE_RICH": asked, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert finished.stderr.splitlines()[-1] == line, finished.stderr

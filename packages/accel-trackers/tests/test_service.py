@@ -63,7 +63,7 @@ def test_no_service_is_imported_before_its_run_is_opened():
         f"print([name for name in {[*SERVICES, 'torch']} if name in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=True
     )
     assert done.stdout.strip() == "[]"
 

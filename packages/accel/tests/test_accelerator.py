@@ -234,7 +234,7 @@ def test_building_an_accelerator_reads_what_the_launcher_said():
 
 def test_accel_is_imported_without_torch():
     code = "import sys, accel; sys.exit(int('torch' in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=180).returncode == 0
 
 
 def test_an_accelerator_that_shards_nothing_imports_nothing_of_sharding():

@@ -57,7 +57,7 @@ def test_a_killed_save_leaves_the_earlier_one_and_the_next_tidies_up(tmp_path):
     state = {"a": torch.ones(100), "b": torch.ones(100)}
     save_model(state, tmp_path, 400)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=180, check=False)
     assert done.returncode < 0
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     assert after == before

@@ -57,7 +57,7 @@ def finish():
 SaveHandle(finish, target=Path("a"))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=True
     )
     assert (tmp_path / "done").read_text() == "yes"
     assert "Saving `a` in the background failed: the disk is full" in done.stderr

@@ -94,6 +94,6 @@ main = threading.main_thread()
 threading.Thread(target=save, name="saver").start()
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=True
     )
     assert done.stdout.strip() == "saver"

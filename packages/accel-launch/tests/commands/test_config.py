@@ -25,7 +25,7 @@ def piped(text: str, *arguments: str, home: Path) -> subprocess.CompletedProcess
         env={"HF_HOME": str(home), "TERM": "xterm"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 

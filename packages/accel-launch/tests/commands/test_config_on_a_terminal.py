@@ -348,7 +348,7 @@ def terminal(tmp_path):
             ["-m", "accel_launch", "config", "--config_file", str(path)],
             env={"TERM": "xterm", "HF_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
             encoding="utf-8",
-            timeout=20,
+            timeout=60,
             dimensions=(40, 120),
         )
         child.delaybeforesend = None  # what is typed early is kept

@@ -44,12 +44,12 @@ def test_the_child_ends_when_its_parent_is_killed():
 def test_the_program_sees_its_own_arguments_and_gives_its_exit_code():
     code = "import sys; sys.exit(sys.argv[1:] != ['a b', '--'])"
     command = tied_to_parent([sys.executable, "-c", code, "a b", "--"], parent_pid=os.getpid())
-    assert subprocess.run(command, timeout=30, check=False).returncode == 0
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
 
 
 def test_nothing_is_started_for_a_parent_that_is_gone(tmp_path):
     command = tied_to_parent(["touch", str(tmp_path / "started")], parent_pid=2**22)
-    assert subprocess.run(command, timeout=30, check=False).returncode == 137
+    assert subprocess.run(command, timeout=60, check=False).returncode == 137
     assert not (tmp_path / "started").exists()
 
 
@@ -58,7 +58,7 @@ def test_a_program_that_is_missing_is_named(tmp_path, capfd):
     text.write_text("")
     for program, code in ((str(tmp_path / "missing"), 127), (str(text), 126)):
         command = tied_to_parent([program], parent_pid=os.getpid())
-        assert subprocess.run(command, timeout=30, check=False).returncode == code
+        assert subprocess.run(command, timeout=60, check=False).returncode == code
         assert f"error: Cannot run `{program}`: " in capfd.readouterr().err
 
 

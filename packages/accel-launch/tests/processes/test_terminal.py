@@ -34,7 +34,7 @@ def terminal():
     spawned = []
 
     def start(code: str):
-        spawned.append(pexpect.spawn(sys.executable, ["-c", SUPERVISOR, code], timeout=20, encoding="utf-8"))
+        spawned.append(pexpect.spawn(sys.executable, ["-c", SUPERVISOR, code], timeout=60, encoding="utf-8"))
         return spawned[-1]
 
     yield start
@@ -59,7 +59,7 @@ def test_ctrl_c_reaches_the_script_once(terminal):
 
 
 def test_ctrl_z_stops_the_whole_job_and_fg_continues_it(terminal):
-    session = pexpect.spawn("bash", ["--norc", "--noprofile", "-i"], timeout=20, encoding="utf-8")
+    session = pexpect.spawn("bash", ["--norc", "--noprofile", "-i"], timeout=60, encoding="utf-8")
     try:
         session.sendline("PS1='ready> '")
         session.expect_exact("ready> ")

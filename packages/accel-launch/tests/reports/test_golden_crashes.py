@@ -35,7 +35,7 @@ def crash(tmp_path: Path, no_user_config):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
             preexec_fn=preexec_fn,
         )
@@ -227,7 +227,7 @@ def test_the_program_does_not_exist(tmp_path, no_user_config):
         env=os.environ | no_user_config,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert finished.returncode == 127

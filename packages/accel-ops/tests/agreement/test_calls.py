@@ -150,7 +150,7 @@ def test_digests_are_the_same_in_every_process():
     )
     # Not forked: a process of its own has another seed for the hashes of texts.
     command = [sys.executable, "-c", code]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=180).stdout
     assert printed == f"{Call(gather, ('a', 1, None, 0.5), repr(torch.float32)).digest()}\n"
 
 

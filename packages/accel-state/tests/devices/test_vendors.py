@@ -78,4 +78,4 @@ def test_the_table_is_read_without_torch():
         "assert len(devices.known_vendors()) == 11; "
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=180)

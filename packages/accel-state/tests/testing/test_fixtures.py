@@ -87,7 +87,7 @@ def run_pytest(folder, *args):
         "--import-mode=importlib",
         f"--rootdir={folder}",
     ]
-    return run_command([*command, str(folder), *args], timeout_s=100)
+    return run_command([*command, str(folder), *args], timeout_s=240)
 
 
 def test_jobs_of_the_selected_tests_are_run_and_fail_only_those_who_ask_for_them(tmp_path):

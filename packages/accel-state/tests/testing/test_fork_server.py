@@ -99,12 +99,12 @@ def is_running(pid):
 
 
 def test_what_a_script_printed_can_be_waited_for(tmp_path):
-    script = Script(["-c", "import time; print('ready', flush=True); time.sleep(60)"])
+    script = Script(["-c", "import time; print('ready', flush=True); time.sleep(300)"])
     script.wait_for_output("ready")
     with pytest.raises(subprocess.TimeoutExpired):
         script.process.wait(timeout=0.01)
     kill_tree(script.process.pid)
-    assert script.process.wait(timeout=10) == -signal.SIGKILL
+    assert script.process.wait(timeout=60) == -signal.SIGKILL
     script.close()
 
 
@@ -124,7 +124,7 @@ def test_a_script_finds_imported_what_it_is_to_find():
     look = "import sys; print('torch' in sys.modules, 'wave' in sys.modules)"
     for preload in ((), ("wave",), ("wave",)):
         script = Script(["-c", look], preload=preload)
-        assert script.process.wait(timeout=10) == 0
+        assert script.process.wait(timeout=60) == 0
         assert script.stdout == f"True {bool(preload)}\n"
         script.close()
 
@@ -139,19 +139,19 @@ def test_scripts_end_with_the_server(is_forked):
     server = ForkServer(origin=fork_server() if is_forked else None)
     with open(os.devnull, "rb+") as nothing:
         process = server.start(
-            ("-c", "import time; time.sleep(60)"), environ=os.environ, streams=[nothing] * 3
+            ("-c", "import time; time.sleep(300)"), environ=os.environ, streams=[nothing] * 3
         )
     running = psutil.Process(process.pid)
     server.close()
-    assert psutil.wait_procs([running], timeout=10)[1] == []
+    assert psutil.wait_procs([running], timeout=60)[1] == []
 
 
 def test_after_its_server_was_killed_a_script_counts_as_killed_and_the_next_has_a_new_server():
-    script = Script(["-c", "import time; time.sleep(60)"])
+    script = Script(["-c", "import time; time.sleep(300)"])
     server = fork_server()
     server.process.kill()
     server.process.wait()
-    assert script.process.wait(timeout=10) == -signal.SIGKILL
+    assert script.process.wait(timeout=60) == -signal.SIGKILL
     script.close()
     with pytest.warns(UserWarning, match="The fork server ended with -9"):
         assert fork_server() is not server

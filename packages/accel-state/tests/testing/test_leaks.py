@@ -34,7 +34,7 @@ def test_child_process_is_told_and_killed(monkeypatch):
     (leak,) = before.leaks_since()
     assert leak.startswith(f"child processes: {child.pid} (")
     before.put_back()
-    assert child.wait(timeout=10) == -9
+    assert child.wait(timeout=60) == -9
 
 
 def test_processes_that_a_thread_of_a_child_started_are_seen():

@@ -282,12 +282,12 @@ def told_from_outside(folder, *, signum, target):
     script = folder / "train.py"
     script.write_text(SCRIPT)
     with start_ranks([script, folder, "waits"], 2) as ranks:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not all((folder / f"{rank}.running").exists() for rank in (0, 1)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         ranks[target].process.send_signal(signum)
-        exit_codes = [rank.process.wait(timeout=60) for rank in ranks]
+        exit_codes = [rank.process.wait(timeout=120) for rank in ranks]
         return exit_codes, [rank.stderr for rank in ranks], folder
 
 

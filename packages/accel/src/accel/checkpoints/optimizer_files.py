@@ -52,7 +52,7 @@ class OptimizerFiles:
         is_copied = self.prepared.strategy.capabilities.copies_loaded_states
         own = state if is_copied else without_file(self._inner, state)
         if self.form.is_per_rank:
-            self.optimizer.load_state_dict(own)
+            self.optimizer.load_state_dict(dict(own))
             return
         model = self.prepared.model_of(self.optimizer)
         self.prepared.strategy.load_optimizer_state(self.optimizer, own, model)

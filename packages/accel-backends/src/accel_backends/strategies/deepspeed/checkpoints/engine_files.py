@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -156,7 +157,7 @@ class TextFile:
 
 def _detached(content: Any) -> Any:
     """Return the content with copies of the objects that are neither tensors nor containers, as they are now."""
-    if isinstance(content, Mapping):
+    if type(content) in (dict, OrderedDict):
         return type(content)((name, _detached(value)) for name, value in content.items())
     if type(content) in (list, tuple):
         return type(content)(_detached(value) for value in content)

@@ -107,16 +107,16 @@ def flat_groups(engine: Any) -> list[FlatGroup]:
     Raises:
         CheckpointError: If DeepSpeed's optimizer is of a kind whose parameters cannot be told apart.
     """
-    optimizer = engine.optimizer
-    if stepping_optimizer(engine) is None:
+    optimizer, inner = engine.optimizer, stepping_optimizer(engine)
+    if inner is None:
         return []
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     for attribute, groups_of in _KINDS.items():
         if hasattr(optimizer, attribute):
             _refuse_disks(optimizer)
             return list(groups_of(optimizer, names, engine.device))
-    if optimizer is stepping_optimizer(engine):
-        return list(_plain_groups(optimizer, names, engine.device))
+    if optimizer is inner:
+        return list(_plain_groups(inner, names, engine.device))
     raise CheckpointError(
         f"The states of the parameters in DeepSpeed's `{type(optimizer).__name__}` cannot be told apart, so they are "
         "neither saved whole nor loaded. Use ZeRO stage 1, 2 or 3 in the DeepSpeed config."

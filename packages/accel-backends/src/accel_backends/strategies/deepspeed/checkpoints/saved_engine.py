@@ -139,7 +139,7 @@ class SavedEngine:
                         f"the parts of `{name}` ({kind}) do not make up its shape {tuple(shape)}"
                     )
                 found.setdefault(name, {})[kind] = SavedTensor.of(shape, parts)
-            if name not in found and math.prod(shape):
+            if name not in found and math.prod(shape) > 0:
                 raise self._error(f"it has no values of `{name}`")
         return found
 
