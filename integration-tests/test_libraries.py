@@ -13,7 +13,10 @@ from accel_state.testing.scripts import run_command
 pytestmark = pytest.mark.engine("libraries")
 
 SCRIPTS = Path(__file__).with_name("libraries")
-FSDP2 = {"fsdp": "full_shard", "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}}
+FSDP2 = {
+    "fsdp": "full_shard",
+    "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
+}
 
 
 def losses_of(script: str, folder: Path, *, num_processes: int = 1, **settings: object) -> list[float]:

@@ -11,7 +11,8 @@ trainer = SFTTrainer(
     tiny.make_model(),
     SFTConfig(
         sys.argv[1], use_cpu=True, per_device_train_batch_size=4, max_steps=3, logging_steps=1, report_to=[],
-        bf16=False, gradient_checkpointing=False, max_length=16, learning_rate=1e-2, save_strategy="no", disable_tqdm=True,
+        bf16=False, gradient_checkpointing=False, max_length=16, learning_rate=1e-2, save_strategy="no",
+        disable_tqdm=True,
     ),
     train_dataset=Dataset.from_dict({"text": tiny.make_texts()}),
     processing_class=tiny.make_tokenizer(),

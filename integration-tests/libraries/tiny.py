@@ -6,12 +6,15 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-WORDS = "a the cat dog saw ran sat on mat hat and then it was good bad yes no what why who".split()
+TEXT = "a the cat dog saw ran sat on mat hat and then it was good bad yes no what why who"
+WORDS = TEXT.split()
 
 
 def make_tokenizer():
     names = ["<pad>", "<s>", "</s>", "<unk>", *WORDS]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(names)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: index for index, word in enumerate(names)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     made = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"

@@ -10,10 +10,8 @@ from tools.setup.running import environment_with
 
 def remove_accelerate(environment: Environment) -> None:
     """Uninstall Accelerate itself, which some of them bring."""
-    found = [str(environment.python), "-c", "import importlib.util as u; exit(u.find_spec('accelerate') is None)"]
-    if subprocess.run(found, env=environment_with(), check=False).returncode == 0:
-        words = [str(environment.python), "-m", "pip", "uninstall", "--quiet", "--yes", "accelerate"]
-        subprocess.run(words, env=environment_with(), check=True)
+    words = [str(environment.python), "-m", "pip", "uninstall", "--quiet", "--yes", "accelerate"]
+    subprocess.run(words, env=environment_with(), check=True)  # nothing happens where it is not there
 
 
 engine = Engine(

@@ -1,7 +1,7 @@
 """A step of twelve blocks that two gloo processes share: what the strategy adds to `fully_shard`.
 
-Each variant trains a second copy with plain `fully_shard` in the same processes, step by step in turn, and is divided by
-it: from process to process the same step was seen to take up to 1.3 times as long.
+Each variant trains a second copy with plain `fully_shard` in the same processes, step by step in turn, and is divided
+by it: from process to process the same step was seen to take up to 1.3 times as long.
 """
 
 from tools.bench.case import Case

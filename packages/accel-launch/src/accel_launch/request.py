@@ -15,8 +15,9 @@ from accel_launch.fsdp_checks import check_fsdp
 from accel_launch.gpus import selected_gpus
 from accel_launch.options import OPTIONS
 from accel_launch.resolution import Resolved, resolve
+from accel_state.entry_points import entry_points
 from accel_state.environment import SETTINGS
-from accel_state.errors import ConfigError
+from accel_state.errors import ConfigError, NotAvailableError
 
 CommandKind = Literal["script", "module", "executable"]
 
@@ -27,8 +28,8 @@ _CHECKS: Mapping[str | None, Callable[[Mapping[str, Resolved]], None]] = {
     "DEEPSPEED": check_deepspeed,
     "FSDP": check_fsdp,
 }
-# Runs what follows it with `accelerate` meaning accel.
-_DROP_IN = "accel.drop_in"
+_DROP_INS = "accel.drop_ins"
+"""Entry points whose module runs what follows it with the package of their name replaced."""
 _FP8_OVERRIDES = ("FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_WGRAD")
 
 
@@ -81,7 +82,7 @@ class LaunchRequest:
         """Return the command line of one rank."""
         if self.kind == "executable":
             return self.command
-        drop_in = ("-m", _DROP_IN) if self.value("drop_in") else ()
+        drop_in = ("-m", *_drop_in()) if self.value("drop_in") else ()
         module = ("-m",) if self.kind == "module" else ()
         return (*self.interpreter, *python_options, *drop_in, *module, *self.command)
 
@@ -128,6 +129,7 @@ def make_request(
 
     Raises:
         ConfigError: If a value is wrong, or two contradict each other.
+        NotAvailableError: If a package that the settings need is not installed.
     """
     settings = resolve(OPTIONS, flags=flags, environ=machine.environ, config=config)
     engine = choose_engine(settings, config)
@@ -138,6 +140,10 @@ def make_request(
         raise ConfigError(
             "`--drop_in` has no effect on an executable: it is a switch of Python's. Leave out `--no_python`, or run "
             "`accel drop-in install` in the environment of the executable."
+        )
+    if settings["drop_in"].value and not _drop_in():
+        raise NotAvailableError(
+            "`--drop_in` needs the package `accel`, which is not installed. Run `pip install accel`."
         )
     num_machines = settings["num_machines"].value
     return LaunchRequest(
@@ -154,6 +160,11 @@ def make_request(
         is_quiet=is_quiet,
         config=config,
     )
+
+
+def _drop_in() -> tuple[str, ...]:
+    """Return the module that lets `accelerate` mean accel, nothing where it is not installed."""
+    return tuple(point.value for point in entry_points(_DROP_INS) if point.name == "accelerate")
 
 
 def _num_processes(settings: Mapping[str, Resolved], machine: Machine, num_machines: int) -> int:

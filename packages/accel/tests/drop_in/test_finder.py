@@ -98,7 +98,8 @@ if {is_first}:
 try:
     import accel.drop_in
 except Exception as error:
-    print(json.dumps([type(error).__name__, str(error), len([f for f in sys.meta_path if "DropIn" in type(f).__name__])]))
+    finders = [finder for finder in sys.meta_path if "DropIn" in type(finder).__name__]
+    print(json.dumps([type(error).__name__, str(error), len(finders)]))
 """
     kind, text, num_finders = run_python("-c", script, folders=(tmp_path,))
     assert kind == "StateError"

@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def environment_report(config: ConfigFile, *, environ: Mapping[str, str]) -> dic
         "packages": {name: _version_of(name) for name in PACKAGES},
         "python": f"{platform.python_version()} ({sys.executable})",
         "platform": platform.platform(),
-        "accelerate_means": what_accelerate_means(),
+        "accelerate": what_accelerate_means(),
         "cpu_cores": os.cpu_count(),
         "memory_gib": _memory_gib(),
         "accelerators": present_accelerators(),
@@ -70,11 +71,9 @@ def environment_report(config: ConfigFile, *, environ: Mapping[str, str]) -> dic
 
 
 def what_accelerate_means() -> str | None:
-    """Return what `import accelerate` gives: accel (the drop-in is on), Accelerate with its version, or None."""
-    if any(type(finder).__module__.startswith("accel.drop_in") for finder in sys.meta_path):
-        return "accel (drop-in)"
-    found = _version_of("accelerate")
-    return None if found is None else f"Accelerate {found}"
+    """Return version and place of what `import accelerate` gives, None for nothing."""
+    found = find_spec("accelerate")
+    return None if found is None else f"{_version_of('accelerate')} ({found.origin})"
 
 
 def as_text(report: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ import sysconfig
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from accel_launch.messages import show
 from accel_state.errors import ConfigError
 
 LINE = "import accel.drop_in\n"
@@ -30,15 +31,15 @@ class DropInCommand:
         file = path_file()
         if arguments.action == "install":
             install(file)
-            print(f"`accelerate` now means accel in this environment, by `{file}`.")
+            show(f"`accelerate` now means accel in this environment, by `{file}`.")
         elif arguments.action == "remove":
-            print(
+            show(
                 f"Removed `{file}`: `accelerate` no longer means accel."
                 if remove(file)
                 else "The drop-in is not installed here; nothing was removed."
             )
         else:
-            print(f"Installed, by `{file}`." if file.exists() else "Not installed.")
+            show(f"Installed, by `{file}`." if file.exists() else "Not installed.")
         return 0
 
 

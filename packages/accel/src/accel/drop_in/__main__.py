@@ -1,4 +1,4 @@
-"""`python -m accel.drop_in script.py …`, also with ``-m module`` or ``-c code``: run it with `accelerate` meaning accel."""
+"""`python -m accel.drop_in script.py …`, or ``-m module``: run it with `accelerate` meaning accel."""
 
 import os
 import sys

@@ -92,7 +92,9 @@ class _Root(ModuleType):
         try:
             return getattr(import_module(OURS), name)
         except AttributeError:
-            raise AttributeError(f"module `{THEIRS}` has no attribute `{name}`", name=name, obj=self) from None
+            raise AttributeError(
+                f"module `{THEIRS}` has no attribute `{name}`", name=name, obj=self
+            ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("__"):
@@ -146,8 +148,8 @@ def check_alone() -> None:
     spec = PathFinder.find_spec(THEIRS)
     if spec is not None and spec.origin is not None:
         raise StateError(
-            f"Accelerate itself is installed (`{spec.origin}`), and `accel.drop_in` would stand in for it. Uninstall it "
-            f"(`pip uninstall {THEIRS}`), or leave the drop-in out (`accel drop-in remove`, no `--drop_in`)."
+            f"Accelerate itself is installed (`{spec.origin}`), and `accel.drop_in` would stand in for it. Uninstall "
+            f"it (`pip uninstall {THEIRS}`), or leave the drop-in out (`accel drop-in remove`, no `--drop_in`)."
         )
 
 
