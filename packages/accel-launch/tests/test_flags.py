@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from accel_launch.cli import main
 from accel_launch.options import OPTION_GROUPS, OPTIONS, SWITCHES
+from accel_state.errors import ConfigError, NotAvailableError
 
 FLAGS = [setting for setting in OPTIONS if setting.flag]
 TO_RANKS = [setting for setting in FLAGS if setting.variable and setting.name not in ("num_processes",)]
@@ -187,8 +189,25 @@ def test_a_flag_that_does_nothing_any_more_says_so(capsys, name):
     assert capsys.readouterr().err == f"warning: `{setting.flag}` has no effect any more.\n"
 
 
+@pytest.mark.parametrize("kind", ["script", "module"])
+def test_the_drop_in_comes_before_the_command(request_for, monkeypatch, kind):
+    point = EntryPoint("accelerate", "stands.in", "accel.drop_ins")
+    monkeypatch.setattr("accel_launch.request.entry_points", lambda group: (point,))
+    module = ["-m"] if kind == "module" else []
+    request = request_for(flags={"drop_in": "true"}, kind=kind)
+    assert request.program("-u") == (*request.interpreter, "-u", "-m", "stands.in", *module, *request.command)
+
+
+def test_the_drop_in_needs_its_package_and_a_python(request_for, monkeypatch):
+    with pytest.raises(ConfigError, match="--no_python"):
+        request_for(flags={"drop_in": "true"}, kind="executable")
+    monkeypatch.setattr("accel_launch.request.entry_points", lambda group: ())
+    with pytest.raises(NotAvailableError, match="pip install accel"):
+        request_for(flags={"drop_in": "true"})
+
+
 def test_every_flag_is_followed():
-    followed = {*(setting.name for setting in HERE), *ON_DEVICES, *IN_PLAN, *WITHOUT_EFFECT, *SECRET}
+    followed = {*(setting.name for setting in HERE), *ON_DEVICES, *IN_PLAN, *WITHOUT_EFFECT, *SECRET, "drop_in"}
     assert {setting.name for setting in FLAGS} == followed
 
 
