@@ -207,7 +207,14 @@ def test_the_drop_in_needs_its_package_and_a_python(request_for, monkeypatch):
 
 
 def test_every_flag_is_followed():
-    followed = {*(setting.name for setting in HERE), *ON_DEVICES, *IN_PLAN, *WITHOUT_EFFECT, *SECRET, "drop_in"}
+    followed = {
+        *(setting.name for setting in HERE),
+        *ON_DEVICES,
+        *IN_PLAN,
+        *WITHOUT_EFFECT,
+        *SECRET,
+        "drop_in",
+    }
     assert {setting.name for setting in FLAGS} == followed
 
 
