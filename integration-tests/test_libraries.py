@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -13,6 +14,7 @@ from accel_state.testing.scripts import run_command
 pytestmark = pytest.mark.engine("libraries")
 
 SCRIPTS = Path(__file__).with_name("libraries")
+LONG = {"max_steps": 12}
 FSDP2 = {
     "fsdp": "full_shard",
     "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
@@ -38,12 +40,18 @@ def losses_of(script: str, folder: Path, *, num_processes: int = 1, **settings: 
     return json.loads(line.removeprefix("LOSSES "))
 
 
+def is_falling(losses: list[float]) -> bool:
+    """Tell whether the last third of losses is below the first."""
+    third = len(losses) // 3
+    return fmean(losses[-third:]) < fmean(losses[:third])
+
+
 def test_the_trainer_of_transformers_equals_itself_on_any_number_of_processes(tmp_path):
-    alone = losses_of("trainer.py", tmp_path / "alone", per_device_train_batch_size=8)
-    assert alone[-1] < alone[0]
-    together = losses_of("trainer.py", tmp_path / "two", num_processes=2)
+    alone = losses_of("trainer.py", tmp_path / "alone", per_device_train_batch_size=8, **LONG)
+    assert is_falling(alone)
+    together = losses_of("trainer.py", tmp_path / "two", num_processes=2, **LONG)
     assert together == pytest.approx(alone, abs=1e-4)
-    sharded = losses_of("trainer.py", tmp_path / "sharded", num_processes=2, **FSDP2)
+    sharded = losses_of("trainer.py", tmp_path / "sharded", num_processes=2, **LONG, **FSDP2)
     assert sharded == pytest.approx(together, abs=1e-5)
 
 
@@ -57,6 +65,4 @@ def test_the_trainer_resumes_adapters_where_it_stopped(tmp_path):
 @pytest.mark.parametrize("script", ["fine_tuning.py", "diffusion.py", "sentences.py"])
 def test_a_library_trains(tmp_path, script, num_processes):
     losses = losses_of(script, tmp_path, num_processes=num_processes)
-    assert len(losses) >= 3
-    assert all(0 < loss < 5 for loss in losses)
-    assert min(losses[1:]) < losses[0]
+    assert is_falling(losses)

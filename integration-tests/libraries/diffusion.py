@@ -35,10 +35,10 @@ accelerator.register_save_state_pre_hook(save_hook)
 noise_scheduler = DDPMScheduler(num_train_timesteps=10)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 loader = DataLoader(torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0)), batch_size=4)
-schedule = get_scheduler("cosine", optimizer, num_warmup_steps=1, num_training_steps=4)
+schedule = get_scheduler("cosine", optimizer, num_warmup_steps=1, num_training_steps=16)
 model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
 losses = []
-for _ in range(2):
+for _ in range(8):
     for images in loader:
         generator = torch.Generator().manual_seed(len(losses))
         noise = torch.randn(images.shape, generator=generator)

@@ -10,7 +10,7 @@ from trl import SFTConfig, SFTTrainer
 trainer = SFTTrainer(
     tiny.make_model(),
     SFTConfig(
-        sys.argv[1], use_cpu=True, per_device_train_batch_size=4, max_steps=3, logging_steps=1, report_to=[],
+        sys.argv[1], use_cpu=True, per_device_train_batch_size=4, max_steps=12, logging_steps=1, report_to=[],
         bf16=False, gradient_checkpointing=False, max_length=16, learning_rate=1e-2, save_strategy="no",
         disable_tqdm=True,
     ),

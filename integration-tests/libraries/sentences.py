@@ -32,7 +32,7 @@ texts = tiny.make_texts()
 trainer = SentenceTransformerTrainer(
     model,
     SentenceTransformerTrainingArguments(
-        str(folder), use_cpu=True, per_device_train_batch_size=4, max_steps=3, logging_steps=1, report_to=[],
+        str(folder), use_cpu=True, per_device_train_batch_size=4, max_steps=12, logging_steps=1, report_to=[],
         learning_rate=1e-2, save_strategy="no", disable_tqdm=True,
     ),
     train_dataset=Dataset.from_dict({"anchor": texts, "positive": texts[::-1]}),

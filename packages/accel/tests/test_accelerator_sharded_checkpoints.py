@@ -347,12 +347,12 @@ def export(folder):
     save_fsdp_optimizer(plugin, run.accelerator, run.optimizer, run.model, folder / "parts")
     plugin = copy(plugin)
     plugin.state_dict_type = StateDictType.FULL_STATE_DICT
-    save_fsdp_model(plugin, run.accelerator, run.model, folder / "whole")
+    save_fsdp_model(plugin, run.accelerator, run.model, folder / "whole", adapter_only=True)
     save_fsdp_optimizer(plugin, run.accelerator, run.optimizer, run.model, folder / "whole")
     states = [run.state()]
     for name in ("parts", "whole"):
         other = Run("sharded", seed=99)
-        load_fsdp_model(plugin, other.accelerator, other.model, folder / name)
+        load_fsdp_model(plugin, other.accelerator, other.model, folder / name, adapter_only=True)
         load_fsdp_optimizer(plugin, other.accelerator, other.optimizer, other.model, folder / name)
         states.append(other.state() | {"scheduler": states[0]["scheduler"]})
     return states, run.accelerator.get_state_dict(run.model)

@@ -22,6 +22,7 @@ from accel_backends.checkpoint_formats.optimizer_state import misfit_of, without
 from accel_backends.checkpoint_formats.per_rank import PerRankFormat
 from accel_backends.checkpoint_formats.protocol import CheckpointFormat, Files, SaveChoices, SavedState
 from accel_backends.checkpoint_formats.sharded import ShardedFormat
+from accel_backends.module_lookup import is_peft_model
 from accel_backends.sharding.full_state import deferred_state
 from accel_checkpoint.file_names import (
     METADATA_NAME,
@@ -36,9 +37,12 @@ from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.pending_files import TorchFile, write_file
 from accel_checkpoint.saving.sink import FileSink
 from accel_state.errors import CheckpointError, ConfigError
+from accel_state.logging import get_logger
 
 if TYPE_CHECKING:
     from accel.accelerator import Accelerator
+
+logger = get_logger(__name__)
 
 _FORMATS: dict[str, Callable[[], CheckpointFormat]] = {
     "FULL_STATE_DICT": FullFormat,
@@ -65,10 +69,15 @@ def save_fsdp_model(
         output_dir: The folder, made if missing: `pytorch_model_fsdp_0/`, `pytorch_model_fsdp.bin` or
             `pytorch_model_fsdp_rank0.bin` and so on come into it.
         model_index: Which model it is.
-        adapter_only: Not supported.
+        adapter_only: Has no effect, which one warning says where the model has adapters: all weights are saved.
         use_dcp: Parts that only the same ranks can read are not written: leave it.
     """
-    _check(adapter_only=adapter_only, use_dcp=use_dcp)
+    _check(use_dcp)
+    if adapter_only and is_peft_model(model):
+        logger.warning_once(
+            "`adapter_only=True` has no effect: the weights below the adapters are saved too. Save adapters alone with "
+            "`save_pretrained` of the unwrapped model."
+        )
     strategy, choices, form = accelerator.strategy, _choices(accelerator), _format(fsdp_plugin)
     state = strategy.own_model_state(model) if form.is_per_rank else strategy.local_model_state(model)
     if isinstance(form, FullFormat):
@@ -93,7 +102,7 @@ def load_fsdp_model(
     Raises:
         CheckpointError: If it is missing or damaged, or does not fit; names everything that does not.
     """
-    _check(adapter_only=adapter_only, use_dcp=use_dcp)
+    _check(use_dcp)
     from accel.checkpoints.model_files import ModelFiles
     from accel_checkpoint.reading.strictness import Strictness
 
@@ -124,7 +133,7 @@ def save_fsdp_optimizer(
     use_dcp: bool = True,
 ) -> None:
     """Save the optimizer of a prepared model, as `save_fsdp_model` does the model. Every rank must call it."""
-    _check(adapter_only=False, use_dcp=use_dcp)
+    _check(use_dcp)
     strategy, form = accelerator.strategy, _format(fsdp_plugin)
     inner = getattr(optimizer, "optimizer", optimizer)
     files = form.optimizer_files(
@@ -153,7 +162,7 @@ def load_fsdp_optimizer(
     Raises:
         CheckpointError: If it is missing or damaged, or is the state of another optimizer.
     """
-    _check(adapter_only=adapter_only, use_dcp=use_dcp)
+    _check(use_dcp)
     form = _format_of(Path(input_dir), OPTIMIZER_NAME, optimizer_index)
     name = form.optimizer_file(optimizer_index)
     folder = _home(Path(input_dir), name)
@@ -172,11 +181,7 @@ def load_fsdp_optimizer(
     accelerator.strategy.load_optimizer_state(optimizer, state, model)
 
 
-def _check(*, adapter_only: bool, use_dcp: bool) -> None:
-    if adapter_only:
-        raise ConfigError(
-            "`adapter_only=True` is not supported. Save the adapter with `save_pretrained` of the unwrapped model."
-        )
+def _check(use_dcp: bool) -> None:
     if not use_dcp:
         raise ConfigError(
             "`use_dcp=False` asks for files that only the same number of ranks can read, and is not supported. "
