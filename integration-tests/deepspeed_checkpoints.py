@@ -6,7 +6,6 @@ Each rank writes how far values are from those that they must be to FOLDER/PHASE
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import warnings
@@ -45,8 +44,6 @@ class Run:
 
     def __init__(self, kind, *, seed=0, lr=0.02, **options):
         reset_runtime(keep_process_group=True)
-        if "RANK" not in os.environ:
-            os.environ.pop("LOCAL_RANK", None)  # set for DeepSpeed by the run before
         if kind == "fsdp2":
             options["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
         elif kind != "ddp":

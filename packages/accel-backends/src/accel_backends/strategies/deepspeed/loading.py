@@ -13,7 +13,8 @@ from accel_state.errors import ConfigError, NotAvailableError
 def load_deepspeed(context: StrategyContext) -> ModuleType:
     """Import DeepSpeed and return it; it then works on the device of this run.
 
-    Sets ``LOCAL_RANK`` where no launcher has: DeepSpeed reads it whenever it makes a tensor of its own.
+    Sets ``LOCAL_RANK`` where no launcher has, and ``RANK`` with it: DeepSpeed reads the first whenever it makes a tensor
+    of its own, and a later `Accelerator` of this process expects both or none.
 
     Raises:
         NotAvailableError: If DeepSpeed is not installed.
@@ -25,7 +26,14 @@ def load_deepspeed(context: StrategyContext) -> ModuleType:
             "Run `pip install accel-backends[deepspeed]`."
         )
     if variable("LOCAL_RANK") is None:
-        export({"LOCAL_RANK": str(context.topology.local_rank)})
+        topology = context.topology
+        export(
+            {
+                "LOCAL_RANK": str(topology.local_rank),
+                "RANK": str(topology.rank),
+                "WORLD_SIZE": str(topology.world_size),
+            }
+        )
     wanted = context.device.type
     # DeepSpeed takes an accelerator that it finds, whatever the run computes on.
     with patch_environment(ds_accelerator=variable("DS_ACCELERATOR") or wanted):
