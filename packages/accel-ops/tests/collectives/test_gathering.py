@@ -92,8 +92,8 @@ def test_a_scalar_becomes_one_dimension_of_world_size(ranks):
         )
 
 
-def test_small_structures_cross_in_one_call_per_dtype_and_the_results_are_independent(make_ranks):
-    ranks = make_ranks(2)
+def test_structures_cross_in_one_call_per_dtype_and_the_results_are_independent(make_ranks):
+    ranks = make_ranks(2, checked=False)
     data = [torch.ones(4), torch.zeros(4), torch.ones(3, dtype=torch.int8)]
 
     def body(rank: int) -> list[torch.Tensor]:
@@ -103,7 +103,7 @@ def test_small_structures_cross_in_one_call_per_dtype_and_the_results_are_indepe
 
     for got in ranks.run(body):
         assert got[1].tolist() == [0] * 8
-    assert [size for _, size in ranks.transports[0].calls] == [24, 32, 3]  # the digest, and two dtypes
+    assert [size for _, size in ranks.transports[0].calls] == [32, 3]
     assert data[0].tolist() == [1] * 4
 
 

@@ -100,7 +100,7 @@ def test_the_input_stays_as_it_is(ranks, size, dtype):
 
 
 def test_structures_cross_in_one_call_per_dtype_that_is_sent(make_ranks):
-    ranks = make_ranks(2)
+    ranks = make_ranks(2, checked=False)
     data = {f"k{i}": torch.ones(3, i) for i in range(24)} | {
         "half": torch.ones(2).half(),
         "brain": torch.ones(2).bfloat16(),
@@ -109,7 +109,7 @@ def test_structures_cross_in_one_call_per_dtype_that_is_sent(make_ranks):
     totals = ranks.run(lambda rank: reduce(data, "sum"))[1]
     assert totals["k5"].tolist() == [[2] * 5] * 3
     assert (totals["half"].dtype, totals["brain"].dtype) == (torch.float16, torch.bfloat16)
-    assert [size for _, size in ranks.transports[0].calls] == [24, 4 * (3 * 276 + 4), 16]
+    assert [size for _, size in ranks.transports[0].calls] == [4 * (3 * 276 + 4), 16]
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from accel_ops.agreement.calls import Call
-from accel_ops.agreement.exchange import agree, must_check
+from accel_ops.agreement.exchange import must_check
+from accel_ops.collectives.checked import CheckedCollectives
 from accel_ops.collectives.packing import Bucket, Run, flatten, rebuild
 from accel_ops.collectives.running import Collective, run_collective
-from accel_ops.transport import current_transport
+from accel_ops.transport import Collectives, current_transport
 from accel_state.errors import ConfigError
 
 
@@ -36,9 +37,11 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         return tensor
     is_source = transport.rank == from_process
 
-    def send(buckets: list[Bucket], sent: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def send(
+        collectives: Collectives, buckets: list[Bucket], sent: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
         buffers = [_packed(bucket, sent) if is_source else _room_for(bucket, sent) for bucket in buckets]
-        return transport.broadcast(buffers, source=from_process)
+        return collectives.broadcast(buffers, source=from_process)
 
     collective = Collective(broadcast, (from_process,), send, _in_shape)
     received = run_collective(transport, collective, tensor, leaves, structure)
@@ -82,7 +85,7 @@ def _room_for(bucket: Bucket, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def broadcast_buffer(buffer: torch.Tensor, *, source: int, operation: Callable[..., Any]) -> torch.Tensor:
-    """Return the flat tensor of rank ``source``; elsewhere ``buffer`` is overwritten.
+    """Return the flat tensor of rank ``source``; elsewhere ``buffer`` may be overwritten.
 
     For packages that pack their own messages. It is checked like every other operation.
 
@@ -99,9 +102,10 @@ def broadcast_buffer(buffer: torch.Tensor, *, source: int, operation: Callable[.
         return buffer
     with transport.lock:
         sent = buffer.to(transport.device_for(buffer.device))
+        collectives: Collectives = transport
         if must_check(transport, [sent.device]):
-            agree(transport, Call(operation, (source, len(buffer))))
-        (received,) = transport.broadcast([sent], source=source)
+            collectives = CheckedCollectives(transport, Call(operation, (source, len(buffer), buffer.dtype)))
+        (received,) = collectives.broadcast([sent], source=source)
         return received.to(buffer.device)
 
 

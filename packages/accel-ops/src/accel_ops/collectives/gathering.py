@@ -9,7 +9,7 @@ import torch
 
 from accel_ops.collectives.packing import Bucket, Run, flatten, rebuild
 from accel_ops.collectives.running import Collective, run_collective
-from accel_ops.transport import current_transport
+from accel_ops.transport import Collectives, current_transport
 
 
 def gather(tensor: Any) -> Any:
@@ -31,8 +31,10 @@ def gather(tensor: Any) -> Any:
     if transport.world_size == 1:
         return rebuild(tensor, (leaf if leaf.ndim else leaf.unsqueeze(0) for leaf in leaves))
 
-    def send(buckets: list[Bucket], sent: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return transport.all_gather([bucket.pack(sent, bucket.runs[0].dtype) for bucket in buckets])
+    def send(
+        collectives: Collectives, buckets: list[Bucket], sent: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        return collectives.all_gather([bucket.pack(sent, bucket.runs[0].dtype) for bucket in buckets])
 
     def finish(rows: torch.Tensor, run: Run) -> torch.Tensor:
         num_rows, *features = run.shape or (1,)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import torch
+
 from accel_ops.agreement.calls import Call
-from accel_ops.agreement.exchange import agree, gather_bytes, to_tensor
+from accel_ops.agreement.exchange import Replies, agree, gather_bytes, room_for_attached, to_tensor
 from accel_ops.collectives.broadcasting import check_source
 from accel_ops.transport import Transport, current_transport
 from accel_state.errors import DistributedOperationException
@@ -43,29 +45,41 @@ def gather_each(transport: Transport, call: Call, value: Any) -> list[Any]:
         DistributedOperationException: As :func:`gather_object`.
     """
     with transport.lock:
-        payload, sizes = _exchange_sizes(transport, call, value)
-        payloads = gather_bytes(transport, payload, sizes)
+        payload = _pickled(transport, call, value)
+        replies = _exchange(transport, call, payload)
+        if max(replies.numbers) > room_for_attached(transport):
+            payloads = gather_bytes(transport, payload, replies.numbers)
+        else:
+            payloads = [_attached(replies, rank) for rank in range(transport.world_size)]
     return [_unpickle(payload) for payload in payloads]
 
 
-def _exchange_sizes(
-    transport: Transport, call: Call, value: Any, *, has_payload: bool = True
-) -> tuple[bytes, list[int]]:
-    """Pickle the value and return it with the sizes of all ranks, or raise on all if one cannot be pickled."""
+def _pickled(transport: Transport, call: Call, value: Any) -> bytes:
+    """Pickle the value, or raise on all ranks."""
     try:
-        payload = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL) if has_payload else b""
+        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except BaseException:
         # Whatever the object's own methods raise: the other ranks wait for this one.
         agree(transport, call, number=_NOT_PICKLED)
         raise
-    sizes = agree(transport, call, number=len(payload))
-    failed = [str(rank) for rank, size in enumerate(sizes) if size == _NOT_PICKLED]
+
+
+def _exchange(transport: Transport, call: Call, payload: bytes) -> Replies:
+    """Exchange the sizes of the payloads, and those that are small enough to be attached."""
+    room = room_for_attached(transport)
+    attached = to_tensor(payload, size=len(payload)) if len(payload) <= room else None
+    replies = agree(transport, call, number=len(payload), attached=attached)
+    failed = [str(rank) for rank, size in enumerate(replies.numbers) if size == _NOT_PICKLED]
     if failed:
         raise DistributedOperationException(
             f"Process {', '.join(failed)} could not pickle its object for `{call.operation.__name__}`. "
             "See its error."
         )
-    return payload, sizes
+    return replies
+
+
+def _attached(replies: Replies, rank: int) -> bytes:
+    return replies.attached[rank, : replies.numbers[rank]].numpy().tobytes()
 
 
 def _unpickle(payload: bytes) -> Any:
@@ -98,9 +112,15 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     is_source = transport.rank == from_process
     with transport.lock:
         call = Call(broadcast_object_list, (from_process, len(object_list)))
-        payload, sizes = _exchange_sizes(transport, call, list(object_list), has_payload=is_source)
-        buffer = to_tensor(transport, payload, size=sizes[from_process])
-        (received,) = transport.broadcast([buffer], source=from_process)
+        payload = _pickled(transport, call, list(object_list)) if is_source else b""
+        replies = _exchange(transport, call, payload)
+        size = replies.numbers[from_process]
+        if size > room_for_attached(transport):
+            buffer = to_tensor(payload, size=size).to(transport.device_for(torch.device("cpu")))
+            (received,) = transport.broadcast([buffer], source=from_process)
+            payload = received.cpu().numpy().tobytes()
+        else:
+            payload = _attached(replies, from_process)
     if not is_source:
-        object_list[:] = _unpickle(received.cpu().numpy().tobytes())
+        object_list[:] = _unpickle(payload)
     return object_list

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from accel_ops.agreement.calls import SAME_DIMENSIONS, Call
-from accel_ops.agreement.exchange import agree
+from accel_ops.collectives.checked import CheckedCollectives
 from accel_ops.collectives.packing import flatten, rebuild
-from accel_ops.transport import Transport, current_transport
+from accel_ops.transport import current_transport
 from accel_state.errors import ConfigError
 
 
@@ -55,13 +54,17 @@ def pad_across_processes(
         return tensor
     with transport.lock:
         signature = f"{structure} {[(leaf.dtype, leaf.ndim) for leaf in leaves]}"
-        agree(transport, Call(pad_across_processes, (dim,), signature, tensor, SAME_DIMENSIONS))
-        sizes = _largest([leaf.shape[dim] if _has_dim(leaf, dim) else 0 for leaf in leaves], transport)
+        call = Call(pad_across_processes, (dim,), signature, tensor, SAME_DIMENSIONS)
+        own = [leaf.shape[dim] if _has_dim(leaf, dim) else 0 for leaf in leaves]
+        sent = torch.tensor(own, dtype=torch.int64, device="cpu").to(
+            transport.device_for(torch.device("cpu"))
+        )
+        (largest,) = CheckedCollectives(transport, call).all_reduce([sent], "max")
     padded = [
         _padded(leaf, dim % leaf.ndim, size - leaf.shape[dim], pad_index, pad_first)
         if _has_dim(leaf, dim) and leaf.shape[dim] < size
         else leaf
-        for leaf, size in zip(leaves, sizes, strict=True)
+        for leaf, size in zip(leaves, largest.tolist(), strict=True)
     ]
     return rebuild(tensor, iter(padded))
 
@@ -80,16 +83,6 @@ def _check_holds(dtype: torch.dtype, value: int | float) -> None:
             f"`pad_index` is {value}, which a tensor of {dtype} cannot hold. "
             "Pad such tensors separately with a value of their own, or convert them first."
         )
-
-
-def _largest(sizes: Sequence[int], transport: Transport) -> list[int]:
-    """Return, for each tensor, the largest of the sizes that the ranks have."""
-    if not sizes:
-        return []
-    own = torch.tensor(sizes, dtype=torch.int64, device="cpu")
-    (largest,) = transport.all_reduce([own.to(transport.device_for(own.device))], "max")
-    result: list[int] = largest.tolist()
-    return result
 
 
 def _padded(leaf: torch.Tensor, dim: int, missing: int, value: int | float, is_first: bool) -> torch.Tensor:

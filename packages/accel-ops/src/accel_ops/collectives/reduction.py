@@ -10,7 +10,7 @@ import torch
 
 from accel_ops.collectives.packing import Bucket, Run, flatten, is_large, rebuild
 from accel_ops.collectives.running import Collective, run_collective
-from accel_ops.transport import Reduction, Transport, current_transport
+from accel_ops.transport import Collectives, Reduction, current_transport
 from accel_state.errors import ConfigError
 
 #: What each ``reduction`` asks of the transport.
@@ -65,8 +65,10 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     if transport.world_size == 1:
         return rebuild(tensor, (rule.finish(leaf, leaf.dtype) for leaf in leaves))
 
-    def send(buckets: list[Bucket], sent: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return _send(transport, rule, buckets, sent)
+    def send(
+        collectives: Collectives, buckets: list[Bucket], sent: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        return _send(collectives, rule, buckets, sent)
 
     def finish(totals: torch.Tensor, run: Run) -> torch.Tensor:
         return rule.finish(totals, run.dtype).view(len(run.positions), *run.shape)
@@ -128,7 +130,7 @@ class _Rule:
 
 
 def _send(
-    transport: Transport, rule: _Rule, buckets: list[Bucket], leaves: Sequence[torch.Tensor]
+    collectives: Collectives, rule: _Rule, buckets: list[Bucket], leaves: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Reduce each bucket and return the totals."""
     packed = []
@@ -141,7 +143,7 @@ def _send(
             values.div_(rule.world_size)
         packed.append(values)
     flat = [torch.view_as_real(values).view(-1) if values.is_complex() else values for values in packed]
-    reduced = transport.all_reduce(flat, rule.reduction)
+    reduced = collectives.all_reduce(flat, rule.reduction)
     return [
         torch.view_as_complex(total.view(-1, 2)) if values.is_complex() else total
         for total, values in zip(reduced, packed, strict=True)

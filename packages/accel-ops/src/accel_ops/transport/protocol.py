@@ -12,13 +12,29 @@ from torch.distributed.distributed_c10d import Store
 Reduction = Literal["sum", "max", "min"]
 
 
-class Transport(Protocol):
-    """The collectives of one set of ranks.
+class Collectives(Protocol):
+    """Three collectives on flat tensors.
 
     All ranks must make the same calls in the same order; each call blocks until all have. Tensors are
-    one-dimensional and contiguous, have the same length and dtype on every rank, and are on a device that
-    ``device_for`` returned. The tensors of one call are independent of each other and may be sent at once.
+    one-dimensional and contiguous, and have the same length and dtype on every rank. The tensors of one call
+    are independent of each other and may be sent at once.
     """
+
+    def all_gather(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return for each tensor those of all ranks as rows, ``(world_size, n)``, in new memory."""
+        ...
+
+    def all_reduce(self, tensors: Sequence[torch.Tensor], reduction: Reduction) -> list[torch.Tensor]:
+        """Return the sum, maximum or minimum over the ranks; the tensors given may be overwritten."""
+        ...
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> list[torch.Tensor]:
+        """Return the tensors of rank ``source``; elsewhere the tensors given may be overwritten."""
+        ...
+
+
+class Transport(Collectives, Protocol):
+    """The collectives of one set of ranks, for tensors on devices that ``device_for`` returned."""
 
     rank: int
     world_size: int
@@ -31,18 +47,6 @@ class Transport(Protocol):
 
     def is_checked(self, device: torch.device) -> bool:
         """Tell whether the ranks compare their calls before tensors on this device are sent."""
-        ...
-
-    def all_gather(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return for each tensor those of all ranks as rows, ``(world_size, n)``, in new memory."""
-        ...
-
-    def all_reduce(self, tensors: Sequence[torch.Tensor], reduction: Reduction) -> list[torch.Tensor]:
-        """Return the sum, maximum or minimum over the ranks; the tensors given may be overwritten."""
-        ...
-
-    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> list[torch.Tensor]:
-        """Return the tensors of rank ``source``; elsewhere the tensors given may be overwritten."""
         ...
 
     @property
