@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from accel_launch.processes.sessions import own_sessions, pass_on_to_sessions
+from accel_launch.processes.sessions import own_sessions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 WAIT = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"]
@@ -27,15 +26,29 @@ def start():
         process.wait()
 
 
-def test_only_children_that_lead_a_session_hear_of_a_signal(start):
+PASSES_ON = """
+import signal, subprocess, sys
+from accel_launch.processes.sessions import pass_on_to_sessions
+leader = subprocess.Popen(sys.argv[1:], start_new_session=True)
+follower = subprocess.Popen(sys.argv[1:])
+pass_on_to_sessions(signal.SIGUSR1, None)
+print(leader.wait(timeout=60), follower.poll())
+follower.kill()
+"""
+
+
+def test_only_children_that_lead_a_session_are_found(start):
     before = own_sessions()
-    leader, follower = start(start_new_session=True), start()
+    leader, _ = start(start_new_session=True), start()
     assert set(own_sessions()) - set(before) == {leader.pid}
-    os.kill(leader.pid, signal.SIGSTOP)  # so that it cannot end before it is looked at
-    pass_on_to_sessions(signal.SIGUSR1, None)
-    os.kill(leader.pid, signal.SIGCONT)
-    assert leader.wait(timeout=30) == -signal.SIGUSR1
-    assert follower.poll() is None
+
+
+def test_only_children_that_lead_a_session_hear_of_a_signal():
+    """In a process of its own: the one that runs tests has other sessions."""
+    done = subprocess.run(
+        [sys.executable, "-c", PASSES_ON, *WAIT], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout.split() == [str(-signal.SIGUSR1), "None"]
 
 
 def test_what_has_ended_is_no_session(start):

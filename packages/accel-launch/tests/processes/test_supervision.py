@@ -36,7 +36,7 @@ WITH_GRANDCHILD = (
 
 
 class Supervisor:
-    def __init__(self, *codes: str, grace_period_s: float = 30.0) -> None:
+    def __init__(self, *codes: str, grace_period_s: float = 120.0) -> None:
         command = [sys.executable, "-c", SUPERVISOR, str(grace_period_s), *codes]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -51,7 +51,7 @@ class Supervisor:
 
     def end(self) -> str:
         last = self.process.stdout.read()
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=150)
         self.process.stdout.close()
         return last.strip()
 
