@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from accel import parallelism_config as parallelism_config
     from accel import scheduler as scheduler
     from accel import state as state
+    from accel import test_utils as test_utils
     from accel import tracking as tracking
     from accel import utils as utils
     from accel.accelerator import Accelerator as Accelerator
@@ -119,6 +120,7 @@ SUBMODULES = (
     "parallelism_config",
     "scheduler",
     "state",
+    "test_utils",
     "tracking",
     "utils",
 )

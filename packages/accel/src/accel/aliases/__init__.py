@@ -19,7 +19,9 @@ OWNERS = (
     "accel_state",
     "accel_state.environment",
     "accel_state.availability",
+    "accel_state.testing",
     "accel_ops",
+    "accel_ops.testing",
     "accel_checkpoint",
     "accel_data",
     "accel_backends",
@@ -55,5 +57,9 @@ def aliases(module_name: str) -> tuple[Callable[[str], object], Callable[[], lis
     The paths below a package are attributes of it without an import, unless they hide a name, as `utils.tqdm` would.
     """
     found = {name: owners()[name] for name in expected_names()[module_name] if name in owners()}
-    below = {path.removeprefix(f"{module_name}.") for path in expected_names() if path.startswith(f"{module_name}.")}
+    below = {
+        path.removeprefix(f"{module_name}.")
+        for path in expected_names()
+        if path.startswith(f"{module_name}.")
+    }
     return attach(module_name, found, submodules=below - set(found))
