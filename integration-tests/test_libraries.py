@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 from statistics import fmean
 
@@ -66,3 +67,15 @@ def test_the_trainer_resumes_adapters_where_it_stopped(tmp_path):
 def test_a_library_trains(tmp_path, script, num_processes):
     losses = losses_of(script, tmp_path, num_processes=num_processes)
     assert is_falling(losses)
+
+
+def test_all_that_libraries_use_of_accelerate_is_there(tmp_path):
+    environ = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "accel.drop_in", str(SCRIPTS / "names.py")]
+    done = run_command(command, env=environ, timeout_s=400)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["num_names"] > 80
+    assert (found["missing"], found["missing_of_accelerator"]) == ([], [])
+    listed = tomllib.loads((SCRIPTS / "private_names.toml").read_text(encoding="utf-8"))
+    assert set(found["private"]) <= set(listed)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 
@@ -45,3 +46,25 @@ def test_an_unknown_name_is_an_attribute_error_that_names_the_package(face):
     with pytest.raises(AttributeError, match="module `face_of_a_test` has no attribute `nothing`"):
         _ = face.nothing
     assert not hasattr(face, "__wrapped__")
+
+
+def test_a_submodule_is_imported_when_it_is_first_used_and_is_no_public_name(tmp_path, monkeypatch):
+    package = tmp_path / "lazy_package_of_a_test"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from accel_state.lazy import attach\n"
+        "__getattr__, __dir__, __all__ = attach(__name__, {}, submodules=['below', 'missing'])\n"
+    )
+    (package / "below.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    found = importlib.import_module(package.name)
+    try:
+        assert "below" in dir(found)
+        assert found.__all__ == []
+        assert f"{package.name}.below" not in sys.modules
+        assert found.below is sys.modules[f"{package.name}.below"]
+        with pytest.raises(ModuleNotFoundError, match=rf"{package.name}\.missing"):
+            _ = found.missing
+    finally:
+        for name in [name for name in sys.modules if name.startswith(package.name)]:
+            del sys.modules[name]

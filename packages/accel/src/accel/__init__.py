@@ -7,6 +7,23 @@ from typing import TYPE_CHECKING
 from accel_state.lazy import attach
 
 if TYPE_CHECKING:
+    from accel import accelerator as accelerator
+    from accel import big_modeling as big_modeling
+    from accel import checkpointing as checkpointing
+    from accel import commands as commands
+    from accel import data_loader as data_loader
+    from accel import hooks as hooks
+    from accel import inference as inference
+    from accel import launchers as launchers
+    from accel import local_sgd as local_sgd
+    from accel import logging as logging
+    from accel import optimizer as optimizer
+    from accel import parallelism_config as parallelism_config
+    from accel import scheduler as scheduler
+    from accel import state as state
+    from accel import test_utils as test_utils
+    from accel import tracking as tracking
+    from accel import utils as utils
     from accel.accelerator import Accelerator as Accelerator
     from accel.functions.general import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
     from accel.functions.progress import tqdm as tqdm
@@ -88,4 +105,25 @@ EXPORTS = {
 }
 """Public name: the module that has it."""
 
-__getattr__, __dir__, __all__ = attach(__name__, EXPORTS)
+SUBMODULES = (
+    "accelerator",
+    "big_modeling",
+    "checkpointing",
+    "commands",
+    "data_loader",
+    "hooks",
+    "inference",
+    "launchers",
+    "local_sgd",
+    "logging",
+    "optimizer",
+    "parallelism_config",
+    "scheduler",
+    "state",
+    "test_utils",
+    "tracking",
+    "utils",
+)
+"""Modules that are attributes without an import of their own, as users know it."""
+
+__getattr__, __dir__, __all__ = attach(__name__, EXPORTS, submodules=SUBMODULES)

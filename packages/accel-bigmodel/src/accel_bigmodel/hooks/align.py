@@ -82,6 +82,8 @@ class AlignDevicesHook(ModelHook):
         self.skip_keys = skip_keys
         self.tied_params_map = tied_params_map
         self.input_device: torch.device | None = None
+        self.original_devices: dict[str, torch.device] = {}
+        """The device of each weight before it was offloaded, by name; libraries read it."""
         self.residency = Residency([])
         self._module_name = module_name
         self._context = context
@@ -188,6 +190,7 @@ class AlignDevicesHook(ModelHook):
                 known[id(place.tensor)] = (place.tensor, self._placeholder(place, kept))
             placeholder = known[id(place.tensor)][1]
             slots.append(Slot(place.owner, place.name, placeholder, place.tensor.device))
+            self.original_devices[place.full_name] = place.tensor.device
             setattr(place.owner, place.name, placeholder)
         if self.weights_map is None:
             self.weights_map = kept

@@ -19,14 +19,23 @@ from accel_state.errors import StateError
 _CPU = torch.device("cpu")
 
 
-@dataclass(slots=True)
+@dataclass
 class _Live:
     """The values on their device while they have users."""
 
     tensor: torch.Tensor
-    version: int
     shares_memory: bool  # with the stored values: nothing was copied
     num_users: int = 0
+
+    def __post_init__(self) -> None:
+        self._version = self.tensor._version
+        self._memory = self.tensor.untyped_storage()  # held, so that no other memory takes its address
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the tensor was written to, or was given other memory (``tensor.data = …``)."""
+        is_same = self.tensor.untyped_storage()._cdata == self._memory._cdata
+        return self.tensor._version != self._version or not is_same
 
 
 class OffloadedWeight:
@@ -110,7 +119,7 @@ class OffloadedWeight:
             live.num_users -= 1
             if live.num_users == 0:
                 self._live = None
-                if live.tensor._version != live.version:
+                if live.is_written:
                     self.store(live.tensor)
 
     def store_live_if_changed(self) -> None:
@@ -193,7 +202,7 @@ class OffloadedWeight:
             transfer, self._transfer = self._transfer, None
             values = (transfer or start_transfer(self._source(), self.device)).wait()
             tensor = self._as_member(placeholder, values, is_trained=is_trained)
-        return _Live(tensor, tensor._version, shares_memory=self.device.type == "cpu")
+        return _Live(tensor, shares_memory=self.device.type == "cpu")
 
     @staticmethod
     def _is_trained(placeholder: torch.Tensor) -> bool:

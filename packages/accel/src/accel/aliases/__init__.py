@@ -19,7 +19,9 @@ OWNERS = (
     "accel_state",
     "accel_state.environment",
     "accel_state.availability",
+    "accel_state.testing",
     "accel_ops",
+    "accel_ops.testing",
     "accel_checkpoint",
     "accel_data",
     "accel_backends",
@@ -50,6 +52,14 @@ def owners() -> dict[str, str]:
 
 
 def aliases(module_name: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` for the module at one of the paths."""
+    """Return `__getattr__`, `__dir__` and `__all__` for the module at one of the paths.
+
+    The paths below a package are attributes of it without an import, unless they hide a name, as `utils.tqdm` would.
+    """
     found = {name: owners()[name] for name in expected_names()[module_name] if name in owners()}
-    return attach(module_name, found)
+    below = {
+        path.removeprefix(f"{module_name}.")
+        for path in expected_names()
+        if path.startswith(f"{module_name}.")
+    }
+    return attach(module_name, found, submodules=below - set(found))

@@ -19,9 +19,10 @@ class PreparedLoaders(Sequence[DataLoader[Any]]):
         self._references: list[weakref.ref[DataLoader[Any]]] = []
 
     def add(self, loader: DataLoader[Any]) -> None:
-        """RankReport a loader unless it was noted before."""
+        """Note a loader unless it was noted before."""
         if not any(loader is one for one in self):
             self._references.append(weakref.ref(loader))
+            loader._is_accelerate_prepared = True  # type: ignore[attr-defined]  # where libraries look for it
 
     def clear(self) -> None:
         """Forget all."""

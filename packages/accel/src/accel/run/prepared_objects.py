@@ -76,5 +76,6 @@ class PreparedObjects:
 
 
 def _add(things: list[Any], new: Any) -> None:
+    new._is_accelerate_prepared = True  # where libraries look for it
     if not any(new is old for old in things):
         things.append(new)

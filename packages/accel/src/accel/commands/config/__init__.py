@@ -2,6 +2,17 @@
 
 from accel.aliases import aliases
 from accel_launch.cli import config
+from accel_launch.config.location import FILE_NAMES, config_folder
+from accel_launch.config.location import default_config_file as existing_config_file
+from accel_state.environment import snapshot
 
 main = config
-__getattr__, __dir__, __all__ = aliases(__name__)
+find_alias, __dir__, __all__ = aliases(__name__)
+
+
+def __getattr__(name: str) -> object:
+    if name != "default_config_file":
+        return find_alias(name)
+    # The path of this user's config file, or where it would be: a string that follows the environment.
+    environ = snapshot()
+    return str(existing_config_file(environ) or config_folder(environ) / FILE_NAMES[0])

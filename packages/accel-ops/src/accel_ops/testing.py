@@ -1,0 +1,20 @@
+"""Checks across ranks, for tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["are_the_same_tensors"]
+
+
+def are_the_same_tensors(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is equal on all ranks, all of which must call this."""
+    import torch
+
+    from accel_ops.collectives.gathering import gather
+
+    rows = gather(tensor.unsqueeze(0))
+    return all(torch.equal(row, rows[0]) for row in rows)

@@ -1,0 +1,121 @@
+"""Commands that tests run as users would, and what comes of them.
+
+Their signatures are those that users know; `accel_state.testing.scripts` offers more.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from accel_state.environment import variable
+from accel_state.testing.hardware import get_backend
+from accel_state.testing.scripts import kill_tree
+
+_FIRST_PORT = 29500
+
+
+class SubprocessCallException(RuntimeError):
+    """A command failed; the message has its standard error."""
+
+
+@dataclass(frozen=True)
+class RunOutput:
+    """What a command returned and printed, by lines."""
+
+    returncode: int
+    stdout: list[str]
+    stderr: list[str]
+
+
+def execute_subprocess_async(
+    cmd: Sequence[str | Path],
+    env: Mapping[str, str] | None = None,
+    stdin: IO[Any] | int | None = None,
+    timeout: float = 180,
+    quiet: bool = False,
+    echo: bool = True,
+) -> RunOutput:
+    """Run a command to its end, print what it printed, and return that.
+
+    Args:
+        env: All of the command's environment; this process's if omitted.
+        timeout: In seconds, after which the command is killed with all it has started.
+        quiet: Do not print what it printed.
+        echo: Print the command.
+
+    Raises:
+        SubprocessCallException: If it failed, a RuntimeError; the message has its standard error.
+        subprocess.TimeoutExpired: If it took too long.
+    """
+    words = [str(word) for word in cmd]
+    if echo:
+        sys.stdout.write(f"\nRunning: {' '.join(words)}\n")
+    process = subprocess.Popen(
+        words,
+        env=env,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except BaseException:
+        kill_tree(process.pid)
+        process.communicate()
+        raise
+    if not quiet:
+        sys.stdout.write(stdout)
+        sys.stderr.write(stderr)
+    if process.returncode != 0:
+        raise SubprocessCallException(
+            f"`{' '.join(words)}` failed with exit code {process.returncode}. Its standard error:\n{stderr}"
+        )
+    return RunOutput(process.returncode, stdout.splitlines(), stderr.splitlines())
+
+
+def run_command(
+    command: Sequence[str | Path], return_stdout: bool = False, env: Mapping[str, str] | None = None
+) -> str | None:
+    """Run a command quietly, and return what it printed if that is asked for.
+
+    Raises:
+        SubprocessCallException: If it failed, with its standard error.
+    """
+    done = execute_subprocess_async(command, env=env, timeout=600, quiet=True, echo=False)
+    return "".join(f"{line}\n" for line in done.stdout) if return_stdout else None
+
+
+def get_launch_command(**kwargs: object) -> list[str]:
+    """Return the words of ``accel launch`` with flags: ``num_processes=2`` is ``--num_processes=2``.
+
+    True is a flag without a value; what is None is left out.
+    """
+    flags = [
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in kwargs.items()
+        if value is not None
+    ]
+    return [sys.executable, "-m", "accel_launch", "launch", *flags]
+
+
+def get_torch_dist_unique_port() -> int:
+    """Return a port for the processes of this test, another one for each worker of pytest-xdist."""
+    return _FIRST_PORT + pytest_xdist_worker_id()
+
+
+def pytest_xdist_worker_id() -> int:
+    """Return the number of this worker of pytest-xdist, 0 without."""
+    return int((variable("PYTEST_XDIST_WORKER") or "gw0").removeprefix("gw"))
+
+
+def __getattr__(name: str) -> object:
+    if name == "DEFAULT_LAUNCH_COMMAND":
+        return get_launch_command(num_processes=get_backend()[1], monitor_interval=0.1)
+    raise AttributeError(f"module `{__name__}` has no attribute `{name}`", name=name)

@@ -1,0 +1,47 @@
+"""The names and modules that `import accel` alone makes reachable."""
+
+import json
+import subprocess
+import sys
+
+from accel import SUBMODULES
+from accel.aliases import expected_names
+
+
+def in_a_fresh_python(script: str) -> object:
+    """Return what the script prints, as JSON."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_submodules_are_attributes_without_an_import_of_their_own():
+    script = """
+import json, sys, types
+import accel
+before = [name for name in accel.SUBMODULES if f"accel.{name}" in sys.modules]
+listed = set(accel.SUBMODULES) <= set(dir(accel))
+modules = [isinstance(getattr(accel, name), types.ModuleType) for name in accel.SUBMODULES]
+below = [
+    accel.utils.operations is sys.modules["accel.utils.operations"],
+    accel.utils.operations.gather is accel.utils.gather,
+    callable(accel.utils.tqdm),
+    accel.commands.config.default is sys.modules["accel.commands.config.default"],
+    "random" in dir(accel.utils),
+]
+print(json.dumps([before, listed, all(modules), all(below)]))
+"""
+    assert in_a_fresh_python(script) == [[], True, True, True]
+
+
+def test_a_submodule_is_no_name_for_a_star_import():
+    script = """
+import json, logging
+from accel import *
+print(json.dumps([logging.__name__, "utils" in globals(), "Accelerator" in globals()]))
+"""
+    assert in_a_fresh_python(script) == ["logging", False, True]
+
+
+def test_all_paths_of_the_interface_are_among_the_submodules():
+    assert {path.split(".")[1] for path in expected_names()} <= set(SUBMODULES)
