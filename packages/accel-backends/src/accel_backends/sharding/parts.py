@@ -20,7 +20,7 @@ def own_pieces(tensor: torch.Tensor) -> list[Piece]:
 
 
 def cut_like(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """Return a whole tensor, cut and placed over the ranks like ``parameter``, which has its shape. No communication."""
+    """Return a whole tensor, cut and placed over the ranks like ``parameter`` of its shape. No communication."""
     if not isinstance(parameter, DTensor):
         return whole
     local = whole
