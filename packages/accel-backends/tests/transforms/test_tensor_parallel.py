@@ -38,7 +38,10 @@ def test_a_plan_that_cannot_be_followed_is_refused_before_anything_is_cut(world)
         assert (
             "The Shared to prepare has no plan by which 2 ranks (`tp_size`) could share its layers" in nothing
         )
-        assert "Unknown style for `head`" in unknown
+        assert (
+            "`head` has the style `mla_kv_a_proj`, by which `prepare` cannot cut it. It knows: colwise,"
+            in unknown
+        )
         assert "`scale` is a parameter of the Buffered" in parameter
         assert "`embed.weight` and `head.weight` are one tensor, but the plan cuts it along two" in two
 

@@ -114,11 +114,11 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor) -> Any:
         """Return the outputs for ``(batch, sequence, features)``."""
-        heads = [
+        query, key, value = (
             layer(hidden).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
-        ]
-        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        )
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 

@@ -16,7 +16,7 @@ from accel_backends.transforms.protocol import Stage
 from accel_backends.transforms.tensor_styles import STYLES, CutStyle, check_heads
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_ops.random.state import capture_rng_states, restore_rng_states
-from accel_state.errors import ConfigError, UnknownNameError
+from accel_state.errors import ConfigError
 
 _STYLE_OF_TIED: Mapping[tuple[type[nn.Module], int], str] = {
     (nn.Embedding, 0): "embedding_rowwise",
@@ -72,8 +72,9 @@ def _checked_styles(
     styles: dict[nn.Module, CutStyle] = {}
     for name, style in styled.items():
         if style not in STYLES:
-            raise UnknownNameError.of(
-                f"style for `{name}` in a model whose layers `accelerator.prepare` cuts:", style, STYLES
+            raise ConfigError(
+                f"`{name}` has the style `{style}`, by which `prepare` cannot cut it. It knows: {', '.join(STYLES)}. "
+                "Let transformers cut its models with others: load them with `tp_plan='auto'`, and the same `tp_size`."
             )
         module = modules.get(name)
         if module is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
@@ -47,7 +48,7 @@ class CutStyle:
             )
         if self.dim is None or not self.uneven:
             return
-        size = module.weight.shape[self.dim]  # type: ignore[union-attr, index]
+        size = _size(module, self.dim)
         if size % num_ranks:
             raise ConfigError(
                 f"`{name}` has the style `{style}`, but `tp_size` {num_ranks} does not divide its {size} "
@@ -69,7 +70,7 @@ def check_heads(name: str, module: nn.Module, parent: nn.Module, *, num_ranks: i
         ConfigError: Naming the layer and the number of heads.
     """
     head_dim = getattr(parent, "head_dim", None)
-    size = module.weight.shape[0]  # type: ignore[union-attr, index]
+    size = _size(module, 0)
     if type(head_dim) is not int or size % head_dim or not (size // head_dim) % num_ranks:
         return
     heads = size // head_dim
@@ -77,6 +78,12 @@ def check_heads(name: str, module: nn.Module, parent: nn.Module, *, num_ranks: i
         f"`{name}` computes {heads} heads of {head_dim} values, which {num_ranks} ranks (`tp_size`) cannot share "
         f"alike. Choose a `tp_size` that divides {heads}: {_divisors(heads)}."
     )
+
+
+def _size(module: nn.Module, dim: int) -> int:
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight.shape[dim]
 
 
 def _divisors(size: int) -> str:
