@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accel import Accelerator, FullyShardedDataParallelPlugin
+from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_state.errors import ConfigError
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
@@ -87,3 +87,64 @@ def test_a_model_whose_mesh_contradicts_the_layout_is_refused_with_both(world, p
     ]:
         for message in world(2).run(refusal, pretrained[1], version, sizes):
             assert part in message
+
+
+def tiny(kind, *, num_key_values=2, is_tied=False):
+    """Return a model with fewer heads for keys and values than for queries, and a vocabulary that 2 does not divide."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=32, intermediate_size=50, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
+        num_key_value_heads=num_key_values, vocab_size=41, tie_word_embeddings=is_tied, pad_token_id=0,
+    )  # fmt: skip
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
+def train_layers(kind, is_tied, sizes, folder=None):
+    """Train a model whose layers ranks share; transformers has cut it if it is in a folder."""
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(**sizes) if sizes else None)
+    model = distributed(folder, tp_size=2) if folder else tiny(kind, is_tied=is_tied)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    found = []
+    for _ in range(2):
+        loss = model(TOKENS, labels=TOKENS).loss
+        accelerator.backward(loss)
+        found.append((loss.item(), accelerator.clip_grad_norm_(model.parameters(), 0.5).item()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found, accelerator.get_state_dict(model)
+
+
+@pytest.mark.parametrize(("kind", "is_tied"), [("Llama", False), ("Llama", True), ("Qwen3", False)])
+def test_ranks_share_the_layers_that_a_model_of_transformers_names(world, kind, is_tied):
+    [(expected, alone)] = world(1).run(train_layers, kind, is_tied, None)
+    (found, state), (of_other, _) = world(2).run(train_layers, kind, is_tied, {"tp_size": 2})
+    assert found == of_other
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(state, dict(alone), rtol=0, atol=1e-6)
+
+
+def test_layers_that_transformers_has_cut_are_left_as_they_are(world, pretrained):
+    model, folder = pretrained
+    optimizer, expected = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for _ in range(2):
+        loss = model(TOKENS, labels=TOKENS).loss
+        loss.backward()
+        expected.append((loss.item(), torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()))
+        optimizer.step()
+        optimizer.zero_grad()
+    (found, state), (of_other, _) = world(2).run(train_layers, "Llama", False, {"tp_size": 2}, folder)
+    assert found == of_other
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(state, model.state_dict(), rtol=0, atol=1e-6)
+
+
+def too_few_heads():
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=2))
+    with pytest.raises(ConfigError) as caught:
+        accelerator.prepare(tiny("Llama", num_key_values=1))
+    return str(caught.value)
+
+
+def test_more_ranks_than_heads_for_keys_and_values_are_refused(world):
+    for message in world(2).run(too_few_heads):
+        assert "`model.layers.0.self_attn.k_proj` computes 1 heads of 8 values, which 2 ranks" in message

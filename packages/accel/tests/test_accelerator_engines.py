@@ -30,7 +30,7 @@ def test_data_parallel_ranks_are_told_apart_and_other_axes_are_off(world, sizes,
     assert world(2).run(places, **sizes) == [(axes, 0, [0] * 4), (axes, 1, [0] * 4)]
 
 
-@pytest.mark.parametrize("axis", ["dp_shard_size", "tp_size", "cp_size"])
+@pytest.mark.parametrize("axis", ["dp_shard_size", "cp_size"])
 def test_axes_that_data_parallelism_does_not_serve_are_refused(world, axis):
     with pytest.raises(Exception, match=rf"`{axis}` above 1, which the strategy `ddp` does not do"):
         world(2).run(places, **{axis: 2})
@@ -131,10 +131,10 @@ def test_libraries_are_told_that_rank_0_alone_needs_weights(world):
 
 
 def with_tensor_parallelism():
-    return Accelerator(cpu=True, torch_tp_plugin=TorchTensorParallelPlugin(tp_size=2)).strategy.name
+    accelerator = Accelerator(cpu=True, torch_tp_plugin=TorchTensorParallelPlugin(tp_size=2))
+    return accelerator.strategy.name, accelerator.torch_device_mesh["tp"].size()
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_tensor_parallelism_of_the_older_plugin_is_an_axis_of_the_mesh(world):
-    with pytest.raises(Exception, match="`tp_size` above 1, which the strategy `ddp` does not do"):
-        world(2).run(with_tensor_parallelism)
+    assert world(2).run(with_tensor_parallelism) == [("fsdp2", 2)] * 2

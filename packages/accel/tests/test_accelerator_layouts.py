@@ -1,6 +1,6 @@
 """Ranks that work on the same samples: equal batches and seeds, metrics counted once, losses weighed once.
 
-No strategy of accel serves tensor or context parallelism yet, so one is made here that accepts all axes: every rank
+No strategy of accel serves all axes yet, so one is made here that accepts them: every rank
 has the whole model, and gradients are averaged over the ranks whose losses differ.
 """
 

@@ -5,6 +5,7 @@ import torch
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_backends.testing.models import make_batches, make_model
+from accel_state import current_runtime
 
 NUM_STEPS = 4
 OPTIMIZERS = {
@@ -13,6 +14,7 @@ OPTIMIZERS = {
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.02, initial_accumulator_value=0.7),
 }
 ENGINES = {
+    "by layout": None,
     "fsdp2": {"fsdp_version": 2},
     "fsdp1": {"fsdp_version": 1},
     "fsdp1-orig": {"fsdp_version": 1, "use_orig_params": True},
@@ -49,13 +51,14 @@ def train_in_ranks(
     """Train in this rank as a user would; return losses, norms and the whole state."""
     accelerator = Accelerator(
         cpu=True,
-        fsdp_plugin=FullyShardedDataParallelPlugin(**ENGINES[engine], **(plugin or {})),
+        fsdp_plugin=ENGINES[engine] and FullyShardedDataParallelPlugin(**ENGINES[engine], **(plugin or {})),
         parallelism_config=ParallelismConfig(**layout) if layout else None,
         gradient_accumulation_steps=accumulate,
         mixed_precision=precision,
     )
-    rank, size = accelerator.process_index, accelerator.num_processes
-    model = make_model(kind, seed=7 + (rank if seed_of_rank else 0))
+    ranks = current_runtime().layout
+    rank, size = ranks.data_rank(accelerator.process_index), ranks.num_data_ranks
+    model = make_model(kind, seed=7 + (accelerator.process_index if seed_of_rank else 0))
     stepping = OPTIMIZERS[optimizer](trainable(model))
     model, stepping = accelerator.prepare(model, stepping)
     losses, norms = [], []
@@ -183,3 +186,28 @@ def test_units_that_are_gathered_ahead_have_the_same_values(world):
     _, expected = world(1).run(train_alone, num_ranks=2)[0]
     (_, _, state), _ = world(2).run(train_in_ranks, plugin=ahead)
     assert_same_state(state, expected)
+
+
+SHARED_LAYERS = [
+    (2, "by layout", "shared", {}),
+    (2, "by layout", "shared-tied", {"accumulate": 2}),
+    (2, "by layout", "shared-dropout", {"seed_of_rank": True}),
+    (2, "fsdp2", "shared-tied", {"plugin": {"activation_checkpointing": True}}),
+    (4, "fsdp2", "shared", {"accumulate": 2}),
+    (4, "by layout", "shared-tied", {}),
+]
+"""Ranks, and in what they train."""
+
+
+@pytest.mark.parametrize(("num_ranks", "engine", "kind", "options"), SHARED_LAYERS)
+def test_ranks_that_share_layers_train_as_one_process(world, num_ranks, engine, kind, options):
+    steps = {"optimizer": "sgd", "clip": 0.1, "accumulate": options.get("accumulate", 1)}
+    norms, expected = world(1).run(train_alone, kind, num_ranks=num_ranks // 2, **steps)[0]
+    layout = {"tp_size": 2, "dp_shard_size": num_ranks // 2}
+    (losses, ours, state), *others = world(num_ranks).run(
+        train_in_ranks, kind, engine=engine, layout=layout, **{**steps, **options}
+    )
+    assert_same_state(state, expected, atol=1e-6)
+    torch.testing.assert_close(torch.stack(ours), torch.stack(norms), rtol=1e-6, atol=0)
+    assert all(torch.stack(ours).equal(torch.stack(theirs)) for _, theirs, _ in others)
+    assert torch.stack(losses).equal(torch.stack(others[0][0]))  # the first two ranks have the same batches

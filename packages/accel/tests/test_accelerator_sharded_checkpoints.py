@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel.functions import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
+from accel_backends.sharding.receiving import Receivers
 from accel_backends.testing.models import make_batches, make_model
 from accel_bigmodel import load_checkpoint_in_model
 from accel_bigmodel.saving.merging import merge_fsdp_weights
@@ -69,7 +70,7 @@ class Run:
 
 def whole(value):
     if isinstance(value, DTensor):
-        value = value.full_tensor()
+        value = Receivers(is_receiver=True).receive(value)
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
@@ -212,6 +213,32 @@ def test_copies_of_shards_are_written_once(world, tmp_path, how):
     [(state, _), *_] = world(2).run(save, how, tmp_path / "b")
     for loaded, _ in world(4).run(load, how, tmp_path / "b", hybrid):
         assert_same(loaded, state)
+
+
+SHARED = {"kind": "shared-tied"}
+LAYERS = SHARED | {"layout": {"tp_size": 2}}
+BOTH = SHARED | {"layout": {"tp_size": 2, "dp_shard_size": 2}}
+
+
+@pytest.mark.parametrize("how", TYPES)
+def test_layers_that_ranks_share_are_read_in_any_layout_and_back(world, tmp_path, how):
+    [(state, later), _] = world(2).run(save, how, tmp_path / "layers", LAYERS)
+    for loaded, on in world(2).run(load, how, tmp_path / "layers", LAYERS):
+        assert_same(loaded, state)
+        assert_same(on, later)
+    [(both, _), *_] = world(4).run(save, how, tmp_path / "both", BOTH)
+    for name, expected, num, other, options in [
+        ("layers", state, 4, how, BOTH),
+        ("layers", state, 2, how, SHARED),
+        ("layers", state, 1, "ddp", SHARED),
+        ("both", both, 2, how, LAYERS),
+        ("both", both, 1, how, SHARED),
+    ]:
+        for loaded, _ in world(num).run(load, other, tmp_path / name, options):
+            assert_same(loaded, expected)
+    [(alone, _)] = world(1).run(save, "ddp", tmp_path / "alone", SHARED)
+    for loaded, _ in world(4).run(load, how, tmp_path / "alone", BOTH):
+        assert_same(loaded, alone)
 
 
 @pytest.mark.parametrize("how", TYPES)

@@ -1,9 +1,11 @@
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
-from accel_backends.sharding.parts import local_part, new_like, offset_of
+from accel_backends.sharding.parts import cut_like, local_part, new_like, own_pieces, placed_like
+from accel_backends.sharding.receiving import Receivers
 
 
 def whole(shape):
@@ -21,7 +23,9 @@ def part_of(shape, layout, placements):
     local_part(new).copy_(part)
     assert not new.requires_grad
     assert new.stride() == tensor.stride()
-    return offset_of(tensor), part, new.full_tensor()
+    [piece] = own_pieces(tensor)
+    assert local_part(cut_like(tensor, whole(shape))).equal(part)
+    return piece.offset, part, new.full_tensor()
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (2, 3), (1, 1), (0, 3)])
@@ -51,7 +55,36 @@ def test_a_tensor_that_is_not_sharded_is_its_own_part():
     tensor = torch.nn.Parameter(torch.ones(2, 3))
     assert local_part(tensor).data_ptr() == tensor.data_ptr()
     assert not local_part(tensor).requires_grad
-    assert offset_of(tensor) == (0, 0)
+    assert [piece.offset for piece in own_pieces(tensor)] == [(0, 0)]
     new = new_like(tensor, torch.bfloat16)
     assert (new.shape, new.dtype, new.requires_grad) == (tensor.shape, torch.bfloat16, False)
     assert new.data_ptr() != tensor.data_ptr()
+
+
+FSDP_AND_TP = [
+    ((19, 3), [_StridedShard(0, split_factor=2), Shard(0)], [[0, 1, 2, 3, 4], [10, 11, 12, 13, 14], [5, 6, 7, 8, 9],
+     [15, 16, 17, 18]]),
+    ((12, 3), [_StridedShard(0, split_factor=2), _StridedShard(0, split_factor=3)],
+     [[0, 1, 4], [2, 3, 6], [5, 8, 9], [7, 10, 11]]),
+]  # fmt: skip
+"""The second axis cuts first, block by block where its stride says so; the first cuts what is left."""
+
+
+def parts_and_whole(shape, placements, kept):
+    mesh = init_device_mesh("cpu", (2, 2))
+    rank = torch.distributed.get_rank()
+    local = whole(shape)[kept[rank]]
+    like = DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=shape, stride=whole(shape).stride()
+    )
+    assert local_part(cut_like(like, whole(shape))).equal(local)
+    for piece in own_pieces(placed_like(like, local)):
+        assert piece.local.equal(whole(shape)[piece.offset[0] :][: len(piece.local)])
+    Receivers(is_receiver=rank == 0).receive(like)
+    return Receivers(is_receiver=True).receive(like)
+
+
+@pytest.mark.parametrize(("shape", "placements", "kept"), FSDP_AND_TP)
+def test_what_two_axes_cut_along_one_dimension_is_put_together_again(world, shape, placements, kept):
+    for found in world(4).run(parts_and_whole, shape, placements, kept):
+        assert found.equal(whole(shape))

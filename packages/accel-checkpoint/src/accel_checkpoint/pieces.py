@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
 from accel_checkpoint.saving.snapshot import is_plain
 from accel_ops.shared_tensors import aliases
@@ -16,7 +17,7 @@ from accel_state.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One rank's part of one entry of a state dict.
+    """One rank's part of one entry of a state dict, or a piece of it: see `runs_of`.
 
     Attributes:
         name: Its key.
@@ -57,7 +58,7 @@ def pieces_of(state: Mapping[str, Any], *, is_writer: bool) -> Iterator[Piece]:
         if not isinstance(value, Tensor):
             yield Piece(name, value, is_writer=is_writer)
         elif isinstance(value, DTensor):
-            yield _piece_of_shard(name, value, others.get(name, ()))
+            yield from _pieces_of_part(name, value, others.get(name, ()))
         else:
             shape = tuple(value.shape)
             yield Piece(name, value, shape, (0,) * len(shape), is_writer, others.get(name, ()))
@@ -78,30 +79,91 @@ def ties_in(state: Mapping[str, Any]) -> dict[str, str]:
     return {name: first for tensors in alike.values() for name, first in aliases(tensors).items()}
 
 
-def _piece_of_shard(name: str, tensor: DTensor, second_names: tuple[str, ...]) -> Piece:
-    """Return this rank's part of a `DTensor`.
+def runs_of(tensor: DTensor) -> list[list[tuple[int, int]]]:
+    """Return which part of a `DTensor` this rank holds: for each dimension begin and size of each run of places.
 
-    If several ranks hold the same part, the writer is the rank at coordinate 0 of the replicated mesh axes.
+    The runs of a dimension follow one another in the part. There is more than one where blocks that lie one after the
+    other in the tensor are each cut over the same ranks. An axis that shards what axes after it have sharded, as FSDP
+    does with tensor parallelism, cuts their part.
+    """
+    mesh, placements = tensor.device_mesh, tensor.placements
+    coordinate = mesh.get_coordinate() or [0] * mesh.ndim
+    runs = [[(0, size)] for size in tensor.shape]
+    num_later: dict[int, int] = {}  # by dimension, the ranks that axes further to the right cut it over
+    blocked: set[int] = set()
+    cuts: list[tuple[int, int, int]] = []
+    for axis in reversed(range(mesh.ndim)):
+        placement = placements[axis]
+        if placement.is_replicate():
+            continue
+        dim = placement.dim  # type: ignore[attr-defined]
+        stride, after = getattr(placement, "split_factor", 1), num_later.get(dim, 1)
+        # FSDP cuts what is there, and says so by a stride of as many ranks as cut the dimension further to the right.
+        is_later = stride == after != 1 or (stride == 1 and dim in blocked)
+        if stride != 1 and not is_later:
+            blocked.add(dim)
+        cuts.insert(len(cuts) if is_later else 0, (axis, dim, 1 if is_later else stride))
+        num_later[dim] = after * mesh.size(axis)
+    for axis, dim, num_blocks in cuts:
+        runs[dim] = _cut(runs[dim], num_blocks, mesh.size(axis), coordinate[axis])
+    return runs
+
+
+def _cut(runs: list[tuple[int, int]], num_blocks: int, num_parts: int, place: int) -> list[tuple[int, int]]:
+    """Return the runs that remain of `runs` if they are divided into blocks, of which each is cut into parts."""
+    total = sum(size for _, size in runs)
+    block = total // num_blocks
+    size = -(-block // num_parts)  # full parts first, as torch divides
+    begin, end = min(place * size, block), min((place + 1) * size, block)
+    kept: list[tuple[int, int]] = []
+    for number in range(num_blocks):
+        kept += _within(runs, number * block + begin, number * block + end)
+    return kept or [(runs[-1][0] + runs[-1][1], 0)]
+
+
+def _within(runs: list[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
+    """Return those places of `runs` that are number `begin` to `end`, counted through all of them."""
+    kept, passed = [], 0
+    for start, size in runs:
+        first, last = max(begin - passed, 0), min(end - passed, size)
+        if first < last:
+            kept.append((start + first, last - first))
+        passed += size
+    return kept
+
+
+def _pieces_of_part(name: str, tensor: DTensor, second_names: tuple[str, ...]) -> Iterator[Piece]:
+    """Yield this rank's pieces of a `DTensor`, in views of its part.
+
+    If several ranks hold the same part, the writer is the rank at coordinate 0 of the replicated mesh axes; if they
+    have meshes of their own, the one whose mesh has rank 0.
 
     Raises:
-        CheckpointError: If the tensor has a placement other than `Shard` and `Replicate`.
+        CheckpointError: If the tensor has not been reduced over the ranks.
     """
-    coordinate = tensor.device_mesh.get_coordinate()
-    shape, offset = list(tensor.shape), [0] * tensor.dim()
-    is_writer = coordinate is not None
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    is_writer = coordinate is not None and bool((mesh.mesh == 0).any())
     for axis, placement in enumerate(tensor.placements):
-        place = 0 if coordinate is None else coordinate[axis]
-        if isinstance(placement, Replicate):
-            is_writer = is_writer and place == 0
-        elif type(placement) is Shard:
-            num_parts = tensor.device_mesh.size(axis)
-            size = (shape[placement.dim] + num_parts - 1) // num_parts  # full parts first, as torch divides
-            begin = min(place * size, shape[placement.dim])
-            offset[placement.dim] += begin
-            shape[placement.dim] = min(size, shape[placement.dim] - begin)
-        else:
+        if placement.is_partial():
             raise CheckpointError(
                 f"`{name}` has the placement {placement}, which cannot be saved. Redistribute it to `Shard` or "
                 "`Replicate` before saving."
             )
-    return Piece(name, tensor.to_local(), tuple(tensor.shape), tuple(offset), is_writer, second_names)
+        if placement.is_replicate() and coordinate is not None:
+            is_writer = is_writer and coordinate[axis] == 0
+    shape, local = tuple(tensor.shape), tensor.to_local()
+    for places in product(*(_numbered(runs) for runs in runs_of(tensor))):
+        part = local
+        for dim, (_, within, size) in enumerate(places):
+            if size != part.shape[dim]:
+                part = part.narrow(dim, within, size)
+        yield Piece(name, part, shape, tuple(begin for begin, _, _ in places), is_writer, second_names)
+
+
+def _numbered(runs: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Yield for each run its begin in the whole, its begin in the part, and its size."""
+    within = 0
+    for begin, size in runs:
+        yield begin, within, size
+        within += size

@@ -18,7 +18,7 @@ from accel_backends.checkpoint_formats.protocol import (
     SaveChoices,
     SavedState,
 )
-from accel_backends.sharding.parts import local_part, new_like, offset_of
+from accel_backends.sharding.parts import local_part, new_like, own_pieces
 from accel_checkpoint.file_names import (
     OPTIMIZER_NAME,
     SHARDED_MODEL_NAME,
@@ -122,7 +122,8 @@ class ShardedFormat(CheckpointFormat):
                 value = saved.value(entry)
             else:
                 value = new_like(parameter, entry.dtype)
-                saved.read_into(local_part(value), entry, offset_of(value))
+                for piece in own_pieces(value):
+                    saved.read_into(piece.local, entry, piece.offset)
             state.setdefault(numbers[name], {})[kind] = value
         return {
             _STATE: {number: state[number] for number in sorted(state)},
@@ -152,7 +153,8 @@ class _SavedModel(SavedState):
             if not isinstance(value, torch.Tensor) or value.is_meta or not is_plain(local_part(value)):
                 state[name] = self._saved.value(entry)
                 continue
-            self._saved.read_into(local_part(value), entry, offset_of(value))
+            for piece in own_pieces(value):
+                self._saved.read_into(piece.local, entry, piece.offset)
             state[name] = value
         return state
 

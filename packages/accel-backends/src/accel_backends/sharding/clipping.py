@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
 from accel_state.errors import ConfigError
 
@@ -73,14 +73,12 @@ def _sharded_axes(gradient: torch.Tensor) -> tuple[DeviceMesh | None, tuple[int,
     if not isinstance(gradient, DTensor):
         return None, ()
     for placement in gradient.placements:
-        if not isinstance(placement, (Shard, Replicate)):
+        if placement.is_partial():
             raise ConfigError(
                 f"A gradient has the placement {placement}, so it has not been reduced over all ranks yet. "
                 "Clip gradients at the end of the accumulation."
             )
-    axes = tuple(
-        axis for axis, placement in enumerate(gradient.placements) if not isinstance(placement, Replicate)
-    )
+    axes = tuple(axis for axis, placement in enumerate(gradient.placements) if not placement.is_replicate())
     return gradient.device_mesh, axes
 
 

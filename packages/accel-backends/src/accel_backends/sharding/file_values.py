@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from accel_backends.sharding.parts import own_pieces
 from accel_backends.sharding.values import replace_tensor
-from accel_checkpoint.pieces import pieces_of
+from accel_checkpoint.pieces import Piece
 from accel_checkpoint.ranks.agreement import CollectiveAgreement
 from accel_checkpoint.ranks.deferred_error import DeferredError
 from accel_checkpoint.reading.weight_rows import WeightRows
@@ -64,8 +65,8 @@ class FileValues:
             found.tensor = shard
             replace_tensor(found, torch.empty_like(shard.detach(), device=device))
             shard = found.tensor
-        (piece,) = pieces_of({"": shard.detach()}, is_writer=True)
-        self._read(piece.local, found.names, piece.offset[0])
+        for piece in own_pieces(shard):
+            self._read_piece(piece, found.names)
 
     def finish(self) -> None:
         """Raise on every rank if one could not read; every rank must call it after all its tensors are filled."""
@@ -74,6 +75,18 @@ class FileValues:
             if self._error is not None:
                 raise self._error
         reading.agree()
+
+    def _read_piece(self, piece: Piece, names: Sequence[str]) -> None:
+        rows = piece.local
+        if rows.shape[1:] == piece.shape[1:] and rows.is_contiguous():
+            self._read(rows, names, piece.offset[0])
+            return
+        # Files hold whole rows, of which tensor parallelism leaves this rank some columns.
+        rows = rows.new_empty((len(rows), *piece.shape[1:]))
+        self._read(rows, names, piece.offset[0])
+        for dim, begin in list(enumerate(piece.offset))[1:]:
+            rows = rows.narrow(dim, begin, piece.local.shape[dim])
+        piece.local.copy_(rows)
 
     def _read(self, part: torch.Tensor, names: Sequence[str], first_row: int) -> None:
         if self._error is not None:

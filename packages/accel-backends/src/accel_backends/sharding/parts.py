@@ -1,11 +1,11 @@
-"""The part of a tensor that this rank holds, and where it lies in the whole."""
+"""The part of a tensor that this rank holds, and where its pieces lie in the whole."""
 
 from __future__ import annotations
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from accel_checkpoint.pieces import pieces_of
+from accel_checkpoint.pieces import Piece, pieces_of, runs_of
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -14,10 +14,20 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return local.detach()
 
 
-def offset_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return where the part of this rank begins in the whole, along each dimension."""
-    [piece] = pieces_of({"": tensor}, is_writer=True)
-    return piece.offset
+def own_pieces(tensor: torch.Tensor) -> list[Piece]:
+    """Return the pieces that this rank holds of a tensor, as views of its part, with their places in the whole."""
+    return list(pieces_of({"": tensor.detach()}, is_writer=True))
+
+
+def cut_like(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Return a whole tensor, cut and placed over the ranks like ``parameter`` of its shape. No communication."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    local = whole
+    for dim, runs in enumerate(runs_of(parameter)):
+        kept = [local.narrow(dim, begin, size) for begin, size in runs]
+        local = kept[0] if len(kept) == 1 else torch.cat(kept, dim)
+    return placed_like(parameter, local.clone(memory_format=torch.contiguous_format))
 
 
 def new_like(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from accel_checkpoint.pieces import pieces_of
 from accel_checkpoint.saving.snapshot import is_plain
 
 
@@ -30,7 +31,7 @@ class Receivers:
         axis = _axis_of_rows(tensor) if len(ranks) == 1 else None
         senders = [] if axis is None else _ranks_along(tensor.device_mesh, axis, ranks[0])
         if axis is None or not senders:
-            return tensor.full_tensor()
+            return _summed(tensor)
         if dist.get_rank() not in senders:
             return tensor.to_local().new_empty(0)
         return _sent(tensor, senders, receiver=ranks[0], group=tensor.device_mesh.get_group(axis))
@@ -79,6 +80,22 @@ def _sent(tensor: DTensor, ranks: list[int], *, receiver: int, group: dist.Proce
             if rank != receiver and part.numel()
         ]
     )
+    return whole
+
+
+def _summed(tensor: DTensor) -> torch.Tensor:
+    """Return the whole tensor on every rank, however it is cut: each adds its pieces to zeros."""
+    pieces = list(pieces_of({"": tensor.detach()}, is_writer=True))
+    if not any(hasattr(placement, "split_factor") for placement in tensor.placements):
+        return tensor.full_tensor()
+    whole = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    for piece in pieces:
+        ends = zip(piece.offset, piece.local.shape, strict=True)
+        whole[tuple(slice(begin, begin + size) for begin, size in ends)] = piece.local
+    for axis, placement in enumerate(tensor.placements):
+        if not placement.is_replicate():
+            # As bytes, of which all ranks but one have zeros, the sum is exact.
+            dist.all_reduce(_bytes(whole), group=tensor.device_mesh.get_group(axis))
     return whole
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
+from accel_backends.sharding.parts import cut_like
 from accel_state.errors import ConfigError
 
 
@@ -92,6 +93,4 @@ def like_parameter(value: Any, parameter: torch.Tensor) -> Any:
     if moved.is_floating_point():
         # Up only: master weights are stored in fp32, and fp32 state of half-precision parameters stays fp32.
         moved = moved.to(torch.promote_types(moved.dtype, parameter.dtype))
-    if not isinstance(parameter, DTensor):
-        return moved
-    return distribute_tensor(moved, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return cut_like(parameter, moved)

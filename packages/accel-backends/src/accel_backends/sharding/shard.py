@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ def shard_model(
     *,
     whole: Collection[str] = (),
     files: str | os.PathLike[str] | None = None,
+    cut_layers: Callable[[Sequence[NamedTensor]], None] | None = None,
 ) -> None:
     """Shard ``model`` in place; its parameters become `DTensor`s under the same names.
 
@@ -46,6 +47,8 @@ def shard_model(
         settings: How to shard.
         whole: First names of the parameters that stay whole on every rank.
         files: Safetensors files of the model, as `FileValues` takes them.
+        cut_layers: Called with the parameters of each group, when they have their values, to cut the layers that hold
+            them over another axis before.
 
     Raises:
         ConfigError: If the ranks have different models, or rank 0 has no values and there are no files.
@@ -69,6 +72,8 @@ def shard_model(
                 values.fill(found, device=settings.device)
         if settings.has_master_weights:
             store_in_fp32(part.owned)
+        if cut_layers is not None:
+            cut_layers(part.owned)
         ignored = {model.get_parameter(name) for name in whole}
         _shard_group([modules[name] for name in group.modules], group, settings, ignored=ignored)
         for found in part.owned:

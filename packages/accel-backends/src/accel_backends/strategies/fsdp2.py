@@ -39,6 +39,7 @@ from accel_backends.strategies.sharded import ShardedStrategy
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_backends.transforms.compile_units import compile_units
 from accel_backends.transforms.protocol import apply_transforms
+from accel_backends.transforms.tensor_parallel import TensorParallel, share_random_state
 from accel_ops.named_tensors import named_tensors
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
@@ -57,7 +58,7 @@ class FullyShardedStrategy(ShardedStrategy):
     capabilities: ClassVar[Capabilities] = Capabilities(
         shards_parameters=True,
         accumulation=Sync.IN_SHARDS,
-        mesh_axes=frozenset({"dp_replicate", "dp_shard"}),
+        mesh_axes=frozenset({"dp_replicate", "dp_shard", "tp"}),
     )
 
     @property
@@ -79,7 +80,7 @@ class FullyShardedStrategy(ShardedStrategy):
         plugin = self._plugin
         if plugin.cpu_ram_efficient_loading:
             enable_fsdp_ram_efficient_loading()
-        self._mesh = _mesh_of(context.layout, context.device.type)
+        self._mesh, self._layer_mesh = _meshes_of(context.layout, context.device.type)
         self._settings = shard_settings(
             plugin, mesh=self._mesh, device=context.device, dtype=context.precision.dtype
         )
@@ -104,6 +105,7 @@ class FullyShardedStrategy(ShardedStrategy):
         model = apply_transforms(model, self.context.transforms, evaluation_mode=evaluation_mode)
         plan = resolve_plan(model, given=self._plugin.parallel_plan, policy=self._plugin.units_policy())
         units = [model.get_submodule(name) for name in plan.units]
+        layers = None if self._layer_mesh is None else TensorParallel(model, plan, self._layer_mesh)
         if self._plugin.activation_checkpointing:
             checkpoint_units(
                 units,
@@ -116,7 +118,14 @@ class FullyShardedStrategy(ShardedStrategy):
         low = self._settings.policy.param_dtype
         fp32 = [] if low is None else kept_in_fp32(model, low)
         groups = shard_groups(model, units=plan.units, tail=plan.tail, fp32=fp32, whole=whole)
-        shard_model(model, groups, self._settings, whole=whole, files=self._plugin.load_weights_from)
+        shard_model(
+            model,
+            groups,
+            self._settings,
+            whole=whole,
+            files=self._plugin.load_weights_from,
+            cut_layers=None if layers is None else layers.cut,
+        )
         set_prefetching(
             model,
             groups,
@@ -124,6 +133,8 @@ class FullyShardedStrategy(ShardedStrategy):
             backward=self._plugin.num_backward_prefetch,
         )
         self._models.add(model)
+        if self._layer_mesh is not None:
+            share_random_state(self._layer_mesh, self.context.device)
         allow_inference_first(model)
         names = [name for group in groups for name in group.modules]
         check_unit_order(model, {name: model.get_submodule(name) for name in names}, kind=kind)
@@ -215,9 +226,14 @@ class FullyShardedStrategy(ShardedStrategy):
         return self.unwrap(model, keep_torch_compile=False)
 
 
-def _mesh_of(layout: MeshLayout, device_type: str) -> DeviceMesh:
-    """Return the mesh of the shards, with an outer axis where there are several copies of the model."""
-    sizes = {"dp_replicate": layout.dp_replicate, "dp_shard": layout.num_param_shards}
-    if layout.dp_replicate == 1:
-        del sizes["dp_replicate"]
-    return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+def _meshes_of(layout: MeshLayout, device_type: str) -> tuple[DeviceMesh, DeviceMesh | None]:
+    """Return the mesh of the shards, and that of the ranks which share layers, None where none do.
+
+    The first has an outer axis where there are several copies of the model.
+    """
+    sizes = {"dp_replicate": layout.dp_replicate, "dp_shard": layout.num_param_shards, "tp": layout.tp}
+    sizes = {axis: size for axis, size in sizes.items() if size > 1 or axis == "dp_shard"}
+    mesh = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    if layout.tp == 1:
+        return mesh, None
+    return mesh[tuple(axis for axis in sizes if axis != "tp")], mesh["tp"]

@@ -6,20 +6,28 @@ from collections.abc import Callable
 
 from accel_backends.strategies.protocol import Strategy
 from accel_state.errors import ConfigError
+from accel_state.mesh_layout import MeshLayout
 from accel_state.registry import Registry
 from accel_state.topology import Topology
 
 STRATEGIES: Registry[Callable[[], Strategy]] = Registry("strategy", "accel.strategies")
 
 
-def select_strategy(name: str | None = None, *, topology: Topology, plugin: object | None = None) -> Strategy:
+def select_strategy(
+    name: str | None = None,
+    *,
+    topology: Topology,
+    plugin: object | None = None,
+    layout: MeshLayout | None = None,
+) -> Strategy:
     """Return a new strategy, not yet set up.
 
     Args:
         name: A member of the registry `accel.strategies`; if None, the plugin's, or else what fits the
-            topology.
+            topology and the layout.
         topology: How many processes there are.
         plugin: A settings object whose class attribute ``strategy`` names the strategy that it configures.
+        layout: How the processes are arranged; if None, each has the whole model.
 
     Raises:
         ConfigError: If nobody owns the name, or ``name`` and ``plugin`` want different strategies.
@@ -30,5 +38,7 @@ def select_strategy(name: str | None = None, *, topology: Topology, plugin: obje
             f"`{type(plugin).__name__}` configures the strategy `{wanted}`, but `{name}` was asked for. "
             "Drop one of the two."
         )
-    chosen = name or wanted or ("ddp" if topology.world_size > 1 else "single")
-    return STRATEGIES.get(chosen)()
+    fitting = "ddp" if topology.world_size > 1 else "single"
+    if layout is not None and layout.tp > 1:
+        fitting = "fsdp2"
+    return STRATEGIES.get(name or wanted or fitting)()

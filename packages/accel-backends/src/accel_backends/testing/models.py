@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -104,12 +104,82 @@ class Adapted(nn.Module):
         return self.base.head(self.base.norm(rows))
 
 
+class Attention(nn.Module):
+    """Attention over as many heads as its projections leave this rank."""
+
+    def __init__(self, width: int, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, hidden: Tensor) -> Any:
+        """Return the outputs for ``(batch, sequence, features)``."""
+        query, key, value = (
+            layer(hidden).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class SharedBlock(nn.Module):
+    """One layer of a transformer."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(12)
+        self.attention = Attention(12, head_dim=3)
+        self.rows = Block(12, 20, dropout)
+
+    def forward(self, hidden: Tensor) -> Any:
+        """Return the outputs for ``(batch, sequence, features)``."""
+        return self.rows(hidden + self.attention(self.norm(hidden)))
+
+
+class Shared(nn.Module):
+    """A language model with a plan by which ranks share its layers; none of them divides its vocabulary."""
+
+    parallel_plan: ClassVar[dict[str, Any]] = {
+        "units": ["blocks.*"],
+        "tail": ["norm", "head"],
+        "tensor": {
+            "embed": "embedding_rowwise",
+            "blocks.*.attention.query": "colwise",
+            "blocks.*.attention.key": "colwise",
+            "blocks.*.attention.value": "colwise",
+            "blocks.*.attention.out": "rowwise",
+            "blocks.*.rows.up": "colwise",
+            "blocks.*.rows.down": "rowwise",
+            "head": "colwise_gather_output",
+        },
+    }
+
+    def __init__(self, *, is_tied: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(19, 12)
+        self.blocks = nn.ModuleList(SharedBlock(dropout) for _ in range(2))
+        self.norm = nn.LayerNorm(12)
+        self.head = nn.Linear(12, 19, bias=not is_tied)
+        if is_tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, rows: Tensor) -> Any:
+        """Return the outputs for ``(batch, features)``."""
+        hidden = self.embed((rows.abs() * 100).long() % 19)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(self.norm(hidden))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "odd": Odd,
     "tied": Tied,
     "buffered": Buffered,
     "adapted": Adapted,
     "dropout": lambda: Odd(0.3),
+    "shared": Shared,
+    "shared-tied": lambda: Shared(is_tied=True),
+    "shared-dropout": lambda: Shared(dropout=0.3),
 }
 
 

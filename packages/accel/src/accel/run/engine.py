@@ -70,7 +70,12 @@ def make_strategy(
         ConfigError: If the run asks for what the strategy cannot do.
     """
     runtime = current_runtime()
-    strategy = select_strategy(configuration.strategy, topology=runtime.topology, plugin=configuration.plugin)
+    strategy = select_strategy(
+        configuration.strategy,
+        topology=runtime.topology,
+        plugin=configuration.plugin,
+        layout=runtime.layout,
+    )
     strategy.setup(
         StrategyContext(
             runtime,

@@ -1,0 +1,130 @@
+"""Tensor parallelism: the layers that the plan names are cut over the ranks of one axis, by torch's styles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import parallelize_module
+
+from accel_backends.plans.plan import ParallelPlan
+from accel_backends.transforms.protocol import Stage
+from accel_backends.transforms.tensor_styles import STYLES, CutStyle, check_heads
+from accel_ops.named_tensors import NamedTensor, named_tensors
+from accel_ops.random.state import capture_rng_states, restore_rng_states
+from accel_state.errors import ConfigError
+
+_STYLE_OF_TIED: Mapping[tuple[type[nn.Module], int], str] = {
+    (nn.Embedding, 0): "embedding_rowwise",
+    (nn.Embedding, 1): "embedding_colwise",
+    (nn.Linear, 0): "colwise_gather_output",
+    (nn.Linear, 1): "rowwise_split_input",
+}
+"""The style of a layer without one that shares its weight with a layer which is cut along this dimension."""
+
+
+class TensorParallel:
+    """The layers of one model that are cut, and how.
+
+    Args:
+        model: A model that is not cut yet; it stays as it is until `cut`.
+        plan: Its plan.
+        mesh: The ranks that share each layer, along one axis.
+
+    Raises:
+        ConfigError: If the plan cuts nothing, or a layer cannot be cut as the plan says.
+    """
+
+    stage: ClassVar[Stage] = Stage.TENSOR_PARALLEL
+
+    def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+        if not plan.tensor:
+            raise ConfigError(
+                f"The {type(model).__name__} to prepare has no plan by which {mesh.size()} ranks (`tp_size`) could "
+                "share its layers. Give its class a `parallel_plan`, such as {'tensor': {'layers.*.up': 'colwise', "
+                "'layers.*.down': 'rowwise'}}, with the names of its own layers, or set `tp_size` to 1."
+            )
+        self._styles = _checked_styles(model, plan.tensor, num_ranks=mesh.size())
+
+    def cut(self, parameters: Sequence[NamedTensor]) -> None:
+        """Cut the layers that hold ``parameters``, whose values are alike on all ranks. No communication.
+
+        A parameter that several layers share is still one afterwards.
+        """
+        for module in dict.fromkeys(module for found in parameters for module, _ in found.places):
+            if module in self._styles:
+                parallelize_module(module, self._mesh, self._styles[module].make(), src_data_rank=None)
+        for found in parameters:
+            (first, first_key), *others = found.places
+            for module, key in others:
+                module._parameters[key] = first._parameters[first_key]
+
+
+def _checked_styles(
+    model: nn.Module, styled: Mapping[str, str], *, num_ranks: int
+) -> dict[nn.Module, CutStyle]:
+    modules = dict(model.named_modules(remove_duplicate=False))
+    styles: dict[nn.Module, CutStyle] = {}
+    for name, style in styled.items():
+        if style not in STYLES:
+            raise ConfigError(
+                f"`{name}` has the style `{style}`, by which `prepare` cannot cut it. It knows: {', '.join(STYLES)}. "
+                "Let transformers cut its models with others: load them with `tp_plan='auto'`, and the same `tp_size`."
+            )
+        module = modules.get(name)
+        if module is None:
+            raise ConfigError(
+                f"`{name}` is a parameter of the {type(model).__name__}, and its style `{style}` is for modules. Name "
+                "the module that holds it."
+            )
+        chosen = STYLES[style]
+        chosen.check(style, name, module, num_ranks=num_ranks)
+        if style == "colwise":
+            check_heads(name, module, modules[name.rpartition(".")[0]], num_ranks=num_ranks)
+        styles[module] = chosen
+    for found in named_tensors(model, include_buffers=False):
+        if len(found.places) > 1:
+            _add_tied(styles, found)
+    return styles
+
+
+def _add_tied(styles: dict[nn.Module, CutStyle], found: NamedTensor) -> None:
+    """Give each layer that shares a weight a style that cuts it alike.
+
+    Raises:
+        ConfigError: If styles contradict each other, or there is none for the class of a layer.
+    """
+    modules = [module for module, _ in found.places]
+    dims = {styles[module].dim for module in modules if module in styles}
+    tied = " and ".join(f"`{name}`" for name in found.names)
+    if len(dims) > 1:
+        raise ConfigError(
+            f"{tied} are one tensor, but the plan cuts it along two dimensions. Give both layers a style for the same "
+            "one: `embedding_rowwise` goes with `colwise_gather_output`, `embedding_colwise` with "
+            "`rowwise_split_input`."
+        )
+    for module in modules:
+        if dims and module not in styles:
+            (dim,) = dims
+            kind = next((kind for kind in (nn.Embedding, nn.Linear) if isinstance(module, kind)), None)
+            if kind is None or dim is None:
+                raise ConfigError(
+                    f"{tied} are one tensor, which the plan cuts in one layer, and a `{type(module).__name__}` uses it "
+                    "whole. Untie them, or take the other layer out of `tensor` of the plan."
+                )
+            styles[module] = STYLES[_STYLE_OF_TIED[kind, dim]]
+
+
+def share_random_state(mesh: DeviceMesh, device: torch.device) -> None:
+    """Give ranks that share layers the random state of the first of them. Every rank must call it.
+
+    What they compute alike, they must drop out alike.
+    """
+    states = [capture_rng_states()]
+    dist.broadcast_object_list(states, group_src=0, group=mesh.get_group(), device=device)
+    restore_rng_states(states[0])

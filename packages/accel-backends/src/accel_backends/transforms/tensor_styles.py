@@ -1,0 +1,111 @@
+"""The styles of tensor parallelism for layers of any model: what each cuts, and torch's class that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+)
+
+from accel_state.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class CutStyle:
+    """How one layer is cut over ranks.
+
+    Attributes:
+        make: Returns what cuts it.
+        kinds: The classes that it cuts; empty: any.
+        dim: The dimension of ``weight`` that is cut, None if none is.
+        uneven: The style for the same layer that takes any size, where this one must divide it; empty if this one does.
+    """
+
+    make: Callable[[], ParallelStyle]
+    kinds: tuple[type[nn.Module], ...] = ()
+    dim: int | None = None
+    uneven: str = ""
+
+    def check(self, style: str, name: str, module: nn.Module, *, num_ranks: int) -> None:
+        """Refuse a layer that cannot be cut so.
+
+        Raises:
+            ConfigError: Naming the layer, its size, and what would work.
+        """
+        if self.kinds and not isinstance(module, self.kinds):
+            wanted = " or ".join(f"`torch.nn.{kind.__name__}`" for kind in self.kinds)
+            raise ConfigError(
+                f"`{name}` has the style `{style}`, which cuts {wanted}, but is a `{type(module).__name__}`. Take it "
+                "out of `tensor` of the plan, or make it of that class."
+            )
+        if self.dim is None or not self.uneven:
+            return
+        size = _size(module, self.dim)
+        if size % num_ranks:
+            raise ConfigError(
+                f"`{name}` has the style `{style}`, but `tp_size` {num_ranks} does not divide its {size} "
+                f"{'outputs' if self.dim == 0 else 'inputs'}. Choose a `tp_size` that does: {_divisors(size)}; or the "
+                f"style `{self.uneven}`, which cuts any size."
+            )
+
+
+def check_heads(name: str, module: nn.Module, parent: nn.Module, *, num_ranks: int) -> None:
+    """Refuse to deal outputs of an attention layer to ranks if there are not as many heads for each.
+
+    Args:
+        name: The layer.
+        module: It, cut by its outputs.
+        parent: The module around it; without ``head_dim`` it says nothing of heads.
+        num_ranks: Ranks that share the layer.
+
+    Raises:
+        ConfigError: Naming the layer and the number of heads.
+    """
+    head_dim = getattr(parent, "head_dim", None)
+    size = _size(module, 0)
+    if type(head_dim) is not int or size % head_dim or not (size // head_dim) % num_ranks:
+        return
+    heads = size // head_dim
+    raise ConfigError(
+        f"`{name}` computes {heads} heads of {head_dim} values, which {num_ranks} ranks (`tp_size`) cannot share "
+        f"alike. Choose a `tp_size` that divides {heads}: {_divisors(heads)}."
+    )
+
+
+def _size(module: nn.Module, dim: int) -> int:
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight.shape[dim]
+
+
+def _divisors(size: int) -> str:
+    return ", ".join(str(number) for number in range(1, min(size, 64) + 1) if size % number == 0)
+
+
+_LINEAR, _EMBEDDING = (nn.Linear,), (nn.Embedding,)
+_GATHERED = CutStyle(lambda: ColwiseParallel(output_layouts=Replicate()), _LINEAR, 0)
+_SPLIT = CutStyle(lambda: RowwiseParallel(input_layouts=Replicate()), _LINEAR, 1)
+
+#: By the name that plans use. What is not here are parts of models of transformers that torch has no style for.
+STYLES = {
+    "colwise": CutStyle(ColwiseParallel, _LINEAR, 0, uneven="colwise_gather_output"),
+    "colwise_gather_output": _GATHERED,
+    "colwise_rep": _GATHERED,
+    "rowwise": CutStyle(RowwiseParallel, _LINEAR, 1, uneven="rowwise_split_input"),
+    "rowwise_split_input": _SPLIT,
+    "rowwise_rep": _SPLIT,
+    "embedding_rowwise": CutStyle(lambda: RowwiseParallel(input_layouts=Replicate()), _EMBEDDING, 0),
+    "embedding_colwise": CutStyle(lambda: ColwiseParallel(output_layouts=Replicate()), _EMBEDDING, 1),
+    # A norm of each head: any dimension but the last may be the one that ranks have parts of.
+    "replicated_with_grad_allreduce": CutStyle(
+        lambda: SequenceParallel(sequence_dim=0, use_local_output=True)
+    ),
+}
