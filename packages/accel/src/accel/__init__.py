@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from accel import utils as utils
     from accel.accelerator import Accelerator as Accelerator
     from accel.functions.general import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
+    from accel.functions.pipeline_inference import prepare_pippy as prepare_pippy
     from accel.functions.progress import tqdm as tqdm
     from accel.local_sgd import LocalSGD as LocalSGD
     from accel.run.project import ProjectConfiguration as ProjectConfiguration
@@ -99,6 +100,7 @@ EXPORTS = {
     "load_checkpoint_and_dispatch": "accel_bigmodel",
     "load_checkpoint_in_model": "accel_bigmodel",
     "notebook_launcher": "accel_launch",
+    "prepare_pippy": "accel.functions.pipeline_inference",
     "skip_first_batches": "accel_data",
     "synchronize_rng_states": "accel_ops",
     "tqdm": "accel.functions.progress",

@@ -1,0 +1,1 @@
+"""Models cut into stages, one for each rank of a pipeline."""

@@ -1,0 +1,153 @@
+"""A run of a model without values, to see what its stages use and what passes from one to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from accel_backends.pipelining.placeholders import is_placeholder
+from accel_ops.nested.description import iterate_leaves, iterate_tensors
+from accel_state.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What one stage hands to the next, when it would call the module that the next one begins with.
+
+    Attributes:
+        places: Which of the arguments of that call, as leaves of nested data counted from 0. The other tensors among
+            them do not depend on parameters: every rank computes them from the inputs of the model.
+        like: Placeholders of these tensors.
+    """
+
+    places: tuple[int, ...]
+    like: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a run without values showed.
+
+    Attributes:
+        handovers: One for each stage but the first: what it is handed.
+        users: For each tensor of the model, by number, the stages that compute with it.
+    """
+
+    handovers: tuple[Handover, ...]
+    users: tuple[frozenset[int], ...]
+
+
+def trace_stages(
+    call: Callable[[], Any], starts: Sequence[tuple[str, nn.Module]], tensors: Sequence[torch.Tensor]
+) -> Trace:
+    """Run ``call``, and return what it shows of its stages. No communication.
+
+    Args:
+        call: Calls the model, all parameters and buffers of which are placeholders.
+        starts: The modules that the stages begin with, from the second stage on, and their names.
+        tensors: These placeholders.
+
+    Raises:
+        ConfigError: If the forward cannot be cut there.
+    """
+    watch = _Watch(starts, tensors)
+    hooks = [
+        module.register_forward_pre_hook(watch.entering(number), with_kwargs=True)
+        for number, (_, module) in enumerate(starts, start=1)
+    ]
+    try:
+        with torch.no_grad(), watch:
+            output = call()
+    except DataDependentOutputException as error:
+        raise ConfigError(
+            "The forward of the model decides by computed values what to do next (`if`, `.item()`, `.tolist()` on a "
+            "tensor that depends on parameters), so it cannot be cut into pipeline stages: other ranks do not have "
+            "these values. Take the decision out of the forward."
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    watch.check(output)
+    return Trace(tuple(watch.handovers), tuple(frozenset(users) for users in watch.users))
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every operation: which stage it belongs to, and whether that stage has the operands."""
+
+    def __init__(self, starts: Sequence[tuple[str, nn.Module]], tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.handovers: list[Handover] = []
+        self.users: list[set[int]] = [set() for _ in tensors]
+        self._starts = starts
+        self._numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
+        self._stage = 0
+        self._stages: dict[int, int] = {}  # of computed placeholders
+        self._alive: list[torch.Tensor] = list(tensors)  # as long as an `id` stands for a tensor
+
+    def entering(self, number: int) -> Callable[..., None]:
+        """Return the hook of the module that stage ``number`` begins with."""
+
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if number <= self._stage:  # called again
+                return
+            name = self._starts[number - 1][0]
+            if number != self._stage + 1:
+                raise ConfigError(
+                    f"The split point `{name}` is called before `{self._starts[self._stage][0]}`. Give split points in "
+                    "the order in which the forward calls them."
+                )
+            self._hand_over(list(iterate_leaves((args, kwargs))))
+
+        return enter
+
+    def _hand_over(self, arguments: Sequence[Any]) -> None:
+        found: dict[int, int] = {}
+        for place, tensor in enumerate(arguments):
+            if is_placeholder(tensor) and id(tensor) not in self._numbers:
+                self._check(tensor, f"`{self._starts[self._stage][0]}` is called")
+                found.setdefault(id(tensor), place)
+        self._stage += 1
+        self._stages.update(dict.fromkeys(found, self._stage))
+        places = tuple(found.values())
+        self.handovers.append(Handover(places, tuple(arguments[place] for place in places)))
+
+    def check(self, output: Any) -> None:
+        """Refuse a forward that skipped a stage, or returns what an earlier stage than the last computed."""
+        if self._stage < len(self._starts):
+            raise ConfigError(
+                f"The forward of the model never calls the split point `{self._starts[self._stage][0]}`. Name modules "
+                "that it calls, such as the blocks that the model repeats."
+            )
+        for tensor in iterate_tensors(output):
+            self._check(tensor, "the model returns its output")
+
+    def _check(self, tensor: torch.Tensor, when: str) -> None:
+        made_in = self._stages.get(id(tensor), self._stage)
+        if made_in < self._stage:
+            raise ConfigError(
+                f"The forward of the model computes a tensor in stage {made_in} that stage {self._stage} needs too, "
+                f"when {when}; but what passes from one stage to the next are the arguments of "
+                f"`{self._starts[self._stage - 1][0]}` alone. Cut the model elsewhere with `split_points`, or keep "
+                "such blocks whole with `no_split_module_classes`."
+            )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operation and note what it uses."""
+        for tensor in iterate_tensors((args, kwargs)):
+            number = self._numbers.get(id(tensor))
+            if number is not None:
+                self.users[number].add(self._stage)
+            else:
+                self._check(tensor, f"it computes `{func}`")
+        result = func(*args, **(kwargs or {}))
+        for tensor in iterate_tensors(result):
+            if is_placeholder(tensor) and id(tensor) not in self._numbers:
+                self._stages.setdefault(id(tensor), self._stage)
+                self._alive.append(tensor)
+        return result

@@ -1,0 +1,110 @@
+"""Inference with a model whose layers are spread over the processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from accel_backends.pipelining.cutting import balanced_starts
+from accel_backends.pipelining.forward import PipelinedForward
+from accel_bigmodel import calculate_maximum_sizes, infer_auto_device_map
+from accel_ops.nested.description import ignorant_find_batch_size
+from accel_state import PartialState
+from accel_state.errors import ConfigError
+
+
+def prepare_pippy(
+    model: nn.Module,
+    split_points: str | Sequence[str] | None = "auto",
+    no_split_module_classes: Sequence[str] | None = None,
+    example_args: Sequence[Any] | None = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    num_chunks: int | None = None,
+    gather_output: bool | None = False,
+) -> nn.Module:
+    """Spread a model over the processes for inference: each computes a part of the layers.
+
+    Batches pass through the processes in chunks, so that all compute at the same time. Every process must build the
+    same model, call this, and then call the model with the same inputs. The output is on the last process; elsewhere
+    the model returns None.
+
+    Args:
+        model: In evaluation mode, on the CPU. It is changed: it keeps the parameters of this process's part, on its
+            device, and can compute outputs, nothing else.
+        split_points: The modules with which the parts of the second and all further processes begin, in the order in
+            which the forward calls them; or `auto`: parts of about the same size.
+        no_split_module_classes: With `auto`, names of classes that stay on one process; blocks that the model
+            repeats do anyway.
+        example_args: Inputs with which the model is tried now, and not in the first call; of any shape.
+        example_kwargs: The same by name.
+        num_chunks: Chunks of a batch; as many as processes if omitted. They need not divide it.
+        gather_output: Return the output on every process.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        ConfigError: If the forward cannot be cut there; it says why.
+    """
+    processes = PartialState()
+    num_stages = processes.num_processes
+    num_chunks = num_stages if num_chunks is None else num_chunks
+    if num_chunks < 1:
+        raise ConfigError(f"`num_chunks` must be at least 1, got {num_chunks}.")
+    if num_stages == 1:
+        return model.to(processes.device)
+    starts = _starts(model, split_points, no_split_module_classes or (), num_stages)
+    forward = PipelinedForward(
+        model, starts, device=processes.device, num_chunks=num_chunks, gather_output=bool(gather_output)
+    )
+    if example_args or example_kwargs:
+        forward.place(example_args or (), example_kwargs or {})
+    model.forward = forward
+    model.hf_split_points = starts  # type: ignore[assignment] # where users look for them
+    return model
+
+
+def _starts(
+    model: nn.Module,
+    split_points: str | Sequence[str] | None,
+    no_split_module_classes: Sequence[str],
+    num_stages: int,
+) -> list[str]:
+    if split_points is None or split_points == "auto":
+        return balanced_starts(model, num_stages, no_split_module_classes=no_split_module_classes)
+    if isinstance(split_points, str) or len(split_points) != num_stages - 1:
+        raise ConfigError(
+            f"`split_points` must be `auto` or name {num_stages - 1} modules, one for each of the {num_stages} "
+            f"processes but the first, got {split_points!r}."
+        )
+    return list(split_points)
+
+
+def generate_device_map(
+    model: nn.Module,
+    num_processes: int = 1,
+    no_split_module_classes: Sequence[str] | None = None,
+    max_memory: Mapping[int | str, int | str] | None = None,
+) -> dict[str, int | str]:
+    """Return a device map that spreads ``model`` evenly over as many devices as there are processes.
+
+    Args:
+        model: On any device.
+        num_processes: Devices, numbered from 0.
+        no_split_module_classes: Names of classes that stay on one device.
+        max_memory: Memory by device, if it is not to be even.
+    """
+    if max_memory is None and num_processes > 1:
+        num_bytes, (largest, _) = calculate_maximum_sizes(model)
+        share = -(-num_bytes // num_processes) + largest
+        max_memory = dict.fromkeys(range(num_processes), share)
+    return infer_auto_device_map(
+        model, max_memory=max_memory, no_split_module_classes=no_split_module_classes, clean_result=False
+    )
+
+
+def find_pippy_batch_size(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> int | None:
+    """Return the number of rows of the first tensor among the inputs of a model, None if there is none."""
+    return ignorant_find_batch_size((args or (), kwargs or {}))
