@@ -13,8 +13,8 @@ from accel_state.errors import ConfigError, NotAvailableError
 def load_deepspeed(context: StrategyContext) -> ModuleType:
     """Import DeepSpeed and return it; it then works on the device of this run.
 
-    Sets ``LOCAL_RANK`` where no launcher has, and ``RANK`` with it: DeepSpeed reads the first whenever it makes a tensor
-    of its own, and a later `Accelerator` of this process expects both or none.
+    Sets ``LOCAL_RANK`` where no launcher has, and the ranks beside it: DeepSpeed reads it whenever it makes a tensor of
+    its own, and a later `Accelerator` of this process expects all of them or none.
 
     Raises:
         NotAvailableError: If DeepSpeed is not installed.
