@@ -112,7 +112,15 @@ def test_keeping_one_result_does_not_keep_the_others(make_ranks, num_elements):
     data = [torch.ones(num_elements) for _ in range(10)]
 
     def body(rank: int) -> list[torch.Tensor]:
-        return [*gather(data), *reduce(data, "sum"), *broadcast(data)]
+        alone = data[0].clone()
+        together = [*gather(data), *reduce(data, "sum"), *broadcast(data)]
+        return [
+            *together,
+            gather(alone),
+            reduce(alone, "sum"),
+            broadcast(alone),
+            broadcast(alone.expand(2, -1)),
+        ]
 
     for results in make_ranks(2).run(body):
         for result in results:

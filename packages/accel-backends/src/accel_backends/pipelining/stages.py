@@ -155,7 +155,7 @@ def _with_values(data: Any, values: Mapping[int, torch.Tensor]) -> Any:
 
 
 def _module(model: nn.Module, name: str) -> nn.Module:
-    modules = dict(model.named_modules())
+    modules: dict[str, nn.Module] = dict(model.named_modules())
     if not name or name not in modules:
         raise ConfigError(
             f"`{name}` in `split_points` is no module of `{type(model).__name__}`.{nearest(name, modules)}"

@@ -77,11 +77,11 @@ def trace_stages(
     return Trace(tuple(watch.handovers), tuple(frozenset(users) for users in watch.users))
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation: which stage it belongs to, and whether that stage has the operands."""
 
     def __init__(self, starts: Sequence[tuple[str, nn.Module]], tensors: Sequence[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.handovers: list[Handover] = []
         self.users: list[set[int]] = [set() for _ in tensors]
         self._starts = starts

@@ -41,7 +41,7 @@ class CheckedCollectives:
         gathered = self._gather_attached(tensors)
         if gathered is None:
             return self._transport.broadcast(tensors, source=source)
-        return [rows[source] for rows in gathered]
+        return [rows[source].clone() for rows in gathered]
 
     def _gather_attached(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Compare the calls; return the tensors of all ranks if they could be attached."""
@@ -52,16 +52,20 @@ class CheckedCollectives:
         attached = torch.cat([tensor.view(torch.uint8) for tensor in tensors]) if tensors else None
         replies = agree(self._transport, self._call, attached=attached)
         gathered = [tensor.new_empty((self._transport.world_size, len(tensor))) for tensor in tensors]
-        parts = replies.attached[:, : sum(sizes)].split(sizes, dim=1)
-        for rows, part in zip(gathered, parts, strict=True):
-            rows.view(torch.uint8).copy_(part)
+        start = 0
+        for rows, size in zip(gathered, sizes, strict=True):
+            rows.view(torch.uint8).copy_(replies.attached.narrow(1, start, size))
+            start += size
         return gathered
 
 
 def _reduced(rows: torch.Tensor, reduction: Reduction) -> torch.Tensor:
     """Return the sum, maximum or minimum of the rows, formed in the same order on every rank."""
-    combine = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}[reduction]
-    total = rows[0]
+    if reduction == "max":
+        return rows.amax(0)
+    if reduction == "min":
+        return rows.amin(0)
+    total = rows[0].clone()
     for row in rows[1:]:
-        combine(total, row, out=total)
+        total += row
     return total

@@ -22,7 +22,7 @@ class PreparedLoaders(Sequence[DataLoader[Any]]):
         """Note a loader unless it was noted before."""
         if not any(loader is one for one in self):
             self._references.append(weakref.ref(loader))
-            loader._is_accelerate_prepared = True  # type: ignore[attr-defined]  # where libraries look for it
+            loader._is_accelerate_prepared = True  # where libraries look for it
 
     def clear(self) -> None:
         """Forget all."""
