@@ -43,12 +43,6 @@ class TensorParallel:
 
     def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
         self._mesh = mesh
-        if not plan.tensor:
-            raise ConfigError(
-                f"The {type(model).__name__} to prepare has no plan by which {mesh.size()} ranks (`tp_size`) could "
-                "share its layers. Give its class a `parallel_plan`, such as {'tensor': {'layers.*.up': 'colwise', "
-                "'layers.*.down': 'rowwise'}}, with the names of its own layers, or set `tp_size` to 1."
-            )
         self._styles = _checked_styles(model, plan.tensor, num_ranks=mesh.size())
 
     def cut(self, parameters: Sequence[NamedTensor]) -> None:
@@ -65,9 +59,35 @@ class TensorParallel:
                 module._parameters[key] = first._parameters[first_key]
 
 
+def cut_dims(model: nn.Module, plan: ParallelPlan, *, num_ranks: int) -> dict[int, int]:
+    """Return along which dimension each parameter that is cut is cut, by its identity.
+
+    Args:
+        model: On any device; it stays as it is.
+        plan: Its plan.
+        num_ranks: Ranks that share each layer.
+
+    Raises:
+        ConfigError: If the plan cuts nothing, or a layer cannot be cut as the plan says.
+    """
+    styles = _checked_styles(model, plan.tensor, num_ranks=num_ranks)
+    return {
+        id(parameter): dim
+        for module, style in styles.items()
+        for key, parameter in module.named_parameters(recurse=False)
+        if (dim := style.dim_of(key)) is not None
+    }
+
+
 def _checked_styles(
-    model: nn.Module, styled: Mapping[str, str], *, num_ranks: int
+    model: nn.Module, styled: Mapping[str, str] | None, *, num_ranks: int
 ) -> dict[nn.Module, CutStyle]:
+    if not styled:
+        raise ConfigError(
+            f"The {type(model).__name__} has no plan by which {num_ranks} ranks (`tp_size`) could share its layers. "
+            "Give its class a `parallel_plan`, such as {'tensor': {'layers.*.up': 'colwise', 'layers.*.down': 'rowwise'}}, "
+            "with the names of its own layers, or set `tp_size` to 1."
+        )
     modules = dict(model.named_modules(remove_duplicate=False))
     styles: dict[nn.Module, CutStyle] = {}
     for name, style in styled.items():

@@ -34,6 +34,10 @@ class CutStyle:
     dim: int | None = None
     uneven: str = ""
 
+    def dim_of(self, key: str) -> int | None:
+        """Return the dimension along which the parameter ``key`` of a layer is cut, None if it is not."""
+        return self.dim if key == "weight" or self.dim == 0 else None
+
     def check(self, style: str, name: str, module: nn.Module, *, num_ranks: int) -> None:
         """Refuse a layer that cannot be cut so.
 
