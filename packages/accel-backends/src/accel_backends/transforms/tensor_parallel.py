@@ -52,7 +52,10 @@ class TensorParallel:
         """
         for module in dict.fromkeys(module for found in parameters for module, _ in found.places):
             if module in self._styles:
-                parallelize_module(module, self._mesh, self._styles[module].make(), src_data_rank=None)
+                style = self._styles[module]
+                parallelize_module(module, self._mesh, style.make(), src_data_rank=None)
+                if style.gathers:
+                    module.register_forward_hook(_own_memory)
         for found in parameters:
             (first, first_key), *others = found.places
             for module, key in others:
@@ -138,6 +141,11 @@ def _add_tied(styles: dict[nn.Module, CutStyle], found: NamedTensor) -> None:
                     "whole. Untie them, or take the other layer out of `tensor` of the plan."
                 )
             styles[module] = STYLES[_STYLE_OF_TIED[kind, dim]]
+
+
+def _own_memory(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+    """Return a copy of what is a view to autograd, since an in-place change of it would lose the hooks of FSDP."""
+    return output.clone() if output._is_view() else output
 
 
 def share_random_state(mesh: DeviceMesh, device: torch.device) -> None:
