@@ -35,7 +35,10 @@ PAGES = sorted(page.stem for page in GUIDES.glob("*.md") if BLOCK.search(page.re
 """Those with code that is run."""
 
 
-RUNS = [*((name, 1) for name in PAGES if name != "deepspeed"), ("sharded", 2), ("training_loop", 2)]
+RUNS = [
+    *((name, 1) for name in PAGES if name != "deepspeed"),
+    *((name, 2) for name in ("parallelism", "sharded", "training_loop")),
+]
 
 
 def run_code(folder, *, name, num_processes):

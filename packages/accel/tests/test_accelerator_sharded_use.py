@@ -6,7 +6,16 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from accel import Accelerator, FullyShardedDataParallelPlugin, GradScalerKwargs, LocalSGD, PartialState
+from accel import (
+    Accelerator,
+    FullyShardedDataParallelPlugin,
+    GradScalerKwargs,
+    LocalSGD,
+    ParallelismConfig,
+    PartialState,
+)
+from accel_backends import resolve_plan
+from accel_backends.plans.memory import plan_memory
 from accel_backends.testing.models import make_batches, make_model
 from accel_state.errors import ConfigError, DistributedOperationException
 from accel_state.runtime import current_runtime
@@ -658,3 +667,25 @@ def test_metrics_count_each_row_once_where_ranks_have_uneven_data(world, num_row
     for found, expected, gathered in world(2).run(evaluate_all, num_rows):
         torch.testing.assert_close(found, expected)
         assert gathered == sizes
+
+
+def parts_of_shared_layers():
+    """Return the shapes that this rank holds, and those that `accel plan` tells; an optimizer that is made later steps."""
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_shard_size=2, tp_size=2))
+    model = make_model("shared-tied")
+    planned = plan_memory(model, resolve_plan(model), num_shards=2, num_sharing=2)
+    place = divmod(accelerator.process_index, 2)
+    expected = {found.name: found.shard_shape(*place) for unit in planned.units for found in unit.parameters}
+    model = accelerator.prepare(model)
+    optimizer = accelerator.prepare(torch.optim.AdamW(model.parameters(), lr=0.1))
+    before = whole(model)
+    step(accelerator, model, optimizer, make_batches(1)[0])
+    after = whole(model)
+    assert not [name for name in before if torch.equal(before[name], after[name]) and "key.bias" not in name]
+    assert model.head.weight is model.embed.weight
+    return {name: tuple(one.to_local().shape) for name, one in model.named_parameters()}, expected
+
+
+def test_each_rank_holds_the_parts_of_shared_layers_that_the_plan_tells(world):
+    for found, expected in world(4).run(parts_of_shared_layers):
+        assert found == expected

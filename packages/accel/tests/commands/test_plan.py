@@ -25,6 +25,9 @@ class Net(nn.Module):
         self.head = nn.Linear(33, 50, bias=False)
         self.register_buffer("mask", self.norm.weight.new_zeros(7))
 """
+SHARED = """
+    parallel_plan = {"tensor": {"embed": "embedding_rowwise", "head": "rowwise_split_input"}}
+"""
 TABLE = """\
 ┌───────────────────────────────────────────────────────────────┐
 │                  `planned_net:Net` on 4 ranks                 │
@@ -53,7 +56,7 @@ Parameters that are whole at a time, at most: 17.53 KB in float32
 def model_file(tmp_path, monkeypatch):
     (tmp_path / "planned_net.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    yield
+    yield tmp_path / "planned_net.py"
     sys.modules.pop("planned_net", None)
 
 
@@ -71,6 +74,18 @@ def test_copies_of_the_model_are_a_mesh_of_two_axes(capsys):
     text = capsys.readouterr().out
     assert "2 copies of `planned_net:Net`, each on 2 ranks" in text
     assert "Replicate, Shard(0)" in text
+
+
+def test_layers_that_ranks_share_are_cut_before_they_are_sharded(model_file, capsys):
+    model_file.write_text(MODULE.replace("class Net(nn.Module):", "class Net(nn.Module):" + SHARED))
+    assert plan("--num_processes", "4", "--tp_size", "2", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    [embed, *_, head] = [unit["parameters"][-1] for unit in told["units"]]
+    assert (embed["placement"], embed["largest_shard_bytes"]) == ("Shard(0), Shard(0)", 13 * 33 * 4)
+    assert (head["placement"], head["largest_shard_bytes"]) == ("Shard(0), Shard(1)", 25 * 17 * 4)
+    assert told["largest_rank"]["parameters"] > told["smallest_rank"]["parameters"]
+    assert plan("--num_processes", "4", "--tp_size", "2") == 0
+    assert "on 2 × 2 ranks, layers shared by 2" in capsys.readouterr().out
 
 
 def test_json_tells_bytes_of_each_parameter_on_its_own(capsys):
@@ -122,11 +137,13 @@ def test_the_picture_is_written(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--num_processes", "0"), "must be at least 1, got 0 and 1"),
+        (("--num_processes", "0"), "`--num_processes` must be at least 1, got 0"),
         (
             ("--num_processes", "8", "--dp_replicate_size", "3"),
             "must divide `--num_processes`, which is 8, got 3",
         ),
+        (("--num_processes", "8", "--tp_size", "3"), "`--tp_size` must divide the 8 ranks .*, got 3"),
+        (("--num_processes", "2", "--tp_size", "2"), "The Net has no plan by which 2 ranks"),
         (("--fsdp_auto_wrap_policy", "NOWRAP"), "Unknown auto-wrap policy `NOWRAP`.*Did you mean `NO_WRAP`"),
         (("--fsdp_min_num_params", "3"), "no effect without `--fsdp_auto_wrap_policy`"),
         (("--picture", "plan.png"), "its name must end in `.svg`, got `plan.png`"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from accel.plan_report.rows import placement_of, title_of, unit_rows
@@ -53,6 +55,9 @@ def test_placements_are_written_as_torch_does():
     parameter = planned(Net([Block()]), num_shards=2).units[0].parameters[0]
     assert placement_of(parameter, num_replicas=1) == "Shard(0)"
     assert placement_of(parameter, num_replicas=2) == "Replicate, Shard(0)"
+    both = replace(parameter, num_sharing=2, layer_dim=1)
+    assert placement_of(both, num_replicas=2) == "Replicate, Shard(0), Shard(1)"
+    assert placement_of(replace(both, layer_dim=None), num_replicas=1) == "Shard(0), Replicate"
 
 
 def test_the_title_tells_copies_and_ranks():

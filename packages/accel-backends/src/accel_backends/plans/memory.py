@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.sharding.units import ROOT, shard_groups, tensors_of_groups, whole_parameters
+from accel_backends.transforms.tensor_parallel import cut_dims
 from accel_ops.named_tensors import NamedTensor
 
 _FP32_BYTES = 4
@@ -39,7 +40,7 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class PlannedParameter:
-    """One parameter of a unit, cut along its first dimension.
+    """One parameter of a unit, cut along its first dimension, where its layer is shared after that.
 
     Attributes:
         name: Its first name in the model.
@@ -48,6 +49,8 @@ class PlannedParameter:
         is_trainable: Whether it has a gradient.
         num_shards: Ranks that each copy of the model is cut over.
         is_sharded: Whether the parameter is cut; if not, each rank holds the whole.
+        num_sharing: Ranks that share its layer.
+        layer_dim: The dimension along which these cut it, None if each of them has the whole.
     """
 
     name: str
@@ -56,25 +59,34 @@ class PlannedParameter:
     is_trainable: bool
     num_shards: int
     is_sharded: bool
+    num_sharing: int = 1
+    layer_dim: int | None = None
 
     @property
     def num_elements(self) -> int:
         """Elements of the whole parameter."""
         return prod(self.shape)
 
-    def shard_shape(self, shard: int) -> tuple[int, ...]:
-        """Return the shape of the part on the rank with that number among those it is cut over.
+    def layer_shape(self, sharer: int = 0) -> tuple[int, ...]:
+        """Return the shape with which the rank with that number among those that share the layer computes."""
+        return _part(self.shape, self.layer_dim, self.num_sharing, sharer)
+
+    def shard_shape(self, shard: int, sharer: int = 0) -> tuple[int, ...]:
+        """Return the shape of the part on the rank with these numbers among those it is cut over.
 
         As `torch.distributed.tensor.Shard` cuts: every part has as many rows as the first, until none are left.
         """
-        if not self.is_sharded:
-            return self.shape
-        rows = -(-self.shape[0] // self.num_shards)
-        return (max(0, min(rows, self.shape[0] - shard * rows)), *self.shape[1:])
+        shape = self.layer_shape(sharer)
+        return _part(shape, 0, self.num_shards, shard) if self.is_sharded else shape
 
-    def bytes_on(self, shard: int) -> Bytes:
-        """Return what the rank with that number holds for this parameter."""
-        return self._bytes(prod(self.shard_shape(shard)))
+    def bytes_on(self, shard: int, sharer: int = 0) -> Bytes:
+        """Return what the rank with these numbers holds for this parameter."""
+        return self._bytes(prod(self.shard_shape(shard, sharer)))
+
+    @property
+    def gathered(self) -> int:
+        """The bytes of its values with which a rank computes, at most."""
+        return prod(self.layer_shape()) * self.element_bytes
 
     @property
     def whole(self) -> Bytes:
@@ -110,9 +122,14 @@ class PlannedUnit:
         """What a rank would hold without sharding."""
         return sum((parameter.whole for parameter in self.parameters), Bytes())
 
-    def bytes_on(self, shard: int) -> Bytes:
-        """Return what the rank with that number holds for this unit."""
-        return sum((parameter.bytes_on(shard) for parameter in self.parameters), Bytes())
+    def bytes_on(self, shard: int, sharer: int = 0) -> Bytes:
+        """Return what the rank with these numbers holds for this unit."""
+        return sum((parameter.bytes_on(shard, sharer) for parameter in self.parameters), Bytes())
+
+    @property
+    def gathered(self) -> int:
+        """The bytes of the parameters with which a rank computes, at most."""
+        return sum(parameter.gathered for parameter in self.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +140,7 @@ class PlannedModel:
         units: In the order of the model, the tail and the root last.
         num_replicas: Copies of the sharded model.
         num_shards: Ranks over which each copy is cut.
+        num_sharing: Ranks that share each layer.
         buffer_bytes: Bytes of the buffers, which every rank holds.
     """
 
@@ -130,15 +148,26 @@ class PlannedModel:
     num_replicas: int
     num_shards: int
     buffer_bytes: int
+    num_sharing: int = 1
 
     @property
     def whole(self) -> Bytes:
         """What a rank would hold without sharding."""
         return sum((unit.whole for unit in self.units), Bytes())
 
-    def bytes_on(self, shard: int) -> Bytes:
-        """Return what the rank with that number among the shards holds; the first holds most, the last least."""
-        return sum((unit.bytes_on(shard) for unit in self.units), Bytes())
+    def bytes_on(self, shard: int, sharer: int = 0) -> Bytes:
+        """Return what the rank with these numbers holds; the first ones hold most, the last least."""
+        return sum((unit.bytes_on(shard, sharer) for unit in self.units), Bytes())
+
+    @property
+    def largest(self) -> Bytes:
+        """What the rank holds that holds most."""
+        return self.bytes_on(0)
+
+    @property
+    def smallest(self) -> Bytes:
+        """What the rank holds that holds least."""
+        return self.bytes_on(self.num_shards - 1, self.num_sharing - 1)
 
     @property
     def gathered_bytes(self) -> int:
@@ -146,13 +175,13 @@ class PlannedModel:
 
         While one unit computes, the next one is gathered.
         """
-        stay = sum(unit.whole.parameters for unit in self.units if unit.is_root or unit.is_tail)
-        passing = [unit.whole.parameters for unit in self.units if not unit.is_root and not unit.is_tail]
+        stay = sum(unit.gathered for unit in self.units if unit.is_root or unit.is_tail)
+        passing = [unit.gathered for unit in self.units if not unit.is_root and not unit.is_tail]
         return stay + max((sum(passing[at : at + 2]) for at in range(len(passing))), default=0)
 
 
 def plan_memory(
-    model: nn.Module, plan: ParallelPlan, *, num_shards: int, num_replicas: int = 1
+    model: nn.Module, plan: ParallelPlan, *, num_shards: int, num_replicas: int = 1, num_sharing: int = 1
 ) -> PlannedModel:
     """Return what each rank holds of ``model`` if it is sharded by ``plan``.
 
@@ -163,22 +192,33 @@ def plan_memory(
         plan: From `resolve_plan`.
         num_shards: Ranks over which each parameter is cut.
         num_replicas: Groups of that many ranks.
+        num_sharing: Ranks that share each layer.
+
+    Raises:
+        ConfigError: If layers are to be shared, and the plan does not say how, or they cannot be cut so.
     """
+    layer_dims = cut_dims(model, plan, num_ranks=num_sharing) if num_sharing > 1 else {}
     whole = set(whole_parameters(model, None))
     groups = shard_groups(model, units=plan.units, tail=plan.tail, whole=whole)
     contents = tensors_of_groups(model, groups)
     order = {name: at for at, name in enumerate(dict(model.named_modules(remove_duplicate=False)))}
     units = [
-        PlannedUnit(group.modules, group.is_tail, _parameters(found, whole, num_shards))
+        PlannedUnit(
+            group.modules, group.is_tail, _parameters(found, whole, (num_shards, num_sharing), layer_dims)
+        )
         for group, found in zip(groups, contents, strict=True)
     ]
     units.sort(key=lambda unit: (unit.is_root, unit.is_tail, order[unit.modules[0]]))
     buffers = sum(found.tensor.nbytes for tensors in contents for found in tensors if not found.is_parameter)
-    return PlannedModel(tuple(unit for unit in units if unit.parameters), num_replicas, num_shards, buffers)
+    filled = tuple(unit for unit in units if unit.parameters)
+    return PlannedModel(filled, num_replicas, num_shards, buffers, num_sharing)
 
 
 def _parameters(
-    tensors: Sequence[NamedTensor], whole: set[str], num_shards: int
+    tensors: Sequence[NamedTensor],
+    whole: set[str],
+    num_ranks: tuple[int, int],
+    layer_dims: Mapping[int, int],
 ) -> tuple[PlannedParameter, ...]:
     return tuple(
         PlannedParameter(
@@ -186,9 +226,19 @@ def _parameters(
             tuple(found.tensor.shape),
             _FP32_BYTES if found.tensor.requires_grad else found.tensor.element_size(),
             found.tensor.requires_grad,
-            num_shards,
+            num_ranks[0],
             found.names[0] not in whole,
+            num_ranks[1],
+            layer_dims.get(id(found.tensor)),
         )
         for found in tensors
         if found.is_parameter
     )
+
+
+def _part(shape: tuple[int, ...], dim: int | None, num_parts: int, place: int) -> tuple[int, ...]:
+    """Return the shape of one of the parts into which a tensor is cut along ``dim``."""
+    if dim is None:
+        return shape
+    size = -(-shape[dim] // num_parts)
+    return (*shape[:dim], max(0, min(size, shape[dim] - place * size)), *shape[dim + 1 :])

@@ -43,12 +43,6 @@ class TensorParallel:
 
     def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
         self._mesh = mesh
-        if not plan.tensor:
-            raise ConfigError(
-                f"The {type(model).__name__} to prepare has no plan by which {mesh.size()} ranks (`tp_size`) could "
-                "share its layers. Give its class a `parallel_plan`, such as {'tensor': {'layers.*.up': 'colwise', "
-                "'layers.*.down': 'rowwise'}}, with the names of its own layers, or set `tp_size` to 1."
-            )
         self._styles = _checked_styles(model, plan.tensor, num_ranks=mesh.size())
 
     def cut(self, parameters: Sequence[NamedTensor]) -> None:
@@ -58,16 +52,45 @@ class TensorParallel:
         """
         for module in dict.fromkeys(module for found in parameters for module, _ in found.places):
             if module in self._styles:
-                parallelize_module(module, self._mesh, self._styles[module].make(), src_data_rank=None)
+                style = self._styles[module]
+                parallelize_module(module, self._mesh, style.make(), src_data_rank=None)
+                if style.gathers:
+                    module.register_forward_hook(_own_memory)
         for found in parameters:
             (first, first_key), *others = found.places
             for module, key in others:
                 module._parameters[key] = first._parameters[first_key]
 
 
+def cut_dims(model: nn.Module, plan: ParallelPlan, *, num_ranks: int) -> dict[int, int]:
+    """Return along which dimension each parameter that is cut is cut, by its identity.
+
+    Args:
+        model: On any device; it stays as it is.
+        plan: Its plan.
+        num_ranks: Ranks that share each layer.
+
+    Raises:
+        ConfigError: If the plan cuts nothing, or a layer cannot be cut as the plan says.
+    """
+    styles = _checked_styles(model, plan.tensor, num_ranks=num_ranks)
+    return {
+        id(parameter): dim
+        for module, style in styles.items()
+        for key, parameter in module.named_parameters(recurse=False)
+        if (dim := style.dim_of(key)) is not None
+    }
+
+
 def _checked_styles(
-    model: nn.Module, styled: Mapping[str, str], *, num_ranks: int
+    model: nn.Module, styled: Mapping[str, str] | None, *, num_ranks: int
 ) -> dict[nn.Module, CutStyle]:
+    if not styled:
+        raise ConfigError(
+            f"The {type(model).__name__} has no plan by which {num_ranks} ranks (`tp_size`) could share its layers. "
+            "Give its class a `parallel_plan`, such as {'tensor': {'layers.*.up': 'colwise', 'layers.*.down': 'rowwise'}}, "
+            "with the names of its own layers, or set `tp_size` to 1."
+        )
     modules = dict(model.named_modules(remove_duplicate=False))
     styles: dict[nn.Module, CutStyle] = {}
     for name, style in styled.items():
@@ -118,6 +141,11 @@ def _add_tied(styles: dict[nn.Module, CutStyle], found: NamedTensor) -> None:
                     "whole. Untie them, or take the other layer out of `tensor` of the plan."
                 )
             styles[module] = STYLES[_STYLE_OF_TIED[kind, dim]]
+
+
+def _own_memory(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+    """Return a copy of what is a view to autograd, since an in-place change of it would lose the hooks of FSDP."""
+    return output.clone() if output._is_view() else output
 
 
 def share_random_state(mesh: DeviceMesh, device: torch.device) -> None:

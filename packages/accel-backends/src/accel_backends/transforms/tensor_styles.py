@@ -27,12 +27,18 @@ class CutStyle:
         kinds: The classes that it cuts; empty: any.
         dim: The dimension of ``weight`` that is cut, None if none is.
         uneven: The style for the same layer that takes any size, where this one must divide it; empty if this one does.
+        gathers: Whether models use such a layer where its outputs leave a unit.
     """
 
     make: Callable[[], ParallelStyle]
     kinds: tuple[type[nn.Module], ...] = ()
     dim: int | None = None
     uneven: str = ""
+    gathers: bool = False
+
+    def dim_of(self, key: str) -> int | None:
+        """Return the dimension along which the parameter ``key`` of a layer is cut, None if it is not."""
+        return self.dim if key == "weight" or self.dim == 0 else None
 
     def check(self, style: str, name: str, module: nn.Module, *, num_ranks: int) -> None:
         """Refuse a layer that cannot be cut so.
@@ -91,7 +97,7 @@ def _divisors(size: int) -> str:
 
 
 _LINEAR, _EMBEDDING = (nn.Linear,), (nn.Embedding,)
-_GATHERED = CutStyle(lambda: ColwiseParallel(output_layouts=Replicate()), _LINEAR, 0)
+_GATHERED = CutStyle(lambda: ColwiseParallel(output_layouts=Replicate()), _LINEAR, 0, gathers=True)
 _SPLIT = CutStyle(lambda: RowwiseParallel(input_layouts=Replicate()), _LINEAR, 1)
 
 #: By the name that plans use. What is not here are parts of models of transformers that torch has no style for.
@@ -102,8 +108,12 @@ STYLES = {
     "rowwise": CutStyle(RowwiseParallel, _LINEAR, 1, uneven="rowwise_split_input"),
     "rowwise_split_input": _SPLIT,
     "rowwise_rep": _SPLIT,
-    "embedding_rowwise": CutStyle(lambda: RowwiseParallel(input_layouts=Replicate()), _EMBEDDING, 0),
-    "embedding_colwise": CutStyle(lambda: ColwiseParallel(output_layouts=Replicate()), _EMBEDDING, 1),
+    "embedding_rowwise": CutStyle(
+        lambda: RowwiseParallel(input_layouts=Replicate()), _EMBEDDING, 0, gathers=True
+    ),
+    "embedding_colwise": CutStyle(
+        lambda: ColwiseParallel(output_layouts=Replicate()), _EMBEDDING, 1, gathers=True
+    ),
     # A norm of each head: any dimension but the last may be the one that ranks have parts of.
     "replicated_with_grad_allreduce": CutStyle(
         lambda: SequenceParallel(sequence_dim=0, use_local_output=True)

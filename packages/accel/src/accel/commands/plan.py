@@ -30,6 +30,9 @@ class PlanCommand:
             help="number of copies of the sharded model (default 1)",
         )
         parser.add_argument(
+            "--tp_size", type=int, default=1, help="number of ranks that share each layer (default 1)"
+        )
+        parser.add_argument(
             "--fsdp_auto_wrap_policy",
             metavar="POLICY",
             help="TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP; by default the plan of the model",
@@ -73,8 +76,9 @@ class PlanCommand:
         planned = plan_memory(
             model,
             resolve_plan(model, policy=policy),
-            num_shards=arguments.num_processes // arguments.dp_replicate_size,
+            num_shards=arguments.num_processes // arguments.dp_replicate_size // arguments.tp_size,
             num_replicas=arguments.dp_replicate_size,
+            num_sharing=arguments.tp_size,
         )
         if arguments.picture is not None:
             _write_picture(arguments.picture, as_svg(planned, name=name))
@@ -89,13 +93,16 @@ class PlanCommand:
 
 def _check_sizes(arguments: argparse.Namespace) -> None:
     processes, copies = arguments.num_processes, arguments.dp_replicate_size
-    if processes < 1 or copies < 1:
-        raise ConfigError(
-            f"`--num_processes` and `--dp_replicate_size` must be at least 1, got {processes} and {copies}."
-        )
+    for name in ("num_processes", "dp_replicate_size", "tp_size"):
+        if getattr(arguments, name) < 1:
+            raise ConfigError(f"`--{name}` must be at least 1, got {getattr(arguments, name)}.")
     if processes % copies:
         raise ConfigError(
             f"`--dp_replicate_size` must divide `--num_processes`, which is {processes}, got {copies}."
+        )
+    if processes // copies % arguments.tp_size:
+        raise ConfigError(
+            f"`--tp_size` must divide the {processes // copies} ranks of a copy of the model, got {arguments.tp_size}."
         )
     if arguments.fsdp_auto_wrap_policy is None and (
         arguments.fsdp_transformer_layer_cls_to_wrap or arguments.fsdp_min_num_params is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from itertools import product
 
 from accel.plan_report.rows import UnitRow, title_of, unit_rows
 from accel_backends.plans.memory import Bytes, PlannedModel
@@ -25,7 +26,7 @@ def as_svg(planned: PlannedModel, *, name: str) -> str:
     ]
     top = 76
     for row in rows:
-        drawing += _unit(row, planned.num_shards, top=top, scale=_BARS / longest if longest else 0)
+        drawing += _unit(row, planned, top=top, scale=_BARS / longest if longest else 0)
         top += _ROW
     top += 24
     drawing.append(
@@ -50,12 +51,13 @@ def as_svg(planned: PlannedModel, *, name: str) -> str:
     )
 
 
-def _unit(row: UnitRow, num_shards: int, *, top: int, scale: float) -> list[str]:
+def _unit(row: UnitRow, planned: PlannedModel, *, top: int, scale: float) -> list[str]:
     unit = row.unit
     whole, first = unit.whole.parameters, unit.bytes_on(0).parameters
     drawing = [_text(_LABEL - 12, top + 14, _shortened(row.label), anchor="end")]
-    if num_shards <= _MOST_CELLS:
-        cells = [unit.bytes_on(shard).parameters for shard in range(num_shards)]
+    if planned.num_shards * planned.num_sharing <= _MOST_CELLS:
+        ranks = product(range(planned.num_shards), range(planned.num_sharing))
+        cells = [unit.bytes_on(shard, sharer).parameters for shard, sharer in ranks]
     else:
         cells = [first, whole - first]
     left = float(_LABEL)

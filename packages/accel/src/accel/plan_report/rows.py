@@ -45,14 +45,20 @@ def unit_rows(planned: PlannedModel) -> list[UnitRow]:
 def title_of(planned: PlannedModel, name: str) -> str:
     """Return what is shown, in a few words."""
     copies = f"{planned.num_replicas} copies of {name}, each" if planned.num_replicas > 1 else name
+    if planned.num_sharing > 1:
+        return f"{copies} on {planned.num_shards} × {planned.num_sharing} ranks, layers shared by {planned.num_sharing}"
     return f"{copies} on {planned.num_shards} {'rank' if planned.num_shards == 1 else 'ranks'}"
 
 
 def placement_of(parameter: PlannedParameter, *, num_replicas: int) -> str:
-    """Return how a parameter is placed, as torch writes it."""
+    """Return how a parameter is placed, as torch writes it; last, over the ranks that share its layer."""
     if not parameter.is_sharded:
         return "whole"
-    return "Replicate, Shard(0)" if num_replicas > 1 else "Shard(0)"
+    placements = ["Replicate"] if num_replicas > 1 else []
+    placements.append("Shard(0)")
+    if parameter.num_sharing > 1:
+        placements.append("Replicate" if parameter.layer_dim is None else f"Shard({parameter.layer_dim})")
+    return ", ".join(placements)
 
 
 def _kind(unit: PlannedUnit) -> object:

@@ -24,11 +24,11 @@ def as_text(planned: PlannedModel, *, name: str) -> str:
 
 def as_data(planned: PlannedModel, *, name: str) -> dict[str, Any]:
     """Return the same in bytes, every unit on its own."""
-    last = planned.num_shards - 1
     return {
         "model": name,
         "num_replicas": planned.num_replicas,
         "num_shards": planned.num_shards,
+        "num_sharing": planned.num_sharing,
         "units": [
             {
                 "modules": list(unit.modules),
@@ -47,8 +47,8 @@ def as_data(planned: PlannedModel, *, name: str) -> dict[str, Any]:
             }
             for unit in planned.units
         ],
-        "largest_rank": _bytes(planned.bytes_on(0)),
-        "smallest_rank": _bytes(planned.bytes_on(last)),
+        "largest_rank": _bytes(planned.largest),
+        "smallest_rank": _bytes(planned.smallest),
         "one_process": _bytes(planned.whole),
         "buffer_bytes": planned.buffer_bytes,
         "gathered_bytes": planned.gathered_bytes,
@@ -75,7 +75,7 @@ def _rows(planned: PlannedModel) -> list[list[str]]:
 
 
 def _sums(planned: PlannedModel) -> list[str]:
-    largest, smallest = planned.bytes_on(0), planned.bytes_on(planned.num_shards - 1)
+    largest, smallest = planned.largest, planned.smallest
     parts = ", ".join(
         f"{part} {convert_bytes(getattr(largest, part))}"
         for part in ("parameters", "gradients", "optimizer", "total")
