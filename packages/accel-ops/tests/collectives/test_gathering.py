@@ -119,7 +119,6 @@ def test_keeping_one_result_does_not_keep_the_others(make_ranks, num_elements):
             gather(alone),
             reduce(alone, "sum"),
             broadcast(alone),
-            broadcast(alone.expand(2, -1)),
         ]
 
     for results in make_ranks(2).run(body):
