@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from accel import DeepSpeedPlugin, ParallelismConfig
-from accel_state import ConfigError, DeepSpeedSequenceParallelConfig
+from accel_state import DeepSpeedSequenceParallelConfig
 
 CLIP, RATE, LENGTH = 0.5, 0.1, 8
 

@@ -32,7 +32,9 @@ def train(name):
     model = LlamaForCausalLM.from_pretrained(folder / "start")  # sharded as it is built, under ZeRO 3
     optimizers = plain_optimizers(model) if name == "plain" else (None, None)
     trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:8], optimizers=optimizers)
-    trainer.train(resume_from_checkpoint=str(folder / "whole" / "checkpoint-2") if name == "resumed" else None)
+    trainer.train(
+        resume_from_checkpoint=str(folder / "whole" / "checkpoint-2") if name == "resumed" else None
+    )
     trainer.save_model(str(folder / name / "saved"))
     keys = ("loss", "grad_norm", "eval_loss")
     return [{key: entry[key] for key in keys if key in entry} for entry in trainer.state.log_history]

@@ -70,8 +70,8 @@ class SharedSequences:
             self._num_summed = 1
             if not value_of(config, "zero_optimization.reduce_scatter", True):
                 raise ConfigError(
-                    f"`zero_optimization.reduce_scatter` is false, but DeepSpeed reduces gradients with ZeRO 3 and `sp_size` "
-                    f"{self._size} rightly only by reduce-scatter. Remove the key."
+                    "`zero_optimization.reduce_scatter` is false, but with ZeRO 3 and `sp_size` "
+                    f"{self._size} DeepSpeed averages gradients alike only by reduce-scatter. Remove the key."
                 )
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -152,15 +152,17 @@ def part_of_batch(batch: Mapping[str, Any], *, rank: int, size: int) -> dict[str
         ConfigError: If there are no ``input_ids``, their length cannot be divided, or they are padded on the left.
     """
     if not isinstance(batch, Mapping) or "input_ids" not in batch:
+        found = sorted(batch) if isinstance(batch, Mapping) else f"`{type(batch).__name__}`"
         raise ConfigError(
-            "A batch whose sequences are shared must be a dict with `input_ids`, `labels` and, where samples are packed, "
-            f"`position_ids`, got {sorted(batch) if isinstance(batch, Mapping) else f'`{type(batch).__name__}`'}."
+            "A batch whose sequences are shared must be a dict with `input_ids`, `labels` and, where samples are "
+            f"packed, `position_ids`, got {found}."
         )
     ids = batch["input_ids"]
     length = ids.shape[1]
     if length % size:
         raise ConfigError(
-            f"Sequences of {length} tokens cannot be shared by {size} ranks (`sp_size`). Pad them to a multiple of {size}."
+            f"Sequences of {length} tokens cannot be shared by {size} ranks (`sp_size`). Pad them to a multiple of "
+            f"{size}."
         )
     mask = batch.get("attention_mask")
     if mask is not None and bool((mask[:, 1:] > mask[:, :-1]).any()):
