@@ -66,6 +66,8 @@ engine = Engine(
         "integration-tests/test_deepspeed.py",
         "integration-tests/test_deepspeed_checkpoints.py",
         "integration-tests/test_deepspeed_machines.py",
+        "integration-tests/test_deepspeed_sequences.py",
+        "integration-tests/test_deepspeed_trainer.py",
         "integration-tests/test_deepspeed_training.py",
         "integration-tests/test_deepspeed_use.py",
         "integration-tests/test_examples.py",

@@ -472,7 +472,7 @@ class Accelerator:
             dl: A prepared loader.
             model: The prepared model.
         """
-        return dl
+        return self._strategy.share_sequences(dl)
 
     # Settings
 

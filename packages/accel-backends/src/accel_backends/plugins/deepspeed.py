@@ -15,10 +15,12 @@ from accel_backends.plugins.deepspeed_config import HfDeepSpeedConfig
 from accel_backends.plugins.zero3_init import announce, withdraw
 from accel_backends.strategies.deepspeed.config_tree import AUTO, Change, changes, leaves, node_of, unfill
 from accel_backends.strategies.deepspeed.filling import Facts, Filled, Said, fill, fill_said
+from accel_backends.strategies.deepspeed.loading import load_deepspeed
 from accel_state.availability import why_not
 from accel_state.enums import DistributedType
 from accel_state.environment import door
 from accel_state.errors import ConfigError, StateError
+from accel_state.runtime import current_runtime, has_runtime
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,6 +98,10 @@ class DeepSpeedPlugin:
         self._read_back()
         values.check_stage(self.zero_stage, self.facts, self.deepspeed_config)
         self.zero3_init_flag = self._is_zero3_init_wanted()
+        if self.zero3_init_flag and has_runtime():
+            load_deepspeed(
+                current_runtime()
+            )  # the Trainer of transformers builds models before its Accelerator
         if self.transformer_moe_cls_names is None:
             names = door.read("deepspeed_moe_layer_cls_names")
             self.transformer_moe_cls_names = None if names is None else ",".join(names)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from accel_backends.plugins.deepspeed_config import HfDeepSpeedConfig
 from accel_backends.strategies.deepspeed.config_tree import AUTO
 from accel_state.availability import why_not
 from accel_state.errors import NotAvailableError
@@ -27,7 +28,11 @@ def announce(config: Mapping[str, Any]) -> Any:
             raise NotAvailableError(
                 f"`zero3_init_flag` lets `transformers` build models by DeepSpeed. {reason}"
             )
-    return import_module(_INTEGRATION).HfDeepSpeedConfig(_for_building(config))
+    told = HfDeepSpeedConfig(
+        _for_building(config)
+    )  # transformers' own class needs a package named `accelerate`
+    import_module(_INTEGRATION).set_hf_deepspeed_config(told)
+    return told
 
 
 def withdraw() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from accel_backends.strategies.context import StrategyContext
 from accel_state.process_group import is_group_up, set_up_group
+from accel_state.runtime import Runtime
 
 
-def ensure_group(context: StrategyContext) -> None:
+def ensure_group(runtime: Runtime) -> None:
     """Give a process that runs alone a process group of its own; one that has a group keeps it."""
     if is_group_up():
         return
     store = dist.HashStore()  # type: ignore[attr-defined]
-    backend = context.runtime.device_backend.collective_backend or "gloo"
-    set_up_group(context.topology, backend=backend, options={"store": store})
+    backend = runtime.device_backend.collective_backend or "gloo"
+    set_up_group(runtime.topology, backend=backend, options={"store": store})

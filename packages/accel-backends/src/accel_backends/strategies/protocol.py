@@ -94,6 +94,9 @@ class Strategy(Protocol):
     def prepare_scheduler(self, scheduler: Any, *, optimizers: Sequence[torch.optim.Optimizer] = ()) -> Any:
         """Return the scheduler that the user will hold; ``optimizers`` are those prepared with it."""
 
+    def share_sequences(self, loader: Any) -> Any:
+        """Return a prepared loader of this rank's part of each sequence, where ranks share them; else ``loader``."""
+
     def unwrap(
         self,
         model: nn.Module,

@@ -28,7 +28,7 @@ class ShardedStrategy(TorchStrategy):
             if isinstance(given, FullyShardedDataParallelPlugin)
             else FullyShardedDataParallelPlugin(fsdp_version=self.version)
         )
-        ensure_group(context)
+        ensure_group(context.runtime)
         self._replaced = ReplacedParameters()
         context.precision.share_overflows()
 

@@ -130,6 +130,10 @@ class TorchStrategy:
             return loader
         return self.context.make_loader(loader, device_placement=self._choice(device_placement))
 
+    def share_sequences(self, loader: Any) -> Any:
+        """Return ``loader``: each rank has sequences of its own."""
+        return loader
+
     def unwrap(
         self,
         model: nn.Module,

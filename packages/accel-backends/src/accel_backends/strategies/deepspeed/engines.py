@@ -16,6 +16,7 @@ from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummySchedul
 from accel_backends.strategies.deepspeed.half_precision import convert_inputs_and_outputs
 from accel_backends.strategies.deepspeed.loading import load_deepspeed
 from accel_backends.strategies.deepspeed.pairing import Part
+from accel_backends.strategies.deepspeed.sequences import SharedSequences
 from accel_backends.transforms.compile_in_place import compile_regions_deepspeed
 from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError
@@ -29,23 +30,27 @@ class Started:
     has_scheduler: bool = False
 
 
-def start_engine(part: Part, config: dict[str, Any], *, context: StrategyContext) -> Started:
+def start_engine(
+    part: Part, config: dict[str, Any], *, context: StrategyContext, sequences: SharedSequences | None = None
+) -> Started:
     """Return a new engine for ``part``. Communicates: all ranks.
 
     Args:
         part: The model and what it is trained with; without an optimizer the engine only computes outputs.
         config: The filled config, which is DeepSpeed's from then on.
         context: The run.
+        sequences: The ranks that share sequences, if any do.
 
     Raises:
-        ConfigError: If nothing says the batch size, or an optimizer has no version for the CPU.
+        ConfigError: If nothing says the batch size, an optimizer has no version for the CPU, or sequences of this
+            model cannot be shared.
     """
     if not {"train_micro_batch_size_per_gpu", "train_batch_size"} & config.keys():
         raise ConfigError(
             "Nothing says the batch size, which DeepSpeed needs. Prepare the loader in the same call as the model, or "
             "set `train_micro_batch_size_per_gpu` in the DeepSpeed config."
         )
-    deepspeed = load_deepspeed(context)
+    deepspeed = load_deepspeed(context.runtime)
     options: dict[str, Any] = {}
     if part.optimizer is None:
         for section in ("optimizer", "scheduler"):
@@ -58,6 +63,8 @@ def start_engine(part: Part, config: dict[str, Any], *, context: StrategyContext
         options["optimizer"] = _on_device_of_states(part.optimizer, config)
     if isinstance(part.scheduler, DummyScheduler) and part.scheduler.lr_scheduler_callable is not None:
         options["lr_scheduler"] = part.scheduler.lr_scheduler_callable
+    if sequences is not None and part.optimizer is not None:
+        options["mpu"] = sequences.attach(part.model, config)
     engine, *_ = deepspeed.initialize(model=part.model, config=config, dist_init_required=False, **options)
     dtype = _dtype_of(config)
     if dtype is not None:

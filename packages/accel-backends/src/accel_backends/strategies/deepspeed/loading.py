@@ -1,17 +1,19 @@
-"""DeepSpeed itself, imported when the first strategy needs it, for the device of the run."""
+"""DeepSpeed itself, imported when it is needed first, for the device and the process group of the run."""
 
 from __future__ import annotations
 
 from types import ModuleType
 
-from accel_backends.strategies.context import StrategyContext
+from accel_backends.strategies.own_group import ensure_group
 from accel_state.availability import is_deepspeed_available
 from accel_state.environment import export, patch_environment, variable
 from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.process_group import backend_of_group
+from accel_state.runtime import Runtime
 
 
-def load_deepspeed(context: StrategyContext) -> ModuleType:
-    """Import DeepSpeed and return it; it then works on the device of this run.
+def load_deepspeed(runtime: Runtime) -> ModuleType:
+    """Import DeepSpeed and return it; it then works on the device and in the process group of this run.
 
     Sets ``LOCAL_RANK`` where no launcher has, and the ranks beside it: DeepSpeed reads it whenever it makes a tensor of
     its own, and a later `Accelerator` of this process expects all of them or none.
@@ -26,7 +28,7 @@ def load_deepspeed(context: StrategyContext) -> ModuleType:
             "Run `pip install accel-backends[deepspeed]`."
         )
     if variable("LOCAL_RANK") is None:
-        topology = context.topology
+        topology = runtime.topology
         export(
             {
                 "LOCAL_RANK": str(topology.local_rank),
@@ -34,7 +36,7 @@ def load_deepspeed(context: StrategyContext) -> ModuleType:
                 "WORLD_SIZE": str(topology.world_size),
             }
         )
-    wanted = context.device.type
+    wanted = runtime.device.type
     # DeepSpeed takes an accelerator that it finds, whatever the run computes on.
     with patch_environment(ds_accelerator=variable("DS_ACCELERATOR") or wanted):
         import deepspeed
@@ -44,5 +46,8 @@ def load_deepspeed(context: StrategyContext) -> ModuleType:
             f"DeepSpeed was imported for `{found}` before the run chose `{wanted}`. Build the `Accelerator` before "
             f"anything imports `deepspeed`, or set `DS_ACCELERATOR={wanted}`."
         )
+    ensure_group(runtime)
+    # Its `zero.Init` reads the number of ranks before it would look for a group.
+    deepspeed.init_distributed(dist_backend=backend_of_group(), dist_init_required=False)
     module: ModuleType = deepspeed
     return module

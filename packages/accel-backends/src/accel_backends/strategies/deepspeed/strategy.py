@@ -25,12 +25,12 @@ from accel_backends.strategies.deepspeed.engines import place_for_evaluation, st
 from accel_backends.strategies.deepspeed.gathering import gather_facts
 from accel_backends.strategies.deepspeed.loading import load_deepspeed
 from accel_backends.strategies.deepspeed.pairing import Part, check_combination, pair, refuse_without_model
+from accel_backends.strategies.deepspeed.sequences import SharedSequences
 from accel_backends.strategies.deepspeed.wrappers import (
     DeepSpeedEngineWrapper,
     DeepSpeedOptimizerWrapper,
     DeepSpeedSchedulerWrapper,
 )
-from accel_backends.strategies.own_group import ensure_group
 from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.transforms.protocol import apply_transforms
 from accel_state import AcceleratorState
@@ -47,6 +47,7 @@ class DeepSpeedStrategy(EngineStates):
         shards_parameters=True,
         needs_optimizer=True,
         copies_loaded_states=True,
+        mesh_axes=frozenset({"dp_replicate", "dp_shard", "sp"}),
     )
 
     @property
@@ -67,14 +68,14 @@ class DeepSpeedStrategy(EngineStates):
                 "`GradScalerKwargs` has no effect with DeepSpeed, which scales losses by itself. Set `loss_scale` and "
                 "its neighbours in the `fp16` section of the DeepSpeed config."
             )
-        ensure_group(context)
-        deepspeed = load_deepspeed(context)
+        deepspeed = load_deepspeed(context.runtime)
         register_container(deepspeed.DeepSpeedEngine)
         register_kind(DummyOptim, "optimizers")
         register_kind(DummyScheduler, "schedulers")
         context.precision.leave_scaling_to_engine()
         self._is_deferred = False
         self._engines = EngineSet()
+        self._sequences = self._shared_sequences()
 
     @property
     def engines(self) -> EngineSet:
@@ -106,10 +107,26 @@ class DeepSpeedStrategy(EngineStates):
                 for scheduler in bundle.schedulers
             ],
             loaders=[
-                self.prepare_loader(loader, device_placement=place)
+                self._parts_of(loader, of_model=bool(models), device_placement=place)
                 for loader, place in self._placed(bundle.loaders, chosen.loaders)
             ],
         )
+
+    def _parts_of(self, loader: Any, *, of_model: bool, device_placement: bool | None) -> Any:
+        prepared = self.prepare_loader(loader, device_placement=device_placement)
+        return self.share_sequences(prepared) if of_model else prepared
+
+    def share_sequences(self, loader: Any) -> Any:
+        """Return a loader of this rank's part of each sequence, where ranks share them; else ``loader``."""
+        return loader if self._sequences is None else self._sequences.part_of(loader)
+
+    def _shared_sequences(self) -> SharedSequences | None:
+        layout = self.context.layout
+        if layout.sp == 1:
+            return None
+        rank = layout.index(self.context.topology.rank, "sp")
+        config = AcceleratorState().parallelism_config
+        return SharedSequences(layout.sp, rank, config.sp_handler)
 
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -163,7 +180,7 @@ class DeepSpeedStrategy(EngineStates):
             return place_for_evaluation(part.model, config, context=self.context), None, None
         if stage == 3:
             plugin.set_moe_leaf_modules(part.model)
-        started = start_engine(part, config, context=self.context)
+        started = start_engine(part, config, context=self.context, sequences=self._sequences)
         if not is_trained:
             self._engines.add_evaluated(started.engine)
             return started.engine, None, None
@@ -190,6 +207,8 @@ class DeepSpeedStrategy(EngineStates):
         is_last = self.context.gradient.sync_gradients and not self._is_deferred
         if kwargs.pop("scale_wrt_gas", True) and num_steps != 1:
             loss = loss / num_steps
+        if self._sequences is not None:
+            loss = loss / self._sequences.num_summed
         self._engines.backward(loss, is_last=is_last, **kwargs)
 
     def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:
@@ -247,6 +266,8 @@ class DeepSpeedStrategy(EngineStates):
         """End all engines: their models may then get new ones."""
         self._engines.clear()
         self._optimizers.clear()
+        if self._sequences is not None:
+            self._sequences.detach()
 
     def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """Refuse batches that end at different times on different ranks.

@@ -1,0 +1,81 @@
+"""Shares sequences between two ranks, which DeepSpeed trains on them, and writes what came out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.nn.functional as collectives
+from deepspeed_rows import begin
+from libraries import tiny
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from accel import DeepSpeedPlugin, ParallelismConfig
+from accel_state import DeepSpeedSequenceParallelConfig
+
+CLIP, RATE, LENGTH = 0.5, 0.1, 8
+
+
+def rows() -> list[dict[str, torch.Tensor]]:
+    """Return six sequences, of which tokens at the beginning do not count: other numbers of them on each rank."""
+    ids = torch.randint(4, 20, (6, LENGTH), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    for index, row in enumerate(labels):
+        row[: index + 1] = -100
+    return [{"input_ids": one, "labels": label} for one, label in zip(ids, labels, strict=True)]
+
+
+def train(stage: int, *, by_items: bool) -> dict[str, Any]:
+    config = {
+        "zero_optimization": {"stage": stage},
+        "train_micro_batch_size_per_gpu": 2,
+        "train_batch_size": "auto",
+    }
+    accelerator = begin(
+        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config, zero3_init_flag=False),
+        parallelism_config=ParallelismConfig(
+            sp_size=2,
+            sp_backend="deepspeed",
+            sp_handler=DeepSpeedSequenceParallelConfig(sp_attn_implementation="sdpa"),
+        ),
+    )
+    model = tiny.make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(rows(), batch_size=2))
+    losses, norms, batches = [], [], []
+    for batch in loader:
+        batches.append(batch)
+        labels = batch.pop("shift_labels")
+        logits = model(**batch).logits
+        summed = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
+        num = (labels != -100).sum()
+        if by_items:
+            accelerator.backward(summed / num.clamp(min=1), num_items=num)
+            total, count = accelerator.reduce(summed.detach()), accelerator.reduce(num)
+            losses.append(total / count)
+        else:
+            total, count = sum(collectives.all_gather(summed)), sum(collectives.all_gather(num))
+            accelerator.backward(total / count)
+            losses.append((total / count).detach())
+        norms.append(float(accelerator.clip_grad_norm_(model.parameters(), CLIP)))
+        optimizer.step()
+        optimizer.zero_grad()
+    state = dict(accelerator.get_state_dict(model))
+    shapes = [{name: tuple(value.shape) for name, value in batch.items()} for batch in batches]
+    positions = batches[0]["position_ids"]
+    accelerator.free_memory()
+    return {"losses": losses, "norms": norms, "state": state, "shapes": shapes, "positions": positions}
+
+
+def main() -> None:
+    results = {f"zero{stage}": train(stage, by_items=bool(stage % 2)) for stage in (0, 1, 2, 3)}
+    accelerator = begin()
+    torch.save(results, Path(sys.argv[1]) / f"{accelerator.process_index}.pt")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

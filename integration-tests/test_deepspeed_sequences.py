@@ -1,0 +1,72 @@
+"""Two ranks that share sequences must train as one process does on whole ones."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from accel_state.testing.scripts import run_command
+
+pytestmark = pytest.mark.engine("deepspeed")
+
+SCRIPT = Path(__file__).with_name("deepspeed_sequences.py")
+
+
+def run_all(folder: Path) -> list[dict[str, Any]]:
+    """Return what each of two ranks has found."""
+    command = [
+        sys.executable,
+        "-m",
+        "accel_launch",
+        "launch",
+        "--cpu",
+        "--num_processes=2",
+        str(SCRIPT),
+        str(folder),
+    ]
+    environ = {"OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "hf")}
+    done = run_command(command, cwd=folder, env=environ, timeout_s=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def train_alone() -> dict[str, Any]:
+    """Train with plain PyTorch on whole sequences."""
+    from deepspeed_sequences import CLIP, RATE, rows
+    from libraries import tiny
+
+    model = tiny.make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    losses, norms = [], []
+    for start in range(0, 6, 2):
+        ids, labels = (
+            torch.stack([row[key] for row in rows()[start : start + 2]]) for key in ("input_ids", "labels")
+        )
+        logits = model(input_ids=ids).logits[:, :-1]
+        loss = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+        loss.backward()
+        losses.append(loss.detach())
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"losses": losses, "norms": norms, "state": model.state_dict()}
+
+
+@pytest.mark.parametrize("outcome", [run_all], indirect=True)
+def test_ranks_that_share_sequences_train_as_one_process(outcome):
+    expected = train_alone()
+    for rank, found in enumerate(outcome):
+        for stage in ("zero0", "zero1", "zero2", "zero3"):
+            one = found[stage]
+            part = {"input_ids": (2, 4), "shift_labels": (2, 4), "position_ids": (2, 4)}
+            assert one["shapes"] == [{name: part[name] for name in one["shapes"][0]}] * 3
+            assert one["positions"].tolist() == [list(range(4 * rank, 4 * rank + 4))] * 2
+            torch.testing.assert_close(one["losses"], expected["losses"], rtol=1e-6, atol=1e-6)
+            assert one["norms"] == pytest.approx(expected["norms"], rel=1e-5)
+            if rank == 0:
+                torch.testing.assert_close(one["state"], dict(expected["state"]), rtol=0, atol=1e-6)

@@ -1,0 +1,194 @@
+"""Sequence parallelism (Ulysses): ranks share each sequence, and attention exchanges it for a part of the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from accel_backends.strategies.deepspeed.config_tree import value_of
+from accel_state.availability import why_not
+from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.parallelism_config import DeepSpeedSequenceParallelConfig
+
+_IGNORED = -100
+
+
+class SharedSequences:
+    """The ranks that share sequences, and the attention of transformers' models, which they compute together.
+
+    DeepSpeed exchanges that attention for the whole process, so one model at a time is trained.
+
+    Args:
+        size: How many ranks share a sequence.
+        rank: Which of them this is.
+        settings: Lengths of sequences, and which attention is exchanged.
+    """
+
+    def __init__(self, size: int, rank: int, settings: DeepSpeedSequenceParallelConfig) -> None:
+        self._size = size
+        self._rank = rank
+        self._settings = settings
+        self._attention: Any = None
+        self._num_summed = size
+
+    @property
+    def num_summed(self) -> int:
+        """Over how many ranks DeepSpeed adds gradients up, where all else averages them."""
+        return self._num_summed
+
+    def attach(self, model: nn.Module, config: Mapping[str, Any]) -> Any:
+        """Exchange the attention of ``model``, and return what tells `deepspeed.initialize` of the ranks.
+
+        Communicates: all ranks.
+
+        Raises:
+            NotAvailableError: If transformers is not installed.
+            ConfigError: If it is no model of transformers, there is one already, its heads cannot be divided, or the
+                config lets DeepSpeed average gradients now over some ranks, now over others.
+        """
+        reason = why_not("transformers")
+        if reason is not None:
+            raise NotAvailableError(
+                f"`sp_size` {self._size} shares attention of `transformers`' models. {reason}"
+            )
+        if not hasattr(model, "config"):
+            raise ConfigError(
+                f"`sp_size` {self._size} shares attention of transformers' models, which `{type(model).__name__}` is "
+                "not: it has no `config`. Set `sp_size` to 1."
+            )
+        if self._attention is not None:
+            raise ConfigError(
+                f"`sp_size` {self._size} shares the attention of one trained model, and there is one already. Call "
+                "`free_memory` before another is prepared."
+            )
+        if value_of(config, "zero_optimization.stage") == 3:
+            # DeepSpeed 0.19.8: reduce_scatter_coalesced divides by all ranks, all_reduce by those with other data.
+            self._num_summed = 1
+            if not value_of(config, "zero_optimization.reduce_scatter", True):
+                raise ConfigError(
+                    "`zero_optimization.reduce_scatter` is false, but with ZeRO 3 and `sp_size` "
+                    f"{self._size} DeepSpeed averages gradients alike only by reduce-scatter. Remove the key."
+                )
+        from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        name = self._settings.sp_attn_implementation
+        attention = ALL_ATTENTION_FUNCTIONS[name]
+        try:
+            groups = UlyssesSPAttentionHF.register_with_transformers(
+                model_name_or_path=model,
+                core_attn_implementation=name,
+                sequence_parallel_size=self._size,
+                micro_batch_size=config["train_micro_batch_size_per_gpu"],
+                seq_length=self._settings.sp_seq_length,
+                seq_length_is_variable=self._settings.sp_seq_length_is_variable,
+            )
+        except ValueError as error:  # what it says names the heads, or the two kinds of attention
+            _release_groups()
+            raise ConfigError(f"`sp_size` {self._size} is not possible with this model: {error}") from error
+        self._attention = attention
+        return groups
+
+    def detach(self) -> None:
+        """Give the models of this process their own attention back."""
+        if self._attention is None:
+            return
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        ALL_ATTENTION_FUNCTIONS[self._settings.sp_attn_implementation] = self._attention
+        self._attention = None
+        _release_groups()
+
+    def part_of(self, loader: Any) -> SequencePart:
+        """Return a loader of this rank's part of each sequence; one that is such already, as it is."""
+        return (
+            loader
+            if isinstance(loader, SequencePart)
+            else SequencePart(loader, rank=self._rank, size=self._size)
+        )
+
+
+class SequencePart:
+    """A prepared loader, of which each rank gets its part of every sequence; else it is that loader.
+
+    Args:
+        loader: Yields the same dicts on all ranks that share sequences, with ``input_ids`` and ``labels``.
+        rank: Which part is this rank's.
+        size: Into how many parts sequences are cut.
+    """
+
+    def __init__(self, loader: Any, *, rank: int, size: int) -> None:
+        self.loader = loader
+        self._rank = rank
+        self._size = size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["loader"], name)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self.loader:
+            yield part_of_batch(batch, rank=self._rank, size=self._size)
+
+
+def part_of_batch(batch: Mapping[str, Any], *, rank: int, size: int) -> dict[str, Any]:
+    """Return one rank's part of a batch.
+
+    ``labels`` become ``shift_labels``, one token ahead, since the last label of a part is the first of the next.
+    ``position_ids`` are added where there are none. What is not as long as the sequences stays whole.
+
+    Args:
+        batch: Tensors of ``(batch, length, ...)``, and whatever else.
+        rank: Which part.
+        size: How many parts.
+
+    Raises:
+        ConfigError: If there are no ``input_ids``, their length cannot be divided, or they are padded on the left.
+    """
+    if not isinstance(batch, Mapping) or "input_ids" not in batch:
+        found = sorted(batch) if isinstance(batch, Mapping) else f"`{type(batch).__name__}`"
+        raise ConfigError(
+            "A batch whose sequences are shared must be a dict with `input_ids`, `labels` and, where samples are "
+            f"packed, `position_ids`, got {found}."
+        )
+    ids = batch["input_ids"]
+    length = ids.shape[1]
+    if length % size:
+        raise ConfigError(
+            f"Sequences of {length} tokens cannot be shared by {size} ranks (`sp_size`). Pad them to a multiple of "
+            f"{size}."
+        )
+    mask = batch.get("attention_mask")
+    if mask is not None and bool((mask[:, 1:] > mask[:, :-1]).any()):
+        raise ConfigError(
+            "`attention_mask` leaves out tokens at the beginning of sequences, but attention over shared sequences is "
+            "causal and uses no mask. Pad on the right."
+        )
+    whole = {name: value for name, value in batch.items() if name != "labels"}
+    if "labels" in batch:
+        whole["shift_labels"] = F.pad(batch["labels"], (0, 1), value=_IGNORED)[:, 1:].contiguous()
+    whole.setdefault("position_ids", torch.arange(length, device=ids.device).expand(len(ids), -1))
+    start, end = rank * length // size, (rank + 1) * length // size
+    return {
+        name: value[:, start:end].contiguous() if _is_along(value, length) else value
+        for name, value in whole.items()
+    }
+
+
+def _is_along(value: Any, length: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1] == length
+
+
+def _release_groups() -> None:
+    """Let DeepSpeed forget the groups of ranks, which it would not make a second time."""
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp
+    from deepspeed.utils import groups
+
+    parallel_state_sp._release_sequence_parallel_groups()
+    groups.mpu = None
