@@ -118,8 +118,8 @@ ROWS = (
 _INTRODUCTION = """\
 # FSDP and DeepSpeed
 
-Both shard a model over the ranks. A script runs with either: only the plugin, or the flags of the launch, change. This page
-says which setting of one is which of the other. How to train is told in [sharded training](sharded.md) and
+Both shard a model over the ranks. A script runs with either: only the plugin changes, or the flags of the launch. This
+page says which setting of one is which of the other. How to train is told in [sharded training](sharded.md) and
 [training with DeepSpeed](deepspeed_training.md).
 
 The page is made from the settings: `python -m accel_backends.plugins.comparison`.
@@ -132,13 +132,14 @@ The page is made from the settings: `python -m accel_backends.plugins.comparison
 | states of the optimizer | | | `zero_stage=1` |
 | and gradients | `reshard_after_forward=False` | `sharding_strategy="SHARD_GRAD_OP"` | `zero_stage=2` |
 | and parameters | `reshard_after_forward=True`, the default | `sharding_strategy="FULL_SHARD"` | `zero_stage=3` |
-| all that, within a machine | `ParallelismConfig(dp_replicate_size=…)` | `sharding_strategy="HYBRID_SHARD"` | `zero_optimization.zero_hpz_partition_size` |
+| the same, copied | `ParallelismConfig` | `sharding_strategy="HYBRID_SHARD"` | key `zero_hpz_partition_size` |
 
 With FSDP the parameters of the second row are whole from the forward to the backward pass, with DeepSpeed always.
 
 ## Settings
 
-Fields of `FullyShardedDataParallelPlugin` and `DeepSpeedPlugin`, their flags of `accel launch`, and keys of a DeepSpeed config.
+Fields of `FullyShardedDataParallelPlugin` and `DeepSpeedPlugin`, their flags of `accel launch`, and keys of a DeepSpeed
+config.
 
 | | FSDP | DeepSpeed | |
 |-|-|-|-|
