@@ -11,99 +11,15 @@ import sys
 import warnings
 from pathlib import Path
 
+import deepspeed_engines
 import torch
-from torch import nn
+from deepspeed_runs import Run, distance
 
-from accel import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
-from accel.utils import set_seed
-from accel_state.runtime import reset_runtime
+from accel import Accelerator
 
 STAGES = (0, 1, 2, 3)
 OTHERS = {"ddp": (1, 3), "fsdp2": (2,)}
 """Strategies, and the stages whose checkpoints they exchange."""
-
-
-class Net(nn.Module):
-    """Tied and frozen weights, dropout, and sizes that two ranks do not divide."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.up, self.drop = nn.Embedding(11, 7), nn.Linear(7, 33), nn.Dropout(0.1)
-        self.frozen = nn.Linear(33, 7).requires_grad_(False)
-        self.head = nn.Linear(7, 11, bias=False)
-        self.head.weight = self.embed.weight
-        self.register_buffer("scale", torch.tensor([2.0]))
-
-    def forward(self, tokens):
-        hidden = self.drop(torch.relu(self.up(self.embed(tokens))))
-        return self.head(self.frozen(hidden)) * self.scale
-
-
-class Run:
-    """A new run of a kind: the stage of ZeRO, or another strategy."""
-
-    def __init__(self, kind, *, seed=0, lr=0.02, **options):
-        reset_runtime(keep_process_group=True)
-        if kind == "fsdp2":
-            options["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
-        elif kind != "ddp":
-            options["deepspeed_plugin"] = DeepSpeedPlugin(
-                hf_ds_config={
-                    "train_micro_batch_size_per_gpu": 4,
-                    "gradient_clipping": 0.0,
-                    "zero_optimization": {"stage": kind, "stage3_param_persistence_threshold": 40},
-                }
-            )
-        self.accelerator = Accelerator(cpu=True, **options)
-        set_seed(seed)
-        model = Net()
-        embed, *rest = [one for one in model.parameters() if one.requires_grad]
-        groups = [{"params": [embed], "lr": lr / 2}, {"params": rest}]
-        optimizer = torch.optim.AdamW(groups, lr=lr)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
-        prepared = self.accelerator.prepare(model, optimizer, scheduler)
-        self.model, self.optimizer, self.scheduler = prepared
-
-    def train(self, num_steps=2):
-        rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
-        tokens = torch.arange(11).repeat(8)[:8]
-        for _ in range(num_steps):
-            own = tokens.chunk(num_ranks)[rank]
-            self.accelerator.backward(nn.functional.cross_entropy(self.model(own), own))
-            self.optimizer.step()
-            self.scheduler.step()
-            self.optimizer.zero_grad()
-
-    def values(self):
-        """Return everything that is trained, and what the optimizer keeps of it."""
-        content = self.accelerator._checkpointer.content()
-        state = content.strategy.local_optimizer_state(self.optimizer, content.model_of(self.optimizer))
-        return plain(
-            {
-                "model": content.strategy.local_model_state(self.model),
-                "optimizer": state["state"],
-                "lr": [group["lr"] for group in state["param_groups"]],
-                "scheduler": self.scheduler.state_dict()["last_epoch"],
-            }
-        )
-
-
-def plain(value):
-    if isinstance(value, dict):
-        return {name: plain(inner) for name, inner in value.items()}
-    for whole in ("fetch", "full_tensor"):
-        if hasattr(value, whole):
-            value = getattr(value, whole)()
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def distance(one, other):
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), f"{sorted(one)} and {sorted(other)}"
-        return max((distance(one[name], other[name]) for name in one), default=0.0)
-    if isinstance(one, list):
-        return max(distance(a, b) for a, b in zip(one, other, strict=True))
-    return float((torch.as_tensor(one).double() - torch.as_tensor(other).double()).abs().max())
 
 
 def two(folder):
@@ -203,5 +119,6 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     place, phase = Path(sys.argv[1]), sys.argv[2]
     differences = {"two": two, "one": one, "back": back}[phase](place)
+    differences |= getattr(deepspeed_engines, phase)(place)
     rank = Accelerator(cpu=True).process_index
     (place / f"{phase}.{rank}").write_text(json.dumps(differences))

@@ -57,6 +57,24 @@ def test_the_weights_alone_are_for_plain_pytorch_and_hold_tied_ones_once(saved, 
     assert all(torch.equal(value, wanted[name]) for name, value in weights.items())
 
 
+@pytest.mark.parametrize("index", range(3))
+def test_the_weights_of_several_engines_are_saved_alone(saved, index):
+    weights = load_file(saved / f"engine{index}" / "model.safetensors")
+    wanted = torch.load(saved / "engines.pt")
+    wanted = wanted["teacher"] if index == 2 else wanted[str(index)]["model"]
+    assert weights.keys() <= wanted.keys()
+    assert all(torch.equal(value, wanted[name]) for name, value in weights.items())
+
+
+def test_frozen_weights_may_be_left_out(saved):
+    content = torch.load(
+        saved / "trained" / "pytorch_model" / "zero_pp_rank_0_mp_rank_00_model_states.pt", weights_only=False
+    )
+    assert content["module"]
+    assert not content.get("frozen_param_fragments")
+    assert not [name for name in content["module"] if name.startswith("frozen")]
+
+
 def test_a_checkpoint_has_the_files_of_deepspeed_and_a_digest_of_each(saved):
     manifest = json.loads((saved / "zero3" / "accel_checkpoint.json").read_text())
     assert manifest["model_format"] == "deepspeed"

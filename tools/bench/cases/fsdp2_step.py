@@ -6,35 +6,10 @@ by it: from process to process the same step was seen to take up to 1.3 times as
 
 from tools.bench.case import Case
 from tools.bench.loops import FAREWELL, TWO_RANKS
+from tools.bench.steps_beside import CLOCK, MODEL
 
-MODEL = """
-import copy, time, torch
-import torch.distributed as dist
-from torch import nn
+SHARDED = """
 from torch.distributed.fsdp import fully_shard
-torch.set_num_threads(1)
-torch.manual_seed(0)
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(128), nn.Linear(128, 256), nn.Linear(256, 128)
-    def forward(self, rows):
-        return rows + self.down(torch.relu(self.up(self.norm(rows))))
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(500, 128)
-        self.blocks = nn.ModuleList(Block() for _ in range(12))
-        self.norm, self.head = nn.LayerNorm(128), nn.Linear(128, 500)
-    def forward(self, tokens):
-        rows = self.embed(tokens)
-        for block in self.blocks:
-            rows = block(rows)
-        return self.head(self.norm(rows))
-initial = Model()
-tokens = torch.randint(500, (4, 32))
-def with_optimizer(model):
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 def sharded():
     mesh, model = dist.device_mesh.init_device_mesh("cpu", (2,)), copy.deepcopy(initial)
     fully_shard(model.embed, mesh=mesh)
@@ -43,6 +18,8 @@ def sharded():
     fully_shard([model.norm, model.head], mesh=mesh, reshard_after_forward=False)
     fully_shard(model, mesh=mesh)
     return with_optimizer(model)
+def beside():
+    return (*sharded(), torch.Tensor.backward)
 """
 
 RAW = """
@@ -74,32 +51,13 @@ assert "FSDP" in type(model).__name__, type(model)
 backward = accelerator.backward
 """
 
-CLOCK = """
-def step(model, optimizer, backward):
-    begun = time.perf_counter()
-    loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-    backward(loss)
-    optimizer.step()
-    optimizer.zero_grad()
-    return time.perf_counter() - begun
-pair = [(model, optimizer, backward), (*sharded(), torch.Tensor.backward)]
-durations = [[], []]
-for number in range(70):
-    for place in (0, 1) if number % 2 else (1, 0):
-        duration = step(*pair[place])
-        if number >= 10:
-            durations[place].append(duration)
-measured, beside = (sorted(each)[len(each) // 2] for each in durations)
-print(measured / beside)
-"""
-
 case = Case(
     title="one step of twelve sharded blocks on two gloo processes, medians of 60",
     unit="x plain `fully_shard` in the same processes",
     variants={
-        "raw fully_shard": TWO_RANKS + MODEL + RAW + CLOCK + FAREWELL,
-        "ours": TWO_RANKS + MODEL + OURS + CLOCK + FAREWELL,
-        "peer": TWO_RANKS + MODEL + PEER + CLOCK + FAREWELL,
+        "raw fully_shard": TWO_RANKS + MODEL + SHARDED + RAW + CLOCK + FAREWELL,
+        "ours": TWO_RANKS + MODEL + SHARDED + OURS + CLOCK + FAREWELL,
+        "peer": TWO_RANKS + MODEL + SHARDED + PEER + CLOCK + FAREWELL,
     },
     baseline="raw fully_shard",
 )

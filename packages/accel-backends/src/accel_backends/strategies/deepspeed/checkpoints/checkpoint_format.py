@@ -50,17 +50,20 @@ class DeepSpeedFormat(CheckpointFormat):
     save_arguments: ClassVar[frozenset[str]] = frozenset(SAVE_ARGUMENTS)
 
     def __init__(self) -> None:
-        self._folders: dict[int, str] = {}  # of the engines that are being saved, by their ids
+        self._folders: dict[Any, str] = {}  # of the engines that are being saved
 
     def model_numbers(self, names: Collection[str]) -> list[int]:
         """Return the indexes of the models whose engines have files."""
         return sorted(_engines(_MODEL, names))
 
     def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
-        """Return what this rank's engine writes, with its optimizer; communicates. Others are saved whole."""
+        """Return what this rank's engine writes, with its optimizer; communicates.
+
+        A model that is not trained is saved whole.
+        """
         if not isinstance(state, EngineState):
             return FullFormat().model_files(state, index=index, choices=choices)
-        self._folders[id(state.engine)] = engine_folder(index)
+        self._folders[state.engine] = engine_folder(index)
         files = files_of_engine(state.engine, engine_folder(index), choices.engine_options)
         if index == 0 and choices.is_writer:
             if choices.engine_options.get("save_latest", True):
@@ -77,7 +80,7 @@ class DeepSpeedFormat(CheckpointFormat):
                 "The format `deepspeed` holds what a DeepSpeed engine saves, but the optimizer is in none. Save in the "
                 "format `full`."
             )
-        folder = self._folders.get(id(state.engine))
+        folder = self._folders.get(state.engine)
         if folder is None:
             raise CheckpointError(
                 f"Optimizer {index} belongs to an engine that is not saved: a hook took its model out of the list. "

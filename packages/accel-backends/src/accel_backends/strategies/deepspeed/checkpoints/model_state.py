@@ -13,16 +13,21 @@ import torch.distributed as dist
 from torch import nn
 
 from accel_backends.strategies.deepspeed.checkpoints.counters import restore_counters
-from accel_backends.strategies.deepspeed.checkpoints.flat_groups import FlatGroup, flat_groups
+from accel_backends.strategies.deepspeed.checkpoints.flat_groups import (
+    FlatGroup,
+    flat_groups,
+    stepping_optimizer,
+)
 from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, SavedWeights, deferred
 from accel_backends.strategies.deepspeed.gathered import GatheredParameters
 from accel_checkpoint.formats.deferred import DeferredTensor, fetched
 
 
-def local_model_state(engine: Any, *, in_training_precision: bool = False) -> EngineState:
+def local_model_state(engine: Any, *, in_training_precision: bool = False) -> dict[str, Any]:
     """Return the state with deferred parameters; each is gathered when it is fetched, by all ranks together.
 
-    Names of one parameter have one tensor.
+    Names of one parameter have one tensor. An engine without an optimizer saves nothing by itself, so its state is a
+    plain dict.
 
     Args:
         engine: The engine.
@@ -48,7 +53,7 @@ def local_model_state(engine: Any, *, in_training_precision: bool = False) -> En
                     group.flat, partial(group.gathered, first, group.flat), shape=shape
                 )
         state[name] = once[id(value)]
-    return EngineState(state, engine=engine)
+    return state if stepping_optimizer(engine) is None else EngineState(state, engine=engine)
 
 
 def whole_model_state(engine: Any, *, is_receiver: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from accel_backends.strategies.deepspeed.checkpoints.flat_groups import (
     stepping_optimizer,
 )
 from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, deferred
+from accel_backends.strategies.deepspeed.checkpoints.step_counts import restore_step_counts
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_state.errors import CheckpointError
 
@@ -69,6 +70,7 @@ def load_optimizer_state(engine: Any, content: Mapping[str, Any]) -> None:
         optimizer.state[group.flat] = _flattened(group, {name: one for name, one in states.items() if one})
     for settings, saved in zip(optimizer.param_groups, content["param_groups"], strict=True):
         settings.update({name: value for name, value in saved.items() if name != "params"})
+    restore_step_counts(optimizer)
 
 
 def _values(group: FlatGroup, name: str, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:

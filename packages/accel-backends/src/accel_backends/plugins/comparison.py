@@ -1,0 +1,189 @@
+"""What of FSDP is what of DeepSpeed, as a page: ``python -m accel_backends.plugins.comparison``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel_backends.plugins.deepspeed_values import setting_of
+from accel_state.environment.settings import SETTINGS
+
+PAGE = Path("docs") / "guides" / "fsdp_and_deepspeed.md"
+
+_OTHER_NAMES = {
+    "cpu_offload": "fsdp_offload_params",
+    "fsdp_version": "fsdp_version",
+    "hf_ds_config": "deepspeed_config_file",
+    "transformer_cls_names_to_wrap": "fsdp_transformer_layer_cls_to_wrap",
+    "transformer_moe_cls_names": "deepspeed_moe_layer_cls_names",
+    "zero3_init_flag": "deepspeed_zero3_init",
+}
+"""Settings of fields that have another name than theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing that can be set.
+
+    Attributes:
+        what: What it is.
+        fsdp: Fields of `FullyShardedDataParallelPlugin`.
+        deepspeed: Fields of `DeepSpeedPlugin`.
+        key: Keys of a DeepSpeed config that have no field.
+        note: What is different.
+    """
+
+    what: str
+    fsdp: Sequence[str] = ()
+    deepspeed: Sequence[str] = ()
+    key: Sequence[str] = ()
+    note: str = ""
+
+
+ROWS = (
+    Row(
+        "what is sharded",
+        ("sharding_strategy", "reshard_after_forward"),
+        ("zero_stage",),
+        note="see the first table",
+    ),
+    Row("a config of its own", deepspeed=("hf_ds_config",), note="every key of DeepSpeed's"),
+    Row("version", ("fsdp_version",)),
+    Row(
+        "memory of the CPU",
+        ("cpu_offload",),
+        ("offload_param_device", "offload_optimizer_device"),
+        note="FSDP: everything; DeepSpeed: either alone, with an optimizer of its own",
+    ),
+    Row("disks", deepspeed=("offload_param_nvme_path", "offload_optimizer_nvme_path")),
+    Row(
+        "units that are gathered together",
+        ("auto_wrap_policy", "transformer_cls_names_to_wrap", "min_num_params"),
+        note="DeepSpeed gathers modules as they are used",
+    ),
+    Row(
+        "modules that stay whole",
+        ("ignored_modules",),
+        ("transformer_moe_cls_names",),
+        key=("zero_optimization.stage3_param_persistence_threshold",),
+        note="DeepSpeed: gathered whole, and small parameters not sharded",
+    ),
+    Row(
+        "gathering ahead",
+        ("forward_prefetch", "backward_prefetch", "num_forward_prefetch", "num_backward_prefetch"),
+        key=("zero_optimization.stage3_prefetch_bucket_size",),
+    ),
+    Row(
+        "limit of what is gathered",
+        ("limit_all_gathers",),
+        key=("zero_optimization.stage3_max_live_parameters", "zero_optimization.stage3_max_reuse_distance"),
+    ),
+    Row(
+        "number formats",
+        ("mixed_precision_policy", "reduce_dtype"),
+        key=("bf16", "fp16", "communication_data_type"),
+        note="both follow `mixed_precision` of `Accelerator`",
+    ),
+    Row(
+        "building models that fit no device",
+        ("cpu_ram_efficient_loading", "load_weights_from", "param_init_fn"),
+        ("zero3_init_flag",),
+    ),
+    Row("equal weights at the start", ("sync_module_states",), note="always, in both"),
+    Row(
+        "checkpoints",
+        ("state_dict_type", "state_dict_config", "optim_state_dict_config"),
+        ("zero3_save_16bit_model",),
+        note="`save_state(checkpoint_format=…)` chooses in both; `save_model` needs no setting",
+    ),
+    Row(
+        "activation checkpointing",
+        ("activation_checkpointing", "activation_checkpointing_offload", "selective_checkpointing"),
+        note="DeepSpeed: `model.gradient_checkpointing_enable()` of transformers",
+    ),
+    Row("original parameters", ("use_orig_params",), note="always with DeepSpeed, and with version 2"),
+    Row("what the model is made of", ("parallel_plan",)),
+    Row(
+        "accumulation",
+        deepspeed=("gradient_accumulation_steps",),
+        note="both follow `gradient_accumulation_steps` of `Accelerator`",
+    ),
+    Row("clipping", deepspeed=("gradient_clipping",), note="`clip_grad_norm_` clips in both"),
+    Row("batch size", deepspeed=("is_train_batch_min",), note="DeepSpeed must know it"),
+    Row("MS-AMP", deepspeed=("enable_msamp", "msamp_opt_level"), note="not offered"),
+)
+
+_INTRODUCTION = """\
+# FSDP and DeepSpeed
+
+Both shard a model over the ranks. A script runs with either: only the plugin changes, or the flags of the launch. This
+page says which setting of one is which of the other. How to train is told in [sharded training](sharded.md) and
+[training with DeepSpeed](deepspeed_training.md).
+
+The page is made from the settings: `python -m accel_backends.plugins.comparison`.
+
+## What is sharded
+
+| sharded over the ranks | FSDP 2 | FSDP 1 | DeepSpeed |
+|-|-|-|-|
+| nothing | DDP: no plugin | `sharding_strategy="NO_SHARD"` | `zero_stage=0` |
+| states of the optimizer | | | `zero_stage=1` |
+| and gradients | `reshard_after_forward=False` | `sharding_strategy="SHARD_GRAD_OP"` | `zero_stage=2` |
+| and parameters | `reshard_after_forward=True`, the default | `sharding_strategy="FULL_SHARD"` | `zero_stage=3` |
+| the same, copied | `ParallelismConfig` | `sharding_strategy="HYBRID_SHARD"` | key `zero_hpz_partition_size` |
+
+With FSDP the parameters of the second row are whole from the forward to the backward pass, with DeepSpeed always.
+
+## Settings
+
+Fields of `FullyShardedDataParallelPlugin` and `DeepSpeedPlugin`, their flags of `accel launch`, and keys of a DeepSpeed
+config.
+
+| | FSDP | DeepSpeed | |
+|-|-|-|-|
+"""
+_DIFFERENCES = """
+## What else is different
+
+| | FSDP 2 | DeepSpeed |
+|-|-|-|
+| models in one run | any number | any number that are trained, each with an optimizer of its own; others as they are |
+| optimizer | any, made before or after `prepare` | any, prepared together with its model |
+| parameters in `bf16` | fp32 | 16 bits, with fp32 copies in the optimizer |
+| gradients in `parameter.grad` | yes, its part | no |
+| `clip_grad_norm_` | any parameters, any norm | all parameters of a model, norm 2 |
+| `clip_grad_value_` | yes | no |
+| checkpoints | `pytorch_model_fsdp_0/`, read by torch | `pytorch_model/`, read by DeepSpeed |
+| a checkpoint of the other | loads | loads |
+"""
+
+
+def comparison_page() -> str:
+    """Return the whole page as Markdown."""
+    return _INTRODUCTION + "".join(_lines()) + _DIFFERENCES
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write the page to the path in ``arguments``, or to its place under the working directory."""
+    path = Path(arguments[0]) if arguments else PAGE
+    path.write_text(comparison_page(), encoding="utf-8")
+
+
+def _lines() -> Iterator[str]:
+    for row in ROWS:
+        fsdp = [_with_flag(name, f"fsdp_{name}") for name in row.fsdp]
+        deepspeed = [_with_flag(name, setting_of(name)) for name in row.deepspeed]
+        deepspeed += [f"`{key}` (key)" for key in row.key]
+        yield f"| {row.what} | {', '.join(fsdp)} | {', '.join(deepspeed)} | {row.note} |\n"
+
+
+def _with_flag(field: str, setting: str) -> str:
+    name = _OTHER_NAMES.get(field, setting)
+    flag = SETTINGS[name].flag if name in SETTINGS else None
+    return f"`{field}`" if flag is None else f"`{field}` (`{flag}`)"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

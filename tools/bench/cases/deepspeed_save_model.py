@@ -1,0 +1,49 @@
+"""Memory that `save_model` takes of 402 MB that two gloo processes share by ZeRO 3: of the writer, and of the other.
+
+The highest resident memory over that at the start, when each process has its shard. The largest tensor has 8 MiB.
+"""
+
+from tools.bench.case import Case
+from tools.bench.deepspeed_engines import NO_DEEPSPEED, RAW, SETTING, accelerator_of
+from tools.bench.loops import FAREWELL, TWO_RANKS
+from tools.bench.sharded_saves import END, MEASURED, MODEL
+
+OPTIMIZER = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+PLAIN = """
+dist.init_process_group("gloo")
+model = engine_of(model, optimizer)
+def save(path):
+    model.save_16bit_model(str(path))
+"""
+
+PREPARED = """
+model, optimizer = accelerator.prepare(model, optimizer)
+def save(path):
+    accelerator.save_model(model, path)
+"""
+
+WAYS = {
+    "raw": RAW + PLAIN,
+    "ours": accelerator_of("accel") + PREPARED,
+    "peer": accelerator_of("accelerate") + PREPARED,
+}
+
+
+def source(way: str, rank: int) -> str:
+    """Return a variant."""
+    pieces = [TWO_RANKS, "STAGE = 3\n", SETTING, MODEL, OPTIMIZER, WAYS[way]]
+    return "".join([*pieces, MEASURED.format(rank=rank), END, FAREWELL])
+
+
+case = Case(
+    title="memory that `save_model` of 402 MB under ZeRO 3 takes over the start, by rank (largest tensor: 8 MiB)",
+    unit="MiB",
+    variants={
+        f"{way}, {who}": source(way, rank) for way in WAYS for rank, who in enumerate(("writer", "other"))
+    },
+    baseline="ours, writer",
+    obstacle=NO_DEEPSPEED,
+)
