@@ -114,7 +114,7 @@ def test_a_second_launch_from_the_same_kernel_works(executed):
 def test_the_cell_says_which_rank_failed_first_and_the_kernel_lives_on(executed):
     cells, _ = executed
     (error,) = errors_of(cells["fail"])
-    assert error.ename == "LaunchError"
+    assert error.ename == "RanksFailedError"
     assert error.evalue.startswith("Rank 1 failed first: FloatingPointError: loss is nan (")
     assert " in fail)." in error.evalue.splitlines()[0]
     assert text_of(cells["kernel lives"]) == "still 42\n"

@@ -40,6 +40,12 @@ def test_what_is_saved_is_loaded(tmp_path, safe):
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_names_that_a_file_leaves_out_are_told(tmp_path):
+    weight = torch.ones(2)
+    with pytest.warns(UserWarning, match="`b` shared memory with other tensors"):
+        save({"a": weight, "b": weight}, tmp_path / "weights.safetensors", safe_serialization=True)
+
+
 def test_a_save_that_fails_leaves_the_file_as_it_was(tmp_path):
     save({"a": 1}, tmp_path / "file")
     with pytest.raises((AttributeError, pickle.PicklingError)):

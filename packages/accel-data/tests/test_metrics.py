@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
-from accel_data import gather_for_metrics, prepare_data_loader
+from accel_data import gather_for_metrics, prepare_data_loader, skip_first_batches
 from accel_state.errors import StateError
 from accel_state.partial_state import PartialState
 
@@ -154,6 +154,18 @@ def evaluate_ragged_batches() -> list[int]:
 
 def test_batches_of_different_sizes_are_gathered_as_they_are(world: Callable[[int], Any]) -> None:
     assert world(2).run(evaluate_ragged_batches) == [list(range(11)), list(range(10))]
+
+
+def evaluate_ragged_batches_made_even() -> tuple[int, list[int], list[int]]:
+    loader = prepare_data_loader(DataLoader(list(range(11)), batch_sampler=Ragged()))
+    rest = [row for batch in skip_first_batches(loader, 2) for row in batch.tolist()]
+    return len(list(loader)), rest, gathered(loader)
+
+
+def test_batches_of_different_sizes_are_made_even_with_the_first_ones(world: Callable[[int], Any]) -> None:
+    first, second = world(2).run(evaluate_ragged_batches_made_even)
+    assert first == (3, [10], list(range(11)))
+    assert second == (3, [0, 1, 2], list(range(11)))
 
 
 def leave_and_nest() -> list[list[int]]:

@@ -498,9 +498,18 @@ def test_a_loader_built_by_hand_belongs_to_the_ranks_of_the_run(world: Callable[
     assert world(2).run(gather_from_a_loader_built_by_hand) == [list(range(7))] * 2
 
 
-def test_half_of_a_place_is_refused() -> None:
-    with pytest.raises(ConfigError, match="belong together"):
-        prepare_data_loader(DataLoader(Plain()), num_processes=2)
+def test_what_is_left_out_of_a_place_is_that_of_the_run() -> None:
+    loader = prepare_data_loader(DataLoader(range(4)), num_processes=2, put_on_device=False)
+    assert [batch.tolist() for batch in loader] == [[0], [2]]
+    with pytest.raises(ConfigError, match="got 1 of 1"):
+        prepare_data_loader(DataLoader(range(4)), process_index=1)
+
+
+def test_a_prepared_loader_has_the_state_of_accumulation() -> None:
+    loader = prepare_data_loader(DataLoader(range(2)), put_on_device=False)
+    assert loader.gradient_state.active_dataloader is None
+    for _ in loader:
+        assert loader.gradient_state.active_dataloader is loader
 
 
 def test_a_slice_function_without_dispatch_is_told_to_have_no_effect() -> None:

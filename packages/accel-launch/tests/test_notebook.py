@@ -142,10 +142,10 @@ def test_an_exception_in_a_process_is_raised_here(session):
 
 def test_the_first_cause_is_told_without_a_page_of_torch(session):
     first, *lines = session["fails"].splitlines()
-    assert first.startswith("LaunchError: Rank 1 failed first: ValueError: told to (")
+    assert first.startswith("RanksFailedError: Rank 1 failed first: ValueError: told to (")
     assert first.endswith("session.py:20 in fail).")
     assert lines[-1] == "ValueError: told to"
-    assert session["is killed"] == "LaunchError: Rank 1 failed first: it was killed by SIGKILL."
+    assert session["is killed"] == "RanksFailedError: Rank 1 failed first: it was killed by SIGKILL."
     assert "torch.distributed.elastic" not in session["written"]
 
 

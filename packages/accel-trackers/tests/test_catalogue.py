@@ -67,12 +67,21 @@ def test_a_tracker_that_says_why_it_cannot_be_used_is_not_available(mine, monkey
     assert "mine" not in get_available_trackers()
 
 
-def test_a_taken_name_is_refused(mine):
+def test_a_class_that_replaces_another_is_a_warning(mine):
     class Other(mine):
         pass
 
-    with pytest.raises(ConfigError, match="The tracker `mine` exists already"):
+    with pytest.warns(UserWarning, match="`Other` replaces the tracker `mine`"):
         register_tracker_class(Other)
+    assert LOGGER_TYPE_TO_CLASS["mine"] is Other
+    register_tracker_class(Other)
+
+
+def test_the_mapping_can_be_changed(mine):
+    LOGGER_TYPE_TO_CLASS.update(other=mine)
+    assert "other" in get_available_trackers()
+    assert LOGGER_TYPE_TO_CLASS.pop("other") is mine
+    assert "other" not in get_available_trackers()
 
 
 def test_what_is_no_tracker_class_is_refused():

@@ -48,6 +48,18 @@ def test_a_device_map_counts_if_it_names_several_devices(device_map, expected):
     assert has_device_map(model) is expected
 
 
+@pytest.mark.parametrize("places", [{"a": 0, "b": "disk"}, {"a": 0, "b": "cpu"}, {"": "disk"}])
+def test_a_quantised_model_that_is_offloaded_cannot_be_trained(places):
+    model = nn.Linear(1, 1)
+    model.hf_device_map = places
+    check_placement(model, num_processes=1, is_bypassed=False)
+    model.is_loaded_in_8bit = True
+    with pytest.raises(ConfigError, match="is quantised, and its device map offloads"):
+        check_placement(model, num_processes=1, is_bypassed=False)
+    model.hf_device_map = {"": "cpu"}
+    check_placement(model, num_processes=1, is_bypassed=False)
+
+
 def test_only_several_processes_object_to_a_device_map():
     model = nn.Linear(1, 1)
     model.hf_device_map = {"a": 0, "b": 1}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
         obj: The object to write; a dict of tensors with ``safe_serialization``.
         f: A path, or a file object that `torch.save` accepts.
         save_on_each_node: Write the file on the main process of each node.
-        safe_serialization: Use safetensors instead of `torch.save`.
+        safe_serialization: Use safetensors instead of `torch.save`. Tensors that share memory are stored once, under
+            the first name; which names the file does not have is a warning.
     """
     state = PartialState()
     if not (state.is_local_main_process if save_on_each_node else state.is_main_process):
@@ -41,12 +43,22 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
     try:
         with FileSink(hidden) as sink:
             if safe_serialization:
-                SafetensorsFile.of(path.name, obj).write(sink)
+                file = SafetensorsFile.of(path.name, obj)
+                _warn_of_shared(obj.keys() - file.tensors.keys())
+                file.write(sink)
             else:
                 torch.save(obj, sink)  # type: ignore[arg-type]
         hidden.replace(path)
     finally:
         hidden.unlink(missing_ok=True)
+
+
+def _warn_of_shared(left_out: Iterable[str]) -> None:
+    if names := ", ".join(f"`{name}`" for name in sorted(left_out)):
+        warnings.warn(
+            f"{names} shared memory with other tensors, which are stored once: the file does not have these names.",
+            stacklevel=3,
+        )
 
 
 def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:

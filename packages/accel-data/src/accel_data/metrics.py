@@ -123,12 +123,16 @@ def _items(value: Any) -> list[Any]:
 
 
 def _gather_uneven(data: Any, shape: StepShape, ranks: DataRanks, use_gather_object: bool) -> Any:
-    """Gather among the ranks with a batch. Their lengths may differ, and such a step has no padding."""
+    """Gather among the ranks with a batch. Their lengths may differ; a batch is padding as a whole or not at all."""
     members = tuple(rank for rank, number in enumerate(ranks.of_world) if shape.rows[number])
     representatives = set(ranks.representatives)
     device = None if use_gather_object else find_device(data)
     values = gather_among(members, data if use_gather_object else send_to_device(data, torch.device("cpu")))
-    kept = [value for rank, value in zip(members, values, strict=True) if rank in representatives]
+    kept = [
+        value
+        for rank, value in zip(members, values, strict=True)
+        if rank in representatives and shape.num_valid[ranks.of_world[rank]]
+    ]
     if not use_gather_object:
         joined = concatenate(kept)
         return joined if device is None else send_to_device(joined, device)

@@ -113,8 +113,6 @@ def prepare_data_loader(
 
 
 def _ranks(num_processes: int | None, process_index: int | None, mesh: Any) -> DataRanks:
-    if (num_processes is None) != (process_index is None):
-        raise ConfigError("`num_processes` and `process_index` belong together: pass both or neither.")
     if mesh is not None:
         ranks = data_ranks(mesh)
         if num_processes not in (None, ranks.num_ranks) or process_index not in (None, ranks.rank):
@@ -125,14 +123,16 @@ def _ranks(num_processes: int | None, process_index: int | None, mesh: Any) -> D
                 stacklevel=3,
             )
         return ranks
-    if num_processes is not None and process_index is not None:
-        if not 0 <= process_index < num_processes:
-            raise ConfigError(
-                "`process_index` must be at least 0 and less than `num_processes`, "
-                f"got {process_index} of {num_processes}."
-            )
-        return all_different(num_processes, process_index)
-    return ranks_of_run()
+    ranks = ranks_of_run()
+    if num_processes is None and process_index is None:
+        return ranks
+    number = ranks.num_ranks if num_processes is None else num_processes
+    index = ranks.rank if process_index is None else process_index
+    if not 0 <= index < number:
+        raise ConfigError(
+            f"`process_index` must be at least 0 and less than `num_processes`, got {index} of {number}."
+        )
+    return all_different(number, index)
 
 
 def _warn_about_unused_arguments(

@@ -222,9 +222,13 @@ def test_batches_without_a_size_are_dealt_as_they_are() -> None:
     assert (len(first), len(second)) == (3, 2)
 
 
-def test_batches_without_a_size_cannot_be_made_even() -> None:
-    with pytest.raises(ConfigError, match="Pass `even_batches=False`"):
-        BatchSamplerShard([[0, 1], [2]], 2, 0)
+def test_batches_without_a_size_are_made_even_by_the_first_of_them() -> None:
+    batches = [[0, 1, 2], [3], [4, 5]]
+    assert [list(shard) for shard in shards(batches, 2)] == [[[0, 1, 2], [4, 5]], [[3], [0, 1, 2]]]
+    assert [len(shard) for shard in shards(batches, 2)] == [2, 2]
+    assert [list(shard) for shard in shards(batches[:1], 3)] == [[[0, 1, 2]]] * 3
+    with pytest.raises(ConfigError, match="Pass `split_batches=False`"):
+        BatchSamplerShard(batches, 2, 0, split_batches=True)
 
 
 def test_a_batch_that_does_not_divide_cannot_be_split() -> None:

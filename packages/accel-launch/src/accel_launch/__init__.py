@@ -8,8 +8,14 @@ from accel_state.lazy import attach
 
 if TYPE_CHECKING:
     from accel_launch.cli import main as main
-    from accel_launch.commands.deepspeed import deepspeed_launcher as deepspeed_launcher
-    from accel_launch.commands.deepspeed import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
+    from accel_launch.commands.launch_kinds import deepspeed_launcher as deepspeed_launcher
+    from accel_launch.commands.launch_kinds import multi_gpu_launcher as multi_gpu_launcher
+    from accel_launch.commands.launch_kinds import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
+    from accel_launch.commands.launch_kinds import prepare_multi_gpu_env as prepare_multi_gpu_env
+    from accel_launch.commands.launch_kinds import (
+        prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env,
+    )
+    from accel_launch.commands.launch_kinds import simple_launcher as simple_launcher
     from accel_launch.commands.parsing import get_config_parser as get_config_parser
     from accel_launch.commands.parsing import launch_command as launch_command
     from accel_launch.commands.parsing import launch_command_parser as launch_command_parser
@@ -56,14 +62,18 @@ __getattr__, __dir__, __all__ = attach(
         "ProcessPlan": "accel_launch.plan",
         "SageMakerConfig": "accel_launch.config.objects",
         "debug_launcher": "accel_launch.notebook",
-        "deepspeed_launcher": "accel_launch.commands.deepspeed",
+        "deepspeed_launcher": "accel_launch.commands.launch_kinds",
         "get_config_parser": "accel_launch.commands.parsing",
         "launch_command": "accel_launch.commands.parsing",
         "launch_command_parser": "accel_launch.commands.parsing",
         "load_config_from_file": "accel_launch.config.objects",
         "main": "accel_launch.cli",
+        "multi_gpu_launcher": "accel_launch.commands.launch_kinds",
         "notebook_launcher": "accel_launch.notebook",
-        "prepare_deepspeed_cmd_env": "accel_launch.commands.deepspeed",
+        "prepare_deepspeed_cmd_env": "accel_launch.commands.launch_kinds",
+        "prepare_multi_gpu_env": "accel_launch.commands.launch_kinds",
+        "prepare_simple_launcher_cmd_env": "accel_launch.commands.launch_kinds",
+        "simple_launcher": "accel_launch.commands.launch_kinds",
         "write_basic_config": "accel_launch.config.basic",
     },
 )

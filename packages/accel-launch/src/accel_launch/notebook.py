@@ -24,7 +24,7 @@ from accel_launch.launchers.ports import held_port
 from accel_launch.processes.child import ChildEnding
 from accel_launch.reports.run_report import RankEnding, make_report
 from accel_state.environment import find_setting, patch_environment, read, snapshot
-from accel_state.errors import ConfigError, LaunchError, StateError
+from accel_state.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -90,7 +90,8 @@ def notebook_launcher(
 
     Raises:
         ConfigError: If a value is wrong.
-        LaunchError: If a process fails; it says which failed first, and with what.
+        LaunchError: If a process fails; it says which failed first, and with what. It is a `ChildFailedError` of
+            torch, too.
         StateError: If this process has used a GPU or built an `Accelerator` already, so that it cannot be forked;
             it names the import that used the GPU, if one did.
     """
@@ -228,7 +229,9 @@ def _run_elastically(rank: ElasticRank, args: Sequence[Any], settings: Mapping[s
         try:
             elastic_launch(config, rank)(*args)
         except ChildFailedError as error:
-            raise LaunchError(_first_cause(error, Path(folder))) from None
+            from accel_launch.reports.failed_ranks import RanksFailedError
+
+            raise RanksFailedError(_first_cause(error, Path(folder)), error) from None
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None

@@ -126,7 +126,7 @@ def _place_chosen(device: torch.device, topology: Topology) -> torch.device:
 def _set_device(backend: DeviceBackend, device: torch.device) -> None:
     try:
         backend.set_device(device)
-    except (AssertionError, RuntimeError, ValueError, ImportError) as error:
+    except (AssertionError, AttributeError, RuntimeError, ValueError, ImportError) as error:
         raise NotAvailableError(f"The device `{device}` cannot be used here: {error}") from error
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, MutableMapping
 
 from accel_state.errors import ConfigError
 from accel_state.registry import Registry
@@ -11,11 +12,17 @@ from accel_trackers.general_tracker import GeneralTracker, check_complete
 TRACKERS: Registry[type[GeneralTracker]] = Registry("tracker", "accel.trackers")
 
 
-class _TrackerClasses(Mapping[str, type[GeneralTracker]]):
-    """The catalogue as a mapping; a class is imported when it is looked up."""
+class _TrackerClasses(MutableMapping[str, type[GeneralTracker]]):
+    """The catalogue as a mapping that can be changed; a class is imported when it is looked up."""
 
     def __getitem__(self, name: str) -> type[GeneralTracker]:
         return TRACKERS.get(str(name))
+
+    def __setitem__(self, name: str, tracker_class: type[GeneralTracker]) -> None:
+        TRACKERS.register(str(name), tracker_class, replace=True)
+
+    def __delitem__(self, name: str) -> None:
+        TRACKERS.unregister(str(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(TRACKERS.names())
@@ -33,16 +40,20 @@ LOGGER_TYPE_TO_CLASS = _TrackerClasses()
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> type[GeneralTracker]:
     """Make a class known by its ``name``, for ``log_with`` and for "all"; can be used as a decorator.
 
-    Packages do the same for good with an entry point in the group ``accel.trackers``.
+    Packages do the same for good with an entry point in the group ``accel.trackers``. A class that replaces another
+    one of its name is a warning.
 
     Raises:
-        ConfigError: If it is no subclass of `GeneralTracker`, lacks something required, or the name is taken.
+        ConfigError: If it is no subclass of `GeneralTracker`, or lacks something required.
     """
     given: object = tracker_class
     if not (isinstance(given, type) and issubclass(given, GeneralTracker)):
         raise ConfigError(f"`{tracker_class!r}` is not a subclass of `GeneralTracker`.")
     check_complete(tracker_class)
-    TRACKERS.register(tracker_class.name, tracker_class)
+    name = tracker_class.name
+    if name in TRACKERS and TRACKERS.get(name) is not tracker_class:
+        warnings.warn(f"`{tracker_class.__name__}` replaces the tracker `{name}`.", stacklevel=2)
+    TRACKERS.register(name, tracker_class, replace=True)
     return tracker_class
 
 

@@ -10,6 +10,9 @@ from torch import nn
 
 from accel_state.errors import ConfigError
 
+QUANTIZED = ("is_loaded_in_8bit", "is_loaded_in_4bit")
+"""Attributes by which libraries mark a model that is quantised."""
+
 NAMED = 3
 """A message names this many parameters, and counts the rest."""
 
@@ -72,11 +75,19 @@ def check_placement(model: nn.Module, *, num_processes: int, is_bypassed: bool) 
     """Refuse to train a model on several processes if a device map has spread it over several devices.
 
     Every process would use the same devices. Where each has devices of its own,
-    `ACCELERATE_BYPASS_DEVICE_MAP=true` (`is_bypassed`) lets the model pass.
+    `ACCELERATE_BYPASS_DEVICE_MAP=true` (`is_bypassed`) lets the model pass. A quantised model of which a part is
+    offloaded is refused on any number of processes.
 
     Raises:
-        ConfigError: If the model is spread out.
+        ConfigError: If the model is spread out, or quantised and offloaded.
     """
+    places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    is_quantized = any(getattr(model, name, False) for name in QUANTIZED)
+    if is_quantized and ("disk" in places or ("cpu" in places and len(places) > 1)):
+        raise ConfigError(
+            f"The {type(model).__name__} to prepare is quantised, and its device map offloads a part of it, so that it "
+            "cannot be trained. Load it with a `device_map` that has all of it on one device."
+        )
     if num_processes > 1 and not is_bypassed and has_device_map(model):
         raise ConfigError(
             f"The {type(model).__name__} to prepare was spread over several devices with a device map, so it "

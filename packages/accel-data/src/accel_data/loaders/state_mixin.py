@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accel_data.step import StepShape
-from accel_state.gradient_state import current_gradient
+from accel_state.gradient_state import GradientState, current_gradient
 
 
 class DataLoaderStateMixin:
@@ -23,6 +23,11 @@ class DataLoaderStateMixin:
     remainder: int = -1
     step_shape: StepShape | None = None
     will_pad: bool = False
+
+    @property
+    def gradient_state(self) -> GradientState:
+        """The state of accumulation, which knows the loader that is being read."""
+        return GradientState()
 
     @property
     def counts_batches(self) -> bool:

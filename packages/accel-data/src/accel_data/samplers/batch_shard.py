@@ -31,7 +31,8 @@ class BatchSamplerShard(Delegating, BatchSampler):
         process_index: The rank of this shard.
         split_batches: Cut each batch into one piece for each rank, instead of distributing whole batches.
         even_batches: Complete the last step with samples from the beginning, so that all ranks get equally
-            many, equally large batches. May be set between epochs.
+            many, equally large batches; with the first batches, where the batch sampler has no ``batch_size``. May be
+            set between epochs.
 
     Raises:
         ConfigError: If a batch cannot be split evenly, or is to be made even without a ``batch_size``.
@@ -53,10 +54,10 @@ class BatchSamplerShard(Delegating, BatchSampler):
             raise ConfigError(
                 f"`process_index` must lie between 0 and {num_processes - 1}, got {process_index}."
             )
-        if size is None and even_batches:
+        if size is None and even_batches and split_batches:
             raise ConfigError(
-                "`even_batches` needs a batch sampler with a `batch_size`, and this one has none. "
-                "Pass `even_batches=False`, or give the batch sampler the attribute."
+                "`split_batches` with `even_batches` needs a batch sampler with a `batch_size`, and this one has none. "
+                "Pass `split_batches=False`, or give the batch sampler the attribute."
             )
         self.batch_sampler = batch_sampler
         self.num_processes = num_processes

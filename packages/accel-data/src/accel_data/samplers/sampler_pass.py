@@ -166,14 +166,14 @@ class SamplerPass:
             self.steps.append(SampledStep(step.shape, self._rank >= following, following < num_ranks, end))
             yield step.pieces[self._rank]
 
-    def _remaining_batches(self) -> tuple[Iterator[list[int]], list[int] | None]:
-        """Return the batches after the start, and the first samples of the epoch if they come before it."""
+    def _remaining_batches(self) -> tuple[Iterator[list[int]], list[Any] | None]:
+        """Return the batches after the start, and the first samples or batches of the epoch if they come before it."""
         flat = self._source.flat_sampler
         batch_sampler: Any = self._source.batch_sampler
-        full_rows = (self._sharding.rows or 0) * self._sharding.num_ranks
+        num_first = self._sharding.num_first
         if flat is not None:
             indices = iter(flat)
-            first = list(islice(indices, min(full_rows, self.start.samples)))
+            first = list(islice(indices, min(num_first, self.start.samples)))
             skip = self.start.samples - len(first)
             next(islice(indices, skip, skip), None)
             batches = BatchSampler(indices, batch_sampler.batch_size, batch_sampler.drop_last)
@@ -181,5 +181,5 @@ class SamplerPass:
         remaining = iter(batch_sampler)
         first = []
         for batch in islice(remaining, self.start.batches):
-            first += batch[: max(0, full_rows - len(first))]
+            first += ([batch] if self._sharding.rows is None else batch)[: max(0, num_first - len(first))]
         return remaining, first or None

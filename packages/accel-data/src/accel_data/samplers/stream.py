@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any
 
 from accel_data.step import StepShape, pad_pieces
@@ -38,7 +38,8 @@ class StreamSharding:
         num_ranks: Ranks that share the stream.
         rows: Rows of one rank in a full step; None when the batches have no fixed size.
         split: Cut each batch into pieces instead of distributing whole batches.
-        even: Complete short pieces with the first samples of the stream; needs ``rows``.
+        even: Complete short pieces with the first samples of the stream. Without ``rows``, give ranks that have no
+            batch in the last step the first batches.
         drop_last: Leave out a last step in which a rank would have no batch.
         source: Name of what yields the batches, for messages.
     """
@@ -55,12 +56,18 @@ class StreamSharding:
         """Batches of the stream in one step."""
         return 1 if self.split else self.num_ranks
 
-    def steps(self, batches: Iterator[Batch], *, first: Batch | None = None) -> Iterator[StreamStep]:
+    @property
+    def num_first(self) -> int:
+        """How many of the first samples can be needed to complete the last step; batches, without ``rows``."""
+        return self.num_ranks if self.rows is None else self.rows * self.num_ranks
+
+    def steps(self, batches: Iterator[Batch], *, first: list[Any] | None = None) -> Iterator[StreamStep]:
         """Yield the steps, each once it is known whether another one follows.
 
         Args:
             batches: What remains of the stream.
-            first: The first samples of the stream, if ``batches`` does not begin with them.
+            first: The first samples of the stream, without ``rows`` its first batches, if ``batches`` does not begin
+                with them.
 
         Raises:
             ConfigError: If a batch has a size that cannot be distributed.
@@ -70,17 +77,13 @@ class StreamSharding:
         while group:
             following = self._next_group(batches)
             self._check_sizes(group, is_last=not following)
-            if self.even and len(first) < self._full_rows:
-                first += [index for piece in group for index in piece][: self._full_rows - len(first)]
+            if self.even and len(first) < self.num_first:
+                new = group if self.rows is None else [index for piece in group for index in piece]
+                first += new[: self.num_first - len(first)]
             yield self._step(
                 group, first, num_following=self.num_ranks if following and self.even else len(following)
             )
             group = following
-
-    @property
-    def _full_rows(self) -> int:
-        assert self.rows is not None, "only batches of a fixed size can be made even"
-        return self.rows * self.num_ranks
 
     def _next_group(self, batches: Iterator[Batch]) -> list[Batch]:
         group = self._read_group(batches)
@@ -111,10 +114,12 @@ class StreamSharding:
                 f"`{self.source}` yielded before its last. Pass `split_batches=False`."
             )
 
-    def _step(self, group: list[Batch], first: Batch, *, num_following: int) -> StreamStep:
+    def _step(self, group: list[Batch], first: list[Any], *, num_following: int) -> StreamStep:
         num_batches = 1 if self.split else len(group)
         pieces = group + [[] for _ in range(self.num_ranks - len(group))]
         num_valid = tuple(map(len, pieces))
         if self.even and self.rows is not None:
             pieces = pad_pieces(pieces, rows=self.rows, first=first)
+        elif self.even:
+            pieces = group + list(islice(cycle(first), self.num_ranks - len(group)))
         return StreamStep(pieces, StepShape(tuple(map(len, pieces)), num_valid), num_following, num_batches)

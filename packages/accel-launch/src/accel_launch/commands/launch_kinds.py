@@ -1,0 +1,61 @@
+"""Launches of one kind, from the arguments of ``accel launch`` parsed elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+
+from accel_launch.commands.launch import request_of
+from accel_launch.commands.parsing import launch_command
+from accel_launch.launchers.selection import select_launcher
+from accel_state.environment import snapshot
+
+
+def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """Return the command that a launch starts first, and its whole environment; nothing is started.
+
+    Args:
+        args: What `launch_command_parser` has parsed.
+
+    Raises:
+        ConfigError: If the settings contradict each other.
+    """
+    request = request_of(args)
+    process = select_launcher(request).plan(request).processes[0]
+    return list(process.argv), process.environ_on(snapshot())
+
+
+def prepare_multi_gpu_env(args: argparse.Namespace) -> dict[str, str]:
+    """Return the whole environment of a launch on several GPUs; see `prepare_simple_launcher_cmd_env`."""
+    args.multi_gpu = "true"
+    return prepare_simple_launcher_cmd_env(args)[1]
+
+
+def prepare_deepspeed_cmd_env(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """Return the command and environment of a launch with DeepSpeed; see `prepare_simple_launcher_cmd_env`.
+
+    On several machines the command is DeepSpeed's runner, which starts the ranks; on one it is rank 0.
+    """
+    args.use_deepspeed = "true"
+    return prepare_simple_launcher_cmd_env(args)
+
+
+def simple_launcher(args: argparse.Namespace) -> None:
+    """Launch what the parser of `launch_command_parser` found, and wait for its end.
+
+    Raises:
+        SystemExit: If the run fails, with its exit code.
+        AccelError: If it cannot be started.
+    """
+    launch_command(args)
+
+
+def multi_gpu_launcher(args: argparse.Namespace) -> None:
+    """Launch on several GPUs, and wait for the end; see `simple_launcher`."""
+    args.multi_gpu = "true"
+    launch_command(args)
+
+
+def deepspeed_launcher(args: argparse.Namespace) -> None:
+    """Launch with DeepSpeed, and wait for the end; see `simple_launcher`."""
+    args.use_deepspeed = "true"
+    launch_command(args)

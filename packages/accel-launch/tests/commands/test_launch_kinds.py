@@ -1,0 +1,58 @@
+import sys
+
+from accel_launch.commands.launch_kinds import (
+    prepare_deepspeed_cmd_env,
+    prepare_multi_gpu_env,
+    prepare_simple_launcher_cmd_env,
+    simple_launcher,
+)
+from accel_launch.commands.parsing import launch_command_parser
+
+SEVERAL = ["--num_machines", "2", "--num_processes", "4", "--deepspeed_hostfile", "hosts"]
+
+
+def prepared(monkeypatch, tmp_path, *flags, prepare=prepare_deepspeed_cmd_env):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    return prepare(launch_command_parser().parse_args([*flags, "train.py", "--lr", "1"]))
+
+
+def test_on_one_machine_the_command_is_that_of_rank_0(monkeypatch, tmp_path):
+    command, environ = prepared(monkeypatch, tmp_path, "--cpu", "--num_processes", "2", "--zero_stage", "3")
+    assert command[-3:] == ["train.py", "--lr", "1"]
+    assert environ["ACCELERATE_USE_DEEPSPEED"] == "true"
+    assert environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
+    assert (environ["RANK"], environ["WORLD_SIZE"]) == ("0", "2")
+    assert environ["HF_HOME"] == str(tmp_path / "hf")
+
+
+def test_on_several_machines_it_is_deepspeeds_runner(monkeypatch, tmp_path):
+    command, environ = prepared(monkeypatch, tmp_path, *SEVERAL)
+    assert "deepspeed.launcher.runner" in command
+    assert "--num_nodes=2" in command
+    assert environ["ACCELERATE_USE_DEEPSPEED"] == "true"
+
+
+def test_a_simple_launch_is_the_script_with_its_settings(monkeypatch, tmp_path):
+    command, environ = prepared(
+        monkeypatch, tmp_path, "--cpu", "--mixed_precision", "bf16", prepare=prepare_simple_launcher_cmd_env
+    )
+    assert command == [sys.executable, "train.py", "--lr", "1"]
+    assert (environ["ACCELERATE_MIXED_PRECISION"], environ["ACCELERATE_USE_CPU"]) == ("bf16", "true")
+
+
+def test_the_environment_of_several_gpus_is_that_of_rank_0(monkeypatch, tmp_path):
+    flags = ("--num_processes", "2", "--mixed_precision", "bf16")
+    environ = prepared(monkeypatch, tmp_path, *flags, prepare=prepare_multi_gpu_env)
+    found = [environ[name] for name in ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION")]
+    assert found == ["0", "2", "bf16"]
+
+
+def test_a_simple_launch_runs_the_script(monkeypatch, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import pathlib, sys; pathlib.Path(sys.argv[1]).touch()")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    done = str(tmp_path / "done")
+    simple_launcher(launch_command_parser().parse_args(["--cpu", "--num_processes", "1", str(script), done]))
+    assert (tmp_path / "done").exists()
