@@ -99,9 +99,8 @@ class DeepSpeedPlugin:
         values.check_stage(self.zero_stage, self.facts, self.deepspeed_config)
         self.zero3_init_flag = self._is_zero3_init_wanted()
         if self.zero3_init_flag and has_runtime():
-            load_deepspeed(
-                current_runtime()
-            )  # the Trainer of transformers builds models before its Accelerator
+            # The Trainer of transformers builds models before its Accelerator.
+            load_deepspeed(current_runtime())
         if self.transformer_moe_cls_names is None:
             names = door.read("deepspeed_moe_layer_cls_names")
             self.transformer_moe_cls_names = None if names is None else ",".join(names)

@@ -28,9 +28,8 @@ def announce(config: Mapping[str, Any]) -> Any:
             raise NotAvailableError(
                 f"`zero3_init_flag` lets `transformers` build models by DeepSpeed. {reason}"
             )
-    told = HfDeepSpeedConfig(
-        _for_building(config)
-    )  # transformers' own class needs a package named `accelerate`
+    # transformers' own class needs a package named `accelerate`.
+    told = HfDeepSpeedConfig(_for_building(config))
     import_module(_INTEGRATION).set_hf_deepspeed_config(told)
     return told
 
