@@ -670,7 +670,7 @@ def test_metrics_count_each_row_once_where_ranks_have_uneven_data(world, num_row
 
 
 def parts_of_shared_layers():
-    """Return the shapes that this rank holds, and those that `accel plan` tells; an optimizer that is made later steps."""
+    """Return the shapes that this rank holds, and those that `accel plan` tells; an optimizer made later steps."""
     accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_shard_size=2, tp_size=2))
     model = make_model("shared-tied")
     planned = plan_memory(model, resolve_plan(model), num_shards=2, num_sharing=2)

@@ -229,7 +229,7 @@ def _run_elastically(rank: ElasticRank, args: Sequence[Any], settings: Mapping[s
         try:
             elastic_launch(config, rank)(*args)
         except ChildFailedError as error:
-            from accel_launch.reports.failed_ranks import RanksFailedError
+            from accel_launch.failed_ranks import RanksFailedError
 
             raise RanksFailedError(_first_cause(error, Path(folder)), error) from None
         except SignalException as error:

@@ -88,8 +88,8 @@ def _checked_styles(
     if not styled:
         raise ConfigError(
             f"The {type(model).__name__} has no plan by which {num_ranks} ranks (`tp_size`) could share its layers. "
-            "Give its class a `parallel_plan`, such as {'tensor': {'layers.*.up': 'colwise', 'layers.*.down': 'rowwise'}}, "
-            "with the names of its own layers, or set `tp_size` to 1."
+            "Give its class a `parallel_plan`, such as {'tensor': {'layers.*.up': 'colwise', 'layers.*.down': "
+            "'rowwise'}}, with the names of its own layers, or set `tp_size` to 1."
         )
     modules = dict(model.named_modules(remove_duplicate=False))
     styles: dict[nn.Module, CutStyle] = {}

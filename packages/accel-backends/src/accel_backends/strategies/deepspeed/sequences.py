@@ -137,7 +137,7 @@ class SequencePart:
             yield part_of_batch(batch, rank=self._rank, size=self._size)
 
 
-def part_of_batch(batch: Mapping[str, Any], *, rank: int, size: int) -> dict[str, Any]:
+def part_of_batch(batch: Any, *, rank: int, size: int) -> dict[str, Any]:
     """Return one rank's part of a batch.
 
     ``labels`` become ``shift_labels``, one token ahead, since the last label of a part is the first of the next.

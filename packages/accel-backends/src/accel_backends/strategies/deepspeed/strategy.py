@@ -35,6 +35,7 @@ from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.transforms.protocol import apply_transforms
 from accel_state import AcceleratorState
 from accel_state.errors import ConfigError
+from accel_state.parallelism_config import DeepSpeedSequenceParallelConfig
 
 _NOTHING = nullcontext()
 
@@ -126,7 +127,8 @@ class DeepSpeedStrategy(EngineStates):
             return None
         rank = layout.index(self.context.topology.rank, "sp")
         config = AcceleratorState().parallelism_config
-        return SharedSequences(layout.sp, rank, config.sp_handler)
+        settings = None if config is None else config.sp_handler
+        return SharedSequences(layout.sp, rank, settings or DeepSpeedSequenceParallelConfig())
 
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False

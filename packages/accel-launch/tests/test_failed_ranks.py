@@ -1,6 +1,6 @@
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from accel_launch.reports.failed_ranks import RanksFailedError
+from accel_launch.failed_ranks import RanksFailedError
 from accel_state.errors import LaunchError
 
 
