@@ -19,7 +19,7 @@ from tools.checks.imports import Kind, imports_of
 from tools.checks.reporting import report
 from tools.workspace import ROOT, owner_of, read_packages
 
-NOTEBOOK = ("accel_launch.notebook", "accel_launch.failed_ranks")
+NOTEBOOK = "accel_launch.notebook"
 """The one part of the launcher that may reach torch: it runs where torch is imported already, and forks."""
 
 
@@ -80,7 +80,7 @@ def torch_free_modules(root: Path) -> list[str]:
     modules = [package.import_name for package in packages.values()]
     for package in packages.values():
         for name, _ in package.modules():
-            is_launcher = name.startswith("accel_launch.") and name not in NOTEBOOK
+            is_launcher = name.startswith("accel_launch.") and name != NOTEBOOK
             is_entry_script = name.endswith("__main__")
             if (
                 is_launcher or f"{name}.".startswith(tuple(f"{each}." for each in free))

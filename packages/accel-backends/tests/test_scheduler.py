@@ -137,6 +137,18 @@ def test_a_skipped_step_moves_nothing_even_if_another_optimizer_stepped():
     assert scheduler.get_last_lr() == [0.5]
 
 
+def test_a_step_that_a_script_calls_an_overflow_is_skipped():
+    optimizer = optimizer_with()
+    scheduler = halving(optimizer, num_replicas=1)
+    optimizer._is_overflow = True
+    scheduler.step()
+    assert scheduler.get_last_lr() == [1.0]
+    optimizer._is_overflow = False
+    optimizer.step()
+    scheduler.step()
+    assert scheduler.get_last_lr() == [0.5]
+
+
 def test_a_skipped_step_is_nothing_to_a_scheduler_on_its_own():
     optimizer = Skipping(optimizer_with().optimizer)
     scheduler = halving(optimizer, step_with_optimizer=False)

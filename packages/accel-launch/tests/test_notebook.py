@@ -58,6 +58,7 @@ def attempt(name, launcher, *args, **given):
         seen[name] = "fine"
     except Exception as error:
         seen[name] = f"{type(error).__name__}: {error}"
+        seen[f"bases of {name}"] = [base.__name__ for base in type(error).__mro__]
 
 two = {"num_processes": 2, "use_port": 0}
 handlers = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
@@ -145,6 +146,7 @@ def test_the_first_cause_is_told_without_a_page_of_torch(session):
     assert first.startswith("RanksFailedError: Rank 1 failed first: ValueError: told to (")
     assert first.endswith("session.py:20 in fail).")
     assert lines[-1] == "ValueError: told to"
+    assert {"LaunchError", "ChildFailedError"} < set(session["bases of fails"])
     assert session["is killed"] == "RanksFailedError: Rank 1 failed first: it was killed by SIGKILL."
     assert "torch.distributed.elastic" not in session["written"]
 

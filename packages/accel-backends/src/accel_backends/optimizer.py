@@ -35,7 +35,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.scaler = scaler
         self.device_placement = device_placement
         self._gradient = current_gradient()
-        self._was_skipped = False
+        self._is_overflow = False  # by this name scripts set it, too
         if device_placement:
             place_optimizer_state(optimizer)
 
@@ -52,7 +52,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             return None
         if self.scaler is None:
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
-        self._was_skipped = not step_scaled(self.scaler, self.optimizer, closure)
+        self._is_overflow = not step_scaled(self.scaler, self.optimizer, closure)
         return None
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
@@ -71,7 +71,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last complete step left the parameters as they were, because gradients overflowed."""
-        return self._was_skipped
+        return self._is_overflow
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

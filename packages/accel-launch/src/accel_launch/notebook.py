@@ -24,7 +24,7 @@ from accel_launch.launchers.ports import held_port
 from accel_launch.processes.child import ChildEnding
 from accel_launch.reports.run_report import RankEnding, make_report
 from accel_state.environment import find_setting, patch_environment, read, snapshot
-from accel_state.errors import ConfigError, StateError
+from accel_state.errors import ConfigError, LaunchError, StateError
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -229,13 +229,23 @@ def _run_elastically(rank: ElasticRank, args: Sequence[Any], settings: Mapping[s
         try:
             elastic_launch(config, rank)(*args)
         except ChildFailedError as error:
-            from accel_launch.failed_ranks import RanksFailedError
-
-            raise RanksFailedError(_first_cause(error, Path(folder)), error) from None
+            raise _ranks_failed_error(_first_cause(error, Path(folder)), error) from None
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise
+
+
+def _ranks_failed_error(message: str, found: ChildFailedError) -> LaunchError:
+    """Return an error of ours that is torch's too: code written for torch's launcher catches that."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    class RanksFailedError(LaunchError, ChildFailedError):
+        """A rank failed; the message says which failed first, and with what."""
+
+    error = RanksFailedError(found.name, found.failures)
+    error.args = (message,)
+    return error
 
 
 @contextmanager
