@@ -66,6 +66,7 @@ engine = Engine(
         "integration-tests/test_deepspeed.py",
         "integration-tests/test_deepspeed_checkpoints.py",
         "integration-tests/test_deepspeed_machines.py",
+        "integration-tests/test_deepspeed_peer.py",
         "integration-tests/test_deepspeed_training.py",
         "integration-tests/test_deepspeed_use.py",
         "integration-tests/test_examples.py",
