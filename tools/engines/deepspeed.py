@@ -9,6 +9,7 @@ from pathlib import Path
 from tools.engines.protocol import Engine
 from tools.setup.environment import Environment, shown
 from tools.setup.failures import SetupError
+from tools.setup.pip_runs import run_pip
 from tools.setup.presets import heavy_engines
 from tools.setup.running import timed
 from tools.workspace import ROOT
@@ -16,9 +17,17 @@ from tools.workspace import ROOT
 OPERATORS = ("ShareMemCommBuilder", "CPUAdamBuilder")
 """Of ``deepspeed.ops.op_builder.cpu``: what every run on CPUs loads, and one with optimizer states on the CPU."""
 
+PEER = "accelerate==1.15.0"
+PEER_FOLDER = ROOT / "build" / "peer"
+"""Outside of the environment, in which accel takes its place for the libraries that import it."""
+
 CACHE = ROOT / "build" / "torch_extensions"
 LOG = ROOT / "build" / "logs" / "deepspeed-operators.log"
-VARIABLES = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(CACHE)}
+VARIABLES = {
+    "DS_ACCELERATOR": "cpu",
+    "TORCH_EXTENSIONS_DIR": str(CACHE),
+    "ACCEL_TEST_PEER_FOLDER": str(PEER_FOLDER),
+}
 COMPILE = """
 import sys
 from deepspeed.ops.op_builder import cpu
@@ -58,6 +67,34 @@ def compile_operators(environment: Environment, *, cache: Path = CACHE) -> None:
     stamp.write_text(wanted)
 
 
+def install_peer(environment: Environment) -> None:
+    """Install the package that checkpoints are exchanged with, without what it requires: that is there already."""
+    stamp = PEER_FOLDER / "installed.txt"
+    if stamp.is_file() and stamp.read_text() == PEER:
+        return
+    shutil.rmtree(PEER_FOLDER, ignore_errors=True)
+    command = [
+        str(environment.python),
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--target",
+        str(PEER_FOLDER),
+        PEER,
+    ]
+    run_pip(
+        f"{PEER} into {shown(PEER_FOLDER)}", command, cwd=ROOT, environ=environment.child_environ(), log=LOG
+    )
+    stamp.write_text(PEER)
+
+
+def prepare(environment: Environment) -> None:
+    """Prepare what no package brings."""
+    compile_operators(environment)
+    install_peer(environment)
+
+
 engine = Engine(
     name="deepspeed",
     purpose="training with it on one machine, and its runner over two: pdsh, Open MPI, MPICH",
@@ -66,6 +103,7 @@ engine = Engine(
         "integration-tests/test_deepspeed.py",
         "integration-tests/test_deepspeed_checkpoints.py",
         "integration-tests/test_deepspeed_machines.py",
+        "integration-tests/test_deepspeed_peer.py",
         "integration-tests/test_deepspeed_sequences.py",
         "integration-tests/test_deepspeed_trainer.py",
         "integration-tests/test_deepspeed_training.py",
@@ -78,5 +116,5 @@ engine = Engine(
     debian=("g++", "iproute2", "mpich", "openmpi-bin", "openssh-client", "openssh-server", "pdsh"),
     needs_root=True,
     variables=VARIABLES,
-    prepare=compile_operators,
+    prepare=prepare,
 )
