@@ -189,12 +189,12 @@ def test_units_that_are_gathered_ahead_have_the_same_values(world):
 
 
 SHARED_LAYERS = [
-    (2, "by layout", "shared", {}),
-    (2, "by layout", "shared-tied", {"accumulate": 2}),
+    (2, "fsdp2", "shared-tied", {"accumulate": 2, "plugin": {"activation_checkpointing": True}}),
     (2, "by layout", "shared-dropout", {"seed_of_rank": True}),
-    (2, "fsdp2", "shared-tied", {"plugin": {"activation_checkpointing": True}}),
+    (2, "by layout", "shared-sequence", {}),
     (4, "fsdp2", "shared", {"accumulate": 2}),
-    (4, "by layout", "shared-tied", {}),
+    (4, "by layout", "shared-packed", {}),
+    (4, "by layout", "shared-sequence", {}),
 ]
 """Ranks, and in what they train."""
 

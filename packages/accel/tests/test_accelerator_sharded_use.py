@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
 
 from accel import (
     Accelerator,
@@ -18,7 +19,7 @@ from accel_backends import resolve_plan
 from accel_backends.plans.memory import plan_memory
 from accel_backends.testing.models import make_batches, make_model
 from accel_state.errors import ConfigError, DistributedOperationException
-from accel_state.runtime import current_runtime
+from accel_state.runtime import current_runtime, reset_runtime
 
 BOTH = pytest.mark.parametrize("version", [2, 1])
 
@@ -670,7 +671,7 @@ def test_metrics_count_each_row_once_where_ranks_have_uneven_data(world, num_row
 
 
 def parts_of_shared_layers():
-    """Return the shapes that this rank holds, and those that `accel plan` tells; an optimizer made later steps."""
+    """Return the shapes that this rank holds, and those that `accel plan` tells; an optimizer made later steps them."""
     accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_shard_size=2, tp_size=2))
     model = make_model("shared-tied")
     planned = plan_memory(model, resolve_plan(model), num_shards=2, num_sharing=2)
@@ -689,3 +690,27 @@ def parts_of_shared_layers():
 def test_each_rank_holds_the_parts_of_shared_layers_that_the_plan_tells(world):
     for found, expected in world(4).run(parts_of_shared_layers):
         assert found == expected
+
+
+def with_loss_in_parts():
+    """Return losses and gradients where the head leaves each rank its part of the vocabulary, and where it does not."""
+    found = []
+    for style in ("colwise_loss_parallel", "colwise_gather_output"):
+        reset_runtime(keep_process_group=True)
+        accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=2))
+        model = make_model("shared")
+        model.head = nn.Linear(12, 20, bias=False)
+        plan = {**model.parallel_plan["tensor"], "head": style}
+        model.parallel_plan = {"tensor": plan}
+        model = accelerator.prepare(model)
+        with loss_parallel():
+            loss = nn.functional.cross_entropy(model(make_batches(1)[0]).flatten(0, 1), torch.arange(28) % 20)
+            accelerator.backward(loss)
+        gradients = [one.grad.full_tensor() for one in model.parameters()]
+        found.append((loss.detach().full_tensor() if isinstance(loss, DTensor) else loss.detach(), gradients))
+    return found
+
+
+def test_a_loss_is_computed_from_parts_of_the_vocabulary(world):
+    for in_parts, whole_ in world(2).run(with_loss_in_parts):
+        torch.testing.assert_close(in_parts, whole_, rtol=1e-5, atol=1e-7)

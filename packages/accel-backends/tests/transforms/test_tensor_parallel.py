@@ -24,6 +24,7 @@ def refusals():
         (tied, {"head": "mla_kv_a_proj"}),
         (scaled, {"scale": "colwise"}),
         (tied, {"embed": "embedding_colwise", "head": "colwise_gather_output"}),
+        (tied, {"embed": "embedding_rowwise_sequence", "head": "colwise_gather_output_sequence"}),
     ]:
         with pytest.raises(ConfigError) as caught:
             TensorParallel(model, ParallelPlan(tensor=tensor), mesh)
@@ -34,7 +35,7 @@ def refusals():
 
 def test_a_plan_that_cannot_be_followed_is_refused_before_anything_is_cut(world):
     for found in world(2).run(refusals):
-        nothing, unknown, parameter, two = found
+        nothing, unknown, parameter, two, idle = found
         assert "The Shared has no plan by which 2 ranks (`tp_size`) could share its layers" in nothing
         assert (
             "`head` has the style `mla_kv_a_proj`, by which `prepare` cannot cut it. It knows: colwise,"
@@ -42,6 +43,7 @@ def test_a_plan_that_cannot_be_followed_is_refused_before_anything_is_cut(world)
         )
         assert "`scale` is a parameter of the Buffered" in parameter
         assert "`embed.weight` and `head.weight` are one tensor, but the plan cuts it along two" in two
+        assert "every layer needs a style in `tensor`. Without one are: `blocks.0.norm.weight`" in idle
 
 
 def cut():

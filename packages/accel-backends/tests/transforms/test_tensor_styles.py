@@ -20,6 +20,12 @@ from accel_state.errors import ConfigError
             2,
             "2 does not divide its 33 inputs.*`rowwise_split_input`, which cuts any",
         ),
+        (
+            "packed_qkv_colwise",
+            nn.Linear(4, 18),
+            4,
+            "4 does not divide its 3 times 6 outputs.* does: 1, 2, 3, 6; or",
+        ),
         ("rowwise", nn.Embedding(4, 4), 2, "cuts `torch.nn.Linear`, but is a `Embedding`"),
         ("embedding_rowwise", nn.LayerNorm(4), 2, "cuts `torch.nn.Embedding`, but is a `LayerNorm`"),
     ],
@@ -44,3 +50,5 @@ def test_ranks_need_as_many_heads_each():
     ):
         check_heads("layers.0.k", keys, attention, num_ranks=4)
     check_heads("layers.0.k", keys, nn.Module(), num_ranks=4)
+    with pytest.raises(ConfigError, match="computes 1 heads"):
+        check_heads("layers.0.kv", keys, attention, num_ranks=2, num_blocks=2)

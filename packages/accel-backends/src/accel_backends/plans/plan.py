@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: How a module or a parameter is cut over the ranks that share a layer, by transformers' names.
+#: How a module or a parameter is cut over the ranks that share a layer, by transformers' names and further ones.
 TENSOR_STYLES = (
     "all_reduce", "colwise", "colwise_gather_output", "colwise_rep", "embedding_colwise", "embedding_rowwise",
-    "local_params", "mla_kv_a_proj", "moe_identity_expert", "moe_tp_experts", "packed_colwise", "packed_rowwise",
+    "local_params", "mla_kv_a_proj", "moe_identity_expert", "moe_tp_experts", "packed_colwise", "packed_qkv_colwise",
+    "packed_rowwise", "colwise_gather_output_sequence", "colwise_loss_parallel", "colwise_sequence",
+    "embedding_rowwise_sequence", "rowwise_sequence",
     "replicate", "replicated_with_grad_allreduce", "rowwise", "rowwise_rep", "rowwise_split_input", "sequence_parallel",
 )  # fmt: skip
 #: How the experts of a layer are spread over ranks, by transformers' names.

@@ -107,17 +107,24 @@ class Adapted(nn.Module):
 class Attention(nn.Module):
     """Attention over as many heads as its projections leave this rank."""
 
-    def __init__(self, width: int, head_dim: int) -> None:
+    def __init__(self, width: int, head_dim: int, *, is_packed: bool = False) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.is_packed = is_packed
+        if is_packed:
+            self.packed = nn.Linear(width, 3 * width)
+        else:
+            self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
 
     def forward(self, hidden: Tensor) -> Any:
         """Return the outputs for ``(batch, sequence, features)``."""
-        query, key, value = (
-            layer(hidden).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
+        projected = (
+            self.packed(hidden).chunk(3, -1)
+            if self.is_packed
+            else (layer(hidden) for layer in (self.query, self.key, self.value))
         )
+        query, key, value = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in projected)
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
@@ -125,10 +132,10 @@ class Attention(nn.Module):
 class SharedBlock(nn.Module):
     """One layer of a transformer."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout: float, *, is_packed: bool) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(12)
-        self.attention = Attention(12, head_dim=3)
+        self.attention = Attention(12, head_dim=3, is_packed=is_packed)
         self.rows = Block(12, 20, dropout)
 
     def forward(self, hidden: Tensor) -> Any:
@@ -154,10 +161,10 @@ class Shared(nn.Module):
         },
     }
 
-    def __init__(self, *, is_tied: bool = False, dropout: float = 0.0) -> None:
+    def __init__(self, *, is_tied: bool = False, is_packed: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
         self.embed = nn.Embedding(19, 12)
-        self.blocks = nn.ModuleList(SharedBlock(dropout) for _ in range(2))
+        self.blocks = nn.ModuleList(SharedBlock(dropout, is_packed=is_packed) for _ in range(2))
         self.norm = nn.LayerNorm(12)
         self.head = nn.Linear(12, 19, bias=not is_tied)
         if is_tied:
@@ -171,6 +178,49 @@ class Shared(nn.Module):
         return self.head(self.norm(hidden))
 
 
+class SharedPacked(Shared):
+    """Query, key and value from one layer; the head shares the weight of the embedding, and so is cut with it."""
+
+    parallel_plan: ClassVar[dict[str, Any]] = {
+        **Shared.parallel_plan,
+        "tensor": {
+            "embed": "embedding_rowwise",
+            "blocks.*.attention.packed": "packed_qkv_colwise",
+            "blocks.*.attention.out": "rowwise",
+            "blocks.*.rows.up": "colwise",
+            "blocks.*.rows.down": "rowwise",
+        },
+    }
+
+    def __init__(self) -> None:
+        super().__init__(is_packed=True, is_tied=True)
+
+
+class SharedSequence(Shared):
+    """Between layers each rank has a part of every sequence, of 6 tokens."""
+
+    parallel_plan: ClassVar[dict[str, Any]] = {
+        **Shared.parallel_plan,
+        "tensor": {
+            "embed": "embedding_rowwise_sequence",
+            "blocks.*.norm": "sequence_parallel",
+            "blocks.*.attention.query": "colwise_sequence",
+            "blocks.*.attention.key": "colwise_sequence",
+            "blocks.*.attention.value": "colwise_sequence",
+            "blocks.*.attention.out": "rowwise_sequence",
+            "blocks.*.rows.norm": "sequence_parallel",
+            "blocks.*.rows.up": "colwise_sequence",
+            "blocks.*.rows.down": "rowwise_sequence",
+            "norm": "sequence_parallel",
+            "head": "colwise_gather_output_sequence",
+        },
+    }
+
+    def forward(self, rows: Tensor) -> Any:
+        """Return the outputs for ``(batch, features)``."""
+        return super().forward(rows[:, :6])
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "odd": Odd,
     "tied": Tied,
@@ -179,6 +229,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: Odd(0.3),
     "shared": Shared,
     "shared-tied": lambda: Shared(is_tied=True),
+    "shared-packed": SharedPacked,
+    "shared-sequence": SharedSequence,
     "shared-dropout": lambda: Shared(dropout=0.3),
 }
 

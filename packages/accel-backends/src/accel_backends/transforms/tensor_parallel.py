@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -53,6 +54,8 @@ class TensorParallel:
         for module in dict.fromkeys(module for found in parameters for module, _ in found.places):
             if module in self._styles:
                 style = self._styles[module]
+                if style.in_sequence:
+                    module.register_forward_hook(partial(_check_sequence, num_ranks=self._mesh.size()))
                 parallelize_module(module, self._mesh, style.make(), src_data_rank=None)
                 if style.gathers:
                     module.register_forward_hook(_own_memory)
@@ -107,13 +110,31 @@ def _checked_styles(
             )
         chosen = STYLES[style]
         chosen.check(style, name, module, num_ranks=num_ranks)
-        if style == "colwise":
-            check_heads(name, module, modules[name.rpartition(".")[0]], num_ranks=num_ranks)
+        if chosen.dim == 0 and chosen.uneven:
+            parent = modules[name.rpartition(".")[0]]
+            check_heads(name, module, parent, num_ranks=num_ranks, num_blocks=chosen.num_blocks)
         styles[module] = chosen
     for found in named_tensors(model, include_buffers=False):
         if len(found.places) > 1:
             _add_tied(styles, found)
+    if any(style.in_sequence for style in styles.values()):
+        _check_all_styled(model, styles)
     return styles
+
+
+def _check_all_styled(model: nn.Module, styles: Mapping[nn.Module, CutStyle]) -> None:
+    """Refuse layers of which nobody knows whether they see parts of sequences: their gradients would be partial.
+
+    Raises:
+        ConfigError: Naming them.
+    """
+    found = named_tensors(model, include_buffers=False)
+    idle = [one.names[0] for one in found if not all(module in styles for module, _ in one.places)]
+    if idle:
+        raise ConfigError(
+            "Where the plan cuts sequences, every layer needs a style in `tensor`. Without one are: "
+            f"{', '.join(f'`{name}`' for name in idle)}. Norms have `sequence_parallel`."
+        )
 
 
 def _add_tied(styles: dict[nn.Module, CutStyle], found: NamedTensor) -> None:
@@ -141,6 +162,14 @@ def _add_tied(styles: dict[nn.Module, CutStyle], found: NamedTensor) -> None:
                     "whole. Untie them, or take the other layer out of `tensor` of the plan."
                 )
             styles[module] = STYLES[_STYLE_OF_TIED[kind, dim]]
+
+
+def _check_sequence(module: nn.Module, inputs: object, output: torch.Tensor, *, num_ranks: int) -> None:
+    if output.dim() > 1 and output.shape[1] % num_ranks:
+        raise ConfigError(
+            f"A sequence of {output.shape[1]} tokens cannot be cut over {num_ranks} ranks (`tp_size`), as the plan's "
+            f"styles for sequences do. Pad sequences to a multiple of {num_ranks}."
+        )
 
 
 def _own_memory(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
+from accel_backends.transforms.packed_colwise import PackedColwise
 from accel_state.errors import ConfigError
 
 
@@ -27,6 +28,8 @@ class CutStyle:
         kinds: The classes that it cuts; empty: any.
         dim: The dimension of ``weight`` that is cut, None if none is.
         uneven: The style for the same layer that takes any size, where this one must divide it; empty if this one does.
+        num_blocks: Matrices of one size that lie one below the other in the weight, each of which is cut.
+        in_sequence: Whether each rank has a part of every sequence before or after the layer.
         gathers: Whether models use such a layer where its outputs leave a unit.
     """
 
@@ -34,6 +37,8 @@ class CutStyle:
     kinds: tuple[type[nn.Module], ...] = ()
     dim: int | None = None
     uneven: str = ""
+    num_blocks: int = 1
+    in_sequence: bool = False
     gathers: bool = False
 
     def dim_of(self, key: str) -> int | None:
@@ -55,15 +60,19 @@ class CutStyle:
         if self.dim is None or not self.uneven:
             return
         size = _size(module, self.dim)
-        if size % num_ranks:
+        if size % (num_ranks * self.num_blocks):
+            blocks = "" if self.num_blocks == 1 else f"{self.num_blocks} times "
+            size //= self.num_blocks
             raise ConfigError(
-                f"`{name}` has the style `{style}`, but `tp_size` {num_ranks} does not divide its {size} "
+                f"`{name}` has the style `{style}`, but `tp_size` {num_ranks} does not divide its {blocks}{size} "
                 f"{'outputs' if self.dim == 0 else 'inputs'}. Choose a `tp_size` that does: {_divisors(size)}; or the "
                 f"style `{self.uneven}`, which cuts any size."
             )
 
 
-def check_heads(name: str, module: nn.Module, parent: nn.Module, *, num_ranks: int) -> None:
+def check_heads(
+    name: str, module: nn.Module, parent: nn.Module, *, num_ranks: int, num_blocks: int = 1
+) -> None:
     """Refuse to deal outputs of an attention layer to ranks if there are not as many heads for each.
 
     Args:
@@ -71,12 +80,13 @@ def check_heads(name: str, module: nn.Module, parent: nn.Module, *, num_ranks: i
         module: It, cut by its outputs.
         parent: The module around it; without ``head_dim`` it says nothing of heads.
         num_ranks: Ranks that share the layer.
+        num_blocks: Matrices of one size in its weight.
 
     Raises:
         ConfigError: Naming the layer and the number of heads.
     """
     head_dim = getattr(parent, "head_dim", None)
-    size = _size(module, 0)
+    size = _size(module, 0) // num_blocks
     if type(head_dim) is not int or size % head_dim or not (size // head_dim) % num_ranks:
         return
     heads = size // head_dim
@@ -97,8 +107,16 @@ def _divisors(size: int) -> str:
 
 
 _LINEAR, _EMBEDDING = (nn.Linear,), (nn.Embedding,)
-_GATHERED = CutStyle(lambda: ColwiseParallel(output_layouts=Replicate()), _LINEAR, 0, gathers=True)
-_SPLIT = CutStyle(lambda: RowwiseParallel(input_layouts=Replicate()), _LINEAR, 1)
+_WHOLE, _SEQUENCE = Replicate(), Shard(1)
+_GATHERED = CutStyle(lambda: ColwiseParallel(output_layouts=_WHOLE), _LINEAR, 0, gathers=True)
+_SPLIT = CutStyle(lambda: RowwiseParallel(input_layouts=_WHOLE), _LINEAR, 1)
+
+
+def _packed(num_blocks: int) -> CutStyle:
+    return CutStyle(
+        lambda: PackedColwise(num_blocks), _LINEAR, 0, uneven="colwise_gather_output", num_blocks=num_blocks
+    )
+
 
 #: By the name that plans use. What is not here are parts of models of transformers that torch has no style for.
 STYLES = {
@@ -108,14 +126,45 @@ STYLES = {
     "rowwise": CutStyle(RowwiseParallel, _LINEAR, 1, uneven="rowwise_split_input"),
     "rowwise_split_input": _SPLIT,
     "rowwise_rep": _SPLIT,
-    "embedding_rowwise": CutStyle(
-        lambda: RowwiseParallel(input_layouts=Replicate()), _EMBEDDING, 0, gathers=True
-    ),
+    "packed_colwise": _packed(2),
+    "packed_qkv_colwise": _packed(3),
+    "embedding_rowwise": CutStyle(lambda: RowwiseParallel(input_layouts=_WHOLE), _EMBEDDING, 0, gathers=True),
     "embedding_colwise": CutStyle(
-        lambda: ColwiseParallel(output_layouts=Replicate()), _EMBEDDING, 1, gathers=True
+        lambda: ColwiseParallel(output_layouts=_WHOLE), _EMBEDDING, 1, gathers=True
     ),
     # A norm of each head: any dimension but the last may be the one that ranks have parts of.
     "replicated_with_grad_allreduce": CutStyle(
         lambda: SequenceParallel(sequence_dim=0, use_local_output=True)
+    ),
+    "colwise_loss_parallel": CutStyle(
+        lambda: ColwiseParallel(use_local_output=False), _LINEAR, 0, uneven="colwise_gather_output"
+    ),
+    "sequence_parallel": CutStyle(lambda: SequenceParallel(use_local_output=True), in_sequence=True),
+    "embedding_rowwise_sequence": CutStyle(
+        lambda: RowwiseParallel(input_layouts=_WHOLE, output_layouts=_SEQUENCE),
+        _EMBEDDING,
+        0,
+        in_sequence=True,
+    ),
+    "colwise_sequence": CutStyle(
+        lambda: ColwiseParallel(input_layouts=_SEQUENCE),
+        _LINEAR,
+        0,
+        uneven="colwise_gather_output_sequence",
+        in_sequence=True,
+    ),
+    "colwise_gather_output_sequence": CutStyle(
+        lambda: ColwiseParallel(input_layouts=_SEQUENCE, output_layouts=_WHOLE),
+        _LINEAR,
+        0,
+        in_sequence=True,
+        gathers=True,
+    ),
+    "rowwise_sequence": CutStyle(
+        lambda: RowwiseParallel(output_layouts=_SEQUENCE),
+        _LINEAR,
+        1,
+        uneven="rowwise_split_input",
+        in_sequence=True,
     ),
 }

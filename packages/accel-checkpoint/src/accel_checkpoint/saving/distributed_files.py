@@ -40,10 +40,11 @@ class DistributedPart:
     def snapshot(self, buffers: HostBuffers) -> DistributedPart:
         """Return the file with copies of its tensors."""
         locals_ = map_tensors(
-            {piece.name: piece.local for piece in self.pieces},
+            {str(number): piece.local for number, piece in enumerate(self.pieces)},
             lambda path, tensor: buffers.copy((self.name, *path), tensor),
         )
-        return replace(self, pieces=[replace(piece, local=locals_[piece.name]) for piece in self.pieces])
+        copies = [replace(piece, local=locals_[str(number)]) for number, piece in enumerate(self.pieces)]
+        return replace(self, pieces=copies)
 
     def deferred(self) -> list[DeferredTensor]:
         """Return nothing: each rank has what it writes."""
