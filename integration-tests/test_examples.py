@@ -30,6 +30,7 @@ def test_every_example_is_run_by_a_test():
         "big_model.py",
         "communication_hooks.py",
         "deepspeed_zero3.py",
+        "distributed_inference.py",
         "generate_text.py",
         "local_sgd.py",
         "own_tracker.py",
@@ -207,3 +208,16 @@ def test_a_run_under_zero_3_goes_on_on_one_rank_and_leaves_plain_weights(tmp_pat
     assert "going on after step 30, on 1 ranks" in launch("deepspeed_zero3.py", *project, num_processes=1)
     found = re.search(r"right in (\d+)%", launch("deepspeed_zero3.py", "--check", *project, num_processes=1))
     assert int(found[1]) > 80  # half of them by chance
+
+
+def distributed_inference(folder):
+    return [launch("distributed_inference.py", num_processes=number) for number in (1, 2)]
+
+
+@pytest.mark.parametrize("outcome", [distributed_inference], ids=[""], indirect=True)
+def test_shares_and_stages_give_the_scores_of_one_process(outcome):
+    alone, shared = ([line.split()[-2:] for line in printed.splitlines()] for printed in outcome)
+    assert len(alone) == 7
+    for (one, _), (first, second) in zip(alone, shared, strict=True):
+        assert float(first) == pytest.approx(float(one), abs=2e-4)
+        assert float(second) == pytest.approx(float(one), abs=2e-4)

@@ -37,7 +37,7 @@ PAGES = sorted(page.stem for page in GUIDES.glob("*.md") if BLOCK.search(page.re
 
 RUNS = [
     *((name, 1) for name in PAGES if name != "deepspeed"),
-    *((name, 2) for name in ("parallelism", "sharded", "training_loop")),
+    *((name, 2) for name in ("distributed_inference", "parallelism", "sharded", "training_loop")),
 ]
 
 

@@ -5,6 +5,7 @@ import pytest
 from accel_state.errors import ConfigError
 from accel_state.parallelism_handlers import (
     DeepSpeedSequenceParallelConfig,
+    PipelineParallelConfig,
     TorchContextParallelConfig,
     TorchTensorParallelConfig,
 )
@@ -43,3 +44,11 @@ def test_wrong_values_are_refused():
         ConfigError, match="`sp_seq_length` is needed where `sp_seq_length_is_variable` is False"
     ):
         DeepSpeedSequenceParallelConfig(sp_seq_length_is_variable=False)
+
+
+def test_a_pipeline_has_a_known_schedule_and_at_least_one_micro_batch():
+    assert PipelineParallelConfig().schedule == "1f1b"
+    with pytest.raises(ConfigError, match="`schedule` must be one of gpipe, 1f1b, got `pipedream`"):
+        PipelineParallelConfig("pipedream")
+    with pytest.raises(ConfigError, match="`num_micro_batches` must be at least 1, got 0"):
+        PipelineParallelConfig(num_micro_batches=0)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig,
     )
     from accel_state.parallelism_config import ParallelismConfig as ParallelismConfig
+    from accel_state.parallelism_config import PipelineParallelConfig as PipelineParallelConfig
     from accel_state.parallelism_config import TorchContextParallelConfig as TorchContextParallelConfig
     from accel_state.parallelism_config import TorchTensorParallelConfig as TorchTensorParallelConfig
     from accel_state.partial_state import PartialState as PartialState
@@ -100,6 +101,7 @@ _HOMES = {
     "parallelism_config": (
         "DeepSpeedSequenceParallelConfig",
         "ParallelismConfig",
+        "PipelineParallelConfig",
         "TorchContextParallelConfig",
         "TorchTensorParallelConfig",
     ),

@@ -14,6 +14,7 @@ from accel_state.errors import ConfigError, StateError
 from accel_state.mesh_layout import AXES, DATA_AXES, MeshLayout, check_size
 from accel_state.parallelism_handlers import (
     DeepSpeedSequenceParallelConfig,
+    PipelineParallelConfig,
     TorchContextParallelConfig,
     TorchTensorParallelConfig,
     check_choice,
@@ -22,6 +23,7 @@ from accel_state.parallelism_handlers import (
 __all__ = [
     "DeepSpeedSequenceParallelConfig",
     "ParallelismConfig",
+    "PipelineParallelConfig",
     "TorchContextParallelConfig",
     "TorchTensorParallelConfig",
 ]
@@ -30,6 +32,7 @@ _HANDLERS = {
     "tp": TorchTensorParallelConfig,
     "cp": TorchContextParallelConfig,
     "sp": DeepSpeedSequenceParallelConfig,
+    "pp": PipelineParallelConfig,
 }
 
 
@@ -39,7 +42,7 @@ class ParallelismConfig:
 
     Sizes and backends that are None are read from ``PARALLELISM_CONFIG_*`` when the object is built; a size that is
     not given there either is 1, which switches the axis off. If all are 1, the engine of the run arranges the
-    processes: each has a full copy of the model, or with FSDP all share one. Tensor, context and sequence
+    processes: each has a full copy of the model, or with FSDP all share one. Tensor, context, sequence and pipeline
     parallelism have a handler each where they are on.
 
     Args:
@@ -68,6 +71,7 @@ class ParallelismConfig:
     sp_handler: DeepSpeedSequenceParallelConfig | None = None
     pp_size: int | None = None
     ep_size: int | None = None
+    pp_handler: PipelineParallelConfig | None = None
     device_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from accel_state.environment import read
 from accel_state.errors import ConfigError
 
+PIPELINE_SCHEDULES = ("gpipe", "1f1b")
 COMM_STRATEGIES = ("allgather", "alltoall")
 ATTENTION_IMPLEMENTATIONS = ("flash_attention_2", "flash_attention_3", "sdpa")
 
@@ -68,6 +70,32 @@ class DeepSpeedSequenceParallelConfig:
         check_choice("sp_attn_implementation", self.sp_attn_implementation, ATTENTION_IMPLEMENTATIONS)
         if not self.sp_seq_length_is_variable and self.sp_seq_length is None:
             raise ConfigError("`sp_seq_length` is needed where `sp_seq_length_is_variable` is False.")
+
+
+@dataclass
+class PipelineParallelConfig:
+    """How batches pass through the stages of a pipeline.
+
+    Args:
+        schedule: ``1f1b``: a stage goes backward as soon as it can, and holds the activations of as many micro-batches
+            as stages follow it; ``gpipe``: all forward, then all backward. Both compute the same.
+        num_micro_batches: Parts of a batch that are on their way at once; None: two for each stage. A batch of fewer
+            rows has one for each row.
+        split_points: The modules with which the stages begin, from the second on, in the order in which the forward
+            calls them; ``auto``: stages of about the same size.
+
+    Raises:
+        ConfigError: If there is no such schedule, or a number below 1.
+    """
+
+    schedule: str = "1f1b"
+    num_micro_batches: int | None = None
+    split_points: str | Sequence[str] = "auto"
+
+    def __post_init__(self) -> None:
+        check_choice("schedule", self.schedule, PIPELINE_SCHEDULES)
+        if self.num_micro_batches is not None and self.num_micro_batches < 1:
+            raise ConfigError(f"`num_micro_batches` must be at least 1, got {self.num_micro_batches}.")
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -723,6 +723,25 @@ class Accelerator:
         """
         self._stepper.backward(loss, num_items, **kwargs)
 
+    def forward_backward(
+        self, model: nn.Module, batch: Any, loss_fn: Callable[[nn.Module, Any], Tensor]
+    ) -> Tensor:
+        """Compute the gradients of the loss of a batch, in place of a call of the model and `backward`.
+
+        Pipeline parallelism trains in this way only: the batch passes in micro-batches through the stages, which are on
+        different processes. With everything else it is the same as `backward(loss_fn(model, batch))`.
+
+        Args:
+            model: The prepared model.
+            batch: Tensors with a row for each sample, nested at will; the same on all stages of a pipeline.
+            loss_fn: Called as `loss_fn(model, batch)`, also with parts of the batch; calls the model and returns the
+                mean loss of the rows.
+
+        Returns:
+            The loss, detached; the same on all stages. Under `torch.no_grad` nothing else is computed.
+        """
+        return self._stepper.forward_backward(model, batch, loss_fn)
+
     def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
         """Compute gradients and update each parameter as soon as its gradient is there, which is then freed.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,10 +13,9 @@ from torch import nn
 from accel_backends.pipelining.chunks import in_chunks, joined
 from accel_backends.pipelining.passing import Neighbour, zeros_like
 from accel_backends.pipelining.stages import StagedModel
+from accel_backends.pipelining.together import run_together
 from accel_backends.pipelining.trace import Trace
 from accel_ops import broadcast, broadcast_object_list, send_to_device
-from accel_ops.agreement.calls import Call
-from accel_ops.collectives.objects import gather_each
 from accel_ops.nested.description import (
     get_data_structure,
     get_shape,
@@ -25,7 +24,7 @@ from accel_ops.nested.description import (
     iterate_tensors,
 )
 from accel_ops.transport import current_transport
-from accel_state.errors import ConfigError, DistributedOperationException
+from accel_state.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -155,21 +154,6 @@ class PipelinedForward:
         return joined(outputs, [ignorant_find_batch_size(chunk) or 1 for chunk in chunks])
 
     def _together(self, compute: Callable[[], T], shapes: str) -> T:
-        """Return what ``compute`` returns, or raise on every rank if it raises on one."""
-        result, error = None, None
-        try:
-            result = compute()
-        except BaseException as raised:  # noqa: BLE001 - raised again when the other ranks have been told
-            error = raised
-        call = Call(PipelinedForward.__call__, arguments=(shapes,))
-        told = gather_each(
-            self._transport, call, None if error is None else f"{type(error).__name__}: {error}"
+        return run_together(
+            self._transport, compute, operation=PipelinedForward.__call__, arguments=(shapes,)
         )
-        if error is not None:
-            raise error
-        for rank, failure in enumerate(told):
-            if failure is not None:
-                raise DistributedOperationException(
-                    f"Process {rank} failed in its stage of the model. {failure}"
-                )
-        return cast(T, result)

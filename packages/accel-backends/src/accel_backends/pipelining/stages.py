@@ -7,20 +7,20 @@ the place of placeholders, and where the next stage begins, the run ends. The co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from accel_backends.pipelining.placeholders import placeholder_of, put, standing_in
+from accel_backends.pipelining.placeholders import is_placeholder, placeholder_of, put, standing_in
+from accel_backends.pipelining.substitution import Everywhere, filling, siblings, with_values
 from accel_backends.pipelining.trace import Handover, Trace, trace_stages
 from accel_backends.plans.model_names import nearest
 from accel_ops.named_tensors import named_tensors
-from accel_ops.nested.description import iterate_leaves
-from accel_ops.nested.structures import recursively_apply
+from accel_ops.nested.description import iterate_leaves, iterate_tensors
 from accel_state.errors import ConfigError
 
 
@@ -58,16 +58,63 @@ class StagedModel:
         self.tensors = named_tensors(model)
         self._modules = [_module(model, name) for name in starts]
         self._starts = tuple(zip(starts, self._modules, strict=True))
-        self._siblings = [_siblings(model, name) for name in starts]
+        self._siblings = [siblings(model, name) for name in starts]
         self._placeholders = {
             number: placeholder_of(found.tensor, device) for number, found in enumerate(self.tensors)
         }
         self._device = device
+        self.users: tuple[frozenset[int], ...] = ()
+        """For each tensor, the stages that compute with it; empty until the first trace that `hold` was given."""
+        self._others: dict[int, torch.Tensor] = {}
 
     def trace(self, call: Callable[[], Any]) -> Trace:
         """Return what the stages of ``call``, which calls the model, use and hand over. No communication."""
         with standing_in(self.tensors, self._placeholders):
-            return trace_stages(call, self._starts, list(self._placeholders.values()))
+            return trace_stages(call, self._starts, self._siblings, list(self._placeholders.values()))
+
+    def hold(self, stage: int, trace: Trace) -> None:
+        """Move what a stage uses to the device, and free the memory of what other stages alone use.
+
+        Parameters stay the same objects, which optimizers step. The first trace decides.
+
+        Raises:
+            ConfigError: If this trace uses what an earlier one did not.
+        """
+        if not self.users:
+            self.users = trace.users
+            for found, users in zip(self.tensors, trace.users, strict=True):
+                data = found.tensor.data
+                is_here = stage in users or not users
+                found.tensor.data = data.to(self._device) if is_here else _hollow(data, self._device)
+            self._others = {
+                n: self._placeholders[n] for n, users in enumerate(self.users) if users and stage not in users
+            }
+        elif any(users - before for users, before in zip(trace.users, self.users, strict=True) if before):
+            raise ConfigError(
+                "With this batch a stage of the pipeline computes with parameters that it did not need for the first "
+                "one, and that its rank has dropped. Let all batches take the same way through the model."
+            )
+
+    def without_other_stages(self) -> AbstractContextManager[None]:
+        """Return a block in which tensors of other stages are placeholders in the model."""
+        return standing_in(self.tensors, self._others)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Give tensors of other stages memory for their values in the block, which nobody else sets."""
+        for number in self._others:
+            tensor = self.tensors[number].tensor
+            tensor.data = torch.empty_like(tensor.data, memory_format=torch.contiguous_format)
+        try:
+            yield
+        finally:
+            for number in self._others:
+                tensor = self.tensors[number].tensor
+                tensor.data = _hollow(tensor.data, self._device)
+
+    def is_elsewhere(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a parameter or buffer of the model is used by other stages alone."""
+        return any(self.tensors[number].tensor is tensor for number in self._others)
 
     def keep(self, numbers: Iterable[int]) -> None:
         """Move these tensors to the device, and drop all others."""
@@ -93,13 +140,14 @@ class StagedModel:
         values: dict[int, torch.Tensor] = {}
         with ExitStack() as hooks:
             if stage > 0:
-                enter = _enter(trace.handovers[stage - 1], received, values)
+                handover = trace.handovers[stage - 1]
+                enter = _enter(handover, received, values)
                 module = self._modules[stage - 1]
                 hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-                for sibling in self._siblings[stage - 1]:
-                    hooks.callback(
-                        sibling.register_forward_pre_hook(_filled(values), with_kwargs=True).remove
-                    )
+                for beside in self._siblings[stage - 1]:
+                    hooks.callback(beside.register_forward_pre_hook(filling(values), with_kwargs=True).remove)
+                if handover.is_used_elsewhere:
+                    hooks.enter_context(Everywhere(values))
             if stage + 1 < self.num_stages:
                 hooks.callback(
                     self._modules[stage].register_forward_pre_hook(_leave, with_kwargs=True).remove
@@ -107,8 +155,12 @@ class StagedModel:
             try:
                 result = call()
             except _StageEnd as end:
-                return StageOutput(_chosen(end.leaves, trace.handovers[stage]))
-        return StageOutput(result=_with_values(result, values))
+                tensors = with_values(_chosen(end.leaves, trace.handovers[stage]), values)
+                _check_values(tensors)
+                return StageOutput(tensors)
+        result = with_values(result, values)
+        _check_values(iterate_tensors(result))
+        return StageOutput(result=result)
 
 
 def _enter(
@@ -122,18 +174,18 @@ def _enter(
             leaves = list(iterate_leaves((args, kwargs)))
             replaced.extend(_chosen(leaves, handover))
             values.update(zip(map(id, replaced), received, strict=True))
-        return _with_values((args, kwargs), values)
+        return with_values((args, kwargs), values)
 
     return enter
 
 
-def _filled(values: Mapping[int, torch.Tensor]) -> Callable[..., Any]:
-    """Return the hook of modules beside the first: later blocks are often given the same arguments."""
-
-    def fill(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return _with_values((args, kwargs), values) if values else None
-
-    return fill
+def _check_values(tensors: Iterable[torch.Tensor]) -> None:
+    if any(map(is_placeholder, tensors)):
+        raise ConfigError(
+            "With these inputs a stage of the pipeline needs what an earlier stage computes and does not hand over, "
+            "which it did not with earlier inputs of the same shapes. Let values of inputs not decide which modules "
+            "are called."
+        )
 
 
 def _leave(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -150,8 +202,9 @@ def _chosen(leaves: Sequence[Any], handover: Handover) -> tuple[torch.Tensor, ..
     return tuple(leaves[place] for place in handover.places)
 
 
-def _with_values(data: Any, values: Mapping[int, torch.Tensor]) -> Any:
-    return recursively_apply(lambda tensor: values.get(id(tensor), tensor), data)
+def _hollow(data: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return zeros of the shape of ``data`` that share the memory of one."""
+    return torch.zeros((), dtype=data.dtype, device=device).expand(data.shape)
 
 
 def _module(model: nn.Module, name: str) -> nn.Module:
@@ -161,8 +214,3 @@ def _module(model: nn.Module, name: str) -> nn.Module:
             f"`{name}` in `split_points` is no module of `{type(model).__name__}`.{nearest(name, modules)}"
         )
     return modules[name]
-
-
-def _siblings(model: nn.Module, name: str) -> list[nn.Module]:
-    own = model.get_submodule(name)
-    return [module for module in model.get_submodule(name.rpartition(".")[0]).children() if module is not own]

@@ -11,7 +11,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accel_backends.pipelining.placeholders import is_placeholder
+from accel_backends.pipelining.placeholders import is_placeholder, placeholder_of
+from accel_backends.pipelining.substitution import filling, with_values
 from accel_ops.nested.description import iterate_leaves, iterate_tensors
 from accel_state.errors import ConfigError
 
@@ -24,10 +25,13 @@ class Handover:
         places: Which of the arguments of that call, as leaves of nested data counted from 0. The other tensors among
             them do not depend on parameters: every rank computes them from the inputs of the model.
         like: Placeholders of these tensors.
+        is_used_elsewhere: Whether the forward computes with these tensors itself, and not only the modules beside the
+            first one of the stage.
     """
 
     places: tuple[int, ...]
     like: tuple[torch.Tensor, ...]
+    is_used_elsewhere: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,17 @@ class Trace:
 
 
 def trace_stages(
-    call: Callable[[], Any], starts: Sequence[tuple[str, nn.Module]], tensors: Sequence[torch.Tensor]
+    call: Callable[[], Any],
+    starts: Sequence[tuple[str, nn.Module]],
+    siblings: Sequence[Sequence[nn.Module]],
+    tensors: Sequence[torch.Tensor],
 ) -> Trace:
     """Run ``call``, and return what it shows of its stages. No communication.
 
     Args:
         call: Calls the model, all parameters and buffers of which are placeholders.
         starts: The modules that the stages begin with, from the second stage on, and their names.
+        siblings: The modules beside each of ``starts``.
         tensors: These placeholders.
 
     Raises:
@@ -61,6 +69,9 @@ def trace_stages(
         module.register_forward_pre_hook(watch.entering(number), with_kwargs=True)
         for number, (_, module) in enumerate(starts, start=1)
     ]
+    for number, beside in enumerate(siblings):
+        fill = filling(watch.values[number])
+        hooks += [module.register_forward_pre_hook(fill, with_kwargs=True) for module in beside]
     try:
         with torch.no_grad(), watch:
             output = call()
@@ -74,7 +85,11 @@ def trace_stages(
         for hook in hooks:
             hook.remove()
     watch.check(output)
-    return Trace(tuple(watch.handovers), tuple(frozenset(users) for users in watch.users))
+    handovers = [
+        Handover(places, like, number in watch.used_elsewhere)
+        for number, (places, like) in enumerate(watch.handed_over, start=1)
+    ]
+    return Trace(tuple(handovers), tuple(frozenset(users) for users in watch.users))
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -82,7 +97,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, starts: Sequence[tuple[str, nn.Module]], tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.handovers: list[Handover] = []
+        self.handed_over: list[tuple[tuple[int, ...], tuple[torch.Tensor, ...]]] = []
+        self.values: list[dict[int, torch.Tensor]] = [{} for _ in starts]
+        self.used_elsewhere: set[int] = set()
         self.users: list[set[int]] = [set() for _ in tensors]
         self._starts = starts
         self._numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
@@ -90,12 +107,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stages: dict[int, int] = {}  # of computed placeholders
         self._alive: list[torch.Tensor] = list(tensors)  # as long as an `id` stands for a tensor
 
-    def entering(self, number: int) -> Callable[..., None]:
+    def entering(self, number: int) -> Callable[..., Any]:
         """Return the hook of the module that stage ``number`` begins with."""
 
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
             if number <= self._stage:  # called again
-                return
+                return with_values((args, kwargs), self.values[number - 1])
             name = self._starts[number - 1][0]
             if number != self._stage + 1:
                 raise ConfigError(
@@ -103,6 +120,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     "the order in which the forward calls them."
                 )
             self._hand_over(list(iterate_leaves((args, kwargs))))
+            return with_values((args, kwargs), self.values[number - 1])
 
         return enter
 
@@ -113,9 +131,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._check(tensor, f"`{self._starts[self._stage][0]}` is called")
                 found.setdefault(id(tensor), place)
         self._stage += 1
-        self._stages.update(dict.fromkeys(found, self._stage))
         places = tuple(found.values())
-        self.handovers.append(Handover(places, tuple(arguments[place] for place in places)))
+        like = tuple(arguments[place] for place in places)
+        self.handed_over.append((places, like))
+        for tensor in like:
+            # As in a run of the stage, modules get other tensors in their place.
+            received = self.values[self._stage - 1][id(tensor)] = placeholder_of(tensor, tensor.device)
+            self._stages[id(tensor)] = self._stages[id(received)] = self._stage
 
     def check(self, output: Any) -> None:
         """Refuse a forward that skipped a stage, or returns what an earlier stage than the last computed."""
@@ -143,6 +165,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             number = self._numbers.get(id(tensor))
             if number is not None:
                 self.users[number].add(self._stage)
+            elif self._stage and id(tensor) in self.values[self._stage - 1]:
+                self.used_elsewhere.add(self._stage)
             else:
                 self._check(tensor, f"it computes `{func}`")
         result = func(*args, **(kwargs or {}))

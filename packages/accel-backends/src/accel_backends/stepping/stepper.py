@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.precisions.protocol import Precision
 from accel_backends.stepping.weighted_loss import WeightedLoss
-from accel_backends.strategies.protocol import Strategy, Sync
+from accel_backends.strategies.protocol import ForwardBackward, Strategy, Sync
 from accel_state import ConfigError, GradientState
 
 
@@ -183,8 +183,26 @@ class Stepper:
             self._weights.pass_by(is_last=is_last)
             self._strategy.backward(loss, num_steps=self.num_steps, **kwargs)
         if is_last:
-            self._num_windows += 1
-            self._on_window_end()
+            self._end_window()
+
+    def forward_backward(
+        self, model: nn.Module, batch: Any, loss_fn: Callable[[nn.Module, Any], Tensor]
+    ) -> Tensor:
+        """Compute the gradients of ``loss_fn(model, batch)``, or without gradients the loss alone; return the loss."""
+        strategy = self._strategy
+        if not isinstance(strategy, ForwardBackward):
+            loss = loss_fn(model, batch)
+            if torch.is_grad_enabled():
+                self.backward(loss, None)
+            return loss.detach()
+        loss = strategy.forward_backward(model, batch, loss_fn, num_steps=self.num_steps)
+        if torch.is_grad_enabled() and self._gradient.sync_gradients:
+            self._end_window()
+        return loss
+
+    def _end_window(self) -> None:
+        self._num_windows += 1
+        self._on_window_end()
 
     def fused_backward(self, loss: Tensor, learning_rate: float) -> None:
         """Compute gradients and update each parameter at once, by the one optimizer that can.

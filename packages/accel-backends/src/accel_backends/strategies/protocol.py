@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -188,3 +188,18 @@ class Strategy(Protocol):
 
     def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return a context in which ranks may run out of batches at different times."""
+
+
+@runtime_checkable
+class ForwardBackward(Protocol):
+    """The ability of strategies that run forward and backward of a batch together."""
+
+    def forward_backward(
+        self,
+        model: nn.Module,
+        batch: Any,
+        loss_fn: Callable[[nn.Module, Any], torch.Tensor],
+        *,
+        num_steps: int = 1,
+    ) -> torch.Tensor:
+        """Compute the gradients of ``loss_fn(model, batch) / num_steps``, and return the loss. All ranks together."""

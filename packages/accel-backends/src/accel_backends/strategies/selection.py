@@ -41,4 +41,6 @@ def select_strategy(
     fitting = "ddp" if topology.world_size > 1 else "single"
     if layout is not None and layout.tp > 1:
         fitting = "fsdp2"
+    if layout is not None and layout.pp > 1:
+        fitting = "pipeline"
     return STRATEGIES.get(name or wanted or fitting)()

@@ -90,6 +90,7 @@ def make_strategy(
                 unit=configuration.scheduler_unit,
             ),
             dynamo=configuration.dynamo,
+            pipeline=state.parallelism_config.pp_handler if state.parallelism_config is not None else None,
         )
     )
     check_axes(state.parallelism_config, strategy)
