@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from accel.commands.drop_in import command, install, path_file, remove
-from accel_state import ConfigError
+from accel_state.errors import ConfigError, StateError
 
 
 def test_the_file_is_read_by_this_environment():
@@ -36,7 +36,7 @@ def test_accelerate_itself_must_be_uninstalled_first(tmp_path, monkeypatch):
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match="pip uninstall accelerate"):
+    with pytest.raises(StateError, match="pip uninstall accelerate"):
         install(tmp_path / "accel-drop-in.pth")
     assert not (tmp_path / "accel-drop-in.pth").exists()
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sysconfig
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 from accel_launch.messages import show
 from accel_state.errors import ConfigError
+from accel_state.peer_package import refuse_accelerate
 
 LINE = "import accel.drop_in\n"
 
@@ -55,14 +55,10 @@ def install(file: Path) -> None:
     """Write the file.
 
     Raises:
-        ConfigError: If Accelerate itself is installed, or the folder cannot be written to.
+        StateError: If Accelerate itself is installed.
+        ConfigError: If the folder cannot be written to.
     """
-    spec = PathFinder.find_spec("accelerate")
-    if spec is not None and spec.origin is not None:
-        raise ConfigError(
-            f"Accelerate itself is installed (`{spec.origin}`). Run `pip uninstall accelerate` first, so that "
-            "`accelerate` has one meaning."
-        )
+    refuse_accelerate()
     try:
         file.write_text(LINE, encoding="utf-8")
     except OSError as error:

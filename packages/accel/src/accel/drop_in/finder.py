@@ -6,11 +6,12 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from accel_state.errors import StateError
+from accel_state.peer_package import refuse_accelerate
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution, DistributionFinder
@@ -28,7 +29,7 @@ class DropInFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         """Return where `accelerate` or a module of it comes from, None for what accel does not have."""
         if fullname == THEIRS:
-            check_alone()
+            refuse_accelerate()
             return ModuleSpec(fullname, _RootLoader(), origin=__file__, is_package=True)
         if not fullname.startswith(f"{THEIRS}."):
             return None
@@ -117,7 +118,7 @@ def activate() -> None:
     """
     if is_active():
         return
-    check_alone()
+    refuse_accelerate()
     loaded = sys.modules.get(THEIRS)
     if loaded is not None:
         raise StateError(
@@ -137,20 +138,6 @@ def deactivate() -> None:
 def is_active() -> bool:
     """Whether `accelerate` means accel in this process."""
     return any(isinstance(finder, DropInFinder) for finder in sys.meta_path)
-
-
-def check_alone() -> None:
-    """Refuse an environment that has Accelerate itself.
-
-    Raises:
-        StateError: Saying where it is, and what to do.
-    """
-    spec = PathFinder.find_spec(THEIRS)
-    if spec is not None and spec.origin is not None:
-        raise StateError(
-            f"Accelerate itself is installed (`{spec.origin}`), and `accel.drop_in` would stand in for it. Uninstall "
-            f"it (`pip uninstall {THEIRS}`), or leave the drop-in out (`accel drop-in remove`, no `--drop_in`)."
-        )
 
 
 def _modules() -> Iterator[str]:
