@@ -49,10 +49,12 @@ def test_a_plan_that_cannot_be_followed_is_refused_before_anything_is_cut(world)
 def cut():
     model = Shared(is_tied=True)
     model.embed.requires_grad_(False)
-    plan = ParallelPlan(tensor={"head": "colwise_gather_output"})
+    model.norm.requires_grad_(False)
+    plan = ParallelPlan(tensor={"head": "colwise_gather_output", "norm": "replicated_with_grad_allreduce"})
     TensorParallel(model, plan, init_device_mesh("cpu", (2,))).cut(
         named_tensors(model, include_buffers=False)
     )
+    assert not model.norm.weight.requires_grad
     return model.head.weight is model.embed.weight, model.embed.weight.requires_grad, _sizes(model)
 
 
@@ -64,10 +66,13 @@ def _sizes(model: nn.Module):
     }
 
 
+NORM = {"norm.weight": (12,), "norm.bias": (12,)}
+
+
 def test_layers_that_share_a_weight_are_cut_alike_and_share_it_still(world):
     assert world(2).run(cut) == [
-        (True, False, {"embed.weight": (10, 12)}),
-        (True, False, {"embed.weight": (9, 12)}),
+        (True, False, {"embed.weight": (10, 12)} | NORM),
+        (True, False, {"embed.weight": (9, 12)} | NORM),
     ]
 
 

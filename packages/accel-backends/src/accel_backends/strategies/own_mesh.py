@@ -40,7 +40,8 @@ def check_own_mesh(model: nn.Module, layout: MeshLayout, *, strategy: str, shard
         if axis in _SAME_BATCHES and size != getattr(layout, axis):
             raise ConfigError(
                 f"{spread}: the {size} ranks of `{axis}` must read the same batches. This run gives each of "
-                f"{layout.num_data_ranks} ranks batches of its own. Load the model whole, without "
+                f"{layout.num_data_ranks} ranks batches of its own. Pass "
+                f"`parallelism_config=ParallelismConfig({axis}_size={size})`, or load the model whole, without "
                 "`tp_plan`, `device_mesh` or such sizes in `DistributedConfig`, and let `accelerator.prepare` shard it."
             )
     if num_data_ranks != layout.num_data_ranks:

@@ -56,7 +56,10 @@ class TensorParallel:
                 style = self._styles[module]
                 if style.in_sequence:
                     module.register_forward_hook(partial(_check_sequence, num_ranks=self._mesh.size()))
+                is_trained = {key: one.requires_grad for key, one in module.named_parameters(recurse=False)}
                 parallelize_module(module, self._mesh, style.make(), src_data_rank=None)
+                for key, one in module.named_parameters(recurse=False):
+                    one.requires_grad_(is_trained[key])  # which torch's style for norms forgets
                 if style.gathers:
                     module.register_forward_hook(_own_memory)
         for found in parameters:
