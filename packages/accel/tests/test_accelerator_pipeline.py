@@ -168,3 +168,28 @@ def use_wrongly():
 def test_wrong_use_is_refused_with_the_right_one_and_does_no_harm(world):
     first, second = world(2).run(use_wrongly)
     assert first == second
+
+
+def train_in_half(num_stages):
+    """Train with bf16 and one micro-batch; one stage is a run without a pipeline."""
+    if num_stages == 1:
+        accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    else:
+        accelerator = make_accelerator(mixed_precision="bf16", num_micro_batches=1)
+    model = make_model("odd")
+    model, optimizer = accelerator.prepare(model, make_optimizer(model))
+    losses = []
+    for rows in batches():
+        losses.append(accelerator.forward_backward(model, rows, loss_of).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        losses.append(accelerator.forward_backward(model, batches()[0], loss_of).item())
+    return losses, accelerator.get_state_dict(model)
+
+
+def test_a_call_that_trains_in_stages_trains_without_them_too_in_half_precision(world):
+    ((losses, state),) = world(1).run(train_in_half, 1)
+    for own_losses, own_state in world(2).run(train_in_half, 2):
+        assert own_losses == losses
+        assert all(own_state[name].equal(value) for name, value in state.items())
