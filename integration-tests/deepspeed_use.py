@@ -257,14 +257,22 @@ class Expert(nn.Module):
         return self.inner(rows)
 
 
-def keep_layers_whole() -> list[bool]:
+def make_experts() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(7, 7), Expert(), nn.Linear(7, 1))
+
+
+def keep_layers_whole() -> dict[str, Any]:
     plugin = DeepSpeedPlugin(hf_ds_config=config(3), transformer_moe_cls_names="Expert")
     accelerator = begin(deepspeed_plugin=plugin)
-    model = nn.Sequential(Expert(), nn.Linear(7, 1))
-    accelerator.prepare(model, torch.optim.SGD(trained(model), lr=0.05))
-    marks = [bool(getattr(module, "_z3_leaf", False)) for module in model]
-    accelerator.free_memory()
-    return marks
+    layers = make_experts()
+    model, optimizer = accelerator.prepare(layers, torch.optim.SGD(trained(layers), lr=0.05))
+    marks = [bool(getattr(module, "_z3_leaf", False)) for module in layers]
+    for batch in my_rows(accelerator, 2):
+        accelerator.backward(model(batch).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"marks": marks, "state": whole(accelerator, model)}
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from accel_backends.strategies.deepspeed.half_precision import convert_inputs_an
 from accel_backends.strategies.deepspeed.loading import load_deepspeed
 from accel_backends.strategies.deepspeed.pairing import Part
 from accel_backends.strategies.deepspeed.sequences import SharedSequences
+from accel_backends.strategies.deepspeed.unserved import check_served
 from accel_backends.transforms.compile_in_place import compile_regions_deepspeed
 from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError
@@ -42,14 +43,15 @@ def start_engine(
         sequences: The ranks that share sequences, if any do.
 
     Raises:
-        ConfigError: If nothing says the batch size, an optimizer has no version for the CPU, or sequences of this
-            model cannot be shared.
+        ConfigError: If nothing says the batch size, an optimizer has no version for the CPU, the config asks for what
+            this run cannot do, or sequences of this model cannot be shared.
     """
     if not {"train_micro_batch_size_per_gpu", "train_batch_size"} & config.keys():
         raise ConfigError(
             "Nothing says the batch size, which DeepSpeed needs. Prepare the loader in the same call as the model, or "
             "set `train_micro_batch_size_per_gpu` in the DeepSpeed config."
         )
+    check_served(config, device_type=context.device.type)
     deepspeed = load_deepspeed(context.runtime)
     options: dict[str, Any] = {}
     if part.optimizer is None:

@@ -127,6 +127,8 @@ class DeepSpeedStrategy(EngineStates):
             return None
         rank = layout.index(self.context.topology.rank, "sp")
         config = AcceleratorState().parallelism_config
+        assert config is not None  # it says `sp_size`
+        assert config.sp_handler is not None
         settings = None if config is None else config.sp_handler
         return SharedSequences(layout.sp, rank, settings or DeepSpeedSequenceParallelConfig())
 
