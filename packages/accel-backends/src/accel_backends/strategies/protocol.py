@@ -151,6 +151,9 @@ class Strategy(Protocol):
     def bare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Return the optimizer of torch's or the user's inside what `prepare_optimizer` put around it."""
 
+    def optimizer_class(self, optimizer: torch.optim.Optimizer) -> type:
+        """Return the class of the optimizer that the user made, which an engine may have exchanged."""
+
     def optimizer_state(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:

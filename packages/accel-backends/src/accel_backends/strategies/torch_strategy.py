@@ -212,6 +212,10 @@ class TorchStrategy:
         inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
         return inner
 
+    def optimizer_class(self, optimizer: torch.optim.Optimizer) -> type:
+        """Return the class of the optimizer that was prepared."""
+        return type(self.bare_optimizer(optimizer))
+
     def optimizer_state(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class ModelFiles:
 
     @property
     def _into(self) -> str:
-        return f"model {self.index} ({class_name(self._bare).rpartition('.')[2]})"
+        return f"model {self.index} ({class_name(type(self._bare)).rpartition('.')[2]})"
 
     def _report(self, missing: list[str], unexpected: list[str], others: list[str]) -> None:
         parts = [f"it lacks {_listed(missing)}"] if missing else []

@@ -96,18 +96,17 @@ class Prepared:
             strategy=self.strategy.name,
             model_format=self.format.name,
             objects={
-                "models": [class_name(model) for model in self.bare_models()],
-                OPTIMIZER_NAME: [class_name(self.strategy.bare_optimizer(one)) for one in self.optimizers],
-                SCHEDULER_NAME: [class_name(getattr(one, "scheduler", one)) for one in self.schedulers],
-                "custom": [class_name(one) for one in self.custom],
+                "models": [class_name(type(model)) for model in self.bare_models()],
+                OPTIMIZER_NAME: [class_name(self.strategy.optimizer_class(one)) for one in self.optimizers],
+                SCHEDULER_NAME: [class_name(type(getattr(one, "scheduler", one))) for one in self.schedulers],
+                "custom": [class_name(type(one)) for one in self.custom],
             },
         )
 
 
-def class_name(thing: object) -> str:
-    """Return the qualified name of the user's class of ``thing``, with its module."""
-    kind = type(thing)
-    if isinstance(thing, FSDPModule):
+def class_name(kind: type) -> str:
+    """Return the qualified name of the user's class, with its module."""
+    if issubclass(kind, FSDPModule):
         # `fully_shard` gives each module a class of its own, with the user's class as its second base.
         kind = kind.__bases__[1]
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -123,8 +123,8 @@ class Restoration:
 
     def _optimizers(self) -> Iterator[Load]:
         for index, optimizer in enumerate(self.prepared.optimizers if self.choices.optimizers else ()):
-            inner = self.prepared.strategy.bare_optimizer(optimizer)
-            into = f"optimizer {index} ({type(inner).__name__})"
+            kind = self.prepared.strategy.optimizer_class(optimizer)
+            into = f"optimizer {index} ({kind.__name__})"
             form = format_of_optimizer(self.names, index=index)
             if form is None:
                 continue
@@ -132,7 +132,7 @@ class Restoration:
             with self.strict.loading(name, into):
                 files = OptimizerFiles(self.prepared, optimizer, form, index)
                 state = files.read(self.folder)
-                misfit = self._other_class(OPTIMIZER_NAME, index, inner) or files.misfit_of(state)
+                misfit = self._other_class(OPTIMIZER_NAME, index, kind) or files.misfit_of(state)
                 if misfit is None:
                     yield self._into_optimizer(name, into, files, state)
                 else:
@@ -149,7 +149,7 @@ class Restoration:
         for index, scheduler in enumerate(self.prepared.schedulers if self.choices.schedulers else ()):
             name = layout.numbered_file(SCHEDULER_NAME, index)
             inner = getattr(scheduler, "scheduler", scheduler)
-            other = self._other_class(SCHEDULER_NAME, index, inner) if name in self.names else None
+            other = self._other_class(SCHEDULER_NAME, index, type(inner)) if name in self.names else None
             if other is None:
                 yield from self._plain(
                     name, f"scheduler {index} ({type(inner).__name__})", _into_scheduler(scheduler)
@@ -200,10 +200,10 @@ class Restoration:
     def _read(self, name: str, *, mmap: bool = False) -> Any:
         return read_torch_file(regular_file(self.folder, name), mmap=mmap)
 
-    def _other_class(self, kind: str, index: int, inner: object) -> str | None:
-        saved = self._objects.get(kind, ())
-        if index < len(saved) and saved[index].rpartition(".")[2] != type(inner).__name__:
-            return f"it was saved from a `{saved[index]}`, which `{class_name(inner)}` is not"
+    def _other_class(self, objects: str, index: int, kind: type) -> str | None:
+        saved = self._objects.get(objects, ())
+        if index < len(saved) and saved[index].rpartition(".")[2] != kind.__name__:
+            return f"it was saved from a `{saved[index]}`, which `{class_name(kind)}` is not"
         return None
 
 

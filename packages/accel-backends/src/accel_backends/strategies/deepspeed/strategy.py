@@ -35,7 +35,6 @@ from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.transforms.protocol import apply_transforms
 from accel_state import AcceleratorState
 from accel_state.errors import ConfigError
-from accel_state.parallelism_config import DeepSpeedSequenceParallelConfig
 
 _NOTHING = nullcontext()
 
@@ -129,8 +128,7 @@ class DeepSpeedStrategy(EngineStates):
         config = AcceleratorState().parallelism_config
         assert config is not None  # it says `sp_size`
         assert config.sp_handler is not None
-        settings = None if config is None else config.sp_handler
-        return SharedSequences(layout.sp, rank, settings or DeepSpeedSequenceParallelConfig())
+        return SharedSequences(layout.sp, rank, config.sp_handler)
 
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False

@@ -11,6 +11,7 @@ from torch import nn
 from accel_backends.sharding.full_state import gathered_optimizer_state
 from accel_backends.strategies.deepspeed.checkpoints import model_state, optimizer_state
 from accel_backends.strategies.deepspeed.checkpoints.flat_groups import stepping_optimizer
+from accel_backends.strategies.deepspeed.dummies import DummyOptim
 from accel_backends.strategies.torch_strategy import TorchStrategy
 
 
@@ -34,6 +35,12 @@ class EngineStates(TorchStrategy):
         engine = self._engine_with(optimizer)
         inner = None if engine is None else stepping_optimizer(engine)
         return super().bare_optimizer(optimizer) if inner is None else inner
+
+    def optimizer_class(self, optimizer: torch.optim.Optimizer) -> type:
+        """Return the class that the user chose, also where DeepSpeed steps another one on the CPU."""
+        client = getattr(optimizer, "client", None)
+        chosen = None if isinstance(client, DummyOptim) else client
+        return super().optimizer_class(optimizer) if chosen is None else type(chosen)
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the whole state on the CPU of rank 0, an empty dict on the others. All ranks must call it."""
