@@ -5,68 +5,90 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
 from accel_state.testing.scripts import run_command
+from tools.bench.libraries import ON_ACCEL, SCRIPTS, Losses, losses_of
 
 pytestmark = pytest.mark.engine("libraries")
 
-SCRIPTS = Path(__file__).with_name("libraries")
-LONG = {"max_steps": 12}
-FSDP2 = {
-    "fsdp": "full_shard",
-    "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
-}
+
+@pytest.fixture(params=[1, 2], ids=["one process", "two processes"])
+def num_processes(request: pytest.FixtureRequest) -> int:
+    """Return in how many processes a script runs."""
+    return request.param
 
 
-def losses_of(script: str, folder: Path, *, num_processes: int = 1, **settings: object) -> list[float]:
-    """Run a script of `libraries` and return the losses that it prints."""
-    folder.mkdir(exist_ok=True)
-    begin = (
-        ["-m", "accel.drop_in"]
-        if num_processes == 1
-        else ["-m", "accel_launch", "launch", "--cpu", f"--num_processes={num_processes}", "--drop_in"]
-    )
-    done = run_command(
-        [sys.executable, *begin, str(SCRIPTS / script), str(folder), json.dumps(settings)],
-        cwd=folder,
-        env={"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        timeout_s=400,
-    )
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("LOSSES ")]
-    return json.loads(line.removeprefix("LOSSES "))
+def run(script: str, folder: Path, *, num_processes: int) -> Losses:
+    """Return the losses of a script, on accel."""
+    return losses_of(script, folder, begin=ON_ACCEL[num_processes - 1])
 
 
-def is_falling(losses: list[float]) -> bool:
+def is_falling(losses: Sequence[float]) -> bool:
     """Tell whether the last third of losses is below the first."""
     third = len(losses) // 3
     return fmean(losses[-third:]) < fmean(losses[:third])
 
 
-def test_the_trainer_of_transformers_equals_itself_on_any_number_of_processes(tmp_path):
-    alone = losses_of("trainer.py", tmp_path / "alone", per_device_train_batch_size=8, **LONG)
-    assert is_falling(alone)
-    together = losses_of("trainer.py", tmp_path / "two", num_processes=2, **LONG)
-    assert together == pytest.approx(alone, abs=1e-4)
-    sharded = losses_of("trainer.py", tmp_path / "sharded", num_processes=2, **LONG, **FSDP2)
-    assert sharded == pytest.approx(together, abs=1e-5)
+def test_the_trainer_of_transformers(tmp_path):
+    alone, together = (run("trainer", tmp_path / str(n), num_processes=n) for n in (1, 2))
+    for found in alone, together:
+        assert is_falling(found["plain"])
+        assert found["bf16"] == pytest.approx(found["plain"][:4], abs=0.02)  # 8 bits of mantissa
+        assert found["bf16"] != found["plain"][:4]
+        assert found["adapters, resumed"] == found["adapters"]  # dropout included
+        assert is_falling(found["8 bits"])
+        assert is_falling(found["4 bits"])
+    for name in ("plain", "accumulated"):
+        assert together[name] == pytest.approx(alone[name], abs=1e-4)
+    assert alone["evaluated"][0] == alone["evaluated"][1]  # half of the second model is on the disk
+    assert together["sharded"] == pytest.approx(together["plain"], abs=1e-5)
+    assert together["sharded, resumed"] == together["sharded"]
 
 
-def test_the_trainer_resumes_adapters_where_it_stopped(tmp_path):
-    whole = losses_of("trainer.py", tmp_path, lora=True)
-    resumed = losses_of("trainer.py", tmp_path, lora=True, resume=str(tmp_path / "checkpoint-2"))
-    assert resumed == whole  # those before the interruption are in its checkpoint
+def test_trl_fine_tunes(tmp_path, num_processes):
+    found = run("fine_tuning", tmp_path, num_processes=num_processes)
+    assert is_falling(found["supervised"])
+    assert is_falling(found["preferences"])
+    assert any(found["rewards"])
+    assert any(found["policy"])
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-@pytest.mark.parametrize("script", ["fine_tuning.py", "diffusion.py", "sentences.py"])
-def test_a_library_trains(tmp_path, script, num_processes):
-    losses = losses_of(script, tmp_path, num_processes=num_processes)
-    assert is_falling(losses)
+def test_sentence_transformers_trains(tmp_path, num_processes):
+    assert is_falling(run("sentences", tmp_path, num_processes=num_processes)["train"])
+
+
+def test_diffusers_trains_resumes_and_offloads(tmp_path, num_processes):
+    found = run("diffusion", tmp_path, num_processes=num_processes)
+    assert is_falling([*found["train"], *found["second half"]])
+    for name in ("second half", "average"):
+        assert found[f"{name}, resumed"] == found[name]
+    for name in ("enable_model_cpu_offload", "enable_sequential_cpu_offload"):
+        assert found[f"images, {name}"] == [*found["images"]] * 2  # hooks hold for more than one call
+
+
+def test_pytorch_accelerated_trains_measures_and_resumes(tmp_path, num_processes):
+    found = run("loops", tmp_path, num_processes=num_processes)
+    assert is_falling(found["train"])
+    for name in ("train", "evaluated", "accuracy"):
+        assert found[f"{name}, resumed"] == found[name][2:]
+    assert set(found["rows"]) == {14}  # padding is not counted
+
+
+def test_an_evaluation_harness_finds_the_same_on_any_number_of_processes(tmp_path):
+    alone, together = (run("evaluation", tmp_path / str(n), num_processes=n) for n in (1, 2))
+    assert {name: len(values) for name, values in alone.items()} == {
+        "choice": 3,
+        "perplexity": 2,
+        "generation": 2,
+    }
+    for name, values in alone.items():
+        assert together[name] == pytest.approx(values)
+        assert values[-1] == 7  # samples
 
 
 def test_all_that_libraries_use_of_accelerate_is_there(tmp_path):

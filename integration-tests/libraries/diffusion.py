@@ -1,13 +1,13 @@
-"""The training loop of diffusers' examples: a noise predictor, moving averages, a checkpoint with hooks."""
+"""The training loop of diffusers' examples: a noise predictor, moving averages, a checkpoint with hooks; offload."""
 
-import json
 import sys
 from pathlib import Path
 
+import tiny
 import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration, set_seed
-from diffusers import DDPMScheduler, UNet2DModel
+from diffusers import DDPMScheduler, DiffusionPipeline, UNet2DModel
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import EMAModel
 from torch.utils.data import DataLoader
@@ -16,10 +16,16 @@ accelerator = Accelerator(
     cpu=True, gradient_accumulation_steps=2, project_config=ProjectConfiguration(project_dir=sys.argv[1])
 )
 set_seed(0)
-model = UNet2DModel(
-    sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, block_out_channels=(8,), norm_num_groups=4,
-    down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",),
-)  # fmt: skip
+
+
+def make_unet():
+    return UNet2DModel(
+        sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, block_out_channels=(8,), norm_num_groups=4,
+        down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",),
+    )  # fmt: skip
+
+
+model = make_unet()
 average = EMAModel(model.parameters(), model_cls=UNet2DModel, model_config=model.config)
 
 
@@ -31,33 +37,81 @@ def save_hook(models, weights, folder):
             weights.pop()
 
 
+def load_hook(models, folder):
+    global average
+    average = EMAModel.from_pretrained(str(Path(folder, "unet_ema")), UNet2DModel)
+    while models:
+        loaded = UNet2DModel.from_pretrained(folder, subfolder="unet")
+        accelerator.unwrap_model(models.pop()).load_state_dict(loaded.state_dict())
+
+
 accelerator.register_save_state_pre_hook(save_hook)
+accelerator.register_load_state_pre_hook(load_hook)
 noise_scheduler = DDPMScheduler(num_train_timesteps=10)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 loader = DataLoader(torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0)), batch_size=4)
 schedule = get_scheduler("cosine", optimizer, num_warmup_steps=1, num_training_steps=16)
 model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-losses = []
-for _ in range(8):
-    for images in loader:
-        generator = torch.Generator().manual_seed(len(losses))
-        noise = torch.randn(images.shape, generator=generator)
-        steps = torch.randint(10, (len(images),), generator=generator)
-        with accelerator.accumulate(model):
-            predicted = model(noise_scheduler.add_noise(images, noise, steps), steps, return_dict=False)[0]
-            loss = torch.nn.functional.mse_loss(predicted, noise)
-            accelerator.backward(loss)
+
+
+def train(epochs):
+    losses = []
+    for epoch in epochs:
+        for number, images in enumerate(loader):
+            generator = torch.Generator().manual_seed(100 * epoch + number)
+            noise = torch.randn(images.shape, generator=generator)
+            steps = torch.randint(10, (len(images),), generator=generator)
+            with accelerator.accumulate(model):
+                predicted = model(noise_scheduler.add_noise(images, noise, steps), steps, return_dict=False)[
+                    0
+                ]
+                loss = torch.nn.functional.mse_loss(predicted, noise)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
             if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-        if accelerator.sync_gradients:
-            average.step(model.parameters())
-        losses.append(accelerator.gather(loss.detach()).mean().item())
+                average.step(model.parameters())
+            losses.append(accelerator.gather(loss.detach()).mean().item())
+    return losses
+
+
+def sum_of_average():
+    return sum(parameter.double().sum().item() for parameter in average.shadow_params)
+
+
+class TwoModels(DiffusionPipeline):
+    """Two models, one after the other."""
+
+    model_cpu_offload_seq = "unet->refiner"
+
+    def __init__(self, unet, refiner):
+        super().__init__()
+        self.register_modules(unet=unet, refiner=refiner)
+
+    @torch.no_grad()
+    def __call__(self, images):
+        for module in (self.unet, self.refiner):
+            images = module(images.to(self._execution_device), 1).sample
+        self.maybe_free_model_hooks()
+        return images
+
+
+found = {"train": train(range(4))}
 accelerator.save_state(f"{sys.argv[1]}/state")
-if accelerator.is_main_process:
-    print("LOSSES", json.dumps(losses))
-    assert Path(sys.argv[1], "state", "unet_ema", "config.json").is_file()
-    UNet2DModel.from_pretrained(f"{sys.argv[1]}/state/unet")
+found["second half"] = train(range(4, 8))
+found["average"] = [sum_of_average()]
+accelerator.load_state(f"{sys.argv[1]}/state")
+found["second half, resumed"] = train(range(4, 8))
+found["average, resumed"] = [sum_of_average()]
+pipeline = TwoModels(accelerator.unwrap_model(model).eval(), make_unet().eval())
+images = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+found["images"] = pipeline(images).flatten().tolist()
+for name in ("enable_model_cpu_offload", "enable_sequential_cpu_offload"):
+    getattr(pipeline, name)(device="cpu")
+    found[f"images, {name}"] = [value for _ in range(2) for value in pipeline(images).flatten().tolist()]
+pipeline.remove_all_hooks()
 accelerator.end_training()
+tiny.report(found)

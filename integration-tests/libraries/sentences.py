@@ -1,6 +1,5 @@
 """A model of sentences, trained by sentence-transformers."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -39,5 +38,4 @@ trainer = SentenceTransformerTrainer(
     loss=losses.MultipleNegativesRankingLoss(model),
 )  # fmt: skip
 trainer.train()
-if trainer.is_world_process_zero():
-    print("LOSSES", json.dumps([entry["loss"] for entry in trainer.state.log_history if "loss" in entry]))
+tiny.report({"train": tiny.losses_of(trainer)})

@@ -1,5 +1,6 @@
-"""Tiny models, a tokenizer and texts for libraries, all made here."""
+"""Tiny models, a tokenizer and texts for libraries, all made here, and how a script reports its losses."""
 
+import json
 import os
 
 import torch
@@ -36,6 +37,13 @@ def make_model(**settings):
     )  # fmt: skip
 
 
+def save_model(folder):
+    """Write a model, a copy for each process, and return where it is."""
+    path = f"{folder}/model-{rank()}"
+    make_model().save_pretrained(path)
+    return path
+
+
 def make_texts(number=32):
     generator = torch.Generator().manual_seed(0)
     return [
@@ -46,3 +54,17 @@ def make_texts(number=32):
 
 def rank():
     return os.environ.get("RANK", "0")
+
+
+def world_size():
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def losses_of(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def report(found):
+    """Print losses by name, on one process."""
+    if rank() == "0":
+        print("LOSSES", json.dumps(found))

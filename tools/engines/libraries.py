@@ -16,7 +16,7 @@ def remove_accelerate(environment: Environment) -> None:
 
 engine = Engine(
     name="libraries",
-    purpose="transformers, PEFT, TRL, diffusers and sentence-transformers on accel, with `accelerate` meaning accel",
+    purpose="transformers, PEFT, TRL, diffusers and others on accel, with `accelerate` meaning accel",
     tests=("integration-tests/test_libraries.py",),
     environment=libraries,
     prepare=remove_accelerate,
