@@ -45,7 +45,12 @@ def losses_of(script: str, folder: Path, *, begin: Sequence[str], python: str = 
     done = run_command(
         [python, *begin, str(SCRIPTS / f"{script}.py"), str(folder)],
         cwd=folder,
-        env={"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        env={
+            "ACCELERATE_USE_CPU": "true",
+            "HF_HOME": str(folder / "hf"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        },
         timeout_s=600,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("LOSSES ")]
