@@ -29,19 +29,23 @@ class Accuracy(TrainerCallback):
         trainer.run_history.update_metric("accuracy", right.double().mean().item())
 
 
-class KeepAndStop(TrainerCallback):
-    """Saves the state between two epochs, and stops after the last: a resumed run would go on."""
+class Keep(TrainerCallback):
+    """Saves the state between two epochs."""
 
     def on_train_epoch_start(self, trainer, **kwargs):
         if trainer.run_history.current_epoch == EPOCHS // 2:
             trainer.save_training_state(f"{sys.argv[1]}/state")
+
+
+class Stop(TrainerCallback):
+    """Stops after the last epoch: a resumed run would go on."""
 
     def on_training_run_epoch_end(self, trainer, **kwargs):
         if trainer.run_history.current_epoch == EPOCHS:
             raise StopTrainingError("That was the last epoch.")
 
 
-def train(**settings):
+def train(*callbacks, **settings):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
     rows = torch.randn(46, 4, generator=torch.Generator().manual_seed(1))
@@ -50,7 +54,7 @@ def train(**settings):
         model,
         torch.nn.CrossEntropyLoss(),
         torch.optim.AdamW(model.parameters(), lr=1e-2),
-        callbacks=(Accuracy, KeepAndStop),
+        callbacks=(Accuracy, Stop, *callbacks),
     )
     trainer.train(
         torch.utils.data.Subset(data, range(32)),
@@ -72,7 +76,7 @@ def train(**settings):
     return trainer.run_history
 
 
-history = train()
+history = train(Keep)
 resumed = train(resume_from=f"{sys.argv[1]}/state")
 names = {
     "train": "train_loss_epoch", "evaluated": "eval_loss_epoch", "accuracy": "accuracy", "rows": "rows"
