@@ -11,4 +11,5 @@ CHECKS = (
     "links",
     "origin",
     "surface",
+    "settings_table",
 )

@@ -14,7 +14,12 @@ from tools.setup.environment import Environment
 from tools.setup.presets import development
 from tools.workspace import ROOT
 
-REPAIRING = ("lint", "formatting", "surface")  # the checks that can put right what they find
+REPAIRING = (
+    "lint",
+    "formatting",
+    "surface",
+    "settings_table",
+)  # the checks that can put right what they find
 
 
 @dataclass(frozen=True)

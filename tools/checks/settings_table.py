@@ -1,4 +1,4 @@
-"""What of FSDP is what of DeepSpeed, as a page: ``python -m accel_backends.plugins.comparison``."""
+"""Hold the table of settings in the guide to FSDP and DeepSpeed against the plugins; ``--update`` rewrites it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from pathlib import Path
 
 from accel_backends.plugins.deepspeed_values import setting_of
 from accel_state.environment.settings import SETTINGS
+from tools.checks.reporting import report
+from tools.workspace import ROOT
 
 PAGE = Path("docs") / "guides" / "fsdp_and_deepspeed.md"
+BEGIN = "| | FSDP | DeepSpeed | |\n|-|-|-|-|\n"
+"""The head of the table, which an empty line ends."""
 
 _OTHER_NAMES = {
     "cpu_offload": "fsdp_offload_params",
@@ -115,60 +119,22 @@ ROWS = (
     Row("MS-AMP", deepspeed=("enable_msamp", "msamp_opt_level"), note="not offered"),
 )
 
-_INTRODUCTION = """\
-# FSDP and DeepSpeed
 
-Both shard a model over the ranks. A script runs with either: only the plugin changes, or the flags of the launch. This
-page says which setting of one is which of the other. How to train is told in [sharded training](sharded.md) and
-[training with DeepSpeed](deepspeed_training.md).
-
-The page is made from the settings: `python -m accel_backends.plugins.comparison`.
-
-## What is sharded
-
-| sharded over the ranks | FSDP 2 | FSDP 1 | DeepSpeed |
-|-|-|-|-|
-| nothing | DDP: no plugin | `sharding_strategy="NO_SHARD"` | `zero_stage=0` |
-| states of the optimizer | | | `zero_stage=1` |
-| and gradients | `reshard_after_forward=False` | `sharding_strategy="SHARD_GRAD_OP"` | `zero_stage=2` |
-| and parameters | `reshard_after_forward=True`, the default | `sharding_strategy="FULL_SHARD"` | `zero_stage=3` |
-| the same, copied | `ParallelismConfig` | `sharding_strategy="HYBRID_SHARD"` | key `zero_hpz_partition_size` |
-
-With FSDP the parameters of the second row are whole from the forward to the backward pass, with DeepSpeed always.
-
-## Settings
-
-Fields of `FullyShardedDataParallelPlugin` and `DeepSpeedPlugin`, their flags of `accel launch`, and keys of a DeepSpeed
-config.
-
-| | FSDP | DeepSpeed | |
-|-|-|-|-|
-"""
-_DIFFERENCES = """
-## What else is different
-
-| | FSDP 2 | DeepSpeed |
-|-|-|-|
-| models in one run | any number | any number that are trained, each with an optimizer of its own; others as they are |
-| optimizer | any, made before or after `prepare` | any, prepared together with its model |
-| parameters in `bf16` | fp32 | 16 bits, with fp32 copies in the optimizer |
-| gradients in `parameter.grad` | yes, its part | no |
-| `clip_grad_norm_` | any parameters, any norm | all parameters of a model, norm 2 |
-| `clip_grad_value_` | yes | no |
-| checkpoints | `pytorch_model_fsdp_0/`, read by torch | `pytorch_model/`, read by DeepSpeed |
-| a checkpoint of the other | loads | loads |
-"""
+def with_table(page: str) -> str:
+    """Return the page with the table as the plugins have it now."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition("\n\n")
+    return f"{before}{BEGIN}{''.join(_lines())}\n{after}"
 
 
-def comparison_page() -> str:
-    """Return the whole page as Markdown."""
-    return _INTRODUCTION + "".join(_lines()) + _DIFFERENCES
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Write the page to the path in ``arguments``, or to its place under the working directory."""
-    path = Path(arguments[0]) if arguments else PAGE
-    path.write_text(comparison_page(), encoding="utf-8")
+def problems(root: Path) -> list[str]:
+    """Return what is to be done if the page is not current."""
+    page = (root / PAGE).read_text(encoding="utf-8")
+    if page == with_table(page):
+        return []
+    return [
+        f"{PAGE}: the table of settings is old. `python tools/dev.py check settings_table --update` rewrites it."
+    ]
 
 
 def _lines() -> Iterator[str]:
@@ -186,4 +152,7 @@ def _with_flag(field: str, setting: str) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if "--update" in sys.argv:
+        file = ROOT / PAGE
+        file.write_text(with_table(file.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.exit(report(problems(ROOT)))
