@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,9 @@ from accel_checkpoint.saving.low_priority import Work, run_inline
 
 _CHUNK_BYTES = 4 * 2**20
 """Small enough to be in the processor's cache for both the digest and the write; neither holds the GIL."""
+
+_FLUSH_BYTES = 16 * 2**20
+"""From so many bytes on, the disk is set to work on what is written, so that little is left to wait for at the end."""
 
 
 class FileSink:
@@ -30,6 +34,9 @@ class FileSink:
         )
         self._digest = Digest()
         self._run = run
+        self._num_unflushed = 0
+        self._flush: threading.Thread | None = None
+        self._flush_error: OSError | None = None
         self.num_bytes = 0
         self.note = ""
         """What rank 0 needs to know about the content; see `MergedFile`."""
@@ -41,7 +48,11 @@ class FileSink:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            if self._flush is not None:
+                self._flush.join()
             if error is None:
+                if self._flush_error is not None:
+                    raise self._flush_error
                 self._run(partial(os.fsync, self._descriptor))
         finally:
             os.close(self._descriptor)
@@ -59,8 +70,28 @@ class FileSink:
 
     def _append(self, chunk: memoryview) -> None:
         self._digest.update(chunk)
+        self._num_unflushed += len(chunk)
         while chunk:
             chunk = chunk[os.write(self._descriptor, chunk) :]
+        if self._num_unflushed >= _FLUSH_BYTES:
+            self._flush_early()
+
+    def _flush_early(self) -> None:
+        """Let the disk work on what is written, unless it still works on what was written before."""
+        if self._flush is not None and self._flush.is_alive():
+            return
+        self._num_unflushed = 0
+        self._flush = threading.Thread(target=self._force_to_disk, name="accel-checkpoint-flush", daemon=True)
+        try:
+            self._flush.start()
+        except RuntimeError:  # the interpreter is ending and starts no thread any more
+            self._flush = None
+
+    def _force_to_disk(self) -> None:
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            self._flush_error = error  # told once only; a later call would succeed
 
     @property
     def digest(self) -> str:
