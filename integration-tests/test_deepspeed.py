@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import pytest
 import torch
-
-from accel_state.testing.scripts import run_command
+from deepspeed_launch import launch as launch_script
 
 pytestmark = pytest.mark.engine("deepspeed")
 DATA = """
@@ -59,17 +57,7 @@ sys.exit(5 if os.environ["RANK"] == "1" else 0)
 def launch(tmp_path):
     def run(body: str, *arguments: str):
         (tmp_path / "train.py").write_text(body)
-        command = [
-            sys.executable,
-            "-m",
-            "accel_launch",
-            "launch",
-            "--cpu",
-            "--use_deepspeed",
-            "--num_processes=2",
-        ]
-        environ = {"OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "hf")}
-        return run_command([*command, "train.py", *arguments], cwd=tmp_path, env=environ, timeout_s=300)
+        return launch_script("train.py", tmp_path, *arguments, flags=["--use_deepspeed"])
 
     return run
 

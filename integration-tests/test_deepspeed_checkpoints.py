@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import deepspeed_checkpoints
 import pytest
 import torch
+from deepspeed_launch import launch
 from safetensors.torch import load_file
-
-from accel_state.testing.scripts import run_command
 
 pytestmark = pytest.mark.engine("deepspeed")
 
@@ -21,17 +19,14 @@ def saved(tmp_path_factory):
     """The folder in which all phases have saved and loaded."""
     folder = tmp_path_factory.mktemp("saved")
     for phase, num_processes in (("two", 2), ("one", 1), ("back", 2)):
-        command = [
-            sys.executable,
-            "-m",
-            "accel_launch",
-            "launch",
-            "--cpu",
-            f"--num_processes={num_processes}",
-        ]
-        environ = {"OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "hf"), "ACCELERATE_USE_DEEPSPEED": "false"}
-        script = deepspeed_checkpoints.__file__
-        done = run_command([*command, script, str(folder), phase], cwd=folder, env=environ, timeout_s=300)
+        done = launch(
+            deepspeed_checkpoints.__file__,
+            folder,
+            folder,
+            phase,
+            num_processes=num_processes,
+            ACCELERATE_USE_DEEPSPEED="false",
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     return folder
 

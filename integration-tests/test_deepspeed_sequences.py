@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from deepspeed_launch import results_of
 from torch.nn import functional as F
-
-from accel_state.testing.scripts import run_command
 
 pytestmark = pytest.mark.engine("deepspeed")
 
@@ -19,20 +17,7 @@ SCRIPT = Path(__file__).with_name("deepspeed_sequences.py")
 
 def run_all(folder: Path) -> list[dict[str, Any]]:
     """Return what each of two ranks has found."""
-    command = [
-        sys.executable,
-        "-m",
-        "accel_launch",
-        "launch",
-        "--cpu",
-        "--num_processes=2",
-        str(SCRIPT),
-        str(folder),
-    ]
-    environ = {"OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "hf")}
-    done = run_command(command, cwd=folder, env=environ, timeout_s=400)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return results_of(SCRIPT, folder)
 
 
 def train_alone() -> dict[str, Any]:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from questionnaires import ByText
 
 from accel import DeepSpeedPlugin
 from accel_launch.cli import main
@@ -251,22 +252,6 @@ def test_a_config_file_that_says_what_a_config_of_deepspeeds_own_says_is_refused
     path = config_file(tmp_path, {"deepspeed_config_file": "ds.json", **ZERO3, "gradient_clipping": "1.0"})
     assert main(["launch", "--dry-run", "--config_file", str(path), "train.py"]) == 1
     assert "When using `deepspeed_config_file`" in capsys.readouterr().err
-
-
-class ByText:
-    """Answers the questions whose text has one of these words, everything else with the default."""
-
-    def __init__(self, answers):
-        self.answers = answers
-
-    def text(self, question, *, default):
-        return next((answer for words, answer in self.answers.items() if words in question), default)
-
-    def choice(self, question, labels, *, default):
-        return list(labels).index(self.text(question, default=labels[default]))
-
-    def say(self, line):
-        raise AssertionError(f"an answer was refused: {line}")
 
 
 ANSWERED = [

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import deepspeed_rows
 import pytest
 import torch
+from deepspeed_launch import results_of
 from deepspeed_rows import ACCUMULATE, CLIP, ENGINES, MODELS, NUM_BATCHES, NUM_EPOCHS
 
 from accel_backends.testing.models import make_model
-from accel_state.testing.scripts import run_command
 
 pytestmark = pytest.mark.engine("deepspeed")
 
 
 def run_rows(folder: Path) -> list[dict[str, dict]]:
     """Return what each of two ranks has come to."""
-    command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num_processes=2"]
-    environ = {"OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "hf")}
-    done = run_command(
-        [*command, deepspeed_rows.__file__, str(folder)], cwd=folder, env=environ, timeout_s=400
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return results_of(deepspeed_rows.__file__, folder)
 
 
 def train_alone(kind: str) -> dict:

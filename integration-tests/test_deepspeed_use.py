@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,22 +9,16 @@ from typing import Any
 import deepspeed_use
 import pytest
 import torch
+from deepspeed_launch import results_of
 
 from accel_backends.testing.models import make_batches, make_model
-from accel_state.testing.scripts import run_command
 
 pytestmark = pytest.mark.engine("deepspeed")
 
 
 def run_all(folder: Path) -> list[dict[str, Any]]:
     """Return what each of two ranks has found."""
-    command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num_processes=2"]
-    environ = {"OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "hf")}
-    done = run_command(
-        [*command, deepspeed_use.__file__, str(folder)], cwd=folder, env=environ, timeout_s=400
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return results_of(deepspeed_use.__file__, folder)
 
 
 everything = pytest.mark.parametrize("outcome", [run_all], indirect=True)

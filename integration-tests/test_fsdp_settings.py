@@ -5,6 +5,7 @@ import sys
 import textwrap
 
 import pytest
+from questionnaires import ByText
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
@@ -213,22 +214,6 @@ def test_what_the_plugin_would_refuse_is_refused_before_the_launch(capsys, monke
         monkeypatch.setenv(SETTINGS[name].variable, text)
     with pytest.raises(ConfigError):
         FullyShardedDataParallelPlugin()
-
-
-class ByText:
-    """Answers the questions whose text has one of these words, everything else with the default."""
-
-    def __init__(self, answers):
-        self.answers = answers
-
-    def text(self, question, *, default):
-        return next((answer for words, answer in self.answers.items() if words in question), default)
-
-    def choice(self, question, labels, *, default):
-        return list(labels).index(self.text(question, default=labels[default]))
-
-    def say(self, line):
-        raise AssertionError(f"an answer was refused: {line}")
 
 
 ANSWERED = [

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
+import torch
+
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.torch_archive import write_torch_archive
 from accel_checkpoint.saving.pending_files import PendingFile
@@ -161,10 +163,5 @@ def _detached(content: Any) -> Any:
         return type(content)((name, _detached(value)) for name, value in content.items())
     if type(content) in (list, tuple):
         return type(content)(_detached(value) for value in content)
-    return copy.copy(content) if hasattr(content, "__dict__") and not _is_tensor(content) else content
-
-
-def _is_tensor(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, torch.Tensor)
+    is_plain = isinstance(content, torch.Tensor) or not hasattr(content, "__dict__")
+    return content if is_plain else copy.copy(content)
