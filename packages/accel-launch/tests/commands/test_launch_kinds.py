@@ -1,3 +1,4 @@
+import os
 import sys
 
 from accel_launch.commands.launch_kinds import (
@@ -12,10 +13,14 @@ SEVERAL = ["--num_machines", "2", "--num_processes", "4", "--deepspeed_hostfile"
 
 
 def prepared(monkeypatch, tmp_path, *flags, prepare=prepare_deepspeed_cmd_env):
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
-    return prepare(launch_command_parser().parse_args([*flags, "train.py", "--lr", "1"]))
+    (tmp_path / "empty.yaml").write_text("{}")  # no other config file is looked for
+    words = ["--config_file", "empty.yaml", *flags, "train.py", "--lr", "1"]
+    return prepare(launch_command_parser().parse_args(words))
 
 
 def test_on_one_machine_the_command_is_that_of_rank_0(monkeypatch, tmp_path):
