@@ -1,4 +1,3 @@
-import os
 import sys
 
 from accel_launch.commands.launch_kinds import (
@@ -13,14 +12,10 @@ SEVERAL = ["--num_machines", "2", "--num_processes", "4", "--deepspeed_hostfile"
 
 
 def prepared(monkeypatch, tmp_path, *flags, prepare=prepare_deepspeed_cmd_env):
-    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
-        monkeypatch.delenv(name)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
-    (tmp_path / "empty.yaml").write_text("{}")  # no other config file is looked for
-    words = ["--config_file", "empty.yaml", *flags, "train.py", "--lr", "1"]
-    return prepare(launch_command_parser().parse_args(words))
+    return prepare(launch_command_parser().parse_args([*flags, "train.py", "--lr", "1"]))
 
 
 def test_on_one_machine_the_command_is_that_of_rank_0(monkeypatch, tmp_path):
@@ -43,7 +38,9 @@ def test_a_simple_launch_is_the_script_with_its_settings(monkeypatch, tmp_path):
     command, environ = prepared(
         monkeypatch, tmp_path, "--cpu", "--mixed_precision", "bf16", prepare=prepare_simple_launcher_cmd_env
     )
-    assert command == [sys.executable, "train.py", "--lr", "1"]
+    python_options = command[1:-3]  # those of the Python that runs the tests, such as -u under xdist
+    assert command == [sys.executable, *python_options, "train.py", "--lr", "1"]
+    assert all(option.startswith("-") and option != "-m" for option in python_options)
     assert (environ["ACCELERATE_MIXED_PRECISION"], environ["ACCELERATE_USE_CPU"]) == ("bf16", "true")
 
 
