@@ -20,6 +20,17 @@ ENGINES: dict[str, dict[str, Any]] = {
     "zero3": {"zero_stage": 3},
     "offload2": {"zero_stage": 2, "offload_optimizer_device": "cpu"},
     "offload3": {"zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "cpu"},
+    "hpz3": {
+        "hf_ds_config": {
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "zero_optimization": {
+                "stage": 3,
+                "zero_hpz_partition_size": 2,
+                "stage3_param_persistence_threshold": 0,
+            },
+        }
+    },
 }
 MODELS = ("odd", "tied", "adapted")
 ACCUMULATE, CLIP, NUM_BATCHES, NUM_EPOCHS = 3, 0.1, 5, 2

@@ -28,7 +28,8 @@ def rows() -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": one, "labels": label} for one, label in zip(ids, labels, strict=True)]
 
 
-def train(stage: int, *, by_items: bool) -> dict[str, Any]:
+def train(stage: int, *, by_items: bool, folder: Path | None = None, resumes: bool = False) -> dict[str, Any]:
+    """Train on three batches; save after the first to ``folder``, or with ``resumes`` go on from there."""
     config = {
         "zero_optimization": {"stage": stage},
         "train_micro_batch_size_per_gpu": 2,
@@ -46,6 +47,9 @@ def train(stage: int, *, by_items: bool) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(rows(), batch_size=2))
     losses, norms, batches = [], [], []
+    if resumes:
+        accelerator.load_state(folder)
+        loader = accelerator.skip_first_batches(loader, 1)
     for batch in loader:
         batches.append(batch)
         labels = batch.pop("shift_labels")
@@ -63,6 +67,8 @@ def train(stage: int, *, by_items: bool) -> dict[str, Any]:
         norms.append(float(accelerator.clip_grad_norm_(model.parameters(), CLIP)))
         optimizer.step()
         optimizer.zero_grad()
+        if folder is not None and not resumes and len(batches) == 1:
+            accelerator.save_state(folder)
     state = dict(accelerator.get_state_dict(model))
     shapes = [{name: tuple(value.shape) for name, value in batch.items()} for batch in batches]
     positions = batches[0]["position_ids"]
@@ -71,9 +77,15 @@ def train(stage: int, *, by_items: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    results = {f"zero{stage}": train(stage, by_items=bool(stage % 2)) for stage in (0, 1, 2, 3)}
+    place = Path(sys.argv[1])
+    results = {}
+    for stage in (0, 1, 2, 3):
+        results[f"zero{stage}"] = train(stage, by_items=bool(stage % 2), folder=place / f"saved{stage}")
+        results[f"resumed{stage}"] = train(
+            stage, by_items=bool(stage % 2), folder=place / f"saved{stage}", resumes=True
+        )
     accelerator = begin()
-    torch.save(results, Path(sys.argv[1]) / f"{accelerator.process_index}.pt")
+    torch.save(results, place / f"{accelerator.process_index}.pt")
     accelerator.end_training()
 
 

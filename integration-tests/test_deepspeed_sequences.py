@@ -55,3 +55,13 @@ def test_ranks_that_share_sequences_train_as_one_process(outcome):
             assert one["norms"] == pytest.approx(expected["norms"], rel=1e-5)
             if rank == 0:
                 torch.testing.assert_close(one["state"], dict(expected["state"]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("outcome", [run_all], indirect=True)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_ranks_that_share_sequences_go_on_from_a_checkpoint_bit_for_bit(outcome, stage):
+    for found in outcome:
+        whole, resumed = found[f"zero{stage}"], found[f"resumed{stage}"]
+        assert (resumed["losses"], resumed["norms"]) == (whole["losses"][1:], whole["norms"][1:])
+        assert resumed["state"].keys() == whole["state"].keys()
+        assert all(torch.equal(value, whole["state"][name]) for name, value in resumed["state"].items())

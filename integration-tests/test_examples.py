@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 
 from accel.utils import merge_fsdp_weights
 from accel_state.testing import run_script
+from accel_state.testing.scripts import run_command
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 TESTED_ELSEWHERE = {"digits.py", "check_digits.py"}
@@ -31,6 +33,7 @@ def test_every_example_is_run_by_a_test():
         "communication_hooks.py",
         "deepspeed_zero3.py",
         "distributed_inference.py",
+        "every_axis.py",
         "generate_text.py",
         "local_sgd.py",
         "own_tracker.py",
@@ -221,3 +224,26 @@ def test_shares_and_stages_give_the_scores_of_one_process(outcome):
     for (one, _), (first, second) in zip(alone, shared, strict=True):
         assert float(first) == pytest.approx(float(one), abs=2e-4)
         assert float(second) == pytest.approx(float(one), abs=2e-4)
+
+
+def every_axis(folder):
+    """Train in layouts of two ranks; those that are left to the script are launched by it."""
+    options = ("--project_dir", str(folder), "--steps", "4")
+    layouts = ("tp2", "cp2", "sp2", "pp2")
+    for layout in layouts:
+        launch("every_axis.py", "--layout", layout, *options, num_processes=2)
+    picture = folder / "curves.png"
+    words = [str(EXAMPLES / "every_axis.py"), *options, "--picture", str(picture), "--layouts", *layouts]
+    done = run_command([sys.executable, *words], timeout_s=180)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, picture
+
+
+@pytest.mark.parametrize("outcome", [every_axis], ids=[""], indirect=True)
+def test_one_model_has_the_same_losses_in_every_layout(outcome):
+    printed, picture = outcome
+    _, *lines = printed.splitlines()
+    differences = {line.split()[0]: float(line.split()[-1]) for line in lines}
+    assert set(differences) == {"one", "tp2", "cp2", "sp2", "pp2"}
+    assert max(differences.values()) < 1e-5  # sums have another order
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -4,8 +4,10 @@ import copy
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy, pad
 
-from accel import Accelerator
+from accel import Accelerator, ParallelismConfig
+from accel_state.runtime import reset_runtime
 
 peft = pytest.importorskip("peft", reason="needs peft")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
@@ -16,7 +18,7 @@ pytestmark = [pytest.mark.usefixtures("fresh_state"), pytest.mark.filterwarnings
 class Run:
     """A base model and its adapter, being trained."""
 
-    def __init__(self):
+    def __init__(self, optimizer=torch.optim.AdamW, lr=0.01, **options):
         torch.manual_seed(0)
         config = transformers.LlamaConfig(
             hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -27,8 +29,8 @@ class Run:
         model = peft.get_peft_model(copy.deepcopy(self.base), adapter)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.tokens = torch.randint(3, 40, (2, 8))
-        self.accelerator = Accelerator(cpu=True)
-        self.model, self.optimizer = self.accelerator.prepare(model, torch.optim.AdamW(trained, lr=0.01))
+        self.accelerator = Accelerator(cpu=True, **options)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer(trained, lr=lr))
 
     def step(self):
         loss = self.model(input_ids=self.tokens, labels=self.tokens).loss
@@ -65,3 +67,65 @@ def test_a_checkpoint_resumes_the_training_of_an_adapter(tmp_path):
     wanted = [run.step(), run.step()]
     run.accelerator.load_state(tmp_path / "a")
     assert [run.step(), run.step()] == wanted
+
+
+def padded_rows():
+    """Return four sequences with padding, and other numbers of labels in each half."""
+    ids = torch.randint(3, 40, (4, 8), generator=torch.Generator().manual_seed(1))
+    mask, labels = torch.ones_like(ids), ids.clone()
+    for row in range(4):
+        padding = slice(0, row) if row % 2 else slice(8 - row, None)
+        mask[row, padding] = 0
+        labels[row, padding] = labels[row, : row + 1] = -100
+    return [
+        {"input_ids": one, "attention_mask": seen, "labels": label}
+        for one, seen, label in zip(ids, mask, labels, strict=True)
+    ]
+
+
+def train_and_evaluate(settings):
+    """Return losses of two steps and of an evaluation, norms, and the adapter."""
+    reset_runtime(keep_process_group=True)
+    config = ParallelismConfig(**settings) if settings else None
+    run = Run(torch.optim.SGD, lr=1.0, parallelism_config=config)
+    accelerator, model = run.accelerator, run.model
+    loader = accelerator.prepare(torch.utils.data.DataLoader(padded_rows(), batch_size=2))
+
+    def loss_of(batch):
+        labels = batch.pop("labels", None)
+        labels = batch.pop("shift_labels") if labels is None else pad(labels[:, 1:], (0, 1), value=-100)
+        logits = model(**batch).logits
+        assert logits.shape[:2] == labels.shape
+        return cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"), (labels != -100).sum()
+
+    losses, norms = [], []
+    for batch in loader:
+        summed, num = loss_of(batch)
+        accelerator.backward(summed / num.clamp(min=1), num_items=num)
+        norms.append(accelerator.clip_grad_norm_(model.parameters(), 0.5).item())
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        losses.append((accelerator.reduce(summed.detach()) / accelerator.reduce(num)).item())
+    model.eval()
+    with torch.no_grad():
+        parts = [loss_of(batch) for batch in loader]
+    losses.append(
+        (
+            accelerator.reduce(sum(one for one, _ in parts))
+            / accelerator.reduce(sum(num for _, num in parts))
+        ).item()
+    )
+    state = peft.get_peft_model_state_dict(
+        run.accelerator.unwrap_model(model), accelerator.get_state_dict(model)
+    )
+    return losses, norms, state
+
+
+def test_ranks_that_share_sequences_train_an_adapter_like_one_process(world):
+    losses, norms, state = world(1).run(train_and_evaluate, {})[0]
+    assert state
+    each = world(2).run(train_and_evaluate, {"sp_size": 2, "sp_backend": "torch"})
+    for found_losses, found_norms, _ in each:
+        assert found_losses == pytest.approx(losses, rel=1e-6)
+        assert found_norms == each[0][1] == pytest.approx(norms, rel=1e-5)
+    torch.testing.assert_close(each[0][2], state, rtol=1e-5, atol=1e-6)

@@ -99,10 +99,14 @@ def tiny(kind, *, num_key_values=2, is_tied=False):
     return getattr(transformers, f"{kind}ForCausalLM")(config)
 
 
-def train_layers(kind, is_tied, sizes, folder=None):
+def train_layers(kind, is_tied, sizes, folder=None, num_key_values=2):
     """Train a model whose layers ranks share; transformers has cut it if it is in a folder."""
     accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(**sizes) if sizes else None)
-    model = distributed(folder, tp_size=2) if folder else tiny(kind, is_tied=is_tied)
+    model = (
+        distributed(folder, tp_size=2)
+        if folder
+        else tiny(kind, is_tied=is_tied, num_key_values=num_key_values)
+    )
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     found = []
     for _ in range(2):
@@ -114,10 +118,15 @@ def train_layers(kind, is_tied, sizes, folder=None):
     return found, accelerator.get_state_dict(model)
 
 
-@pytest.mark.parametrize(("kind", "is_tied"), [("Llama", False), ("Llama", True), ("Qwen3", False)])
-def test_ranks_share_the_layers_that_a_model_of_transformers_names(world, kind, is_tied):
-    [(expected, alone)] = world(1).run(train_layers, kind, is_tied, None)
-    (found, state), (of_other, _) = world(2).run(train_layers, kind, is_tied, {"tp_size": 2})
+@pytest.mark.parametrize(
+    ("kind", "is_tied", "num_key_values"),
+    [("Llama", False, 2), ("Llama", True, 1), ("Qwen3", False, 2), ("Qwen3", False, 1)],
+)
+def test_ranks_share_the_layers_that_a_model_of_transformers_names(world, kind, is_tied, num_key_values):
+    """Also where there are fewer heads for keys and values than ranks."""
+    [(expected, alone)] = world(1).run(train_layers, kind, is_tied, None, None, num_key_values)
+    two = world(2).run(train_layers, kind, is_tied, {"tp_size": 2}, None, num_key_values)
+    (found, state), (of_other, _) = two
     assert found == of_other
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(state, dict(alone), rtol=0, atol=1e-6)
@@ -136,15 +145,3 @@ def test_layers_that_transformers_has_cut_are_left_as_they_are(world, pretrained
     assert found == of_other
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(state, model.state_dict(), rtol=0, atol=1e-6)
-
-
-def too_few_heads():
-    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=2))
-    with pytest.raises(ConfigError) as caught:
-        accelerator.prepare(tiny("Llama", num_key_values=1))
-    return str(caught.value)
-
-
-def test_more_ranks_than_heads_for_keys_and_values_are_refused(world):
-    for message in world(2).run(too_few_heads):
-        assert "`model.layers.0.self_attn.k_proj` computes 1 heads of 8 values, which 2 ranks" in message

@@ -1,30 +1,18 @@
-"""Pieces of source that cases about saves of sharded models share."""
+"""Pieces of source that cases about saves and loads of sharded models share."""
 
 from __future__ import annotations
 
+from tools.bench.block_models import BLOCK_MODEL
 from tools.bench.loops import FAREWELL, TWO_RANKS
 
-MODEL = """
-import contextlib, gc, os, pathlib, shutil, tempfile, time, warnings, torch
+MODEL = (
+    BLOCK_MODEL
+    + """
+import gc, os, pathlib, shutil, tempfile, time, warnings
 import torch.distributed as dist
-from torch import nn
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 torch.manual_seed(0)
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-    def forward(self, rows):
-        return rows + self.down(torch.relu(self.up(rows)))
-class Model(nn.Module):
-    def __init__(self, width=1024):
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(width) for _ in range(24))
-    def forward(self, rows):
-        for block in self.blocks:
-            rows = block(rows)
-        return rows
 model = Model()
 folder = pathlib.Path(os.environ.get("BENCH_DIR", tempfile.gettempdir())) / f"accel-bench-{port}"
 folder.mkdir(exist_ok=True)
@@ -34,6 +22,7 @@ def force_to_disk(path):
         os.fsync(descriptor)
         os.close(descriptor)
 """
+)
 """402 MB; the largest tensor has 8 MiB."""
 
 OURS = """
@@ -42,14 +31,14 @@ accelerator = Accelerator(
     cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="{kind}_STATE_DICT")
 )
 model = accelerator.prepare(model)
-save = accelerator.save_state
+save, load = accelerator.save_state, accelerator.load_state
 """
 
 # The peer trains DDP on a CPU whatever the plugin says, unless it is told afterwards that this is an FSDP run. It wants
 # an optimizer beside the model; its `save_state` calls this function, and still takes the run for one of DDP.
 PEER = """
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
-from accelerate.utils import DistributedType, save_fsdp_model
+from accelerate.utils import DistributedType, load_fsdp_model, save_fsdp_model
 plugin = FullyShardedDataParallelPlugin(
     fsdp_version=2, state_dict_type="{kind}_STATE_DICT",
     auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"],
@@ -62,6 +51,8 @@ model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
 assert "FSDP" in type(model).__name__, type(model)
 def save(path):
     save_fsdp_model(plugin, accelerator, model, str(path))
+def load(path):
+    load_fsdp_model(plugin, accelerator, model, str(path))
 """
 
 RAW = """
@@ -88,6 +79,10 @@ def save(path):
 import torch.distributed.checkpoint as dcp
 def save(path):
     dcp.save({"model": model.state_dict()}, storage_writer=dcp.FileSystemWriter(path, sync_files=True))
+def load(path):
+    state = model.state_dict()
+    dcp.load({"model": state}, storage_reader=dcp.FileSystemReader(path))
+    model.load_state_dict(state)
 """,
 }
 
@@ -114,6 +109,27 @@ def timed(number):
 print(sorted(timed(number) for number in range(5))[2])
 """
 """The median of five saves."""
+
+TIMED_LOADS = """
+def local(parameter):
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+saved = [local(parameter).detach().clone() for parameter in model.parameters()]
+save(folder / "saved")
+dist.barrier()
+def timed():
+    with torch.no_grad():
+        for parameter in model.parameters():
+            local(parameter).zero_()
+    dist.barrier()
+    begun = time.perf_counter()
+    load(folder / "saved")
+    dist.barrier()
+    taken_s = time.perf_counter() - begun
+    assert all(torch.equal(local(p), value) for p, value in zip(model.parameters(), saved, strict=True))
+    return taken_s
+print(sorted(timed() for _ in range(5))[2])
+"""
+"""The median of five loads; what was just written is in the page cache."""
 
 MEASURED = """
 def memory(name):

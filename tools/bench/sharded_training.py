@@ -1,4 +1,7 @@
-"""Tokens per second of a language model in shards, one process per device: `fully_shard` by hand, or through accel."""
+"""Tokens per second of a language model in shards, one process per device: by hand on torch, or through accel.
+
+Each rank has sequences of its own, or all ranks share each sequence.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,8 +47,33 @@ class Size:
 
 ONE_BILLION = Size(2048, 16, 16, 32_000, length=2048, batch=2, num_steps=20)
 """0.94 billion parameters."""
+LONG = Size(2048, 8, 16, 8_000, length=8192, batch=1, num_steps=5)
+"""0.44 billion parameters, for sequences of 8,192 to 65,536 tokens on a GPU of 80 GB."""
 TINY = Size(32, 2, 2, 50, length=8, batch=2, num_steps=2, backend="eager")
 """To see that it runs."""
+
+
+def _uncut(buffers: Sequence[Tensor]) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a variant trains with.
+
+    Args:
+        model: The model.
+        optimizer: Its optimizer.
+        backward: Called with the loss.
+        cut: Gives the tensors in a list, in place, this rank's part of every sequence while its context is open.
+        is_shared: Whether all ranks share each sequence.
+    """
+
+    model: Any
+    optimizer: Any
+    backward: Callable[[Tensor], None]
+    cut: Callable[[Sequence[Tensor]], AbstractContextManager[None]] = _uncut
+    is_shared: bool = False
 
 
 class Block(nn.Module):
@@ -87,7 +117,7 @@ class Model(nn.Module):
 
 
 def measured(variant: str, size: Size, *, num_ranks: int, device_type: str) -> float:
-    """Return the tokens per second of all ranks together, of ``variant``: "raw" or "ours"."""
+    """Return the tokens per second of all ranks together, of ``variant``, a key of ``_PREPARED``."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -131,28 +161,31 @@ def speed_on_this_rank(variant: str, size: Size, *, device_type: str) -> float:
     device = (
         torch.device(device_type, int(os.environ["LOCAL_RANK"])) if is_cuda else torch.device(device_type)
     )
-    model, optimizer, backward = _PREPARED[variant](Model(size), size, device)
+    prepared = _PREPARED[variant](Model(size), size, device)
     tokens = torch.randint(size.vocabulary, (size.batch, size.length), device=device)
 
     def steps() -> float:
         begun = time.perf_counter()
         for _ in range(size.num_steps):
-            logits = model(tokens)
-            backward(nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten()))
-            optimizer.step()
-            optimizer.zero_grad()
+            inputs, labels = tokens.clone(), tokens.clone()
+            with prepared.cut([inputs, labels]):
+                logits = prepared.model(inputs)
+                prepared.backward(nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten()))
+            prepared.optimizer.step()
+            prepared.optimizer.zero_grad()
         if device_type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - begun
 
     steps()
     dist.barrier()
-    speed = size.num_steps * dist.get_world_size() * tokens.numel() / steps()
+    num_readers = 1 if prepared.is_shared else dist.get_world_size()
+    speed = size.num_steps * num_readers * tokens.numel() / steps()
     dist.destroy_process_group()
     return speed
 
 
-def _raw(model: Model, size: Size, device: torch.device) -> tuple[Any, Any, Callable[[Tensor], None]]:
+def _raw(model: Model, size: Size, device: torch.device, *, compiles: bool = True) -> Prepared:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     if device.type == "cuda":
@@ -164,24 +197,53 @@ def _raw(model: Model, size: Size, device: torch.device) -> tuple[Any, Any, Call
     }
     fully_shard(model.embed, **options)
     for block in model.blocks:
-        block.forward = torch.compile(block.forward, backend=size.backend)
+        if compiles:
+            block.forward = torch.compile(block.forward, backend=size.backend)
         fully_shard(block, **options)
     fully_shard([model.norm, model.head], reshard_after_forward=False, **options)
     fully_shard(model, reshard_after_forward=False, **options)
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-4), Tensor.backward
+    return Prepared(model, torch.optim.AdamW(model.parameters(), lr=1e-4), Tensor.backward)
 
 
-def _ours(model: Model, size: Size, device: torch.device) -> tuple[Any, Any, Callable[[Tensor], None]]:
-    from accel import Accelerator, FullyShardedDataParallelPlugin
+def _raw_shared(model: Model, size: Size, device: torch.device) -> Prepared:
+    from torch.distributed.tensor.experimental import context_parallel
 
+    raw = _raw(model, size, device, compiles=False)
+    mesh = dist.device_mesh.init_device_mesh(device.type, (dist.get_world_size(),))
+
+    def cut(buffers: Sequence[Tensor]) -> AbstractContextManager[None]:
+        dims = [1] * len(buffers)
+        return context_parallel(
+            mesh, buffers=list(buffers), buffer_seq_dims=dims, no_restore_buffers={*buffers}
+        )
+
+    return Prepared(raw.model, raw.optimizer, raw.backward, cut, is_shared=True)
+
+
+def _ours(model: Model, size: Size, device: torch.device, *, is_shared: bool = False) -> Prepared:
+    from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+
+    plan = {"units": ["blocks.*"], "tail": ["norm", "head"], "attention": ["blocks.*"]}
     accelerator = Accelerator(
         cpu=device.type == "cpu",
         mixed_precision="bf16",
-        dynamo_backend=size.backend,
-        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2),
+        dynamo_backend="no" if is_shared else size.backend,
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, parallel_plan=plan if is_shared else None),
+        parallelism_config=ParallelismConfig(cp_size=int(os.environ["WORLD_SIZE"])) if is_shared else None,
     )
     prepared, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-4))
-    return prepared, optimizer, accelerator.backward
+    if not is_shared:
+        return Prepared(prepared, optimizer, accelerator.backward)
+
+    def cut(buffers: Sequence[Tensor]) -> AbstractContextManager[None]:
+        return accelerator.maybe_context_parallel(list(buffers), [1] * len(buffers), {*buffers})
+
+    return Prepared(prepared, optimizer, accelerator.backward, cut, is_shared=True)
 
 
-_PREPARED = {"raw": _raw, "ours": _ours}
+_PREPARED: dict[str, Callable[[Model, Size, torch.device], Prepared]] = {
+    "raw": _raw,
+    "ours": _ours,
+    "raw shared": _raw_shared,
+    "ours shared": partial(_ours, is_shared=True),
+}

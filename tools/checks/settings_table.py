@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel_backends.plugins.deepspeed_values import setting_of
+from accel_backends.plugins.deepspeed.values import setting_of
 from accel_state.environment.settings import SETTINGS
 from tools.checks.reporting import report
 from tools.workspace import ROOT

@@ -59,6 +59,8 @@ class Checkout:
         for name in TORCH_FREE:
             self.write(f"packages/accel-state/src/accel_state/{name}.py", "")
         self.write("packages/accel-launch/src/accel_launch/elastic_agent.py", "")
+        for name in ("plugins", "strategies"):
+            self.write(f"packages/accel-backends/src/accel_backends/{name}/__init__.py", "")
 
     def _add_package(self, name: str) -> None:
         folder, import_name = f"packages/{name}", name.replace("-", "_")

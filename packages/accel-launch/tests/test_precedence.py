@@ -37,4 +37,4 @@ def test_the_first_who_says_something_decides(setting, texts_for):
 def test_each_setting_can_be_told_apart_from_its_default(texts_for):
     """Else the matrix would hold for a launcher that ignores everything."""
     blind = [setting.name for setting in OPTIONS if setting.parse(texts_for(setting)[0]) == setting.default]
-    assert blind == ["parallelism_cp_backend", "parallelism_sp_backend"]  # which have one word only
+    assert blind == ["parallelism_cp_backend"]  # which have one word only

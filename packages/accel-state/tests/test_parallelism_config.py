@@ -82,7 +82,11 @@ def test_json_holds_sizes_and_handlers():
         ({"dp_replicate_size": 2, "cp_size": 2}, "cannot be combined with full copies alone"),
         ({"tp_size": 2, "ep_size": 3}, r"`ep` must divide .*, which is 2, got 3"),
         ({"cp_backend": "ring"}, "`cp_backend` must be one of torch, got `ring`"),
-        ({"sp_backend": "torch"}, "`sp_backend` must be one of deepspeed, got `torch`"),
+        ({"sp_backend": "ring"}, "`sp_backend` must be one of deepspeed, torch, got `ring`"),
+        (
+            {"sp_size": 2, "sp_backend": "torch", "sp_handler": DeepSpeedSequenceParallelConfig()},
+            "`sp_handler` has settings of DeepSpeed, .* Leave it out",
+        ),
         ({"tp_handler": TorchTensorParallelConfig()}, "`tp_handler` has no effect while `tp_size` is 1"),
         (
             {"tp_size": 2, "tp_handler": TorchContextParallelConfig()},
@@ -135,6 +139,10 @@ def test_stages_and_experts():
     assert config.ep_enabled
     assert not ParallelismConfig().pp_enabled
     assert not ParallelismConfig().ep_enabled
+
+
+def test_experts_alone_are_spread_over_ranks_that_share_the_rest_of_the_model_too():
+    assert ParallelismConfig(ep_size=2).layout == MeshLayout(dp_shard=2, ep=2)
 
 
 def test_sizes_of_stages_and_experts_come_from_the_environment(monkeypatch):

@@ -48,7 +48,22 @@ def test_wrong_values_are_refused():
 
 def test_a_pipeline_has_a_known_schedule_and_at_least_one_micro_batch():
     assert PipelineParallelConfig().schedule == "1f1b"
-    with pytest.raises(ConfigError, match="`schedule` must be one of gpipe, 1f1b, got `pipedream`"):
+    with pytest.raises(ConfigError, match="`schedule` must be one of gpipe, 1f1b, .*, got `pipedream`"):
         PipelineParallelConfig("pipedream")
     with pytest.raises(ConfigError, match="`num_micro_batches` must be at least 1, got 0"):
         PipelineParallelConfig(num_micro_batches=0)
+    assert PipelineParallelConfig("interleaved_1f1b").stages_per_rank == 2
+    for schedule, number, fitting in (("1f1b", 2, "interleaved_1f1b"), ("interleaved_1f1b", 1, "1f1b")):
+        with pytest.raises(
+            ConfigError, match=f"`{schedule}` is not for {number} stages.*schedule='{fitting}'"
+        ):
+            PipelineParallelConfig(schedule, stages_per_rank=number)
+
+
+def test_a_pipeline_reads_what_it_is_not_given(monkeypatch):
+    monkeypatch.setenv("PARALLELISM_CONFIG_PP_SCHEDULE", "interleaved_1f1b")
+    monkeypatch.setenv("PARALLELISM_CONFIG_PP_NUM_MICRO_BATCHES", "6")
+    monkeypatch.setenv("PARALLELISM_CONFIG_PP_STAGES_PER_RANK", "3")
+    read = PipelineParallelConfig()
+    assert (read.schedule, read.num_micro_batches, read.stages_per_rank) == ("interleaved_1f1b", 6, 3)
+    assert PipelineParallelConfig("gpipe", 2, stages_per_rank=1).schedule == "gpipe"

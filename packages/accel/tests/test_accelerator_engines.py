@@ -30,10 +30,16 @@ def test_data_parallel_ranks_are_told_apart_and_other_axes_are_off(world, sizes,
     assert world(2).run(places, **sizes) == [(axes, 0, [0] * 4), (axes, 1, [0] * 4)]
 
 
-@pytest.mark.parametrize("axis", ["dp_shard_size", "cp_size"])
-def test_axes_that_data_parallelism_does_not_serve_are_refused(world, axis):
-    with pytest.raises(Exception, match=rf"`{axis}` above 1, which the strategy `ddp` does not do"):
-        world(2).run(places, **{axis: 2})
+def test_axes_that_data_parallelism_does_not_serve_are_refused(world):
+    with pytest.raises(Exception, match="`dp_shard_size` above 1, which the strategy `ddp` does not do"):
+        world(2).run(places, dp_shard_size=2)
+
+
+def test_sequences_are_not_shared_by_an_engine_that_does_not_train(world):
+    with pytest.raises(
+        Exception, match='`sp_backend` .* is `deepspeed`, but .* by `torch`. Pass `sp_backend="torch"`'
+    ):
+        world(2).run(places, sp_size=2)
 
 
 def test_without_an_engine_there_is_nothing_to_tell():

@@ -66,7 +66,7 @@ class Plugin:
 
 def accelerator_on(sizes, **arguments):
     STRATEGIES.register("any_axes", AnyAxes, replace=True)
-    config = ParallelismConfig(**{f"{axis}_size": size for axis, size in sizes.items()})
+    config = ParallelismConfig(**{f"{axis}_size": size for axis, size in sizes.items()}, sp_backend="torch")
     return Accelerator(cpu=True, parallelism_config=config, megatron_lm_plugin=Plugin(), **arguments)
 
 

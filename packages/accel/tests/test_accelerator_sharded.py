@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
-from accel_backends.testing.models import make_batches, make_model
+from accel.utils import set_seed
+from accel_backends import resolve_plan
+from accel_backends.plans.memory import plan_memory
+from accel_backends.testing.models import Shared, make_batches, make_model
 from accel_state import current_runtime
 
 NUM_STEPS = 4
@@ -189,25 +193,123 @@ def test_units_that_are_gathered_ahead_have_the_same_values(world):
 
 
 SHARED_LAYERS = [
-    (2, "fsdp2", "shared-tied", {"accumulate": 2, "plugin": {"activation_checkpointing": True}}),
-    (2, "by layout", "shared-dropout", {"seed_of_rank": True}),
-    (2, "by layout", "shared-sequence", {}),
-    (4, "fsdp2", "shared", {"accumulate": 2}),
-    (4, "by layout", "shared-packed", {}),
-    (4, "by layout", "shared-sequence", {}),
+    ({"tp_size": 2}, "by layout", "shared", {}),
+    ({"tp_size": 2}, "fsdp2", "shared-tied", {"accumulate": 2, "plugin": {"activation_checkpointing": True}}),
+    ({"tp_size": 2}, "by layout", "shared-dropout", {"seed_of_rank": True}),
+    ({"tp_size": 2}, "by layout", "shared-sequence", {}),
+    ({"tp_size": 2, "dp_shard_size": 2}, "fsdp2", "shared", {"accumulate": 2}),
+    ({"tp_size": 2, "dp_shard_size": 2}, "by layout", "shared-packed", {}),
+    ({"tp_size": 2, "dp_shard_size": 2}, "by layout", "shared-sequence", {}),
+    ({"tp_size": 4}, "by layout", "shared-grouped", {"accumulate": 2}),
 ]
-"""Ranks, and in what they train."""
+"""Layouts, and what is trained in them how."""
 
 
-@pytest.mark.parametrize(("num_ranks", "engine", "kind", "options"), SHARED_LAYERS)
-def test_ranks_that_share_layers_train_as_one_process(world, num_ranks, engine, kind, options):
+@pytest.mark.parametrize(("layout", "engine", "kind", "options"), SHARED_LAYERS)
+def test_ranks_that_share_layers_train_as_one_process(world, layout, engine, kind, options):
     steps = {"optimizer": "sgd", "clip": 0.1, "accumulate": options.get("accumulate", 1)}
-    norms, expected = world(1).run(train_alone, kind, num_ranks=num_ranks // 2, **steps)[0]
-    layout = {"tp_size": 2, "dp_shard_size": num_ranks // 2}
-    (losses, ours, state), *others = world(num_ranks).run(
+    num_data_ranks = layout.get("dp_shard_size", 1)
+    norms, expected = world(1).run(train_alone, kind, num_ranks=num_data_ranks, **steps)[0]
+    (losses, ours, state), *others = world(layout["tp_size"] * num_data_ranks).run(
         train_in_ranks, kind, engine=engine, layout=layout, **{**steps, **options}
     )
     assert_same_state(state, expected, atol=1e-6)
     torch.testing.assert_close(torch.stack(ours), torch.stack(norms), rtol=1e-6, atol=0)
     assert all(torch.stack(ours).equal(torch.stack(theirs)) for _, theirs, _ in others)
     assert torch.stack(losses).equal(torch.stack(others[0][0]))  # the first two ranks have the same batches
+
+
+def gradients_in_ranks(kind, layout):
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(**layout) if layout else None)
+    model = accelerator.prepare(make_model(kind))
+    rows = torch.stack(make_batches(2))  # for two data ranks, or both for one
+    ranks = current_runtime().layout
+    own = (
+        rows[ranks.data_rank(accelerator.process_index)] if ranks.num_data_ranks == 2 else rows.flatten(0, 1)
+    )
+    loss = model(own).square().mean()
+    accelerator.backward(loss)
+    gradients = {name: one.grad for name, one in model.named_parameters()}
+    gradients = {
+        name: one.full_tensor() if isinstance(one, DTensor) else one for name, one in gradients.items()
+    }
+    return accelerator.reduce(loss.detach(), "mean"), gradients
+
+
+@pytest.mark.parametrize("kind", ["shared", "shared-tied"])
+@pytest.mark.parametrize("layout", [{"tp_size": 2}, {"tp_size": 2, "dp_shard_size": 2}])
+def test_losses_and_gradients_of_shared_layers_are_those_of_one_process(world, kind, layout):
+    [(loss, gradients)] = world(1).run(gradients_in_ranks, kind, None)
+    for own_loss, own in world(2 * layout.get("dp_shard_size", 1)).run(gradients_in_ranks, kind, layout):
+        torch.testing.assert_close(own_loss, loss, rtol=1e-6, atol=0)
+        for name, gradient in gradients.items():
+            # A shift of all keys changes no attention: their bias has a gradient of rounding errors alone.
+            least = gradients[name.replace(".bias", ".weight")].norm()
+            assert (own[name] - gradient).norm() <= 1e-5 * max(gradient.norm(), least), name
+
+
+def activations_with_dropout():
+    """Return what the blocks hand on, of the same rows on every rank."""
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_shard_size=2, tp_size=2))
+    set_seed(5, device_specific=True)
+    model = accelerator.prepare(Shared(dropout=0.5))
+    seen = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda block, inputs, output: seen.append(output.detach()))
+    for rows in make_batches(2):
+        model(rows[:1])
+    return torch.stack(seen)
+
+
+def test_ranks_that_share_layers_drop_out_alike_and_data_ranks_do_not(world):
+    first, again, second, other = world(4).run(activations_with_dropout)
+    assert torch.equal(first, again)
+    assert torch.equal(second, other)
+    assert all(not torch.equal(one, two) for one, two in zip(first, second, strict=True))
+
+
+SPREAD_EXPERTS = [
+    ("mixture", {"ep_size": 2}),
+    ("mixture", {"ep_size": 2, "tp_size": 2}),
+    ("mixture-listed", {"ep_size": 2, "dp_shard_size": 2}),
+    ("mixture", {"ep_size": 2, "dp_shard_size": 4}),
+    ("mixture-listed", {"ep_size": 2, "dp_shard_size": 2, "dp_replicate_size": 2}),
+    ("mixture", {"ep_size": 2, "dp_shard_size": 2, "tp_size": 2}),
+]
+"""Models, and how their ranks are arranged."""
+
+
+@pytest.mark.parametrize(("kind", "layout"), SPREAD_EXPERTS)
+def test_ranks_that_share_experts_train_as_one_process(world, kind, layout):
+    ranks = ParallelismConfig(**layout).layout
+    steps = {"optimizer": "sgd", "clip": 0.1, "accumulate": 2}
+    norms, expected = world(1).run(train_alone, kind, num_ranks=ranks.num_data_ranks, **steps)[0]
+    (_, ours, state), *others = world(ranks.world_size).run(
+        train_in_ranks, kind, engine="by layout", layout=layout, **steps
+    )
+    assert_same_state(state, expected, atol=1e-6)
+    torch.testing.assert_close(torch.stack(ours), torch.stack(norms), rtol=1e-6, atol=0)
+    assert all(torch.stack(ours).equal(torch.stack(theirs)) for _, theirs, _ in others)
+
+
+def held_of_experts(kind):
+    """Return the shapes of what this rank stores, and those that the plan tells."""
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_shard_size=4, ep_size=2))
+    model = make_model(kind)
+    planned = plan_memory(model, resolve_plan(model), num_shards=4, num_expert_ranks=2)
+    told = {
+        one.name: one.shard_shape(accelerator.process_index)
+        for unit in planned.units
+        for one in unit.parameters
+    }
+    model = accelerator.prepare(model)
+    return {name: tuple(one.to_local().shape) for name, one in model.named_parameters()}, told
+
+
+@pytest.mark.parametrize("kind", ["mixture", "mixture-listed"])
+def test_each_rank_stores_what_the_plan_tells(world, kind):
+    ranks = world(4).run(held_of_experts, kind)
+    for held, told in ranks:
+        assert held == told
+    if kind == "mixture":
+        assert [held["blocks.0.experts.up"][0] for held, _ in ranks] == [2, 2, 1, 1]

@@ -48,7 +48,9 @@ class Run:
     def step(self, num=2):
         for rows in make_batches(num):
             with self.accelerator.accumulate(self.model):
-                self.accelerator.backward(self.model(rows).square().mean())
+                self.accelerator.forward_backward(
+                    self.model, rows, lambda model, rows: model(rows).square().mean()
+                )
                 self.optimizer.step()
                 self.scheduler.step()
                 self.optimizer.zero_grad()
@@ -231,6 +233,49 @@ def test_layers_that_ranks_share_are_read_in_any_layout_and_back(world, tmp_path
         ("layers", state, 2, "sharded", SHARED),
         ("both", both, 2, "sharded", LAYERS),
         ("both", both, 1, "ddp", SHARED),
+    ]:
+        for loaded, _ in world(num).run(load, how, tmp_path / name, options):
+            assert_same(loaded, expected)
+
+
+def pass_on(how, layout, source, target):
+    """Load what the layout before has written, or make two steps; and save."""
+    run = Run(how, kind="shared-tied", seed=99, layout=layout)
+    if source is None:
+        run.step()
+    else:
+        run.accelerator.load_state(source, verify=True)
+    run.accelerator.save_state(target)
+    return torch.rand(3), run.state()
+
+
+def test_a_checkpoint_goes_through_every_kind_of_layout_without_a_difference(world, tmp_path):
+    """Ranks that share layers draw the random numbers of one process; other layouts draw new ones."""
+    [(numbers, state), _] = world(2).run(pass_on, "sharded", {"tp_size": 2}, None, tmp_path / "0")
+    chain = [(2, "sharded", None), (2, "ddp", {"pp_size": 2}), (1, "ddp", None)]
+    for number, (num, how, layout) in enumerate(chain):
+        folders = tmp_path / str(number), tmp_path / str(number + 1)
+        for _, passed_on in world(num).run(pass_on, how, layout, *folders):
+            assert_same(passed_on, state)
+    [(again, _)] = world(1).run(pass_on, "ddp", None, tmp_path / "0", tmp_path / "alone")
+    assert torch.equal(again, numbers)
+
+
+def spread(kind, num):
+    return {"kind": kind, "layout": {"dp_shard_size": num, "ep_size": 2}}
+
+
+def test_experts_that_are_spread_over_ranks_are_read_in_any_layout_and_back(world, tmp_path):
+    stacked, listed = spread("mixture", 2), spread("mixture-listed", 4)
+    [(state, later), _] = world(2).run(save, "full", tmp_path / "stacked", stacked)
+    for loaded, on in world(2).run(load, "full", tmp_path / "stacked", stacked):
+        assert_same(loaded, state)
+        assert_same(on, later)
+    [(other, _), *_] = world(4).run(save, "sharded", tmp_path / "listed", listed, False)
+    for name, expected, num, how, options in [
+        ("stacked", state, 1, "ddp", {"kind": "mixture"}),
+        ("listed", other, 1, "ddp", {"kind": "mixture-listed"}),
+        ("listed", other, 2, "full", spread("mixture-listed", 2)),
     ]:
         for loaded, _ in world(num).run(load, how, tmp_path / name, options):
             assert_same(loaded, expected)

@@ -5,6 +5,7 @@ rank that takes more. At the start, real weights are there already; a rank witho
 96 MiB and the largest unit 16, so that at most 176 MiB are asked for.
 """
 
+from tools.bench.block_models import BLOCK_MODEL
 from tools.bench.case import Case
 from tools.bench.loops import FAREWELL, TWO_RANKS
 
@@ -20,29 +21,17 @@ save_file(
 )
 """
 
-MODEL = """
-import gc, pathlib, tempfile, torch
-from torch import nn
+MODEL = (
+    BLOCK_MODEL
+    + """
+import gc, pathlib, tempfile
 torch.set_num_threads(1)
 torch.manual_seed(0)
 folder = pathlib.Path(tempfile.gettempdir()) / "accel-bench-sharded-loading"
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-    def forward(self, rows):
-        return rows + self.down(torch.relu(self.up(rows)))
-class Model(nn.Module):
-    def __init__(self, width=1024):
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(width) for _ in range(12))
-    def forward(self, rows):
-        for block in self.blocks:
-            rows = block(rows)
-        return rows
 def prepare(model):
     return accelerator.prepare(model, torch.optim.SGD(model.parameters()))[0]
 """
+)
 
 OURS = """
 from accel import Accelerator, FullyShardedDataParallelPlugin
@@ -57,7 +46,7 @@ plugin.load_weights_from = folder
 
 MEASURE = """
 with torch.device("{device_0}" if rank == 0 else "{device_1}"):
-    model = Model()
+    model = Model(num_blocks=12)
 gc.collect()
 def memory(name):
     text = pathlib.Path("/proc/self/status").read_text()

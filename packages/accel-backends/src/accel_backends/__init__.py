@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from accel_backends.plans.repeated_blocks import has_repeated_blocks as has_repeated_blocks
     from accel_backends.plans.repeated_blocks import is_repeated_blocks as is_repeated_blocks
     from accel_backends.plans.sources import resolve_plan as resolve_plan
-    from accel_backends.plugins.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
-    from accel_backends.plugins.deepspeed import get_active_deepspeed_plugin as get_active_deepspeed_plugin
-    from accel_backends.plugins.deepspeed_config import HfDeepSpeedConfig as HfDeepSpeedConfig
+    from accel_backends.plugins.deepspeed.hf_config import HfDeepSpeedConfig as HfDeepSpeedConfig
+    from accel_backends.plugins.deepspeed.plugin import DeepSpeedPlugin as DeepSpeedPlugin
+    from accel_backends.plugins.deepspeed.plugin import (
+        get_active_deepspeed_plugin as get_active_deepspeed_plugin,
+    )
     from accel_backends.plugins.dynamo import TorchDynamoPlugin as TorchDynamoPlugin
     from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
     from accel_backends.plugins.ram_efficient_loading import (
@@ -90,7 +92,7 @@ __getattr__, __dir__, __all__ = attach(
         "CompileTransform": "accel_backends.transforms.compile",
         "DeepSpeedEngineWrapper": "accel_backends.strategies.deepspeed.wrappers",
         "DeepSpeedOptimizerWrapper": "accel_backends.strategies.deepspeed.wrappers",
-        "DeepSpeedPlugin": "accel_backends.plugins.deepspeed",
+        "DeepSpeedPlugin": "accel_backends.plugins.deepspeed.plugin",
         "DeepSpeedSchedulerWrapper": "accel_backends.strategies.deepspeed.wrappers",
         "DistributedDataParallelKwargs": "accel_backends.handlers.ddp",
         "DummyOptim": "accel_backends.strategies.deepspeed.dummies",
@@ -98,7 +100,7 @@ __getattr__, __dir__, __all__ = attach(
         "FullyShardedDataParallelPlugin": "accel_backends.plugins.fsdp",
         "GatheredParameters": "accel_backends.strategies.deepspeed.gathered",
         "GradScalerKwargs": "accel_backends.handlers.grad_scaler",
-        "HfDeepSpeedConfig": "accel_backends.plugins.deepspeed_config",
+        "HfDeepSpeedConfig": "accel_backends.plugins.deepspeed.hf_config",
         "LossScaler": "accel_backends.precisions.loss_scaler",
         "ModelTransform": "accel_backends.transforms.protocol",
         "ParallelPlan": "accel_backends.plans.plan",
@@ -119,7 +121,7 @@ __getattr__, __dir__, __all__ = attach(
         "disable_fsdp_ram_efficient_loading": "accel_backends.plugins.ram_efficient_loading",
         "enable_fsdp_ram_efficient_loading": "accel_backends.plugins.ram_efficient_loading",
         "extract_model_from_parallel": "accel_backends.unwrap",
-        "get_active_deepspeed_plugin": "accel_backends.plugins.deepspeed",
+        "get_active_deepspeed_plugin": "accel_backends.plugins.deepspeed.plugin",
         "get_grad_scaler": "accel_backends.precisions.loss_scaler",
         "get_mixed_precision_context_manager": "accel_backends.precisions.context",
         "get_model_tp_size": "accel_backends.module_lookup",

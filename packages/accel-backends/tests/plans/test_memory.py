@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -126,10 +128,12 @@ def test_buffers_are_counted_beside():
     assert planned(num_shards=8).buffer_bytes == 28
 
 
-def test_whole_at_a_time_are_root_tail_and_two_units_in_a_row():
+def test_whole_at_a_time_are_the_root_and_two_units_in_a_row_of_which_the_tail_is_the_last():
     model = planned(num_shards=4)
     embed, block, *_, tail, root = (unit.whole.parameters for unit in model.units)
-    assert model.gathered_bytes == root + tail + embed + block
+    assert model.gathered_bytes == root + block + tail
+    without_tail = replace(model, units=tuple(unit for unit in model.units if not unit.is_tail))
+    assert without_tail.gathered_bytes == root + embed + block
 
 
 def test_a_model_without_units_is_gathered_as_a_whole():

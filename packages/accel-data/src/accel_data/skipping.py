@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import DataLoader
 
 from accel_data.loaders.cloning import check_loader
-from accel_data.loaders.prepared import PreparedLoader
 from accel_data.loaders.skip import SkipDataLoader
 from accel_state.errors import ConfigError
+
+
+@runtime_checkable
+class Skipping(Protocol):
+    """A loader that can return itself without its first batches: a prepared one, or what is around one."""
+
+    def skipping(self, num_batches: int) -> Any:
+        """Return a loader without the first ``num_batches`` batches of each epoch."""
 
 
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
@@ -27,7 +34,8 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
     """
     if num_batches < 0:
         raise ConfigError(f"`num_batches` must not be negative, got {num_batches}.")
-    if isinstance(dataloader, PreparedLoader):
-        return dataloader.skipping(num_batches)
+    if isinstance(dataloader, Skipping):
+        skipped: DataLoader[Any] = dataloader.skipping(num_batches)
+        return skipped
     check_loader(dataloader)
     return SkipDataLoader.around(dataloader, skip_batches=num_batches)

@@ -236,6 +236,7 @@ ROUTES: dict[str, tuple[list[tuple[str, str]], dict[str, object]]] = {
             ("full copies", ENTER),
             ("shards of each copy", "2" + ENTER),
             ("tensor parallel", "2" + ENTER),
+            ("pipeline parallel", ENTER),
             ("context parallel", ENTER),
             ("How many processes", "4" + ENTER),
             ("mixed precision", ENTER),

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from accel_ops import reduce
 from accel_state.errors import ConfigError
@@ -152,6 +154,21 @@ def test_maxima_and_minima_of_every_dtype(ranks, dtype):
         assert (highest.dtype, lowest.dtype) == (dtype, dtype)
         assert highest.to(torch.int64).tolist() == [1, 1, 1]
         assert lowest.to(torch.int64).tolist() == [0, 0, 1]
+
+
+def nans_of_each_rank(size: int) -> list[torch.Tensor]:
+    rank = dist.get_rank()
+    data = torch.tensor([math.nan if rank == place else 1.0 for place in (0, 1, 2)]).repeat(size)
+    return [
+        reduce(data.to(dtype), how) for dtype in (torch.float32, torch.bfloat16) for how in ("max", "min")
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 50_000], ids=["small", "large"])
+def test_a_maximum_or_minimum_with_a_nan_is_nan_whichever_rank_has_it(world, size):
+    for results in world(2).run(nans_of_each_rank, size):
+        for found in results:
+            assert found.isnan().tolist() == [True, True, False] * size
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.uint64], ids=str)

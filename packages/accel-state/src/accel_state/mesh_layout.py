@@ -182,8 +182,10 @@ class MeshLayout:
             A new mesh with ``axes`` in the order of `AXES`. The unions ``dp``, ``dp_shard_cp``, ``dp_cp`` and
             ``loss`` can be looked up by name too, if any of their axes are in ``axes``.
         """
+        from accel_state.mesh_groups import build_mesh
+
         wanted = set(axes)
-        mesh = _build(device_type, {axis: size for axis, size in self.sizes.items() if axis in wanted})
+        mesh = build_mesh(device_type, {axis: size for axis, size in self.sizes.items() if axis in wanted})
         for name, members in _UNIONS.items():
             present = tuple(axis for axis in members if axis in wanted)
             if present:
@@ -192,7 +194,9 @@ class MeshLayout:
 
     def expert_mesh(self, device_type: str) -> DeviceMesh:
         """Build a mesh of the expert view, with process groups, over the same ranks; see `mesh`."""
-        return _build(device_type, self.expert_sizes)
+        from accel_state.mesh_groups import build_mesh
+
+        return build_mesh(device_type, self.expert_sizes)
 
     @property
     def _size_of_copy(self) -> int:
@@ -253,9 +257,3 @@ def _strides(view: Mapping[str, int]) -> dict[str, int]:
 
 def _index(rank: int, digits: Iterable[tuple[int, int, int]]) -> int:
     return sum(rank // stride % size * factor for stride, size, factor in digits)
-
-
-def _build(device_type: str, sizes: Mapping[str, int]) -> DeviceMesh:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))

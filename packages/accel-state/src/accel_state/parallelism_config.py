@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from accel_state.environment import read
 from accel_state.errors import ConfigError, StateError
+from accel_state.layout_rules import check_layout
 from accel_state.mesh_layout import AXES, DATA_AXES, MeshLayout, check_size
 from accel_state.parallelism_handlers import (
     DeepSpeedSequenceParallelConfig,
@@ -50,10 +51,11 @@ class ParallelismConfig:
         dp_shard_size: Processes over which each copy is sharded.
         tp_size: Processes that share each layer.
         cp_size: Processes that share each sequence, by torch's context parallelism.
-        sp_size: Processes that share each sequence by attention heads, by DeepSpeed's Ulysses.
+        sp_size: Processes that share each sequence by attention heads (Ulysses).
+        sp_backend: Who does that: ``deepspeed`` where DeepSpeed trains, ``torch`` elsewhere.
         pp_size: Stages of the pipeline.
         ep_size: Processes over which the experts of a layer are spread; no further processes, but a divisor of
-            ``dp_shard_size * cp_size * sp_size * tp_size``.
+            ``dp_shard_size * cp_size * sp_size * tp_size``. As the only size above 1 it is ``dp_shard_size`` too.
 
     Raises:
         ConfigError: If a size is not a whole number of at least 1, or sizes exclude each other.
@@ -65,7 +67,7 @@ class ParallelismConfig:
     cp_size: int | None = None
     cp_backend: Literal["torch"] | None = None
     sp_size: int | None = None
-    sp_backend: Literal["deepspeed"] | None = None
+    sp_backend: Literal["deepspeed", "torch"] | None = None
     tp_handler: TorchTensorParallelConfig | None = None
     cp_handler: TorchContextParallelConfig | None = None
     sp_handler: DeepSpeedSequenceParallelConfig | None = None
@@ -77,24 +79,18 @@ class ParallelismConfig:
     def __post_init__(self) -> None:
         for axis in (*AXES, "ep"):
             setattr(self, f"{axis}_size", self._checked_size(axis))
-        for name, choices in (("cp_backend", ("torch",)), ("sp_backend", ("deepspeed",))):
+        if not self.active_mesh_dims:
+            self.dp_shard_size = self.ep_size
+        for name, choices in (("cp_backend", ("torch",)), ("sp_backend", ("deepspeed", "torch"))):
             if getattr(self, name) is None:
                 setattr(self, name, read(f"parallelism_{name}"))
             check_choice(name, getattr(self, name), choices)
-        if self.cp_enabled and self.sp_enabled:
-            raise ConfigError(
-                f"`cp_size` ({self.cp_size}) and `sp_size` ({self.sp_size}) are two ways to share a sequence. "
-                "Set one of them to 1."
-            )
-        if self.dp_replicate_enabled and not self.dp_shard_enabled and (self.tp_enabled or self.cp_enabled):
-            raise ConfigError(
-                "`tp_size` and `cp_size` above 1 cannot be combined with full copies alone (`dp_replicate_size` "
-                f"{self.dp_replicate_size}, `dp_shard_size` 1). Shard the copies with `dp_shard_size`, or set "
-                "`dp_replicate_size` to 1."
-            )
+        check_layout(self.layout)
         for axis, handler in _HANDLERS.items():
-            self._complete_handler(axis, handler)
-        _ = self.layout  # refuses an `ep_size` that does not fit the others
+            if axis == "sp" and self.sp_enabled and self.sp_backend == "torch":
+                self._refuse_settings_of_deepspeed()
+            else:
+                self._complete_handler(axis, handler)
 
     @property
     def layout(self) -> MeshLayout:
@@ -138,7 +134,7 @@ class ParallelismConfig:
 
     @property
     def sp_enabled(self) -> bool:
-        """Whether sequences are shared by DeepSpeed."""
+        """Whether sequences are shared by attention heads."""
         return self._size("sp") > 1
 
     @property
@@ -198,7 +194,7 @@ class ParallelismConfig:
         """
         layout = self.layout
         if dist.is_initialized():
-            check_world_size(layout, dist.get_world_size())
+            check_layout(layout, num_processes=dist.get_world_size())
         return None if layout.world_size == 1 else layout.mesh(device_type, self.active_mesh_dims)
 
     def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:
@@ -234,7 +230,7 @@ class ParallelismConfig:
             arranged = MeshLayout.of_replicas(num_processes) if default is None else default
             for axis, size in arranged.sizes.items():
                 setattr(self, f"{axis}_size", size)
-        check_world_size(self.layout, num_processes)
+        check_layout(self.layout, num_processes=num_processes)
 
     def to_json(self) -> dict[str, Any]:
         """Return sizes, backends and handlers as values that JSON can hold."""
@@ -256,6 +252,13 @@ class ParallelismConfig:
         given = getattr(self, f"{axis}_size")
         return check_size(f"{axis}_size", read(f"parallelism_{axis}_size") if given is None else given)
 
+    def _refuse_settings_of_deepspeed(self) -> None:
+        if self.sp_handler is not None:
+            raise ConfigError(
+                "`sp_handler` has settings of DeepSpeed, which have no effect while `sp_backend` is `torch`. "
+                "Leave it out."
+            )
+
     def _complete_handler(self, axis: str, kind: type[Any]) -> None:
         handler = getattr(self, f"{axis}_handler")
         if self._size(axis) == 1:
@@ -267,17 +270,3 @@ class ParallelismConfig:
             raise ConfigError(
                 f"`{axis}_handler` must be a `{kind.__name__}`, got `{type(handler).__name__}`."
             )
-
-
-def check_world_size(layout: MeshLayout, num_processes: int) -> None:
-    """Refuse a layout of another number of processes.
-
-    Raises:
-        ConfigError: Naming the sizes.
-    """
-    if layout.world_size != num_processes:
-        sizes = ", ".join(f"{axis}_size={size}" for axis, size in layout.sizes.items())
-        raise ConfigError(
-            f"The mesh of `ParallelismConfig` ({sizes}) is for {layout.world_size} processes, but there are "
-            f"{num_processes}. Make the product of the sizes {num_processes}."
-        )

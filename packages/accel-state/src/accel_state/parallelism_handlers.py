@@ -9,7 +9,7 @@ from typing import Any
 from accel_state.environment import read
 from accel_state.errors import ConfigError
 
-PIPELINE_SCHEDULES = ("gpipe", "1f1b")
+PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble")
 COMM_STRATEGIES = ("allgather", "alltoall")
 ATTENTION_IMPLEMENTATIONS = ("flash_attention_2", "flash_attention_3", "sdpa")
 
@@ -31,16 +31,25 @@ class TorchTensorParallelConfig:
 
 @dataclass
 class TorchContextParallelConfig:
-    """Context parallelism by torch.
+    """Context parallelism.
 
     Args:
         cp_comm_strategy: How keys and values travel: ``allgather`` (all at once) or ``alltoall`` (in a ring).
             None reads ``PARALLELISM_CONFIG_CP_COMM_STRATEGY``.
+        cuts_batches: Prepared loaders give each rank its part of every sequence. Otherwise they give all ranks whole
+            sequences, for `Accelerator.maybe_context_parallel` to cut.
+        is_balanced: Each rank has a piece of the head and one of the tail of a sequence, so that all have as much to
+            do where tokens see only earlier ones. Otherwise it has one piece.
+        indivisible: What such loaders do with sequences that cannot be cut: ``pad`` or ``refuse`` them.
     """
 
     cp_comm_strategy: str | None = None
+    cuts_batches: bool = False
+    is_balanced: bool = True
+    indivisible: str = "pad"
 
     def __post_init__(self) -> None:
+        check_choice("indivisible", self.indivisible, ("pad", "refuse"))
         self.cp_comm_strategy = _given_or_read(self.cp_comm_strategy, "parallelism_cp_comm_strategy")
         check_choice("cp_comm_strategy", self.cp_comm_strategy, COMM_STRATEGIES)
 
@@ -74,28 +83,47 @@ class DeepSpeedSequenceParallelConfig:
 
 @dataclass
 class PipelineParallelConfig:
-    """How batches pass through the stages of a pipeline.
+    """How batches pass through the stages of a pipeline. What is None is read from ``PARALLELISM_CONFIG_PP_*``.
 
     Args:
-        schedule: ``1f1b``: a stage goes backward as soon as it can, and holds the activations of as many micro-batches
-            as stages follow it; ``gpipe``: all forward, then all backward. Both compute the same.
+        schedule: ``1f1b``, the default: a stage goes backward as soon as it can, and holds the activations of as many
+            micro-batches as stages follow it; ``gpipe``: all forward, then all backward; ``interleaved_1f1b``: with
+            several stages on each rank, so that ranks wait less and communicate more; ``zero_bubble``: gradients of
+            parameters are computed when a rank would wait. All compute the same.
         num_micro_batches: Parts of a batch that are on their way at once; None: two for each stage. A batch of fewer
             rows has one for each row.
         split_points: The modules with which the stages begin, from the second on, in the order in which the forward
             calls them; ``auto``: stages of about the same size.
+        stages_per_rank: Stages of each rank, which are spread over the model: of two ranks the first has the stages 0
+            and 2. None: two with ``interleaved_1f1b``, else one.
 
     Raises:
-        ConfigError: If there is no such schedule, or a number below 1.
+        ConfigError: If there is no such schedule, a number is below 1, or the schedule is for another number of stages.
     """
 
-    schedule: str = "1f1b"
+    schedule: str | None = None
     num_micro_batches: int | None = None
     split_points: str | Sequence[str] = "auto"
+    stages_per_rank: int | None = None
 
     def __post_init__(self) -> None:
+        self.schedule = _given_or_read(self.schedule, "parallelism_pp_schedule")
+        self.num_micro_batches = _given_or_read(self.num_micro_batches, "parallelism_pp_num_micro_batches")
+        self.stages_per_rank = _given_or_read(self.stages_per_rank, "parallelism_pp_stages_per_rank")
         check_choice("schedule", self.schedule, PIPELINE_SCHEDULES)
-        if self.num_micro_batches is not None and self.num_micro_batches < 1:
-            raise ConfigError(f"`num_micro_batches` must be at least 1, got {self.num_micro_batches}.")
+        is_interleaved = self.schedule == "interleaved_1f1b"
+        if self.stages_per_rank is None:
+            self.stages_per_rank = 2 if is_interleaved else 1
+        for name in ("num_micro_batches", "stages_per_rank"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise ConfigError(f"`{name}` must be at least 1, got {number}.")
+        if self.schedule != "zero_bubble" and is_interleaved != (self.stages_per_rank > 1):
+            fitting = "1f1b" if is_interleaved else "interleaved_1f1b"
+            raise ConfigError(
+                f"The schedule `{self.schedule}` is not for {self.stages_per_rank} stages on each rank "
+                f"(`stages_per_rank`). Choose `schedule='{fitting}'`, or leave `stages_per_rank` out."
+            )
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

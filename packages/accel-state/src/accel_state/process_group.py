@@ -165,6 +165,20 @@ def leave_group() -> None:
     """Destroy the default group, whoever set it up."""
     _Owned.pid = _Owned.group = None
     dist.destroy_process_group()
+    _forget_placements()
+
+
+def _forget_placements() -> None:
+    """Let torch forget the placements that it has computed for operations on `DTensor`s.
+
+    They refer to meshes whose groups are gone, which torch takes for equal to later ones over the same ranks.
+    """
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import debug
+
+        clear = getattr(debug, "_clear_sharding_prop_cache", None)  # missing in older releases than 2.13
+        if clear is not None:
+            clear()
 
 
 def _init_method(topology: Topology) -> str:

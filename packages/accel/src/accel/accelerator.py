@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
@@ -455,18 +455,25 @@ class Accelerator:
     ) -> AbstractContextManager[None]:
         """Share the sequences in `buffers` between ranks in the block, where the run has an axis `cp`.
 
-        No strategy here serves that axis yet, and a run that asks for it is refused when it is built: the
-        block is as if it were not there.
+        There `buffers` are, in place, this rank's part of them, and prepared models compute attention with the other
+        ranks. Without that axis, or without buffers, the block is as if it were not there.
 
         Args:
-            buffers: Tensors that hold whole sequences.
+            buffers: Tensors that hold whole sequences, all of one length: tokens, labels moved one token ahead,
+                positions, the padding mask.
             buffer_seq_dims: Dimension of the sequence in each.
             no_restore_buffers: Those that need not be whole again after the block.
+
+        Raises:
+            ConfigError: If the sequences cannot be cut, or there is not one dimension for each buffer.
+            StateError: If sequences are cut already.
         """
-        return nullcontext()
+        return self._strategy.share_buffers(
+            buffers or (), buffer_seq_dims or (), no_restore=no_restore_buffers or frozenset()
+        )
 
     def deepspeed_ulysses_dl_adapter(self, dl: Any, model: nn.Module) -> Any:
-        """Make a loader give each rank its part of the sequences, where DeepSpeed shares them; else return it.
+        """Make a loader give each rank its part of the sequences, where ranks share them; else return it.
 
         Args:
             dl: A prepared loader.
@@ -724,7 +731,11 @@ class Accelerator:
         self._stepper.backward(loss, num_items, **kwargs)
 
     def forward_backward(
-        self, model: nn.Module, batch: Any, loss_fn: Callable[[nn.Module, Any], Tensor]
+        self,
+        model: nn.Module,
+        batch: Any,
+        loss_fn: Callable[[nn.Module, Any], Tensor],
+        num_items: Callable[[Any], float | Tensor] | None = None,
     ) -> Tensor:
         """Compute the gradients of the loss of a batch, in place of a call of the model and `backward`.
 
@@ -736,11 +747,13 @@ class Accelerator:
             batch: Tensors with a row for each sample, nested at will; the same on all stages of a pipeline.
             loss_fn: Called as `loss_fn(model, batch)`, also with parts of the batch; calls the model and returns the
                 mean loss of the rows.
+            num_items: Called as `num_items(batch)`, also with parts of the batch; returns how many items the loss is a
+                mean over, such as tokens, where rows have different numbers. It is what `backward` is given.
 
         Returns:
             The loss, detached; the same on all stages. Under `torch.no_grad` nothing else is computed.
         """
-        return self._stepper.forward_backward(model, batch, loss_fn)
+        return self._stepper.forward_backward(model, batch, loss_fn, num_items)
 
     def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
         """Compute gradients and update each parameter as soon as its gradient is there, which is then freed.

@@ -15,6 +15,8 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(33, 33)
+    def forward(self, hidden):
+        return hidden + self.layer(hidden)
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -44,11 +46,21 @@ TABLE = """\
 │  norm.bias            │  33 │ Shard(0)│132 bytes│   36 bytes  │
 │  head.weight          │50×33│ Shard(0)│ 6.45 KB │   1.68 KB   │
 └───────────────────────┴─────┴─────────┴─────────┴─────────────┘
-The largest rank, float32, AdamW: parameters 5.81 KB, gradients 3.42 KB, \
-optimizer 6.84 KB, total 16.08 KB; one process alone 61.36 KB
-The smallest rank: total 13.12 KB
-Buffers on every rank: 28 bytes
-Parameters that are whole at a time, at most: 17.53 KB in float32
+Parameters, gradients and AdamW's state in float32: 16.08 KB on the largest rank; one process alone 61.36 KB
+The smallest rank: 13.12 KB
+Memory of the rank that needs most:
+  parameters                5.81 KB
+  gradients                 3.42 KB
+  optimizer states (AdamW)  6.84 KB
+  buffers                   28 bytes
+  gathered units            11.09 KB
+  total                     27.19 KB
+In a step each rank sends 39.9 KB:
+  4 × all-gather of 4.78 KB among 4 ranks (dp_shard)
+  2 × all-gather of 6.7 KB among 4 ranks (dp_shard)
+  1 × all-gather of 6.98 KB among 4 ranks (dp_shard)
+  1 × reduce-scatter of 6.7 KB among 4 ranks (dp_shard)
+  1 × reduce-scatter of 6.98 KB among 4 ranks (dp_shard)
 """
 
 
@@ -88,6 +100,30 @@ def test_layers_that_ranks_share_are_cut_before_they_are_sharded(model_file, cap
     assert "on 2 × 2 ranks, layers shared by 2" in capsys.readouterr().out
 
 
+EXPERTS = """
+class Net(nn.Module):
+    parallel_plan = {"experts": {"experts": "ep_dispatch_experts"}}
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.Module()
+        self.experts.up = nn.Parameter(torch.empty(6, 5, 10))
+"""
+
+
+def test_experts_are_spread_before_they_are_sharded(model_file, capsys):
+    model_file.write_text("import torch\nfrom torch import nn\n" + EXPERTS)
+    assert plan("--num_processes", "4", "--ep_size", "2", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    [experts] = told["units"]
+    assert experts["modules"] == ["experts"]
+    assert experts["parameters"][0]["placement"] == "Shard(0), Shard(0)"
+    assert experts["parameters"][0]["largest_shard_bytes"] == 2 * 5 * 10 * 4
+    assert told["gathered_bytes"] == 3 * 5 * 10 * 4
+    assert plan("--num_processes", "4", "--ep_size", "2") == 0
+    assert "on 4 ranks, experts spread over 2" in capsys.readouterr().out
+
+
 def test_json_tells_bytes_of_each_parameter_on_its_own(capsys):
     assert plan("--num_processes", "4", "--json") == 0
     told = json.loads(capsys.readouterr().out)
@@ -111,6 +147,53 @@ def test_json_tells_bytes_of_each_parameter_on_its_own(capsys):
     assert told["buffer_bytes"] == 28
 
 
+RUNNING = """
+    def forward(self, tokens):
+        hidden = self.embed(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(self.norm(hidden))
+"""
+
+
+def test_a_sequence_length_tells_activations(model_file, capsys):
+    model_file.write_text(MODULE + RUNNING)
+    told = []
+    for tokens in ("16", "32"):
+        assert plan("--json", "--sequence_length", tokens) == 0
+        told.append(json.loads(capsys.readouterr().out)["memory"]["activations"])
+    assert told[1] == pytest.approx(2 * told[0], rel=0.01)
+
+
+def test_each_pipeline_stage_has_a_table(model_file, capsys):
+    model_file.write_text(MODULE + RUNNING)
+    assert plan("--num_processes", "4", "--pp_size", "2", "--batch_size", "2", "--sequence_length", "8") == 0
+    text = capsys.readouterr().out
+    assert "stage 0 of planned_net:Net` on 2 ranks" in text
+    assert text.count("2 × send of 1.03 KB among 2 ranks (pp)") == 2
+    assert plan("--num_processes", "4", "--pp_size", "2", "--json") == 0
+    stages = json.loads(capsys.readouterr().out)["stages"]
+    assert [unit["modules"] for unit in stages[1]["units"]] == [["blocks.1"], ["norm", "head"]]
+
+
+def test_layouts_that_fit_are_proposed_those_that_send_least_first(capsys):
+    assert plan("--fit", "4:40kB", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["sent_per_sequence"] for one in found] == sorted(one["sent_per_sequence"] for one in found)
+    assert {"dp_shard": 4} in [one["layout"] for one in found if one["fits"]]
+    assert {"dp_replicate": 4} in [one["layout"] for one in found if not one["fits"]]
+    assert plan("--fit", "4:40kB") == 0
+    text = capsys.readouterr().out
+    assert "dp_shard 4" in text
+    assert "dp_replicate 4" not in text
+
+
+def test_where_nothing_fits_the_closest_is_told(capsys):
+    assert plan("--fit", "4:1kB") == 0
+    assert "No layout fits" in (text := capsys.readouterr().out)
+    assert "Closest comes dp_shard 4, with 27.19 KB" in text
+
+
 def test_a_policy_chooses_other_units(capsys):
     assert plan("--json", "--fsdp_auto_wrap_policy", "NO_WRAP") == 0
     assert [unit["modules"] for unit in json.loads(capsys.readouterr().out)["units"]] == [[""]]
@@ -132,18 +215,29 @@ def test_the_picture_is_written(tmp_path, capsys):
     assert plan("--num_processes", "2", "--picture", str(tmp_path / "plan.svg")) == 0
     assert (tmp_path / "plan.svg").read_text(encoding="utf-8").startswith("<svg ")
     assert "on 2 ranks" in capsys.readouterr().out
+    assert (
+        plan("--num_processes", "4", "--dp_replicate_size", "2", "--picture", str(tmp_path / "plan.svg")) == 0
+    )
+    assert "4 ranks: dp_replicate 2 × dp_shard 2" in (tmp_path / "plan.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--num_processes", "0"), "`--num_processes` must be at least 1, got 0"),
+        (("--num_processes", "8", "--dp_replicate_size", "3"), "is for 6 processes, but there are 8"),
+        (("--num_processes", "8", "--dp_shard_size", "4"), "the sizes 8, with .*`dp_shard_size=8`"),
+        (("--num_processes", "8", "--pp_size", "4"), "`pp_size` 4 needs as many blocks, but the model has 3"),
+        (("--num_processes", "4", "--cp_size", "2", "--sp_size", "2"), "two ways to share a sequence"),
         (
-            ("--num_processes", "8", "--dp_replicate_size", "3"),
-            "must divide `--num_processes`, which is 8, got 3",
+            ("--cp_size", "2", "--num_processes", "2", "--sequence_length", "3"),
+            "does not divide the 3 tokens",
         ),
-        (("--num_processes", "8", "--tp_size", "3"), "`--tp_size` must divide the 8 ranks .*, got 3"),
+        (("--fit", "64"), "the memory of each, such as `64:80GB`, got `64`"),
+        (("--fit", "64:80GB", "--tp_size", "2"), "`--tp_size` has no effect with `--fit`"),
         (("--num_processes", "2", "--tp_size", "2"), "The Net has no plan by which 2 ranks"),
+        (("--num_processes", "8", "--ep_size", "3"), "`ep` must divide .*, which is 8, got 3"),
+        (("--num_processes", "2", "--ep_size", "2"), "The Net has no plan that names experts"),
         (("--fsdp_auto_wrap_policy", "NOWRAP"), "Unknown auto-wrap policy `NOWRAP`.*Did you mean `NO_WRAP`"),
         (("--fsdp_min_num_params", "3"), "no effect without `--fsdp_auto_wrap_policy`"),
         (("--picture", "plan.png"), "its name must end in `.svg`, got `plan.png`"),

@@ -5,7 +5,13 @@ import torch
 from torch import nn
 
 from accel import PartialState
-from accel.inference import find_pippy_batch_size, generate_device_map, prepare_pippy
+from accel.inference import (
+    build_pipeline,
+    find_pippy_batch_size,
+    generate_device_map,
+    pippy_forward,
+    prepare_pippy,
+)
 from accel_backends.pipelining.placeholders import is_placeholder
 from accel_backends.testing.models import Block
 from accel_state.errors import ConfigError, DistributedOperationException
@@ -175,6 +181,24 @@ def refusals():
 
 def test_what_cannot_be_cut_is_refused_with_the_reason(world):
     assert all(map(all, world(2).run(refusals)))
+
+
+def call_by_hand():
+    rows = torch.randn(5, 5, generator=torch.Generator().manual_seed(4))
+    torch.manual_seed(3)
+    model = sequential().eval()
+    with torch.no_grad():
+        expected = model(rows)
+        forward = build_pipeline(model, ["2"], (rows,), {}, 2)
+        return expected, pippy_forward(forward, 3, True, rows), pippy_forward(forward, 1, False, rows)
+
+
+def test_a_pipeline_built_by_hand_takes_its_options_with_each_call(world):
+    first, last = world(2).run(call_by_hand)
+    for expected, everywhere, _ in (first, last):
+        torch.testing.assert_close(everywhere, expected)
+    assert first[2] is None
+    torch.testing.assert_close(last[2], last[0])
 
 
 def test_one_process_has_the_whole_model():

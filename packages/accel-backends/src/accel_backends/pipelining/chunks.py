@@ -29,6 +29,11 @@ def in_chunks(data: Any, num_rows: int, num_chunks: int) -> list[Any]:
     return [rows(first, last) for first, last in bounds]
 
 
+def num_micro_batches(num_rows: int, *, num_stages: int, wanted: int | None = None) -> int:
+    """Return in how many micro-batches a batch of ``num_rows`` passes through a pipeline."""
+    return max(1, min(wanted or 2 * num_stages, num_rows))
+
+
 def chunk_bounds(num_rows: int, num_chunks: int) -> list[tuple[int, int]]:
     """Return the first row of each chunk and the one after its last; the first chunks may have a row more."""
     num_chunks = max(1, min(num_chunks, num_rows))

@@ -25,7 +25,8 @@ def balanced_starts(
     if len(parts) < num_stages:
         raise ConfigError(
             f"`{type(model).__name__}` has {len(parts)} parts that can be cut from each other, which is less than the "
-            f"{num_stages} stages. Start fewer processes, or name modules in `split_points`."
+            f"{num_stages} stages. Use fewer stages (`pp_size`, `stages_per_rank` or processes), or name modules in "
+            "`split_points`."
         )
     firsts = balanced_firsts([num_bytes for _, num_bytes in parts], num_stages)
     return [parts[first][0] for first in firsts]

@@ -82,12 +82,18 @@ class PipelinedForward:
             ConfigError: If the output cannot be put together from chunks; ``num_chunks=1`` takes any.
             DistributedOperationException: If another rank failed; that rank raises its own error.
         """
+        return self.run(args, kwargs, num_chunks=self._num_chunks, gather_output=self._gathers_output)
+
+    def run(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, num_chunks: int, gather_output: bool
+    ) -> Any:
+        """Do the same with other options than those of the constructor."""
         inputs = self._inputs(args, kwargs)
-        chunks = in_chunks(inputs, ignorant_find_batch_size(inputs) or 1, self._num_chunks)
+        chunks = in_chunks(inputs, ignorant_find_batch_size(inputs) or 1, num_chunks)
         shapes = repr(get_shape(inputs))
         traces = self._together(lambda: [self._trace(*chunk) for chunk in chunks], shapes)
         output = self._together(lambda: self._pass_through(chunks, traces), shapes)
-        if not self._gathers_output:
+        if not gather_output:
             return output
         structure = broadcast_object_list([get_data_structure(output)], from_process=self._last)[0]
         if self._stage != self._last:
@@ -155,5 +161,9 @@ class PipelinedForward:
 
     def _together(self, compute: Callable[[], T], shapes: str) -> T:
         return run_together(
-            self._transport, compute, operation=PipelinedForward.__call__, arguments=(shapes,)
+            self._transport,
+            compute,
+            operation=PipelinedForward.__call__,
+            inputs=shapes,
+            partners=range(self._transport.world_size),
         )

@@ -1,58 +1,94 @@
-"""Whole states of models and optimizers, put together from the stages."""
+"""States of models and optimizers whose tensors are held by the ranks of different stages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from accel_backends.pipelining.stages import StagedModel
-from accel_backends.state_placement import move_to_device
+from accel_backends.sharding.receiving import HeldTensor
 from accel_ops import gather_object
 
 
-def whole_model_state(state: Mapping[str, Any], staged: StagedModel | None) -> dict[str, Any]:
-    """Return a model's state on the CPU, with the values of all stages. All ranks together.
+def held_model_state(
+    state: Mapping[str, Any], staged: StagedModel, ranks: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """Return a model's state in which each tensor tells who holds it. No communication.
 
     Args:
         state: By name, the tensors of the model themselves, those of other stages without values.
-        staged: The stages; None, or stages that no batch has passed yet: this rank has all values.
+        staged: The stages.
+        ranks: The ranks at each place of the pipelines.
     """
-    users = (
-        {}
-        if staged is None
-        else {id(t.tensor): u for t, u in zip(staged.tensors, staged.users, strict=False)}
-    )
-    whole: dict[str, Any] = {}
-    received: dict[int, torch.Tensor] = {}  # tied tensors stay one
+    if not staged.users:
+        return {name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in state.items()}
+    places = {
+        id(found.tensor): holders for found, holders in zip(staged.tensors, staged.holders, strict=True)
+    }
+    known: dict[int, HeldTensor] = {}  # tied tensors stay one
+    held: dict[str, Any] = {}
     for name, value in state.items():
-        if not isinstance(value, torch.Tensor):
-            whole[name] = value
+        holders = places.get(id(value), frozenset())
+        if not holders:
+            held[name] = value.detach() if isinstance(value, torch.Tensor) else value
             continue
-        if id(value) not in received:
-            received[id(value)] = _from_first(value.detach(), users.get(id(value), frozenset())).cpu()
-        whole[name] = received[id(value)]
-    return whole
+        if id(value) not in known:
+            known[id(value)] = HeldTensor.of(
+                value, ranks[min(holders)], dtype=value.dtype, shape=value.shape, device=value.device
+            )
+        held[name] = known[id(value)]
+    return held
 
 
-def _from_first(tensor: torch.Tensor, users: frozenset[int]) -> torch.Tensor:
-    """Return the tensor of the first stage that computes with it."""
-    if not users or len(users) == dist.get_world_size():
-        return tensor
-    tensor = tensor.contiguous()
-    dist.broadcast(tensor, min(users))
-    return tensor
+@dataclass(frozen=True, slots=True)
+class _Description:
+    dtype: torch.dtype
+    shape: torch.Size
 
 
-def whole_optimizer_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state on the CPU, with the states of all stages' parameters. All ranks together.
+def held_optimizer_state(
+    state: Mapping[str, Any],
+    places: Mapping[int, int],
+    ranks: Sequence[Sequence[int]],
+    *,
+    rank: int,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Return an optimizer's state in which each tensor tells who holds it. All ranks together.
 
     Args:
         state: Of this rank; its groups have the parameters of all stages, numbered alike on every rank.
+        places: By these numbers, the first place in the pipeline that has a parameter, where not every rank has.
+        ranks: The ranks at each place of the pipelines.
+        rank: This one.
+        device: Where tensors are received.
     """
-    found: dict[int, Any] = {}
-    for part in gather_object([move_to_device(state["state"], "cpu")]):
-        found |= {number: value for number, value in part.items() if number not in found}
-    return {**state, "state": dict(sorted(found.items()))}
+    own: dict[int, dict[str, Any]] = {
+        number: {name: _described(value) for name, value in values.items()}
+        for number, values in state["state"].items()
+        if number in places and ranks[places[number]][0] == rank
+    }
+    described: dict[int, dict[str, Any]] = {}
+    for part in gather_object([own]):
+        described |= part
+    held = {number: dict(values) for number, values in state["state"].items() if number not in places}
+    for number, values in described.items():
+        holders = ranks[places[number]]
+        mine = state["state"].get(number, {})
+        held[number] = {
+            name: HeldTensor.of(mine.get(name), holders, dtype=value.dtype, shape=value.shape, device=device)
+            if isinstance(value, _Description)
+            else value
+            for name, value in values.items()
+        }
+    return {**state, "state": dict(sorted(held.items()))}
+
+
+def _described(value: Any) -> Any:
+    """Return what other ranks have to know of a value: of a tensor its type and shape, of a number all of it."""
+    if isinstance(value, torch.Tensor):
+        return _Description(value.dtype, value.shape) if value.dim() else value.cpu()
+    return value

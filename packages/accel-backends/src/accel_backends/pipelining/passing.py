@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
+
+Key = tuple[int, int]
+"""A stage and a micro-batch."""
 
 
 class Neighbour:
@@ -40,6 +43,38 @@ class Neighbour:
             if work is not None:
                 work.wait()
         self._sent.clear()
+
+
+class Inbox:
+    """What a neighbour sends, taken in any order.
+
+    Args:
+        sender: The neighbour.
+        order: The keys of what it sends, in its order.
+        like: Returns, for a key, tensors of the shapes and dtypes that are sent.
+        device: Where they are received.
+    """
+
+    def __init__(
+        self,
+        sender: Neighbour,
+        order: Sequence[Key],
+        *,
+        like: Callable[[Key], Sequence[torch.Tensor]],
+        device: torch.device,
+    ) -> None:
+        self._sender = sender
+        self._coming = iter(order)
+        self._like = like
+        self._device = device
+        self._kept: dict[Key, list[torch.Tensor]] = {}
+
+    def take(self, key: Key) -> list[torch.Tensor]:
+        """Wait for the tensors of a key, and return them."""
+        while key not in self._kept:
+            coming = next(self._coming)
+            self._kept[coming] = self._sender.receive(self._like(coming), device=self._device)
+        return self._kept.pop(key)
 
 
 def zeros_like(like: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

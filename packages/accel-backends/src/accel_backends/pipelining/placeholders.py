@@ -39,17 +39,18 @@ def put(found: NamedTensor, tensor: torch.Tensor) -> None:
 @contextmanager
 def standing_in(tensors: Sequence[NamedTensor], values: Mapping[int, torch.Tensor]) -> Iterator[None]:
     """Let a model hold ``values`` in the block, which are numbered like its ``tensors``."""
-    before = [_held(found) for found in tensors]
+    before = {number: held(tensors[number]) for number in values}
     try:
         for number, value in values.items():
             put(tensors[number], value)
         yield
     finally:
-        for found, tensor in zip(tensors, before, strict=True):
-            put(found, tensor)
+        for number, tensor in before.items():
+            put(tensors[number], tensor)
 
 
-def _held(found: NamedTensor) -> torch.Tensor:
+def held(found: NamedTensor) -> torch.Tensor:
+    """Return what the modules hold now as this parameter or buffer."""
     module, key = found.places[0]
     tensor: torch.Tensor = module._parameters[key] if key in module._parameters else module._buffers[key]  # type: ignore[assignment]
     return tensor

@@ -1,40 +1,118 @@
-"""In which order a stage goes forward and backward through the micro-batches of a batch.
+"""In which order a rank takes its stages forward and backward through the micro-batches of a batch.
 
 GPipe: Huang et al., https://arxiv.org/abs/1811.06965. 1F1B: Narayanan et al., https://arxiv.org/abs/1806.03377.
+Interleaved 1F1B: Narayanan et al., https://arxiv.org/abs/2104.04473. Zero bubble (ZB1P): Qi et al.,
+https://arxiv.org/abs/2401.10241.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from accel_backends.pipelining.chunks import chunk_bounds
+
+
+class Pass(enum.Enum):
+    """What a stage does with a micro-batch."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    INPUTS = "inputs"
+    """Backward to what the stage was handed, which the stage before it waits for."""
+    WEIGHTS = "weights"
+    """Backward to the parameters, for which nobody waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One pass of a stage: forward or backward with one micro-batch."""
+    """One pass of one stage with one micro-batch."""
 
-    is_forward: bool
+    kind: Pass
+    stage: int
     micro_batch: int
 
 
-def gpipe(stage: int, num_stages: int, num_micro_batches: int) -> list[Action]:
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a pipeline whose schedule is asked for.
+
+    Attributes:
+        rank: A rank's place in the pipeline.
+        num_ranks: How many there are.
+        stages_per_rank: How many stages each has: every ``num_ranks``th.
+        num_micro_batches: Parts of the batch.
+    """
+
+    rank: int
+    num_ranks: int
+    stages_per_rank: int
+    num_micro_batches: int
+
+    def in_rounds(self, *, backward: bool) -> list[tuple[int, int]]:
+        """Return stages and micro-batches in the order in which they are run.
+
+        A round of about as many micro-batches as there are ranks goes through all stages before the next one begins.
+        """
+        num_rounds = max(1, self.num_micro_batches // self.num_ranks)
+        stages = [number * self.num_ranks + self.rank for number in range(self.stages_per_rank)]
+        return [
+            (stage, micro_batch)
+            for first, end in chunk_bounds(self.num_micro_batches, num_rounds)
+            for stage in (reversed(stages) if backward else stages)
+            for micro_batch in range(first, end)
+        ]
+
+    def num_ahead(self, per_rank: int) -> int:
+        """Return how many forward passes come first, of which each earlier rank has ``per_rank`` more."""
+        num_rounds = max(1, self.num_micro_batches // self.num_ranks)
+        first, end = chunk_bounds(self.num_micro_batches, num_rounds)[0]
+        ahead = (self.stages_per_rank - 1) * (end - first) + per_rank * (self.num_ranks - 1 - self.rank)
+        return min(ahead, self.stages_per_rank * self.num_micro_batches)
+
+
+def gpipe(share: Share) -> list[Action]:
     """Return all forward passes, then all backward passes: activations of all micro-batches are kept."""
-    return [Action(is_forward, number) for is_forward in (True, False) for number in range(num_micro_batches)]
+    numbers = range(share.num_micro_batches)
+    return [Action(kind, share.rank, number) for kind in (Pass.FORWARD, Pass.BACKWARD) for number in numbers]
 
 
-def one_forward_one_backward(stage: int, num_stages: int, num_micro_batches: int) -> list[Action]:
+def one_forward_one_backward(share: Share) -> list[Action]:
     """Return forward passes until the first can go back, then one of each in turn."""
-    num_ahead = min(num_stages - stage - 1, num_micro_batches)
-    actions = [Action(True, number) for number in range(num_ahead)]
-    for number in range(num_ahead, num_micro_batches):
-        actions += [Action(True, number), Action(False, number - num_ahead)]
-    return actions + [
-        Action(False, number) for number in range(num_micro_batches - num_ahead, num_micro_batches)
-    ]
+    return _alternating(share, share.num_ahead(1 if share.stages_per_rank == 1 else 2))
 
 
-SCHEDULES: Mapping[str, Callable[[int, int, int], list[Action]]] = {
+def zero_bubble(share: Share) -> list[Action]:
+    """Return 1F1B in which backward passes to parameters wait until the rank would have nothing else to do."""
+    actions: list[Action] = []
+    waiting: list[Action] = []
+    num_backward = 0
+    for action in _alternating(share, share.num_ahead(1)):
+        if action.kind is Pass.FORWARD:
+            actions.append(action)
+            continue
+        actions.append(Action(Pass.INPUTS, action.stage, action.micro_batch))
+        waiting.append(Action(Pass.WEIGHTS, action.stage, action.micro_batch))
+        if num_backward >= share.rank:
+            actions.append(waiting.pop(0))
+        num_backward += 1
+    return actions + waiting
+
+
+def _alternating(share: Share, num_ahead: int) -> list[Action]:
+    forward = [Action(Pass.FORWARD, *one) for one in share.in_rounds(backward=False)]
+    backward = [Action(Pass.BACKWARD, *one) for one in share.in_rounds(backward=True)]
+    actions = forward[:num_ahead]
+    for number, action in enumerate(backward):
+        actions += [*forward[num_ahead + number : num_ahead + number + 1], action]
+    return actions
+
+
+SCHEDULES: Mapping[str, Callable[[Share], list[Action]]] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
+    "interleaved_1f1b": one_forward_one_backward,
+    "zero_bubble": zero_bubble,
 }
-"""By name; each is told the stage, the number of stages and the number of micro-batches."""
+"""By name."""

@@ -7,19 +7,22 @@ the place of placeholders, and where the next stage begins, the run ends. The co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from accel_backends.pipelining.placeholders import is_placeholder, placeholder_of, put, standing_in
+from accel_backends.pipelining.bare_forward import AddedHooks
+from accel_backends.pipelining.placeholders import held, is_placeholder, placeholder_of, put, standing_in
+from accel_backends.pipelining.skipping import skipping
 from accel_backends.pipelining.substitution import Everywhere, filling, siblings, with_values
 from accel_backends.pipelining.trace import Handover, Trace, trace_stages
 from accel_backends.plans.model_names import nearest
-from accel_ops.named_tensors import named_tensors
+from accel_backends.sharding.values import replace_tensor
+from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_ops.nested.description import iterate_leaves, iterate_tensors
 from accel_state.errors import ConfigError
 
@@ -47,47 +50,69 @@ class StagedModel:
         model: The whole model; each rank keeps in it what `keep` is told to.
         starts: Names of the modules with which the stages begin, from the second stage on.
         device: Where this rank computes.
+        num_ranks: Ranks that have the stages, each every ``num_ranks``th; None: one for each stage.
 
     Raises:
         ConfigError: If the model has no such module.
     """
 
-    def __init__(self, model: nn.Module, starts: Sequence[str], *, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        starts: Sequence[str],
+        *,
+        device: torch.device,
+        num_ranks: int | None = None,
+    ) -> None:
         self.model = model
         self.num_stages = len(starts) + 1
+        self.num_ranks = num_ranks or self.num_stages
         self.tensors = named_tensors(model)
         self._modules = [_module(model, name) for name in starts]
         self._starts = tuple(zip(starts, self._modules, strict=True))
         self._siblings = [siblings(model, name) for name in starts]
+        self._numbers = {id(found): number for number, found in enumerate(self.tensors)}
         self._placeholders = {
             number: placeholder_of(found.tensor, device) for number, found in enumerate(self.tensors)
         }
         self._device = device
         self.users: tuple[frozenset[int], ...] = ()
-        """For each tensor, the stages that compute with it; empty until the first trace that `hold` was given."""
-        self._others: dict[int, torch.Tensor] = {}
+        """For each tensor, the stages that compute with it; empty until the first trace that `decide` was given."""
+        self.holders: tuple[frozenset[int], ...] = ()
+        """The same as places of ranks in the pipeline."""
+        self._others: dict[int, dict[int, torch.Tensor]] = {}
+        self._elsewhere: set[int] = set()
+        self.hooks = AddedHooks(model)
+        """Those that sharding adds, without which the model is traced."""
 
     def trace(self, call: Callable[[], Any]) -> Trace:
         """Return what the stages of ``call``, which calls the model, use and hand over. No communication."""
-        with standing_in(self.tensors, self._placeholders):
+        with (
+            torch.compiler.set_stance("force_eager"),
+            self.hooks.left_out(),
+            standing_in(self.tensors, self._placeholders),
+        ):
             return trace_stages(call, self._starts, self._siblings, list(self._placeholders.values()))
 
-    def hold(self, stage: int, trace: Trace) -> None:
-        """Move what a stage uses to the device, and free the memory of what other stages alone use.
-
-        Parameters stay the same objects, which optimizers step. The first trace decides.
+    def decide(self, place: int, trace: Trace) -> None:
+        """Let the first trace say which stages use which tensors; ``place`` is that of this rank in the pipeline.
 
         Raises:
             ConfigError: If this trace uses what an earlier one did not.
         """
         if not self.users:
             self.users = trace.users
-            for found, users in zip(self.tensors, trace.users, strict=True):
-                data = found.tensor.data
-                is_here = stage in users or not users
-                found.tensor.data = data.to(self._device) if is_here else _hollow(data, self._device)
+            self.holders = tuple(
+                frozenset(stage % self.num_ranks for stage in users) for users in trace.users
+            )
+            self._elsewhere = {n for n, places in enumerate(self.holders) if places and place not in places}
             self._others = {
-                n: self._placeholders[n] for n, users in enumerate(self.users) if users and stage not in users
+                stage: {
+                    n: self._placeholders[n]
+                    for n, users in enumerate(self.users)
+                    if users and stage not in users
+                }
+                for stage in range(place, self.num_stages, self.num_ranks)
             }
         elif any(users - before for users, before in zip(trace.users, self.users, strict=True) if before):
             raise ConfigError(
@@ -95,26 +120,48 @@ class StagedModel:
                 "one, and that its rank has dropped. Let all batches take the same way through the model."
             )
 
-    def without_other_stages(self) -> AbstractContextManager[None]:
-        """Return a block in which tensors of other stages are placeholders in the model."""
-        return standing_in(self.tensors, self._others)
+    def users_of(self, found: NamedTensor) -> frozenset[int]:
+        """Return the stages that compute with one of the `tensors`; none if all keep it and nobody does."""
+        return self.users[self._numbers[id(found)]]
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Give tensors of other stages memory for their values in the block, which nobody else sets."""
-        for number in self._others:
-            tensor = self.tensors[number].tensor
-            tensor.data = torch.empty_like(tensor.data, memory_format=torch.contiguous_format)
-        try:
-            yield
-        finally:
-            for number in self._others:
-                tensor = self.tensors[number].tensor
-                tensor.data = _hollow(tensor.data, self._device)
+    def is_held(self, found: NamedTensor) -> bool:
+        """Tell whether this rank has the values of one of the `tensors`."""
+        return self._numbers[id(found)] not in self._elsewhere
+
+    def is_alone(self, found: NamedTensor) -> bool:
+        """Tell whether no other rank computes with one of the `tensors` of this rank."""
+        return self.is_held(found) and len(self.holders[self._numbers[id(found)]]) <= 1
+
+    def drop(self, found: NamedTensor) -> None:
+        """Free the memory of a tensor of other stages; it keeps its shape, and stays the same object if it can."""
+        hollow = torch.zeros((), dtype=found.tensor.dtype, device=self._device).expand(found.tensor.shape)
+        if found.tensor.is_meta:
+            replace_tensor(found, hollow)
+        else:
+            found.tensor.data = hollow
+
+    def refresh(self) -> None:
+        """Take note of the tensors that the modules hold now, after some of them were replaced."""
+        for found in self.tensors:
+            found.tensor = held(found)
+
+    def without_other_stages(self, stage: int | None = None) -> AbstractContextManager[None]:
+        """Return a block in which the model has placeholders for tensors of other stages, or of other ranks."""
+        others = {n: self._placeholders[n] for n in self._elsewhere} if stage is None else self._others[stage]
+        return standing_in(self.tensors, others)
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The trained parameters that this rank holds."""
+        return [
+            found.tensor
+            for found in self.tensors
+            if isinstance(found.tensor, nn.Parameter) and found.tensor.requires_grad and self.is_held(found)
+        ]
 
     def is_elsewhere(self, tensor: torch.Tensor) -> bool:
-        """Tell whether a parameter or buffer of the model is used by other stages alone."""
-        return any(self.tensors[number].tensor is tensor for number in self._others)
+        """Tell whether a parameter or buffer of the model is used by the stages of other ranks alone."""
+        return any(self.tensors[number].tensor is tensor for number in self._elsewhere)
 
     def keep(self, numbers: Iterable[int]) -> None:
         """Move these tensors to the device, and drop all others."""
@@ -143,11 +190,14 @@ class StagedModel:
                 handover = trace.handovers[stage - 1]
                 enter = _enter(handover, received, values)
                 module = self._modules[stage - 1]
-                hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+                # Before the hooks of sharding, which look at the arguments.
+                hooks.callback(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True).remove)
                 for beside in self._siblings[stage - 1]:
-                    hooks.callback(beside.register_forward_pre_hook(filling(values), with_kwargs=True).remove)
+                    hook = beside.register_forward_pre_hook(filling(values), prepend=True, with_kwargs=True)
+                    hooks.callback(hook.remove)
                 if handover.is_used_elsewhere:
                     hooks.enter_context(Everywhere(values))
+                hooks.enter_context(skipping(trace.calls, before=stage))
             if stage + 1 < self.num_stages:
                 hooks.callback(
                     self._modules[stage].register_forward_pre_hook(_leave, with_kwargs=True).remove
@@ -200,11 +250,6 @@ def _chosen(leaves: Sequence[Any], handover: Handover) -> tuple[torch.Tensor, ..
             "so what its stages would pass on differs. Let values of inputs not decide which modules are called."
         )
     return tuple(leaves[place] for place in handover.places)
-
-
-def _hollow(data: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return zeros of the shape of ``data`` that share the memory of one."""
-    return torch.zeros((), dtype=data.dtype, device=device).expand(data.shape)
 
 
 def _module(model: nn.Module, name: str) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
 
 from accel_ops.agreement.calls import Call
@@ -18,7 +18,8 @@ def run_together(
     compute: Callable[[], T],
     *,
     operation: Callable[..., Any],
-    arguments: tuple[Any, ...] = (),
+    inputs: str = "",
+    partners: Collection[int],
 ) -> T:
     """Return what ``compute`` returns, once all ranks are done. Every rank must call it.
 
@@ -26,11 +27,12 @@ def run_together(
         transport: Between the ranks.
         compute: The work of this rank; it must not leave another rank waiting when it fails.
         operation: What the ranks do, for messages.
-        arguments: Plain values that must be equal on all ranks.
+        inputs: What this rank works on, in words.
+        partners: The ranks whose inputs must be equal, this one among them.
 
     Raises:
-        DistributedOperationException: If another rank failed, or does something else. A rank that fails raises its
-            own error.
+        DistributedOperationException: If another rank failed, or does something else, or a partner has other inputs.
+            A rank that fails raises its own error.
     """
     result, error = None, None
     try:
@@ -38,10 +40,17 @@ def run_together(
     except BaseException as raised:  # noqa: BLE001 - raised again when the other ranks have been told
         error = raised
     failure = None if error is None else f"{type(error).__name__}: {error}"
-    told = gather_each(transport, Call(operation, arguments), failure)
+    told = gather_each(transport, Call(operation), (failure, inputs, tuple(partners)))
     if error is not None:
         raise error
-    for rank, failure in enumerate(told):
+    of_partners: dict[tuple[int, ...], tuple[int, str]] = {}
+    for rank, (failure, its_inputs, its_partners) in enumerate(told):
         if failure is not None:
             raise DistributedOperationException(f"Process {rank} failed in its stage of the model. {failure}")
+        first, expected = of_partners.setdefault(its_partners, (rank, its_inputs))
+        if its_inputs != expected:
+            raise DistributedOperationException(
+                f"All stages of a pipeline must be given the same inputs. Process {first} has {expected}, process "
+                f"{rank} has {its_inputs}. Let each process read them in the same order."
+            )
     return cast(T, result)

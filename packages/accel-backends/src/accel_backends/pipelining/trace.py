@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accel_backends.pipelining.placeholders import is_placeholder, placeholder_of
+from accel_backends.pipelining.skipping import CallRecord, Calls
 from accel_backends.pipelining.substitution import filling, with_values
 from accel_ops.nested.description import iterate_leaves, iterate_tensors
 from accel_state.errors import ConfigError
@@ -41,10 +42,12 @@ class Trace:
     Attributes:
         handovers: One for each stage but the first: what it is handed.
         users: For each tensor of the model, by number, the stages that compute with it.
+        calls: What the modules beside the first ones of the stages, and these, returned.
     """
 
     handovers: tuple[Handover, ...]
     users: tuple[frozenset[int], ...]
+    calls: Calls
 
 
 def trace_stages(
@@ -72,8 +75,10 @@ def trace_stages(
     for number, beside in enumerate(siblings):
         fill = filling(watch.values[number])
         hooks += [module.register_forward_pre_hook(fill, with_kwargs=True) for module in beside]
+    modules = [*(module for _, module in starts), *(one for beside in siblings for one in beside)]
+    record = CallRecord(modules, tensors, lambda: watch.stage)
     try:
-        with torch.no_grad(), watch:
+        with torch.no_grad(), watch, record.watching():
             output = call()
     except DataDependentOutputException as error:
         raise ConfigError(
@@ -89,7 +94,7 @@ def trace_stages(
         Handover(places, like, number in watch.used_elsewhere)
         for number, (places, like) in enumerate(watch.handed_over, start=1)
     ]
-    return Trace(tuple(handovers), tuple(frozenset(users) for users in watch.users))
+    return Trace(tuple(handovers), tuple(frozenset(users) for users in watch.users), record.calls)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -103,7 +108,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.users: list[set[int]] = [set() for _ in tensors]
         self._starts = starts
         self._numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
-        self._stage = 0
+        self.stage = 0
         self._stages: dict[int, int] = {}  # of computed placeholders
         self._alive: list[torch.Tensor] = list(tensors)  # as long as an `id` stands for a tensor
 
@@ -111,12 +116,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the hook of the module that stage ``number`` begins with."""
 
         def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if number <= self._stage:  # called again
+            if number <= self.stage:  # called again
                 return with_values((args, kwargs), self.values[number - 1])
             name = self._starts[number - 1][0]
-            if number != self._stage + 1:
+            if number != self.stage + 1:
                 raise ConfigError(
-                    f"The split point `{name}` is called before `{self._starts[self._stage][0]}`. Give split points in "
+                    f"The split point `{name}` is called before `{self._starts[self.stage][0]}`. Give split points in "
                     "the order in which the forward calls them."
                 )
             self._hand_over(list(iterate_leaves((args, kwargs))))
@@ -128,34 +133,34 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found: dict[int, int] = {}
         for place, tensor in enumerate(arguments):
             if is_placeholder(tensor) and id(tensor) not in self._numbers:
-                self._check(tensor, f"`{self._starts[self._stage][0]}` is called")
+                self._check(tensor, f"`{self._starts[self.stage][0]}` is called")
                 found.setdefault(id(tensor), place)
-        self._stage += 1
+        self.stage += 1
         places = tuple(found.values())
         like = tuple(arguments[place] for place in places)
         self.handed_over.append((places, like))
         for tensor in like:
             # As in a run of the stage, modules get other tensors in their place.
-            received = self.values[self._stage - 1][id(tensor)] = placeholder_of(tensor, tensor.device)
-            self._stages[id(tensor)] = self._stages[id(received)] = self._stage
+            received = self.values[self.stage - 1][id(tensor)] = placeholder_of(tensor, tensor.device)
+            self._stages[id(tensor)] = self._stages[id(received)] = self.stage
 
     def check(self, output: Any) -> None:
         """Refuse a forward that skipped a stage, or returns what an earlier stage than the last computed."""
-        if self._stage < len(self._starts):
+        if self.stage < len(self._starts):
             raise ConfigError(
-                f"The forward of the model never calls the split point `{self._starts[self._stage][0]}`. Name modules "
+                f"The forward of the model never calls the split point `{self._starts[self.stage][0]}`. Name modules "
                 "that it calls, such as the blocks that the model repeats."
             )
         for tensor in iterate_tensors(output):
             self._check(tensor, "the model returns its output")
 
     def _check(self, tensor: torch.Tensor, when: str) -> None:
-        made_in = self._stages.get(id(tensor), self._stage)
-        if made_in < self._stage:
+        made_in = self._stages.get(id(tensor), self.stage)
+        if made_in < self.stage:
             raise ConfigError(
-                f"The forward of the model computes a tensor in stage {made_in} that stage {self._stage} needs too, "
+                f"The forward of the model computes a tensor in stage {made_in} that stage {self.stage} needs too, "
                 f"when {when}; but what passes from one stage to the next are the arguments of "
-                f"`{self._starts[self._stage - 1][0]}` alone. Cut the model elsewhere with `split_points`, or keep "
+                f"`{self._starts[self.stage - 1][0]}` alone. Cut the model elsewhere with `split_points`, or keep "
                 "such blocks whole with `no_split_module_classes`."
             )
 
@@ -164,14 +169,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in iterate_tensors((args, kwargs)):
             number = self._numbers.get(id(tensor))
             if number is not None:
-                self.users[number].add(self._stage)
-            elif self._stage and id(tensor) in self.values[self._stage - 1]:
-                self.used_elsewhere.add(self._stage)
+                self.users[number].add(self.stage)
+            elif self.stage and id(tensor) in self.values[self.stage - 1]:
+                self.used_elsewhere.add(self.stage)
             else:
                 self._check(tensor, f"it computes `{func}`")
         result = func(*args, **(kwargs or {}))
         for tensor in iterate_tensors(result):
             if is_placeholder(tensor) and id(tensor) not in self._numbers:
-                self._stages.setdefault(id(tensor), self._stage)
+                self._stages.setdefault(id(tensor), self.stage)
                 self._alive.append(tensor)
         return result

@@ -10,6 +10,7 @@ from torch import nn
 
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.sharding.units import ROOT, shard_groups, tensors_of_groups, whole_parameters
+from accel_backends.transforms.expert_parallel import expert_modules, without_experts
 from accel_backends.transforms.tensor_parallel import cut_dims
 from accel_ops.named_tensors import NamedTensor
 
@@ -51,6 +52,7 @@ class PlannedParameter:
         is_sharded: Whether the parameter is cut; if not, each rank holds the whole.
         num_sharing: Ranks that share its layer.
         layer_dim: The dimension along which these cut it, None if each of them has the whole.
+        num_expert_ranks: Ranks that cut it before it is sharded over the ranks that hold the same experts.
     """
 
     name: str
@@ -61,6 +63,7 @@ class PlannedParameter:
     is_sharded: bool
     num_sharing: int = 1
     layer_dim: int | None = None
+    num_expert_ranks: int = 1
 
     @property
     def num_elements(self) -> int:
@@ -69,6 +72,8 @@ class PlannedParameter:
 
     def layer_shape(self, sharer: int = 0) -> tuple[int, ...]:
         """Return the shape with which the rank with that number among those that share the layer computes."""
+        if self.num_expert_ranks > 1:
+            return self._expert_shape(0)
         return _part(self.shape, self.layer_dim, self.num_sharing, sharer)
 
     def shard_shape(self, shard: int, sharer: int = 0) -> tuple[int, ...]:
@@ -76,6 +81,10 @@ class PlannedParameter:
 
         As `torch.distributed.tensor.Shard` cuts: every part has as many rows as the first, until none are left.
         """
+        if self.num_expert_ranks > 1:
+            place, number = divmod(shard * self.num_sharing + sharer, self.num_expert_ranks)
+            num_holders = self.num_shards * self.num_sharing // self.num_expert_ranks
+            return _part(self._expert_shape(number), 0, num_holders, place)
         shape = self.layer_shape(sharer)
         return _part(shape, 0, self.num_shards, shard) if self.is_sharded else shape
 
@@ -92,6 +101,9 @@ class PlannedParameter:
     def whole(self) -> Bytes:
         """What a rank would hold without sharding."""
         return self._bytes(self.num_elements)
+
+    def _expert_shape(self, place: int) -> tuple[int, ...]:
+        return _part(self.shape, 0, self.num_expert_ranks, place)
 
     def _bytes(self, num_elements: int) -> Bytes:
         trained = num_elements * _FP32_BYTES if self.is_trainable else 0
@@ -142,6 +154,7 @@ class PlannedModel:
         num_shards: Ranks over which each copy is cut.
         num_sharing: Ranks that share each layer.
         buffer_bytes: Bytes of the buffers, which every rank holds.
+        num_expert_ranks: Ranks over which experts are spread.
     """
 
     units: tuple[PlannedUnit, ...]
@@ -149,6 +162,7 @@ class PlannedModel:
     num_shards: int
     buffer_bytes: int
     num_sharing: int = 1
+    num_expert_ranks: int = 1
 
     @property
     def whole(self) -> Bytes:
@@ -171,17 +185,24 @@ class PlannedModel:
 
     @property
     def gathered_bytes(self) -> int:
-        """The most parameters that are whole at a time: the root, the tail, and two units that follow one another.
+        """The most parameters that are whole at a time: the root, and two units that follow one another.
 
-        While one unit computes, the next one is gathered.
+        While one unit computes, the next one is gathered. The tail is the last: it stays gathered from its forward to
+        its backward pass, and nothing else runs in between.
         """
-        stay = sum(unit.gathered for unit in self.units if unit.is_root or unit.is_tail)
-        passing = [unit.gathered for unit in self.units if not unit.is_root and not unit.is_tail]
-        return stay + max((sum(passing[at : at + 2]) for at in range(len(passing))), default=0)
+        root = sum(unit.gathered for unit in self.units if unit.is_root)
+        passing = [unit.gathered for unit in self.units if not unit.is_root]
+        return root + max((sum(passing[at : at + 2]) for at in range(len(passing))), default=0)
 
 
 def plan_memory(
-    model: nn.Module, plan: ParallelPlan, *, num_shards: int, num_replicas: int = 1, num_sharing: int = 1
+    model: nn.Module,
+    plan: ParallelPlan,
+    *,
+    num_shards: int,
+    num_replicas: int = 1,
+    num_sharing: int = 1,
+    num_expert_ranks: int = 1,
 ) -> PlannedModel:
     """Return what each rank holds of ``model`` if it is sharded by ``plan``.
 
@@ -193,31 +214,41 @@ def plan_memory(
         num_shards: Ranks over which each parameter is cut.
         num_replicas: Groups of that many ranks.
         num_sharing: Ranks that share each layer.
+        num_expert_ranks: Ranks over which experts are spread; divides ``num_shards * num_sharing``.
 
     Raises:
-        ConfigError: If layers are to be shared, and the plan does not say how, or they cannot be cut so.
+        ConfigError: If layers or experts are to be shared, and the plan does not say how, or they cannot be cut so.
     """
-    layer_dims = cut_dims(model, plan, num_ranks=num_sharing) if num_sharing > 1 else {}
     whole = set(whole_parameters(model, None))
-    groups = shard_groups(model, units=plan.units, tail=plan.tail, whole=whole)
+    experts = expert_modules(model, plan, num_ranks=num_expert_ranks) if num_expert_ranks > 1 else {}
+    shared = without_experts(plan, experts) if experts else plan
+    layer_dims = cut_dims(model, shared, num_ranks=num_sharing) if num_sharing > 1 else {}
+    groups = shard_groups(model, units=plan.units, tail=plan.tail, whole=whole, experts=tuple(experts))
     contents = tensors_of_groups(model, groups)
     order = {name: at for at, name in enumerate(dict(model.named_modules(remove_duplicate=False)))}
     units = [
         PlannedUnit(
-            group.modules, group.is_tail, _parameters(found, whole, (num_shards, num_sharing), layer_dims)
+            group.modules,
+            group.is_tail,
+            _parameters(
+                found,
+                whole,
+                (num_shards, num_sharing, num_expert_ranks if group.has_experts else 1),
+                layer_dims,
+            ),
         )
         for group, found in zip(groups, contents, strict=True)
     ]
     units.sort(key=lambda unit: (unit.is_root, unit.is_tail, order[unit.modules[0]]))
     buffers = sum(found.tensor.nbytes for tensors in contents for found in tensors if not found.is_parameter)
     filled = tuple(unit for unit in units if unit.parameters)
-    return PlannedModel(filled, num_replicas, num_shards, buffers, num_sharing)
+    return PlannedModel(filled, num_replicas, num_shards, buffers, num_sharing, num_expert_ranks)
 
 
 def _parameters(
     tensors: Sequence[NamedTensor],
     whole: set[str],
-    num_ranks: tuple[int, int],
+    num_ranks: tuple[int, int, int],
     layer_dims: Mapping[int, int],
 ) -> tuple[PlannedParameter, ...]:
     return tuple(
@@ -230,6 +261,7 @@ def _parameters(
             found.names[0] not in whole,
             num_ranks[1],
             layer_dims.get(id(found.tensor)),
+            num_ranks[2],
         )
         for found in tensors
         if found.is_parameter

@@ -17,8 +17,10 @@ from accel_backends.plans.model_ends import after_blocks, final_head, final_norm
 from accel_backends.plans.model_names import ModelNames, NamedModule, joined, outermost
 from accel_backends.plans.plan import PipelineStages
 from accel_backends.plans.repeated_blocks import find_blocks
+from accel_state.errors import ConfigError
 
 _NO_SPLIT = "_no_split_modules"
+_SHAREABLE_LAYERS = {"full_attention", "sliding_attention"}
 _UNIT_STYLE, _TAIL_STYLE = "free_full_weight", "keep_full_weight"
 
 
@@ -52,6 +54,54 @@ def kept_in_fp32(model: nn.Module, dtype: torch.dtype) -> list[str]:
         for name, module in model.named_modules()
         if name.rpartition(".")[2] in keys and next(module.parameters(), None) is not None
     ]
+
+
+def makes_own_masks(module: nn.Module) -> bool:
+    """Whether an attention module is of transformers: its ``attention_mask`` is made from the tokens of the model."""
+    return _config_of(module) is not None
+
+
+def attention_window(module: nn.Module) -> int | None:
+    """Return how many tokens each sees in an attention module of transformers, None if any number."""
+    owner = next((one for one in module.modules() if hasattr(one, "sliding_window")), None)
+    if owner is None:
+        window: int | None = getattr(_config_of(module), "sliding_window", None)
+        return window
+    return owner.sliding_window if getattr(owner, "is_sliding", True) else None  # type: ignore[return-value]
+
+
+def check_attention_is_shareable(model: nn.Module) -> None:
+    """Refuse models of transformers of which ranks that share sequences cannot compute the attention.
+
+    Raises:
+        ConfigError: Naming what the config says of it.
+    """
+    for module in model.modules():
+        config = _own_config(module)
+        if config is None:
+            continue
+        kind = type(module).__name__
+        if config._attn_implementation != "sdpa":
+            raise ConfigError(
+                f"`{kind}` has the attention `{config._attn_implementation}`, but ranks that share sequences compute "
+                'only `sdpa` together. Load it with `attn_implementation="sdpa"`.'
+            )
+        other = sorted(set(getattr(config, "layer_types", None) or ()) - _SHAREABLE_LAYERS)
+        if other:
+            raise ConfigError(
+                f"`{kind}` has layers of the kinds {', '.join(f'`{one}`' for one in other)}, which ranks that share "
+                "sequences cannot compute together: a part of a sequence does not have what they need. Set `cp_size` "
+                "and `sp_size` to 1."
+            )
+
+
+def _config_of(module: nn.Module) -> Any:
+    return next((config for one in module.modules() if (config := _own_config(one)) is not None), None)
+
+
+def _own_config(module: nn.Module) -> Any:
+    config = vars(module).get("config")
+    return config if hasattr(config, "_attn_implementation") else None
 
 
 def declared_embeddings(names: ModelNames) -> list[NamedModule]:

@@ -61,12 +61,18 @@ def clip_gradients(
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = total_norm(gradients, norm_type, device=device)
+    scale_down(gradients, norm, max_norm)
+    return norm
+
+
+@torch.no_grad()
+def scale_down(gradients: Iterable[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
+    """Scale gradients, whose norm is ``norm``, so that it is at most ``max_norm``; no communication."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     if math.isfinite(max_norm):
         for gradient in gradients:
             local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             local.mul_(factor.to(local.device, local.dtype))
-    return norm
 
 
 def _sharded_axes(gradient: torch.Tensor) -> tuple[DeviceMesh | None, tuple[int, ...]]:

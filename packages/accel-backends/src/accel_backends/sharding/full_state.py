@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from accel_backends.sharding.receiving import Receivers
+from accel_backends.sharding.receiving import HeldTensor, Receivers
 from accel_backends.sharding.replacements import like_parameter
 from accel_backends.sharding.values import replace_tensor
-from accel_checkpoint.formats.deferred import DeferredTensor
+from accel_checkpoint.formats.deferred import DeferredTensor, second_deferred_names
 from accel_checkpoint.pieces import ties_in
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_state.errors import CheckpointError
@@ -26,7 +26,7 @@ def gathered_state(state: Mapping[str, Any], *, is_receiver: bool) -> dict[str, 
     Every rank must call it. A single receiver gets each tensor from the others; names of one tensor get one tensor.
     """
     receivers = Receivers(is_receiver=is_receiver)
-    first_names = ties_in(state)
+    first_names = ties_in(state) | second_deferred_names(state)
     whole: dict[str, Any] = {}
     for name, value in state.items():
         if name in first_names:
@@ -40,21 +40,21 @@ def gathered_state(state: Mapping[str, Any], *, is_receiver: bool) -> dict[str, 
 
 
 def gathered(value: Any, receivers: Receivers) -> Any:
-    """Return a `DTensor` whole on the CPU of the receivers, other tensors on the CPU, other values as they are."""
-    if isinstance(value, DeferredTensor):
+    """Return what other ranks hold, too, whole on the CPU of the receivers, other values as they are."""
+    if isinstance(value, DeferredTensor) and not isinstance(value, HeldTensor):
         value = value.fetch()
-    if isinstance(value, DTensor):
+    if isinstance(value, (DTensor, HeldTensor)):
         value = receivers.receive(value)
     return value.detach().cpu() if isinstance(value, torch.Tensor) else value
 
 
 def deferred_state(state: Mapping[str, Any], *, is_writer: bool) -> dict[str, Any]:
-    """Return a state dict in which each `DTensor` is sent to the ranks that write it, when they do.
+    """Return a state dict in which what other ranks hold, too, is sent to those that write it, when they do.
 
     Names of one tensor have one.
     """
     receivers = Receivers(is_receiver=is_writer)
-    first_names = ties_in(state)
+    first_names = ties_in(state) | second_deferred_names(state)
     deferred: dict[str, Any] = {}
     for name, value in state.items():
         deferred[name] = deferred[first_names[name]] if name in first_names else _deferred(value, receivers)
@@ -62,7 +62,7 @@ def deferred_state(state: Mapping[str, Any], *, is_writer: bool) -> dict[str, An
 
 
 def deferred_optimizer_state(content: Mapping[str, Any], *, is_writer: bool) -> dict[str, Any]:
-    """Return the state dict of an optimizer in which each `DTensor` is sent to the ranks that write it."""
+    """Return the state dict of an optimizer in which what other ranks hold, too, is sent to those that write it."""
     receivers = Receivers(is_receiver=is_writer)
     state = {
         number: {name: _deferred(value, receivers) for name, value in values.items()}
@@ -72,7 +72,7 @@ def deferred_optimizer_state(content: Mapping[str, Any], *, is_writer: bool) -> 
 
 
 def _deferred(value: Any, receivers: Receivers) -> Any:
-    if isinstance(value, DTensor):
+    if isinstance(value, (DTensor, HeldTensor)):
         return DeferredTensor(value.dtype, value.shape, partial(gathered, value, receivers))
     return value.detach() if isinstance(value, torch.Tensor) else value
 

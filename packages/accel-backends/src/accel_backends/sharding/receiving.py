@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.pieces import pieces_of
 from accel_checkpoint.saving.snapshot import is_plain
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class HeldTensor(DeferredTensor):
+    """A tensor that only some ranks hold, such as those of one stage of a pipeline.
+
+    Attributes:
+        value: On the holders the tensor, which may be a `DTensor` over them; nothing else is looked at elsewhere.
+        holders: Their ranks.
+        device: Where it is received.
+    """
+
+    value: torch.Tensor | None
+    holders: tuple[int, ...]
+    device: torch.device
+
+    @classmethod
+    def of(
+        cls,
+        value: torch.Tensor | None,
+        holders: Sequence[int],
+        *,
+        dtype: torch.dtype,
+        shape: torch.Size,
+        device: torch.device,
+    ) -> HeldTensor:
+        """Return the tensor of the ``holders``; fetched as it is, all ranks receive it."""
+        held = cls(
+            dtype, shape, torch.Tensor, value=value, holders=tuple(holders), device=torch.device(device)
+        )
+        held.get = lambda: Receivers(is_receiver=True).receive(held)
+        return held
 
 
 class Receivers:
@@ -16,18 +52,21 @@ class Receivers:
 
     Args:
         is_receiver: Whether this rank is one.
+        ranks: All of them, where every rank knows.
     """
 
-    def __init__(self, *, is_receiver: bool) -> None:
+    def __init__(self, *, is_receiver: bool, ranks: Sequence[int] | None = None) -> None:
         self._is_receiver = is_receiver
-        self._ranks: list[int] | None = None
+        self._ranks = None if ranks is None else list(ranks)
 
-    def receive(self, tensor: DTensor) -> torch.Tensor:
+    def receive(self, tensor: DTensor | HeldTensor) -> torch.Tensor:
         """Return the whole tensor on the receivers; elsewhere an empty one, if that saves memory.
 
         A single receiver gets the parts straight into the memory of the whole. A collective.
         """
         ranks = self._known_ranks(tensor.device)
+        if isinstance(tensor, HeldTensor):
+            return _passed_on(tensor, ranks)
         axis = _axis_of_rows(tensor) if len(ranks) == 1 else None
         senders = [] if axis is None else _ranks_along(tensor.device_mesh, axis, ranks[0])
         if axis is None or not senders:
@@ -44,6 +83,29 @@ class Receivers:
             dist.all_gather(flags, own)
             self._ranks = [rank for rank, flag in enumerate(flags) if flag.item()]
         return self._ranks
+
+
+def _passed_on(held: HeldTensor, receivers: Sequence[int]) -> torch.Tensor:
+    """Return the tensor on ``receivers``, to which the first holder sends it; an empty one elsewhere."""
+    source, rank = held.holders[0], dist.get_rank()
+    whole = torch.empty(0, dtype=held.dtype, device=held.device)
+    if rank in held.holders:
+        assert held.value is not None
+        value = held.value.detach()
+        if isinstance(value, DTensor):
+            value = Receivers(is_receiver=rank == source, ranks=[source]).receive(value)
+        if rank == source:
+            whole = value.to(held.device).contiguous()
+    if rank != source and rank in receivers:
+        whole = torch.empty(held.shape, dtype=held.dtype, device=held.device)
+    if not held.shape.numel():
+        return whole
+    if rank == source:
+        others = [other for other in receivers if other != source]
+        _exchange([dist.P2POp(dist.isend, _bytes(whole), other) for other in others])
+    elif rank in receivers:
+        _exchange([dist.P2POp(dist.irecv, _bytes(whole), source)])
+    return whole if rank in receivers else whole.new_empty(0)
 
 
 def _axis_of_rows(tensor: DTensor) -> int | None:

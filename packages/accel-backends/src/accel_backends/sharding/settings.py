@@ -26,6 +26,7 @@ class ShardSettings:
         reshard_after_forward: Free the gathered parameters between forward and backward; groups of the tail
             and the root keep theirs.
         has_master_weights: Store trainable parameters in fp32.
+        expert_mesh: Like ``mesh``, for experts that are spread over ranks: those that hold the same ones.
     """
 
     mesh: DeviceMesh
@@ -34,6 +35,7 @@ class ShardSettings:
     offload: OffloadPolicy
     reshard_after_forward: bool = True
     has_master_weights: bool = False
+    expert_mesh: DeviceMesh | None = None
 
     @property
     def shard_device(self) -> torch.device:
@@ -47,6 +49,7 @@ def shard_settings(
     mesh: DeviceMesh,
     device: torch.device,
     dtype: torch.dtype | None,
+    expert_mesh: DeviceMesh | None = None,
 ) -> ShardSettings:
     """Return the settings of ``plugin``, whose values it has brought into the form of version 2.
 
@@ -55,6 +58,7 @@ def shard_settings(
         mesh: Over which parameters are cut.
         device: The device of this rank.
         dtype: What the run computes in, None where nothing is cast; gradients are then reduced in fp32.
+        expert_mesh: Over which experts are cut, where they are spread over ranks.
     """
     policy = cast("MixedPrecisionPolicy | None", plugin.mixed_precision_policy)
     if policy is None:
@@ -66,6 +70,7 @@ def shard_settings(
         offload=cast(OffloadPolicy, plugin.cpu_offload),
         reshard_after_forward=cast(bool, plugin.reshard_after_forward),
         has_master_weights=policy.param_dtype is not None,
+        expert_mesh=expert_mesh,
     )
 
 

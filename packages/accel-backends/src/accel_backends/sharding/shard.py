@@ -33,7 +33,7 @@ def shard_model(
     *,
     whole: Collection[str] = (),
     files: str | os.PathLike[str] | None = None,
-    cut_layers: Callable[[Sequence[NamedTensor]], None] | None = None,
+    cut_layers: Sequence[Callable[[Sequence[NamedTensor]], None]] = (),
 ) -> None:
     """Shard ``model`` in place; its parameters become `DTensor`s under the same names.
 
@@ -47,8 +47,8 @@ def shard_model(
         settings: How to shard.
         whole: First names of the parameters that stay whole on every rank.
         files: Safetensors files of the model, as `FileValues` takes them.
-        cut_layers: Called with the parameters of each group, when they have their values, to cut the layers that hold
-            them over another axis before.
+        cut_layers: Each is called with the parameters of each group, when they have their values, to cut the layers
+            that hold them over another axis before.
 
     Raises:
         ConfigError: If the ranks have different models, or rank 0 has no values and there are no files.
@@ -57,7 +57,7 @@ def shard_model(
     tensors = named_tensors(model)
     missing = check_same_model(tensors, device=settings.device)
     in_files = {found.names[0] for found in missing}
-    values = _values_in_files(model, tensors, missing, files)
+    values = values_in_files(model, tensors, missing, files)
     modules = dict(model.named_modules(remove_duplicate=False))
     parts = [
         _GroupTensors.of(group_tensors, whole=whole, in_files=in_files)
@@ -70,21 +70,16 @@ def shard_model(
         if values is not None:
             for found in part.whole_in_files:
                 values.fill(found, device=settings.device)
-        if settings.has_master_weights:
-            store_in_fp32(part.owned)
-        if cut_layers is not None:
-            cut_layers(part.owned)
+        members = [modules[name] for name in group.modules]
         ignored = {model.get_parameter(name) for name in whole}
-        _shard_group([modules[name] for name in group.modules], group, settings, ignored=ignored)
-        for found in part.owned:
-            # The shard has its own memory. An optimizer made before may hold the whole parameter until it is
-            # prepared, and so would keep the memory of the whole model.
-            found.tensor.data = found.tensor.data.new_empty(0)
-            if values is not None and found.names[0] in in_files:
-                values.fill_shard(found, device=settings.shard_device)
+        cut_group(members, group, part.owned, settings, ignored=ignored, cut_layers=cut_layers)
+        if values is not None:
+            for found in part.owned:
+                if found.names[0] in in_files:
+                    values.fill_shard(found, device=settings.shard_device)
     if values is not None:
         values.finish()
-    _reduce_unused(model)
+    reduce_unused(model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +112,7 @@ class _GroupTensors:
         )
 
 
-def _values_in_files(
+def values_in_files(
     model: nn.Module,
     tensors: Sequence[NamedTensor],
     missing: Sequence[NamedTensor],
@@ -137,26 +132,46 @@ def _values_in_files(
     return None
 
 
-def _shard_group(
+def cut_group(
     members: list[nn.Module],
     group: ShardGroup,
+    owned: Sequence[NamedTensor],
     settings: ShardSettings,
     *,
-    ignored: set[nn.Parameter],
+    ignored: Collection[nn.Parameter],
+    cut_layers: Sequence[Callable[[Sequence[NamedTensor]], None]] = (),
 ) -> None:
+    """Cut the parameters of one group, which have their values, over the ranks of the mesh.
+
+    Args:
+        members: Its modules.
+        group: How it is gathered.
+        owned: The parameters that are sharded, on the device.
+        settings: How to shard.
+        ignored: Parameters of the modules that stay whole.
+        cut_layers: Each is called with ``owned`` to cut the layers that hold them over another axis before.
+    """
+    if settings.has_master_weights:
+        store_in_fp32(owned)
+    for cut in cut_layers:
+        cut(owned)
     fully_shard(
         members if len(members) > 1 else members[0],
-        mesh=settings.mesh,
+        mesh=settings.expert_mesh if group.has_experts else settings.mesh,
         reshard_after_forward=settings.reshard_after_forward
         and not group.is_tail
         and ROOT not in group.modules,
         mp_policy=replace(settings.policy, param_dtype=None) if group.keeps_fp32 else settings.policy,
         offload_policy=settings.offload,
-        ignored_params=ignored or None,
+        ignored_params=set(ignored) or None,
     )
+    for found in owned:
+        # The shard has its own memory. An optimizer made before may hold the whole parameter until it is
+        # prepared, and so would keep the memory of the whole model.
+        found.tensor.data = found.tensor.data.new_empty(0)
 
 
-def _reduce_unused(model: nn.Module) -> None:
+def reduce_unused(model: nn.Module) -> None:
     """Let parameters that a rank did not use count as zero in the reduction.
 
     Otherwise ranks that use different ones, such as experts, would add up gradients of different parameters without

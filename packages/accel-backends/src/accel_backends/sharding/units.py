@@ -22,11 +22,13 @@ class ShardGroup:
         modules: Their names; the root of the model is ``""``.
         is_tail: Used last in the forward pass and first in the backward pass, so kept gathered in between.
         keeps_fp32: Computes in fp32, whatever the precision of the run.
+        has_experts: Experts that are spread over ranks, and so sharded over those that hold the same ones.
     """
 
     modules: tuple[str, ...]
     is_tail: bool = False
     keeps_fp32: bool = False
+    has_experts: bool = False
 
 
 def shard_groups(
@@ -36,6 +38,7 @@ def shard_groups(
     tail: Sequence[str] = (),
     fp32: Collection[str] = (),
     whole: Collection[str] = (),
+    experts: Collection[str] = (),
 ) -> tuple[ShardGroup, ...]:
     """Return the groups of a model, inner modules before those around them, the root last.
 
@@ -48,12 +51,17 @@ def shard_groups(
         tail: Names of the modules that run last, to be one group.
         fp32: Names of modules that compute in fp32; each becomes a group.
         whole: First names of the parameters that are not sharded.
+        experts: Names of modules with experts that are spread over ranks; each becomes a group, with all in it.
 
     Raises:
         ConfigError: If a name is not that of a module that can be called.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    wanted: list[tuple[str, ...]] = [(name,) for name in dict.fromkeys([*units, *fp32]) if name not in tail]
+    wanted: list[tuple[str, ...]] = [
+        (name,)
+        for name in dict.fromkeys([*units, *fp32, *experts])
+        if name not in tail and not any(name.startswith(f"{outer}.") for outer in experts)
+    ]
     if tail:
         wanted.append(tuple(tail))
     for name in (name for names in wanted for name in names):
@@ -68,7 +76,8 @@ def shard_groups(
     def renamed(names: Iterable[str]) -> set[str]:
         return {first_names[modules[name]] for name in names}
 
-    merged, in_tail, in_fp32 = _merge_tied([*map(renamed, wanted)], places), renamed(tail), renamed(fp32)
+    merged = _merge_tied([*map(renamed, wanted)], places)
+    in_tail, in_fp32, in_experts = renamed(tail), renamed(fp32), renamed(experts)
     index_of = _index_of(merged)
     owned = {_owner(name, index_of) for names in places for name in names}
     order = {name: index for index, name in enumerate(modules)}
@@ -77,6 +86,7 @@ def shard_groups(
             tuple(sorted(names, key=order.__getitem__)),
             is_tail=bool(names & in_tail),
             keeps_fp32=names <= in_fp32,
+            has_experts=bool(names & in_experts),
         )
         for index, names in enumerate(merged)
         if index in owned

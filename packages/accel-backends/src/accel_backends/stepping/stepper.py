@@ -186,17 +186,40 @@ class Stepper:
             self._end_window()
 
     def forward_backward(
-        self, model: nn.Module, batch: Any, loss_fn: Callable[[nn.Module, Any], Tensor]
+        self,
+        model: nn.Module,
+        batch: Any,
+        loss_fn: Callable[[nn.Module, Any], Tensor],
+        num_items: Callable[[Any], float | Tensor] | None = None,
     ) -> Tensor:
-        """Compute the gradients of ``loss_fn(model, batch)``, or without gradients the loss alone; return the loss."""
-        strategy = self._strategy
+        """Compute the gradients of ``loss_fn(model, batch)``, or without gradients the loss alone; return the loss.
+
+        With ``num_items``, which counts the items of a batch, they are those of the mean of the window; see `backward`.
+        """
+        strategy, is_last = self._strategy, self._gradient.sync_gradients
         if not isinstance(strategy, ForwardBackward):
             loss = loss_fn(model, batch)
             if torch.is_grad_enabled():
-                self.backward(loss, None)
+                self.backward(loss, None if num_items is None else num_items(batch))
             return loss.detach()
-        loss = strategy.forward_backward(model, batch, loss_fn, num_steps=self.num_steps)
-        if torch.is_grad_enabled() and self._gradient.sync_gradients:
+        run = partial(strategy.forward_backward, model, batch, loss_fn, num_items=num_items)
+        if not torch.is_grad_enabled():
+            return run()
+        if num_items is None:
+            self._weights.pass_by(is_last=is_last)
+            loss = run(num_steps=self.num_steps)
+        else:
+            losses: list[Tensor] = []
+            self._weights.backward(
+                torch.ones((), dtype=torch.float64),
+                num_items(batch),
+                is_last=is_last,
+                run=lambda weight: losses.append(run(weight=weight.item())),
+                scale=self._scale_gradients,
+                block=self._block_models,
+            )
+            (loss,) = losses
+        if is_last:
             self._end_window()
         return loss
 

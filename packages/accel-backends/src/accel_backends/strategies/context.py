@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from accel_state.gradient_state import GradientState
     from accel_state.kwargs_handler import KwargsHandler
     from accel_state.mesh_layout import MeshLayout
-    from accel_state.parallelism_handlers import PipelineParallelConfig
+    from accel_state.parallelism_config import ParallelismConfig
     from accel_state.runtime import Runtime
 
 
@@ -47,7 +47,7 @@ class StrategyContext:
         scheduling: How schedulers follow their optimizers.
         dynamo: How models are compiled; None: not at all.
         transforms: What else is done to each model, beside precision and compilation, before it is wrapped.
-        pipeline: How batches pass through pipeline stages, where the layout has any.
+        parallelism: How each axis of the layout does its work, where that was given.
     """
 
     runtime: Runtime
@@ -59,7 +59,7 @@ class StrategyContext:
     scheduling: SchedulerSettings = SchedulerSettings()
     dynamo: TorchDynamoPlugin | None = None
     transforms: Sequence[ModelTransform] = ()
-    pipeline: PipelineParallelConfig | None = None
+    parallelism: ParallelismConfig | None = None
 
     @property
     def device(self) -> torch.device:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
 
 from accel_backends.checkpoint_formats.own_state import OwnState
@@ -42,6 +42,7 @@ from accel_backends.transforms.compile_units import compile_units
 from accel_backends.transforms.protocol import apply_transforms
 from accel_state.enums import DynamoBackend
 from accel_state.errors import CheckpointError, ConfigError
+from accel_state.mesh_groups import build_mesh
 from accel_state.mesh_layout import MeshLayout
 
 _NOTHING = nullcontext()
@@ -342,7 +343,7 @@ def _mesh_of(layout: MeshLayout, strategy: ShardingStrategy, device_type: str) -
         sizes = {"dp_replicate": layout.dp_replicate, "dp_shard": layout.num_param_shards}
     else:
         sizes = {"dp_shard": layout.dp_replicate * layout.num_param_shards}
-    return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    return build_mesh(device_type, sizes)
 
 
 @contextmanager

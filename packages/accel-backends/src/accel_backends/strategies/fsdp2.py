@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, StateDictType
 from torch.distributed.tensor import DTensor
 
 from accel_backends.optimizer import AcceleratedOptimizer
-from accel_backends.plans.sources import resolve_plan
-from accel_backends.plans.transformers_models import kept_in_fp32
+from accel_backends.plans.plan import ParallelPlan
+from accel_backends.plugins.dynamo import TorchDynamoPlugin
 from accel_backends.plugins.ram_efficient_loading import enable_fsdp_ram_efficient_loading
 from accel_backends.precisions.forward import wrap_forward
+from accel_backends.sequences.axis import sequence_axis
 from accel_backends.sharding.clipping import clip_gradients, clip_values
 from accel_backends.sharding.full_state import (
     gathered_optimizer_state,
@@ -29,19 +30,19 @@ from accel_backends.sharding.inference_mode import allow_inference_first
 from accel_backends.sharding.prefetching import set_prefetching
 from accel_backends.sharding.settings import shard_settings
 from accel_backends.sharding.shard import is_sharded, shard_model
+from accel_backends.sharding.shard_plan import ShardPlan, plan_sharding
 from accel_backends.sharding.sync import synchronised_in_shards, unsynchronised
 from accel_backends.sharding.unit_order import check_unit_order
-from accel_backends.sharding.units import shard_groups, whole_parameters
 from accel_backends.sharding.whole_parameters import WholeParameters
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import ShardedStrategy
-from accel_backends.transforms.activation_checkpointing import checkpoint_units
-from accel_backends.transforms.compile_units import compile_units
+from accel_backends.transforms.expert_parallel import ExpertParallel
 from accel_backends.transforms.protocol import apply_transforms
-from accel_backends.transforms.tensor_parallel import TensorParallel, share_random_state
+from accel_backends.transforms.tensor_parallel import share_random_state
 from accel_ops.named_tensors import named_tensors
 from accel_state.errors import ConfigError
+from accel_state.mesh_groups import build_mesh
 from accel_state.mesh_layout import MeshLayout
 
 _NOTHING = nullcontext()
@@ -58,7 +59,7 @@ class FullyShardedStrategy(ShardedStrategy):
     capabilities: ClassVar[Capabilities] = Capabilities(
         shards_parameters=True,
         accumulation=Sync.IN_SHARDS,
-        mesh_axes=frozenset({"dp_replicate", "dp_shard", "tp"}),
+        mesh_axes=frozenset({"dp_replicate", "dp_shard", "cp", "sp", "tp", "ep"}),
     )
 
     @property
@@ -81,8 +82,14 @@ class FullyShardedStrategy(ShardedStrategy):
         if plugin.cpu_ram_efficient_loading:
             enable_fsdp_ram_efficient_loading()
         self._mesh, self._layer_mesh = _meshes_of(context.layout, context.device.type)
+        expert_mesh, self._dispatch_mesh = _expert_meshes_of(context.layout, context.device.type)
+        self._sequences = sequence_axis(context.layout, context.parallelism, rank=context.topology.rank)
         self._settings = shard_settings(
-            plugin, mesh=self._mesh, device=context.device, dtype=context.precision.dtype
+            plugin,
+            mesh=self._mesh,
+            device=context.device,
+            dtype=context.precision.dtype,
+            expert_mesh=expert_mesh,
         )
         self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._whole: weakref.WeakKeyDictionary[nn.Module, WholeParameters] = weakref.WeakKeyDictionary()
@@ -103,32 +110,18 @@ class FullyShardedStrategy(ShardedStrategy):
                     "before, and which has sharded it. Put both models into one module, and prepare that."
                 )
         model = apply_transforms(model, self.context.transforms, evaluation_mode=evaluation_mode)
-        plan = resolve_plan(model, given=self._plugin.parallel_plan, policy=self._plugin.units_policy())
-        units = [model.get_submodule(name) for name in plan.units]
-        layers = None if self._layer_mesh is None else TensorParallel(model, plan, self._layer_mesh)
-        if self._plugin.activation_checkpointing:
-            checkpoint_units(
-                units,
-                offloads_inputs=bool(self._plugin.activation_checkpointing_offload),
-                is_selective=self._plugin.selective_checkpointing,
-            )
-        if self.context.dynamo is not None:
-            compile_units(units, self.context.dynamo)
-        whole = whole_parameters(model, self._plugin.ignored_modules)
-        low = self._settings.policy.param_dtype
-        fp32 = [] if low is None else kept_in_fp32(model, low)
-        groups = shard_groups(model, units=plan.units, tail=plan.tail, fp32=fp32, whole=whole)
+        plan = self._plan(model, dynamo=self.context.dynamo)
         shard_model(
             model,
-            groups,
+            plan.groups,
             self._settings,
-            whole=whole,
+            whole=plan.whole,
             files=self._plugin.load_weights_from,
-            cut_layers=None if layers is None else layers.cut,
+            cut_layers=plan.cut_layers,
         )
         set_prefetching(
             model,
-            groups,
+            plan.groups,
             forward=self._plugin.num_forward_prefetch,
             backward=self._plugin.num_backward_prefetch,
         )
@@ -136,9 +129,9 @@ class FullyShardedStrategy(ShardedStrategy):
         if self._layer_mesh is not None:
             share_random_state(self._layer_mesh, self.context.device)
         allow_inference_first(model)
-        names = [name for group in groups for name in group.modules]
+        names = [name for group in plan.groups for name in group.modules]
         check_unit_order(model, {name: model.get_submodule(name) for name in names}, kind=kind)
-        self._whole[model] = WholeParameters(map(model.get_parameter, whole), self._mesh)
+        self._whole[model] = WholeParameters(map(model.get_parameter, plan.whole), self._mesh)
         for found in before:
             self._replaced.record(found.tensor, model.get_parameter(found.names[0]))
         policy = self._settings.policy
@@ -153,6 +146,24 @@ class FullyShardedStrategy(ShardedStrategy):
         """Let ``optimizer`` step the shards of its parameters, and wrap it."""
         self._replaced.repoint(getattr(optimizer, "optimizer", optimizer))
         return super().prepare_optimizer(optimizer, device_placement=device_placement)
+
+    def prepare_loader(self, loader: Any, *, device_placement: bool | None = None) -> Any:
+        """Prepare ``loader``, which gives this rank its part of each sequence if the run wants loaders to cut them."""
+        prepared = super().prepare_loader(loader, device_placement=device_placement)
+        cuts = self._sequences is not None and self._sequences.cuts_batches
+        return self.share_sequences(prepared) if cuts else prepared
+
+    def share_sequences(self, loader: Any) -> Any:
+        """Return a loader of this rank's part of each sequence, where ranks share them; else ``loader``."""
+        return loader if self._sequences is None else self._sequences.part_of(loader)
+
+    def share_buffers(
+        self, buffers: Sequence[torch.Tensor], dims: Sequence[int], *, no_restore: Set[torch.Tensor]
+    ) -> AbstractContextManager[Any]:
+        """Return a context in which ``buffers`` are this rank's part of them, where ranks share sequences."""
+        if self._sequences is None:
+            return _NOTHING
+        return self._sequences.sharing.cutting(buffers, dims, no_restore)
 
     def replaced_parameters(self) -> Iterable[torch.Tensor]:
         """Return the parameters from before sharding, and gathered ones, that somebody still holds."""
@@ -222,6 +233,33 @@ class FullyShardedStrategy(ShardedStrategy):
             for name, parameter in model.named_parameters():
                 self._replaced.record(gathered[name], parameter)
 
+    def _plan(self, model: nn.Module, *, dynamo: TorchDynamoPlugin | None) -> ShardPlan:
+        """Return how ``model`` is sharded, which prepares its units; see `plan_sharding`."""
+        return plan_sharding(
+            model,
+            self._plugin,
+            self._settings,
+            layer_mesh=self._layer_mesh,
+            experts_of=self._experts_of,
+            sequences=self._sequences,
+            dynamo=dynamo,
+        )
+
+    def _experts_of(self, model: nn.Module, plan: ParallelPlan) -> ExpertParallel | None:
+        """Return which experts of ``model`` are spread over ranks, None where the run spreads none."""
+        if self._dispatch_mesh is None:
+            return None
+        layout = self.context.layout
+        # Sharding averages over the ranks that hold the same experts, and these see the tokens of all ranks.
+        num_holders = layout.size("dp_replicate", "edp_shard")
+        return ExpertParallel(
+            model,
+            plan,
+            self._dispatch_mesh,
+            gradient_scale=num_holders / layout.num_loss_ranks,
+            layer_mesh=self._layer_mesh,
+        )
+
     def _bare(self, model: nn.Module) -> nn.Module:
         return self.unwrap(model, keep_torch_compile=False)
 
@@ -229,11 +267,27 @@ class FullyShardedStrategy(ShardedStrategy):
 def _meshes_of(layout: MeshLayout, device_type: str) -> tuple[DeviceMesh, DeviceMesh | None]:
     """Return the mesh of the shards, and that of the ranks which share layers, None where none do.
 
-    The first has an outer axis where there are several copies of the model.
+    The first has an outer axis where there are several copies of the model. Each stage of a pipeline has its own.
     """
-    sizes = {"dp_replicate": layout.dp_replicate, "dp_shard": layout.num_param_shards, "tp": layout.tp}
+    sizes = {
+        "pp": layout.pp,
+        "dp_replicate": layout.dp_replicate,
+        "dp_shard": layout.num_param_shards,
+        "tp": layout.tp,
+    }
     sizes = {axis: size for axis, size in sizes.items() if size > 1 or axis == "dp_shard"}
-    mesh = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    if layout.tp == 1:
-        return mesh, None
-    return mesh[tuple(axis for axis in sizes if axis != "tp")], mesh["tp"]
+    mesh = build_mesh(device_type, sizes)
+    shards = tuple(axis for axis in sizes if axis not in ("pp", "tp"))
+    return mesh if shards == tuple(sizes) else mesh[shards], mesh["tp"] if layout.tp > 1 else None
+
+
+def _expert_meshes_of(layout: MeshLayout, device_type: str) -> tuple[DeviceMesh | None, DeviceMesh | None]:
+    """Return the mesh of the ranks that hold the same experts, and that of those which share them all.
+
+    None and None where experts are not spread over ranks.
+    """
+    if layout.ep == 1:
+        return None, None
+    mesh = layout.expert_mesh(device_type)
+    copies = ("dp_replicate",) if layout.dp_replicate > 1 else ()
+    return mesh[(*copies, "edp_shard")], mesh["ep"]

@@ -13,7 +13,7 @@ from accel_state.mesh_layout import MeshLayout
 
 _SAME_BATCHES = ("pp", "cp", "sp", "tp")
 """Axes along which ranks do not read batches of their own; libraries call them as `MeshLayout` does."""
-_OF_EXPERTS = ("ep", "efsdp")
+_OF_EXPERTS = ("ep", "efsdp", "edp_shard")
 """Axes of another view of the same ranks, for experts alone."""
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,14 +13,25 @@ import torch.distributed as dist
 from torch import nn
 
 from accel_backends.pipelining.cutting import balanced_starts
-from accel_backends.pipelining.gathering import whole_model_state, whole_optimizer_state
+from accel_backends.pipelining.gathering import held_model_state, held_optimizer_state
+from accel_backends.pipelining.holding import StageRoot, StageSharding, hold_stage
+from accel_backends.pipelining.schedule_run import PipelinePlace
+from accel_backends.pipelining.shared_gradients import add_up_shared, put_back_shared, take_shared
 from accel_backends.pipelining.stages import StagedModel
 from accel_backends.pipelining.training import LossFunction, PipelineTraining
+from accel_backends.plans.sources import resolve_plan
+from accel_backends.precisions.forward import wrap_forward
+from accel_backends.sharding.clipping import scale_down, total_norm
+from accel_backends.sharding.whole_parameters import WholeParameters
 from accel_backends.state_placement import place_optimizer_state
 from accel_backends.strategies.context import StrategyContext
-from accel_backends.strategies.protocol import Capabilities
-from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_backends.strategies.fsdp2 import FullyShardedStrategy
+from accel_backends.strategies.protocol import Capabilities, Sync
+from accel_backends.transforms.compile_units import compile_units
+from accel_backends.transforms.low_precision import LowPrecisionTransform
 from accel_backends.transforms.protocol import apply_transforms
+from accel_backends.transforms.tensor_parallel import share_random_state
+from accel_ops.nested.structures import recursively_apply
 from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError, StateError
 from accel_state.parallelism_handlers import PipelineParallelConfig
@@ -29,32 +40,60 @@ _ADVICE = (
     "Under pipeline parallelism each process has a part of the model only, and micro-batches pass through all of them "
     "at once. Call `accelerator.forward_backward(model, batch, loss_fn)`; `loss_fn(model, batch)` returns the loss."
 )
+_NOTHING = nullcontext()
 
 
-class PipelineStrategy(TorchStrategy):
-    """One stage of each model per rank; all ranks read the same batches.
+class PipelineStrategy(FullyShardedStrategy):
+    """Each rank, or each group of ranks over which it is sharded, trains one stage of the model.
 
     A model is whole on every rank, on the CPU, until the first batch shows what each stage computes with. Parameters of
-    other stages then keep their shapes and lose their values.
+    other stages then keep their shapes and lose their values; those of the own stage are sharded as `fsdp2` does it.
     """
 
     name: ClassVar[str] = "pipeline"
-    capabilities: ClassVar[Capabilities] = Capabilities(shards_parameters=True, mesh_axes=frozenset({"pp"}))
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        shards_parameters=True, mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "tp"})
+    )
+
+    @property
+    def checkpoint_format(self) -> str:
+        """The format in which models and optimizers are saved: whole, put together from the stages."""
+        return "full"
+
+    @property
+    def has_gradients_in_parameters(self) -> bool:
+        """Gradients are complete after each batch."""
+        return True
 
     def setup(self, context: StrategyContext) -> None:
         """Take in the run.
 
         Raises:
-            ConfigError: If models are to be compiled.
+            ConfigError: If models are to be compiled, and the schedule cannot run what is compiled.
         """
         super().setup(context)
+        config = context.parallelism
+        self._handler = (config.pp_handler if config is not None else None) or PipelineParallelConfig()
         if context.dynamo is not None and context.dynamo.backend != DynamoBackend.NO:
-            raise ConfigError("Stages of a pipeline cannot be compiled yet. Leave `dynamo_backend` out.")
-        self._settings = context.pipeline or PipelineParallelConfig()
-        self._backward_group = dist.new_group()
+            if self._handler.schedule not in ("gpipe", "1f1b"):
+                raise ConfigError(
+                    f"The schedule `{self._handler.schedule}` cannot run compiled blocks. Choose `1f1b` or `gpipe`, or "
+                    "leave `dynamo_backend` out."
+                )
+        self._transforms = (LowPrecisionTransform(context.precision), *context.transforms)
+        layout, rank = context.layout, context.topology.rank
+        self._ranks_at = layout.groups(*(axis for axis in layout.sizes if axis != "pp"))
+        ranks = layout.group_of(rank, "pp")
+        self._place = PipelinePlace(
+            ranks=ranks,
+            index=layout.coordinate(rank)["pp"],
+            group=dist.new_group(list(ranks), use_local_synchronization=True),
+            backward_group=dist.new_group(),
+            num_pipelines=layout.world_size // len(ranks),
+        )
         self._pipelines: weakref.WeakKeyDictionary[nn.Module, PipelineTraining] = weakref.WeakKeyDictionary()
         self._num_steps = 1
-        context.precision.share_overflows()
+        self._weight = 1.0
 
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -62,49 +101,156 @@ class PipelineStrategy(TorchStrategy):
         """Transform one model and choose its stages; its parameters stay where they are until the first batch."""
         if model in self._pipelines:
             return model
-        model = apply_transforms(model, self._transforms, evaluation_mode=evaluation_mode)
-        points = self._settings.split_points
-        num_stages = self.context.layout.pp
+        is_sharded = self._place.num_pipelines > 1
+        if is_sharded and self._handler.schedule in ("interleaved_1f1b", "zero_bubble"):
+            raise ConfigError(
+                f"The schedule `{self._handler.schedule}` needs stages of one rank each, and here "
+                f"{self._place.num_pipelines} ranks share one. Choose `1f1b` or `gpipe`, or spread the ranks over more "
+                "stages (`pp_size`)."
+            )
+        transforms = self.context.transforms if is_sharded else self._transforms
+        model = apply_transforms(model, transforms, evaluation_mode=evaluation_mode)
+        sharding = self._sharding(model) if is_sharded else None
+        pipeline = PipelineTraining(
+            StagedModel(
+                model,
+                self._starts(model),
+                device=self.context.device,
+                num_ranks=self.context.layout.pp,
+            ),
+            self._handler,
+            place=self._place,
+            device=self.context.device,
+            hold=partial(self._hold, weakref.ref(model), sharding),
+            root=None if sharding is None else sharding.root,
+            scaled=self._scaled,
+        )
+        self._pipelines[model] = pipeline
+        model.register_forward_pre_hook(partial(_refuse_call, weakref.ref(pipeline)))
+        return model
+
+    def _starts(self, model: nn.Module) -> list[str]:
+        points = self._handler.split_points
+        num_stages = self.context.layout.pp * (self._handler.stages_per_rank or 1)
         starts = balanced_starts(model, num_stages) if points == "auto" else list(points)
         if len(starts) != num_stages - 1:
             raise ConfigError(
                 f"`split_points` of `pp_handler` names {len(starts)} modules, but {num_stages} stages need "
                 f"{num_stages - 1}: one for each but the first."
             )
-        pipeline = PipelineTraining(
-            StagedModel(model, starts, device=self.context.device),
-            self._settings,
-            device=self.context.device,
-            backward_group=self._backward_group,
-            backward=self._backward_of_micro_batch,
+        return starts
+
+    def _sharding(self, model: nn.Module) -> StageSharding:
+        plan = self._plan(model, dynamo=None)  # compiled when it is known which units are here
+        if plan.layers is not None and plan.layers.is_in_sequence:
+            raise ConfigError(
+                "The plan cuts sequences between layers, by styles whose names end in `_sequence`, which stages of a "
+                "pipeline cannot hand on. Use the styles of the same names without `_sequence`."
+            )
+        return StageSharding(StageRoot(model), plan, self._settings)
+
+    def _hold(self, known: weakref.ref[nn.Module], sharding: StageSharding | None) -> None:
+        """Let a model have the values of this stage, and optimizers step what then stands for its parameters."""
+        model = known()
+        assert model is not None
+        staged = self._pipelines[model].staged
+        before = [found.tensor for found in staged.tensors]
+        with staged.hooks.noted():
+            hold_stage(
+                staged,
+                device=self.context.device,
+                files=self._plugin.load_weights_from,
+                sharding=sharding,
+            )
+            if sharding is not None:
+                self._finish_sharding(model, staged, sharding)
+        if self.context.dynamo is not None:
+            compile_units(self._units_here(model, staged), self.context.dynamo)
+        for old, found in zip(before, staged.tensors, strict=True):
+            self._replaced.record(old, found.tensor)
+        for prepared in self._optimizers:
+            optimizer = self.bare_optimizer(prepared)
+            self._replaced.repoint(optimizer)
+            for parameter in [one for one in optimizer.state if staged.is_elsewhere(one)]:
+                del optimizer.state[parameter]
+            place_optimizer_state(optimizer)
+
+    def _units_here(self, model: nn.Module, staged: StagedModel) -> list[nn.Module]:
+        """Return the units of which this rank has all parameters; code that is compiled takes no placeholders."""
+        plan = resolve_plan(model, given=self._plugin.parallel_plan, policy=self._plugin.units_policy())
+        units = [model.get_submodule(name) for name in plan.units]
+        return [unit for unit in units if not any(map(staged.is_elsewhere, unit.parameters()))]
+
+    def _finish_sharding(self, model: nn.Module, staged: StagedModel, sharding: StageSharding) -> None:
+        self._models.add(sharding.root)
+        names = set(sharding.plan.whole)
+        here = [one for one in staged.tensors if staged.is_held(one)]
+        self._whole[model] = WholeParameters(
+            (model.get_parameter(one.names[0]) for one in here if one.names[0] in names), self._mesh
         )
-        self._pipelines[model] = pipeline
-        model.register_forward_pre_hook(partial(_refuse_call, weakref.ref(pipeline)))
-        return model
+        if self._layer_mesh is not None:
+            share_random_state(self._layer_mesh, self.context.device)
+        policy = self._settings.policy
+        if policy.param_dtype is not None:
+            # What `fully_shard` does for the inputs of its root, which is another one here.
+            model.register_forward_pre_hook(partial(_cast_inputs, dtype=policy.param_dtype), with_kwargs=True)
+            if policy.output_dtype is None:
+                wrap_forward(
+                    model, device_type=self.context.device.type, dtype=policy.param_dtype, enabled=False
+                )
 
     def forward_backward(
-        self, model: nn.Module, batch: Any, loss_fn: LossFunction, *, num_steps: int = 1
+        self,
+        model: nn.Module,
+        batch: Any,
+        loss_fn: LossFunction,
+        *,
+        num_steps: int = 1,
+        num_items: Callable[[Any], float | torch.Tensor] | None = None,
+        weight: float = 1.0,
     ) -> torch.Tensor:
         """Compute the gradients of ``loss_fn(model, batch) / num_steps``, or the loss alone without gradients.
 
-        All ranks together; each gives the same batch.
+        All ranks together; the stages of a pipeline give the same batch.
+
+        Args:
+            model: A prepared model.
+            batch: Divided into micro-batches by rows.
+            loss_fn: Returns the mean loss of a micro-batch.
+            num_steps: Batches of the accumulation.
+            num_items: Counts the items of a micro-batch; None: its rows.
+            weight: Multiplies the loss that gradients are computed of.
 
         Returns:
-            The loss of the batch, the same on every rank.
+            The loss of the batch, the same on every stage.
         """
         pipeline = self._pipelines.get(model)
         if pipeline is None:
             raise ConfigError(
                 f"The {type(model).__name__} was not prepared. Pass what `accelerator.prepare` returned."
             )
-        self._num_steps = num_steps
-        is_first = not pipeline.staged.users
-        loss = pipeline.run(model, batch, loss_fn)
-        if is_first:
-            self._drop_states(pipeline.staged)
-        if torch.is_grad_enabled() and self.context.gradient.sync_gradients:
-            self._add_up_shared(pipeline.staged)
+        if not torch.is_grad_enabled():
+            return pipeline.run(model, batch, loss_fn, num_items)
+        self._num_steps, self._weight = num_steps, weight
+        if self._scale is not None:  # the ranks without a loss need the scale, too
+            self._scale(torch.ones((), device=self.context.device))
+        staged = pipeline.staged
+        earlier = take_shared(staged)
+        try:
+            loss = pipeline.run(model, batch, loss_fn, num_items)
+        except BaseException as error:
+            put_back_shared(staged, earlier)
+            error.add_note(
+                "Gradients of earlier batches are kept, and may have parts of this one added. Call "
+                "`optimizer.zero_grad()` before you go on."
+            )
+            raise
+        add_up_shared(staged, earlier, place=self._place.index, ranks=self._place.ranks)
         return loss
+
+    def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
+        """Return a context that does nothing: gradients are complete after each batch."""
+        return _NOTHING
 
     def backward(self, loss: torch.Tensor, *, num_steps: int = 1, **kwargs: Any) -> None:
         """Refuse: a loss on one rank has no way back through the stages of the others.
@@ -114,98 +260,98 @@ class PipelineStrategy(TorchStrategy):
         """
         raise StateError(f"`backward` cannot train a pipeline. {_ADVICE}")
 
-    def _backward_of_micro_batch(self, loss: torch.Tensor) -> None:
-        super().backward(loss, num_steps=self._num_steps)
+    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return what gradients are computed of, for the loss of a micro-batch."""
+        loss = loss / self._num_steps if self._num_steps != 1 else loss
+        loss = loss * self._weight if self._weight != 1 else loss
+        return loss if self._scale is None else self._scale(loss)
 
     @torch.no_grad()
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
     ) -> torch.Tensor:
         """Clip the norm of the gradients of all stages together and return what it was. Communicates: all ranks."""
-        chosen = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        shared = {id(tensor) for staged in self._staged() for tensor in _shared_before(staged, self._stage)}
-        own = [one.grad for one in chosen if one.grad is not None and id(one) not in shared]
-        norm = torch.nn.utils.get_total_norm(own, norm_type).to(self.context.device, torch.float32)
-        norms = [torch.empty_like(norm) for _ in range(self.context.topology.world_size)]
-        dist.all_gather(norms, norm)
+        chosen = [one for one in self._shards_of(parameters) if one.grad is not None]
+        counted = {id(tensor) for staged in self._staged() for tensor in self._counted_before(staged)}
+        own = [one.grad for one in chosen if one.grad is not None and id(one) not in counted]
+        norm = total_norm(own, norm_type, device=self.context.device)
+        norms = [torch.empty_like(norm) for _ in self._place.ranks]
+        dist.all_gather(norms, norm, group=self._place.group)
         total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        torch.nn.utils.clip_grads_with_norm_(chosen, max_norm, total)
+        scale_down((one.grad for one in chosen if one.grad is not None), total, max_norm)
         return total
 
-    def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the whole state on the CPU, on every rank. Communicates: all ranks."""
-        return self.local_model_state(model)
-
     def local_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the whole state on the CPU, on every rank. Communicates: all ranks."""
-        pipeline = self._pipelines.get(model)
+        """Return the state, in which each tensor tells the ranks of which stage hold it. No communication."""
         state = self.unwrap(model).state_dict(keep_vars=True)
-        return whole_model_state(state, None if pipeline is None else pipeline.staged)
+        pipeline = self._pipelines.get(model)
+        if pipeline is None:
+            return state
+        self._reshard()
+        pipeline.staged.refresh()
+        state = self.unwrap(model).state_dict(keep_vars=True)
+        return held_model_state(state, pipeline.staged, self._ranks_at)
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load a whole state, of which every rank keeps its stage."""
         pipeline = self._pipelines.get(model)
-        with ExitStack() as stack:
-            if pipeline is not None:
-                stack.enter_context(pipeline.staged.whole())
+        if pipeline is None:
             return super().load_model_state(model, state, strict=strict)
-
-    def optimizer_state(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
-    ) -> dict[str, Any]:
-        """Return the whole state on the CPU, on every rank. Communicates: all ranks."""
-        return self.local_optimizer_state(optimizer, model)
+        with pipeline.staged.without_other_stages():
+            return super().load_model_state(model, state, strict=strict)
 
     def local_optimizer_state(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:
-        """Return the whole state on the CPU, on every rank. Communicates: all ranks."""
-        return whole_optimizer_state(self.bare_optimizer(optimizer).state_dict())
+        """Return the state, in which each tensor tells the ranks of which stage hold it. All ranks together."""
+        inner = self.bare_optimizer(optimizer)
+        places = {}
+        numbers = {id(one): number for number, one in enumerate(_parameters_of(inner))}
+        for staged in self._staged():
+            for found, holders in zip(staged.tensors, staged.holders, strict=True):
+                if id(found.tensor) in numbers and holders:
+                    places[numbers[id(found.tensor)]] = min(holders)
+        return held_optimizer_state(
+            inner.state_dict(),
+            places,
+            self._ranks_at,
+            rank=self.context.topology.rank,
+            device=self.context.device,
+        )
 
     def load_optimizer_state(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
     ) -> None:
         """Load a whole state, of which every rank keeps that of its stage."""
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        elsewhere = {number for number, one in enumerate(parameters) if self._is_elsewhere(one)}
+        numbers = [number for group in state["param_groups"] for number in group["params"]]
+        elsewhere = {
+            number
+            for number, one in zip(numbers, _parameters_of(optimizer), strict=True)
+            if any(staged.is_elsewhere(one) for staged in self._staged())
+        }
         own = {number: value for number, value in state["state"].items() if number not in elsewhere}
-        optimizer.load_state_dict({**state, "state": own})
-
-    @property
-    def _stage(self) -> int:
-        return self.context.topology.rank
+        super().load_optimizer_state(optimizer, {**state, "state": own}, model)
 
     def _staged(self) -> Iterator[StagedModel]:
-        return (pipeline.staged for pipeline in self._pipelines.values())
+        return (one.staged for one in self._pipelines.values() if one.staged.users)
 
-    def _is_elsewhere(self, parameter: torch.Tensor) -> bool:
-        return any(staged.is_elsewhere(parameter) for staged in self._staged())
-
-    def _drop_states(self, staged: StagedModel) -> None:
-        """Forget what optimizers hold for parameters of other stages, and place the rest with its parameters."""
-        for prepared in self._optimizers:
-            optimizer = self.bare_optimizer(prepared)
-            for parameter in [one for one in optimizer.state if staged.is_elsewhere(one)]:
-                del optimizer.state[parameter]
-            place_optimizer_state(optimizer)
-
-    def _add_up_shared(self, staged: StagedModel) -> None:
-        """Give each stage that computes with a shared parameter the sum of all their gradients. All ranks together."""
-        for found, users in zip(staged.tensors, staged.users, strict=True):
-            if len(users) < 2 or not found.tensor.requires_grad:
-                continue
-            gradient = found.tensor.grad
-            total = torch.zeros_like(found.tensor).contiguous() if gradient is None else gradient.clone()
-            dist.all_reduce(total)
-            if self._stage in users:
-                found.tensor.grad = total
+    def _counted_before(self, staged: StagedModel) -> Iterator[torch.Tensor]:
+        """Yield the tensors that an earlier rank of the pipeline computes with too, which counts their gradients."""
+        for found, holders in zip(staged.tensors, staged.holders, strict=True):
+            if holders and min(holders) < self._place.index:
+                yield found.tensor
 
 
-def _shared_before(staged: StagedModel, stage: int) -> Iterator[torch.Tensor]:
-    """Yield the tensors that an earlier stage computes with too, which counts their gradients."""
-    for found, users in zip(staged.tensors, staged.users, strict=False):
-        if users and min(users) < stage:
-            yield found.tensor
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _cast_inputs(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, dtype: torch.dtype
+) -> Any:
+    return recursively_apply(
+        lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, (args, kwargs)
+    )
 
 
 def _refuse_call(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -42,6 +42,7 @@ class Capabilities:
             nothing can be left out.
         copies_loaded_states: `load_optimizer_state` copies what it is given, which may be mapped from a file.
         mesh_axes: Axes of `ParallelismConfig` along which the strategy splits the work; others may not be on.
+        sp_backend: What `ParallelismConfig` must name as the one who shares sequences along the axis ``sp``.
     """
 
     shards_parameters: bool = False
@@ -49,6 +50,7 @@ class Capabilities:
     accumulation: Sync = Sync.NOW
     copies_loaded_states: bool = False
     mesh_axes: frozenset[str] = frozenset({"dp_replicate"})
+    sp_backend: str = "torch"
 
 
 class Strategy(Protocol):
@@ -96,6 +98,17 @@ class Strategy(Protocol):
 
     def share_sequences(self, loader: Any) -> Any:
         """Return a prepared loader of this rank's part of each sequence, where ranks share them; else ``loader``."""
+
+    def share_buffers(
+        self, buffers: Sequence[torch.Tensor], dims: Sequence[int], *, no_restore: Set[torch.Tensor]
+    ) -> AbstractContextManager[Any]:
+        """Return a context in which ``buffers`` are this rank's part of them, where ranks share sequences.
+
+        Args:
+            buffers: Tensors of whole sequences, which change in place.
+            dims: Dimension of the tokens in each.
+            no_restore: Those that need not be whole again after the block.
+        """
 
     def unwrap(
         self,
@@ -204,5 +217,16 @@ class ForwardBackward(Protocol):
         loss_fn: Callable[[nn.Module, Any], torch.Tensor],
         *,
         num_steps: int = 1,
+        num_items: Callable[[Any], float | torch.Tensor] | None = None,
+        weight: float = 1.0,
     ) -> torch.Tensor:
-        """Compute the gradients of ``loss_fn(model, batch) / num_steps``, and return the loss. All ranks together."""
+        """Compute the gradients of ``loss_fn(model, batch) / num_steps``, and return the loss. All ranks together.
+
+        Args:
+            model: The prepared model.
+            batch: Its rows may be divided among several calls of ``loss_fn``.
+            loss_fn: Returns a mean loss.
+            num_steps: Micro-batches of the window.
+            num_items: Counts the items that the loss of a part of the batch is a mean over; None: its rows.
+            weight: Multiplies the loss that gradients are computed of.
+        """

@@ -39,8 +39,9 @@ def select_strategy(
             "Drop one of the two."
         )
     fitting = "ddp" if topology.world_size > 1 else "single"
-    if layout is not None and layout.tp > 1:
+    if layout is not None and (layout.size("cp", "sp", "tp") > 1 or layout.ep > 1):
         fitting = "fsdp2"
-    if layout is not None and layout.pp > 1:
-        fitting = "pipeline"
-    return STRATEGIES.get(name or wanted or fitting)()
+    chosen = name or wanted
+    if layout is not None and layout.pp > 1 and chosen in (None, "fsdp2"):
+        chosen = "pipeline"  # whose stages are sharded as the plugin of version 2 says
+    return STRATEGIES.get(chosen or fitting)()

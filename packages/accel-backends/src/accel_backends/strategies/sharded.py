@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
+from accel_backends.own_group import ensure_group
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.sharding.replacements import ReplacedParameters
 from accel_backends.strategies.context import StrategyContext
-from accel_backends.strategies.own_group import ensure_group
 from accel_backends.strategies.torch_strategy import TorchStrategy
 from accel_state.errors import ConfigError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -133,6 +133,12 @@ class TorchStrategy:
     def share_sequences(self, loader: Any) -> Any:
         """Return ``loader``: each rank has sequences of its own."""
         return loader
+
+    def share_buffers(
+        self, buffers: Sequence[torch.Tensor], dims: Sequence[int], *, no_restore: Set[torch.Tensor]
+    ) -> AbstractContextManager[Any]:
+        """Return a context that does nothing: each rank has sequences of its own."""
+        return _NOTHING
 
     def unwrap(
         self,

@@ -107,40 +107,47 @@ class Adapted(nn.Module):
 class Attention(nn.Module):
     """Attention over as many heads as its projections leave this rank."""
 
-    def __init__(self, width: int, head_dim: int, *, is_packed: bool = False) -> None:
+    def __init__(
+        self, width: int, head_dim: int, *, is_packed: bool = False, num_key_value_groups: int = 1
+    ) -> None:
         super().__init__()
         self.head_dim = head_dim
+        self.num_key_value_groups = num_key_value_groups
         self.is_packed = is_packed
         if is_packed:
             self.packed = nn.Linear(width, 3 * width)
         else:
-            self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+            self.query = nn.Linear(width, width)
+            self.key, self.value = (nn.Linear(width, width // num_key_value_groups) for _ in range(2))
         self.out = nn.Linear(width, width)
 
-    def forward(self, hidden: Tensor) -> Any:
-        """Return the outputs for ``(batch, sequence, features)``."""
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Any:
+        """Return the outputs for ``(batch, sequence, features)``, where each sees what ``mask`` says, or what was."""
         projected = (
             self.packed(hidden).chunk(3, -1)
             if self.is_packed
             else (layer(hidden) for layer in (self.query, self.key, self.value))
         )
         query, key, value = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in projected)
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        key, value = (part.repeat_interleave(self.num_key_value_groups, 1) for part in (key, value))
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class SharedBlock(nn.Module):
     """One layer of a transformer."""
 
-    def __init__(self, dropout: float, *, is_packed: bool) -> None:
+    def __init__(self, dropout: float, *, is_packed: bool, num_key_value_groups: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(12)
-        self.attention = Attention(12, head_dim=3, is_packed=is_packed)
+        self.attention = Attention(
+            12, head_dim=3, is_packed=is_packed, num_key_value_groups=num_key_value_groups
+        )
         self.rows = Block(12, 20, dropout)
 
-    def forward(self, hidden: Tensor) -> Any:
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Any:
         """Return the outputs for ``(batch, sequence, features)``."""
-        return self.rows(hidden + self.attention(self.norm(hidden)))
+        return self.rows(hidden + self.attention(self.norm(hidden), mask))
 
 
 class Shared(nn.Module):
@@ -161,10 +168,20 @@ class Shared(nn.Module):
         },
     }
 
-    def __init__(self, *, is_tied: bool = False, is_packed: bool = False, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        is_tied: bool = False,
+        is_packed: bool = False,
+        dropout: float = 0.0,
+        num_key_value_groups: int = 1,
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(19, 12)
-        self.blocks = nn.ModuleList(SharedBlock(dropout, is_packed=is_packed) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            SharedBlock(dropout, is_packed=is_packed, num_key_value_groups=num_key_value_groups)
+            for _ in range(2)
+        )
         self.norm = nn.LayerNorm(12)
         self.head = nn.Linear(12, 19, bias=not is_tied)
         if is_tied:
@@ -221,6 +238,111 @@ class SharedSequence(Shared):
         return super().forward(rows[:, :6])
 
 
+class StackedExperts(nn.Module):
+    """Experts whose weights lie one after the other; called as the experts of transformers are."""
+
+    def __init__(self, num_experts: int, width: int, hidden: int) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.up = nn.Parameter(torch.randn(num_experts, hidden, width) / 3)
+        self.down = nn.Parameter(torch.randn(num_experts, width, hidden) / 3)
+
+    def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Any:
+        """Return the outputs for ``(tokens, features)``, whose experts and weights are ``(tokens, choices)``."""
+        out = torch.zeros_like(hidden)
+        for number in range(self.num_experts):
+            token, place = torch.where(chosen == number)
+            inside = torch.tanh(nn.functional.linear(hidden[token], self.up[number]))
+            rows = nn.functional.linear(inside, self.down[number])
+            out = out.index_add(0, token, rows * weights[token, place, None])
+        return out
+
+
+class ListedExperts(nn.ModuleList):
+    """Experts that are modules; called as stacked ones are."""
+
+    def __init__(self, num_experts: int, width: int, hidden: int) -> None:
+        super().__init__(
+            nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, width))
+            for _ in range(num_experts)
+        )
+
+    def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Any:
+        """Return the outputs for ``(tokens, features)``, whose experts and weights are ``(tokens, choices)``."""
+        out = torch.zeros_like(hidden)
+        for number, expert in enumerate(self):
+            token, place = torch.where(chosen == number)
+            out = out.index_add(0, token, expert(hidden[token]) * weights[token, place, None])
+        return out
+
+
+class ExpertBlock(nn.Module):
+    """One layer whose router prefers experts with low numbers."""
+
+    preference: Tensor
+
+    def __init__(self, width: int, num_experts: int, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.router = nn.Linear(width, num_experts)
+        self.experts = kind(num_experts, width, 5)
+        self.register_buffer("preference", -torch.arange(float(num_experts)), persistent=False)
+
+    def forward(self, rows: Tensor) -> Any:
+        """Return the outputs for ``(batch, features)``."""
+        normed = self.norm(rows)
+        scores, chosen = torch.topk(self.router(normed) + self.preference, 2)
+        return rows + self.experts(normed, chosen, scores.softmax(-1).to(rows.dtype))
+
+
+class Mixture(nn.Module):
+    """Layers with six experts; as the router prefers the first, some ranks get few tokens or none."""
+
+    parallel_plan: ClassVar[dict[str, Any]] = {
+        "units": ["blocks.*"],
+        "tensor": {"first": "colwise_gather_output"},
+        "experts": {"blocks.*.experts": "ep_dispatch_experts"},
+    }
+
+    def __init__(self, kind: type[nn.Module] = StackedExperts) -> None:
+        super().__init__()
+        self.first = nn.Linear(7, 10)
+        self.blocks = nn.ModuleList(ExpertBlock(10, 6, kind) for _ in range(2))
+        self.head = nn.Linear(10, 1)
+
+    def forward(self, rows: Tensor) -> Any:
+        """Return the outputs for ``(batch, features)``."""
+        rows = self.first(rows)
+        for block in self.blocks:
+            rows = block(rows)
+        return self.head(rows)
+
+
+class Tokens(Shared):
+    """A language model that is told where its tokens stand, and which are padding."""
+
+    parallel_plan: ClassVar[dict[str, Any]] = {**Shared.parallel_plan, "attention": ["blocks.*.attention"]}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Embedding(16, 12)
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None
+    ) -> Any:
+        """Return the logits for ``(batch, sequence)``."""
+        length = input_ids.shape[1]
+        if position_ids is None:
+            position_ids = torch.arange(length)[None]
+        mask = None
+        if attention_mask is not None:
+            mask = torch.ones(length, length, dtype=torch.bool).tril() & attention_mask[:, None, None].bool()
+        hidden = self.embed(input_ids) + self.places(position_ids)
+        for block in self.blocks:
+            hidden = block(hidden, mask)
+        return self.head(self.norm(hidden))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "odd": Odd,
     "tied": Tied,
@@ -231,7 +353,11 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "shared-tied": lambda: Shared(is_tied=True),
     "shared-packed": SharedPacked,
     "shared-sequence": SharedSequence,
+    "shared-grouped": lambda: Shared(num_key_value_groups=2),
+    "tokens": Tokens,
     "shared-dropout": lambda: Shared(dropout=0.3),
+    "mixture": Mixture,
+    "mixture-listed": lambda: Mixture(ListedExperts),
 }
 
 

@@ -13,6 +13,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from accel_backends.wrapped_forward import WrappedForward
 from accel_state.errors import ConfigError
 
+Bind = Callable[[Callable[..., Any]], Callable[..., Any]]
+
 
 class CheckpointedForward(WrappedForward):
     """A forward that keeps its inputs only; the state of the random generators is kept for the second run.
@@ -21,12 +23,19 @@ class CheckpointedForward(WrappedForward):
         original: The forward to run.
         offloads_inputs: Keep the inputs in the memory of the CPU.
         is_selective: Keep the results of attention and of every second matrix product too, the costliest to compute.
+        bind: Called in each forward; returns a function that runs twice as it would now.
     """
 
     def __init__(
-        self, original: Callable[..., Any], *, offloads_inputs: bool = False, is_selective: bool = False
+        self,
+        original: Callable[..., Any],
+        *,
+        offloads_inputs: bool = False,
+        is_selective: bool = False,
+        bind: Bind | None = None,
     ) -> None:
         super().__init__(original)
+        self.bind = bind
         self.offloads_inputs = offloads_inputs
         self.is_selective = is_selective
 
@@ -36,13 +45,20 @@ class CheckpointedForward(WrappedForward):
             keeping = torch.autograd.graph.save_on_cpu(pin_memory=torch.accelerator.is_available())
         options: dict[str, Any] = {"context_fn": _keep_costly_results} if self.is_selective else {}
         with keeping:
-            return checkpoint(self.original, *args, use_reentrant=False, **options, **kwargs)
+            forward = self.original if self.bind is None else self.bind(self.original)
+            return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
 
 def checkpoint_units(
-    modules: Sequence[nn.Module], *, offloads_inputs: bool = False, is_selective: bool = False
+    modules: Sequence[nn.Module],
+    *,
+    offloads_inputs: bool = False,
+    is_selective: bool = False,
+    bind: Bind | None = None,
 ) -> None:
     """Let the forward of each module keep its inputs only; modules that do so already stay as they are.
+
+    The settings are those of `CheckpointedForward`.
 
     Raises:
         ConfigError: If there are none, since every activation would be kept.
@@ -55,7 +71,7 @@ def checkpoint_units(
     for module in modules:
         if not isinstance(module.forward, CheckpointedForward):
             module.forward = CheckpointedForward(
-                module.forward, offloads_inputs=offloads_inputs, is_selective=is_selective
+                module.forward, offloads_inputs=offloads_inputs, is_selective=is_selective, bind=bind
             )
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
+from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from accel_backends.wrapped_forward import WrappedForward
+from accel_backends.transforms.local_linear import LocalLinear
 
 
 class PackedColwise(ParallelStyle):
@@ -30,21 +27,5 @@ class PackedColwise(ParallelStyle):
             placement = _StridedShard(0, split_factor=self._num_blocks)
             cut = distribute_tensor(whole, device_mesh, [placement], src_data_rank=self.src_data_rank)
             module.register_parameter(key, nn.Parameter(cut, requires_grad=whole.requires_grad))
-        module.forward = _LocalLinear(module.forward, device_mesh)
+        module.forward = LocalLinear(module.forward, device_mesh)
         return module
-
-
-class _LocalLinear(WrappedForward):
-    """The forward of `torch.nn.Linear` on this rank's rows of the weight, since torch knows no operation on blocks."""
-
-    def __init__(self, original: Any, mesh: DeviceMesh) -> None:
-        super().__init__(original)
-        self._mesh = mesh
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        layer = self.original.__self__  # type: ignore[attr-defined]
-        # Each rank has the part of the gradient of the inputs that comes from its outputs.
-        whole = DTensor.from_local(inputs, self._mesh, [Replicate()], run_check=False)
-        bias = layer.bias.to_local() if layer.bias is not None else None
-        local = whole.to_local(grad_placements=[Partial()])
-        return nn.functional.linear(local, layer.weight.to_local(), bias)

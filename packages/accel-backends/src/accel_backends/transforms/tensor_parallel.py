@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 
 from accel_backends.plans.plan import ParallelPlan
+from accel_backends.transforms.key_value_heads import with_copied_heads
 from accel_backends.transforms.protocol import Stage
 from accel_backends.transforms.tensor_styles import STYLES, CutStyle, check_heads
 from accel_ops.named_tensors import NamedTensor, named_tensors
@@ -44,7 +45,12 @@ class TensorParallel:
 
     def __init__(self, model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> None:
         self._mesh = mesh
-        self._styles = _checked_styles(model, plan.tensor, num_ranks=mesh.size())
+        self._styles = cut_styles(model, plan.tensor, num_ranks=mesh.size())
+
+    @property
+    def is_in_sequence(self) -> bool:
+        """Whether ranks have parts of sequences between layers."""
+        return any(style.in_sequence for style in self._styles.values())
 
     def cut(self, parameters: Sequence[NamedTensor]) -> None:
         """Cut the layers that hold ``parameters``, whose values are alike on all ranks. No communication.
@@ -79,7 +85,7 @@ def cut_dims(model: nn.Module, plan: ParallelPlan, *, num_ranks: int) -> dict[in
     Raises:
         ConfigError: If the plan cuts nothing, or a layer cannot be cut as the plan says.
     """
-    styles = _checked_styles(model, plan.tensor, num_ranks=num_ranks)
+    styles = cut_styles(model, plan.tensor, num_ranks=num_ranks)
     return {
         id(parameter): dim
         for module, style in styles.items()
@@ -88,9 +94,10 @@ def cut_dims(model: nn.Module, plan: ParallelPlan, *, num_ranks: int) -> dict[in
     }
 
 
-def _checked_styles(
+def cut_styles(
     model: nn.Module, styled: Mapping[str, str] | None, *, num_ranks: int
 ) -> dict[nn.Module, CutStyle]:
+    """Return how each layer is cut that is; arguments and errors as in `cut_dims`."""
     if not styled:
         raise ConfigError(
             f"The {type(model).__name__} has no plan by which {num_ranks} ranks (`tp_size`) could share its layers. "
@@ -111,10 +118,10 @@ def _checked_styles(
                 f"`{name}` is a parameter of the {type(model).__name__}, and its style `{style}` is for modules. Name "
                 "the module that holds it."
             )
-        chosen = STYLES[style]
+        parent = modules[name.rpartition(".")[0]]
+        chosen = with_copied_heads(STYLES[style], module, parent, num_ranks=num_ranks)
         chosen.check(style, name, module, num_ranks=num_ranks)
         if chosen.dim == 0 and chosen.uneven:
-            parent = modules[name.rpartition(".")[0]]
             check_heads(name, module, parent, num_ranks=num_ranks, num_blocks=chosen.num_blocks)
         styles[module] = chosen
     for found in named_tensors(model, include_buffers=False):

@@ -136,9 +136,7 @@ STYLES = {
     "replicated_with_grad_allreduce": CutStyle(
         lambda: SequenceParallel(sequence_dim=0, use_local_output=True)
     ),
-    "colwise_loss_parallel": CutStyle(
-        lambda: ColwiseParallel(use_local_output=False), _LINEAR, 0, uneven="colwise_gather_output"
-    ),
+    "colwise_loss_parallel": CutStyle(lambda: ColwiseParallel(use_local_output=False), _LINEAR, 0),
     "sequence_parallel": CutStyle(lambda: SequenceParallel(use_local_output=True), in_sequence=True),
     "embedding_rowwise_sequence": CutStyle(
         lambda: RowwiseParallel(input_layouts=_WHOLE, output_layouts=_SEQUENCE),

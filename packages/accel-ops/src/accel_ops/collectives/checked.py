@@ -30,11 +30,22 @@ class CheckedCollectives:
         return self._transport.all_gather(tensors) if gathered is None else gathered
 
     def all_reduce(self, tensors: Sequence[torch.Tensor], reduction: Reduction) -> list[torch.Tensor]:
-        """Return the sum, maximum or minimum over the ranks; the tensors given may be overwritten."""
+        """Return the sum, maximum or minimum over the ranks; the tensors given may be overwritten.
+
+        A NaN of any rank stays NaN.
+        """
         gathered = self._gather_attached(tensors)
-        if gathered is None:
+        if gathered is not None:
+            return [_reduced(rows, reduction) for rows in gathered]
+        if reduction == "sum":
             return self._transport.all_reduce(tensors, reduction)
-        return [_reduced(rows, reduction) for rows in gathered]
+        # Gloo's maximum keeps a NaN or loses it, by the order of the ranks.
+        nans = [tensor.isnan().to(torch.uint8) for tensor in tensors if tensor.is_floating_point()]
+        reduced = self._transport.all_reduce(tensors, reduction)
+        floats = [tensor for tensor in reduced if tensor.is_floating_point()]
+        for tensor, nan in zip(floats, self._transport.all_reduce(nans, "max"), strict=True):
+            tensor.masked_fill_(nan.bool(), torch.nan)
+        return reduced
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> list[torch.Tensor]:
         """Return the tensors of rank ``source``; elsewhere the tensors given may be overwritten."""

@@ -157,6 +157,8 @@ def _join(leaves: list[torch.Tensor]) -> torch.Tensor:
     """Return the values of leaves of one dtype and shape end to end."""
     if len(leaves) == 1:
         joined = leaves[0].detach().contiguous().view(-1)
+        if joined.stride(0) != 1:  # as of one element it may be, and no other dtype could look at it
+            joined = joined.clone(memory_format=torch.contiguous_format)
     else:
         joined = (torch.cat(leaves) if leaves[0].ndim else torch.stack(leaves)).reshape(-1)
     return joined.resolve_conj().resolve_neg()

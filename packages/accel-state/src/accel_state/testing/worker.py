@@ -19,7 +19,7 @@ import torch.distributed as dist
 from accel_state.environment import restore, snapshot
 from accel_state.errors import StateError
 from accel_state.partial_state import PartialState
-from accel_state.process_group import is_group_owned
+from accel_state.process_group import is_group_owned, leave_group
 from accel_state.runtime import reset_runtime
 from accel_state.testing.imported_objects import ImportedObjects
 from accel_state.testing.leaks import changed_variables
@@ -67,7 +67,7 @@ class Worker:
         reset_runtime(keep_process_group=rendezvous is None)
         self.imported.freeze()
         if rendezvous is not None and dist.is_initialized():  # the last body made a group of its own
-            dist.destroy_process_group()
+            leave_group()
         random.seed(0)
         torch.manual_seed(0)
         if rendezvous is None:

@@ -1,4 +1,4 @@
-"""Show how a model would be sharded: its units, and what each rank holds."""
+"""Show how a model would be spread over ranks: its units, what each rank holds, and what it sends."""
 
 from __future__ import annotations
 
@@ -6,14 +6,32 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from accel_state.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from accel_backends.plans.estimate import Step
+    from accel_backends.plans.plan import ParallelPlan
+    from accel_state.mesh_layout import MeshLayout
+
+_AXES = {
+    "dp_replicate": "copies of the sharded model",
+    "dp_shard": "ranks over which each copy is sharded (default: those that are left)",
+    "tp": "ranks that share each layer",
+    "pp": "pipeline stages",
+    "cp": "ranks that share each sequence",
+    "sp": "ranks that share each sequence by attention heads",
+    "ep": "ranks over which experts are spread; no further ranks",
+}
 
 
 class PlanCommand:
     """``accel plan``; computes on a model without weights, and starts no process."""
 
-    help = "Show how a model would be sharded: its units, and what each rank holds"
+    help = "Show how a model would be spread over ranks: its units, what each rank holds, and what it sends"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the flags."""
@@ -23,14 +41,29 @@ class PlanCommand:
             help="a folder, a config.json, the name of a model on the Hub, or `module:factory`",
         )
         parser.add_argument("--num_processes", type=int, default=1, help="number of processes (default 1)")
+        for axis, meaning in _AXES.items():
+            parser.add_argument(f"--{axis}_size", type=int, help=f"number of {meaning}")
         parser.add_argument(
-            "--dp_replicate_size",
-            type=int,
-            default=1,
-            help="number of copies of the sharded model (default 1)",
+            "--batch_size", type=int, default=1, help="sequences of each rank that reads data (default 1)"
         )
         parser.add_argument(
-            "--tp_size", type=int, default=1, help="number of ranks that share each layer (default 1)"
+            "--sequence_length",
+            type=int,
+            metavar="TOKENS",
+            help="tokens of a sequence; with it, activations and what layers send are estimated",
+        )
+        parser.add_argument(
+            "--activation_checkpointing",
+            action="store_true",
+            help="compute activations again in the backward pass",
+        )
+        parser.add_argument(
+            "--mixed_precision", choices=("no", "bf16", "fp16"), default="no", help="what ranks compute in"
+        )
+        parser.add_argument(
+            "--fit",
+            metavar="RANKS:MEMORY",
+            help="propose layouts that fit, such as `64:80GB`; those that send least come first",
         )
         parser.add_argument(
             "--fsdp_auto_wrap_policy",
@@ -55,55 +88,98 @@ class PlanCommand:
         parser.add_argument("--json", action="store_true", help="print bytes as JSON")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Print the plan, and draw it if asked."""
-        _check_sizes(arguments)
+        """Print the plan, and draw it if asked; or propose layouts."""
+        _check_flags(arguments)
         _check_picture(arguments.picture)
-        from accel.plan_report.picture import as_svg
-        from accel.plan_report.table import as_data, as_text
-        from accel_backends.plans.memory import plan_memory
         from accel_backends.plans.policies import units_policy
         from accel_backends.plans.sources import resolve_plan
         from accel_bigmodel.estimate.models import create_empty_model
 
-        name = arguments.model_name
-        model = create_empty_model(name, arguments.library_name, arguments.trust_remote_code)
+        model = create_empty_model(arguments.model_name, arguments.library_name, arguments.trust_remote_code)
         classes = arguments.fsdp_transformer_layer_cls_to_wrap
         policy = units_policy(
             arguments.fsdp_auto_wrap_policy,
             class_names=[part.strip() for part in classes.split(",")] if classes else None,
             min_num_params=arguments.fsdp_min_num_params,
         )
-        planned = plan_memory(
-            model,
-            resolve_plan(model, policy=policy),
-            num_shards=arguments.num_processes // arguments.dp_replicate_size // arguments.tp_size,
-            num_replicas=arguments.dp_replicate_size,
-            num_sharing=arguments.tp_size,
-        )
-        if arguments.picture is not None:
-            _write_picture(arguments.picture, as_svg(planned, name=name))
-        text = (
-            json.dumps(as_data(planned, name=name), indent=2)
-            if arguments.json
-            else as_text(planned, name=name)
-        )
-        sys.stdout.write(text + "\n")
+        show = _shown if arguments.fit is None else _proposed
+        sys.stdout.write(show(model, resolve_plan(model, policy=policy), arguments) + "\n")
         return 0
 
 
-def _check_sizes(arguments: argparse.Namespace) -> None:
-    processes, copies = arguments.num_processes, arguments.dp_replicate_size
-    for name in ("num_processes", "dp_replicate_size", "tp_size"):
-        if getattr(arguments, name) < 1:
-            raise ConfigError(f"`--{name}` must be at least 1, got {getattr(arguments, name)}.")
-    if processes % copies:
+def _shown(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) -> str:
+    from accel.plan_report.picture import as_svg
+    from accel.plan_report.table import as_data, as_text
+    from accel_backends.plans.estimate import estimate
+    from accel_backends.plans.model_sizes import model_sizes
+    from accel_state.layout_rules import check_layout
+
+    layout = _layout(arguments)
+    sizes = model_sizes(model, plan, sequence_length=arguments.sequence_length)
+    check_layout(layout, num_processes=arguments.num_processes, model=sizes)
+    stages = estimate(model, plan, layout, _step(arguments))
+    name = arguments.model_name
+    if arguments.picture is not None:
+        drawn = name if len(stages) == 1 else f"stage 0 of {name}"
+        _write_picture(arguments.picture, as_svg(stages[0].planned, name=drawn, layout=layout))
+    if arguments.json:
+        return json.dumps(as_data(stages, name=name), indent=2)
+    return as_text(stages, name=name)
+
+
+def _proposed(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) -> str:
+    from accel.plan_report.needs import fitting_data, fitting_text
+    from accel_backends.plans.fitting import proposals
+
+    num_ranks, memory = _fit(arguments.fit)
+    found = proposals(model, plan, num_ranks=num_ranks, step=_step(arguments))
+    if arguments.json:
+        return json.dumps(fitting_data(found, memory=memory), indent=2)
+    size = arguments.fit.partition(":")[2]  # as it was given
+    wanted = f"`{arguments.model_name}` on {num_ranks} ranks of {size}"
+    return fitting_text(found, memory=memory, wanted=wanted)
+
+
+def _layout(arguments: argparse.Namespace) -> MeshLayout:
+    """Return the layout asked for; ranks that no axis takes are along ``dp_shard`` if that is not given."""
+    from accel_state.mesh_layout import MeshLayout
+
+    sizes = {axis: size for axis in _AXES if (size := getattr(arguments, f"{axis}_size")) is not None}
+    if "dp_shard" not in sizes:
+        others = MeshLayout(**{axis: size for axis, size in sizes.items() if axis != "ep"}).world_size
+        sizes["dp_shard"] = max(arguments.num_processes // others, 1)
+    return MeshLayout(**sizes)
+
+
+def _step(arguments: argparse.Namespace) -> Step:
+    import torch
+
+    from accel_backends.plans.estimate import Step
+
+    return Step(
+        batch_size=arguments.batch_size,
+        sequence_length=arguments.sequence_length,
+        is_checkpointed=arguments.activation_checkpointing,
+        dtype={"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[arguments.mixed_precision],
+    )
+
+
+def _fit(words: str) -> tuple[int, int]:
+    from accel_ops.byte_sizes import convert_file_size_to_int
+
+    ranks, separator, memory = words.partition(":")
+    if not separator or not ranks.isdecimal() or int(ranks) < 1:
         raise ConfigError(
-            f"`--dp_replicate_size` must divide `--num_processes`, which is {processes}, got {copies}."
+            f"`--fit` is the number of ranks and the memory of each, such as `64:80GB`, got `{words}`."
         )
-    if processes // copies % arguments.tp_size:
-        raise ConfigError(
-            f"`--tp_size` must divide the {processes // copies} ranks of a copy of the model, got {arguments.tp_size}."
-        )
+    return int(ranks), convert_file_size_to_int(memory)
+
+
+def _check_flags(arguments: argparse.Namespace) -> None:
+    for name in ("num_processes", "batch_size", "sequence_length", *(f"{axis}_size" for axis in _AXES)):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"`--{name}` must be at least 1, got {value}.")
     if arguments.fsdp_auto_wrap_policy is None and (
         arguments.fsdp_transformer_layer_cls_to_wrap or arguments.fsdp_min_num_params is not None
     ):
@@ -111,6 +187,13 @@ def _check_sizes(arguments: argparse.Namespace) -> None:
             "`--fsdp_transformer_layer_cls_to_wrap` and `--fsdp_min_num_params` have no effect without "
             "`--fsdp_auto_wrap_policy`. Add it, with `TRANSFORMER_BASED_WRAP` or `SIZE_BASED_WRAP`."
         )
+    if arguments.fit is not None:
+        idle = [axis for axis in _AXES if getattr(arguments, f"{axis}_size") is not None]
+        if idle or arguments.picture is not None:
+            flag = f"--{idle[0]}_size" if idle else "--picture"
+            raise ConfigError(
+                f"`{flag}` has no effect with `--fit`, which proposes layouts. Leave one of them out."
+            )
 
 
 def _write_picture(picture: Path, svg: str) -> None:

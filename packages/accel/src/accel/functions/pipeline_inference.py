@@ -66,6 +66,50 @@ def prepare_pippy(
     return model
 
 
+def build_pipeline(
+    model: nn.Module,
+    split_points: str | Sequence[str] | None,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    num_chunks: int,
+) -> PipelinedForward:
+    """Return the forward of a model that is spread over the processes, for `pippy_forward`; see `prepare_pippy`.
+
+    Args:
+        model: In evaluation mode, on the CPU. It keeps the parameters of this process's part.
+        split_points: As for `prepare_pippy`.
+        args: Inputs with which the model is tried.
+        kwargs: The same by name.
+        num_chunks: Chunks of a batch.
+
+    Raises:
+        ConfigError: If the forward cannot be cut there; it says why.
+    """
+    processes = PartialState()
+    starts = _starts(model, split_points, (), processes.num_processes)
+    forward = PipelinedForward(
+        model, starts, device=processes.device, num_chunks=num_chunks, gather_output=False
+    )
+    if args or kwargs:
+        forward.place(args or (), kwargs or {})
+    return forward
+
+
+def pippy_forward(
+    forward: PipelinedForward, num_chunks: int, gather_output: bool, *args: Any, **kwargs: Any
+) -> Any:
+    """Return the output of a batch on the last process, or with ``gather_output`` on every process; None elsewhere.
+
+    Args:
+        forward: What `build_pipeline` returned, or `forward` of a model that `prepare_pippy` returned.
+        num_chunks: Chunks of the batch.
+        gather_output: Return the output on every process.
+        *args: Inputs of the model, the same on every process.
+        **kwargs: The same by name.
+    """
+    return forward.run(args, kwargs, num_chunks=num_chunks, gather_output=gather_output)
+
+
 def _starts(
     model: nn.Module,
     split_points: str | Sequence[str] | None,

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from html import escape
 from itertools import product
 
+from accel.plan_report.drawing import box, svg, text
+from accel.plan_report.mesh_picture import mesh_drawing
 from accel.plan_report.rows import UnitRow, title_of, unit_rows
 from accel_backends.plans.memory import Bytes, PlannedModel
 from accel_ops.byte_sizes import convert_bytes
+from accel_state.mesh_layout import MeshLayout
 
-_WIDTH, _MARGIN, _ROW, _BAR = 1000, 24, 30, 18
+_MARGIN, _ROW, _BAR = 24, 30, 18
 _LABEL, _BARS = 300, 400  # where the bars begin, and how long the longest is
 _MOST_CELLS = 64
 _FIRST, _EVEN, _ODD = "#1f5fa8", "#b9d3ee", "#d8e7f6"
 _PARTS = (("parameters", "#1f5fa8"), ("gradients", "#e08e2b"), ("optimizer", "#7d9c4c"))
 
 
-def as_svg(planned: PlannedModel, *, name: str) -> str:
-    """Return the picture as the text of an SVG file."""
+def as_svg(planned: PlannedModel, *, name: str, layout: MeshLayout | None = None) -> str:
+    """Return the picture as the text of an SVG file; with the ranks of a ``layout`` that has several axes below."""
     rows = unit_rows(planned)
     longest = max(row.unit.whole.parameters for row in rows)
     drawing = [
-        _text(_MARGIN, 34, title_of(planned, name), size=18, weight="bold"),
-        _text(_MARGIN, 56, "Each bar is a unit; its dark part is what the first rank stores.", colour="#555"),
+        text(_MARGIN, 34, title_of(planned, name), size=18, weight="bold"),
+        text(_MARGIN, 56, "Each bar is a unit; its dark part is what the first rank stores.", colour="#555"),
     ]
     top = 76
     for row in rows:
@@ -30,7 +32,7 @@ def as_svg(planned: PlannedModel, *, name: str) -> str:
         top += _ROW
     top += 24
     drawing.append(
-        _text(_MARGIN, top, "Parameters, gradients and AdamW's state in float32", size=15, weight="bold")
+        text(_MARGIN, top, "Parameters, gradients and AdamW's state in float32", size=15, weight="bold")
     )
     top += 14
     for label, held in (("one process alone", planned.whole), ("largest rank", planned.bytes_on(0))):
@@ -39,22 +41,17 @@ def as_svg(planned: PlannedModel, *, name: str) -> str:
         )
         top += _ROW
     drawing += _legend(top + 18)
-    height = top + 44
-    size = f'width="{_WIDTH}" height="{height}"'
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif">',
-            f'<rect {size} fill="white"/>',
-            *drawing,
-            "</svg>\n",
-        ]
-    )
+    top += 44
+    if layout is not None and sum(size > 1 for size in layout.sizes.values()) > 1:
+        ranks, top = mesh_drawing(layout, top=top)
+        drawing += ranks
+    return svg(drawing, height=top)
 
 
 def _unit(row: UnitRow, planned: PlannedModel, *, top: int, scale: float) -> list[str]:
     unit = row.unit
     whole, first = unit.whole.parameters, unit.bytes_on(0).parameters
-    drawing = [_text(_LABEL - 12, top + 14, _shortened(row.label), anchor="end")]
+    drawing = [text(_LABEL - 12, top + 14, _shortened(row.label), anchor="end")]
     if planned.num_shards * planned.num_sharing <= _MOST_CELLS:
         ranks = product(range(planned.num_shards), range(planned.num_sharing))
         cells = [unit.bytes_on(shard, sharer).parameters for shard, sharer in ranks]
@@ -65,49 +62,34 @@ def _unit(row: UnitRow, planned: PlannedModel, *, top: int, scale: float) -> lis
         width = min(
             size * scale, _LABEL + whole * scale - left
         )  # what is not cut is on every rank: drawn once
-        drawing.append(_box(left, top, width, _FIRST if number == 0 else _EVEN if number % 2 else _ODD))
+        drawing.append(
+            box(left, top, width, _FIRST if number == 0 else _EVEN if number % 2 else _ODD, height=_BAR)
+        )
         left += width
     kept = ", kept gathered" if unit.is_tail else ""
     drawing.append(
-        _text(left + 8, top + 14, f"{convert_bytes(whole)} → {convert_bytes(first)}{kept}", colour="#333")
+        text(left + 8, top + 14, f"{convert_bytes(whole)} → {convert_bytes(first)}{kept}", colour="#333")
     )
     return drawing
 
 
 def _held(label: str, held: Bytes, *, top: int, scale: float) -> list[str]:
-    drawing = [_text(_LABEL - 12, top + 14, label, anchor="end")]
+    drawing = [text(_LABEL - 12, top + 14, label, anchor="end")]
     left = float(_LABEL)
     for part, colour in _PARTS:
         width = getattr(held, part) * scale
-        drawing.append(_box(left, top, width, colour))
+        drawing.append(box(left, top, width, colour, height=_BAR))
         left += width
-    return [*drawing, _text(left + 8, top + 14, convert_bytes(held.total), colour="#333")]
+    return [*drawing, text(left + 8, top + 14, convert_bytes(held.total), colour="#333")]
 
 
 def _legend(top: int) -> list[str]:
     drawing = []
     left = _LABEL
     for part, colour in _PARTS:
-        drawing += [_box(left, top - 10, 12, colour, height=12), _text(left + 18, top, part)]
+        drawing += [box(left, top - 10, 12, colour, height=12), text(left + 18, top, part)]
         left += 120
     return drawing
-
-
-def _box(left: float, top: float, width: float, colour: str, *, height: int = _BAR) -> str:
-    return (
-        f'<rect x="{left:.1f}" y="{top}" width="{max(width, 0):.2f}" height="{height}" fill="{colour}" '
-        'stroke="white" stroke-width="0.5"/>'
-    )
-
-
-def _text(
-    left: float, top: float, text: str, *, size: int = 13, anchor: str = "start", weight: str = "normal",
-    colour: str = "black",
-) -> str:  # fmt: skip
-    return (
-        f'<text x="{left:.1f}" y="{top}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
-        f'fill="{colour}">{escape(text)}</text>'
-    )
 
 
 def _shortened(label: str, *, most: int = 40) -> str:

@@ -45,18 +45,22 @@ def unit_rows(planned: PlannedModel) -> list[UnitRow]:
 def title_of(planned: PlannedModel, name: str) -> str:
     """Return what is shown, in a few words."""
     copies = f"{planned.num_replicas} copies of {name}, each" if planned.num_replicas > 1 else name
+    spread = f", experts spread over {planned.num_expert_ranks}" if planned.num_expert_ranks > 1 else ""
     if planned.num_sharing > 1:
-        return f"{copies} on {planned.num_shards} × {planned.num_sharing} ranks, layers shared by {planned.num_sharing}"
-    return f"{copies} on {planned.num_shards} {'rank' if planned.num_shards == 1 else 'ranks'}"
+        shared = f"layers shared by {planned.num_sharing}"
+        return f"{copies} on {planned.num_shards} × {planned.num_sharing} ranks, {shared}{spread}"
+    return f"{copies} on {planned.num_shards} {'rank' if planned.num_shards == 1 else 'ranks'}{spread}"
 
 
 def placement_of(parameter: PlannedParameter, *, num_replicas: int) -> str:
-    """Return how a parameter is placed, as torch writes it; last, over the ranks that share its layer."""
+    """Return how a parameter is placed, as torch writes it; last, over those that share layer or experts."""
     if not parameter.is_sharded:
         return "whole"
     placements = ["Replicate"] if num_replicas > 1 else []
     placements.append("Shard(0)")
-    if parameter.num_sharing > 1:
+    if parameter.num_expert_ranks > 1:
+        placements.append("Shard(0)")
+    elif parameter.num_sharing > 1:
         placements.append("Replicate" if parameter.layer_dim is None else f"Shard({parameter.layer_dim})")
     return ", ".join(placements)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from accel.plan_report.needs import needs_data, needs_lines
 from accel.plan_report.rows import placement_of, title_of, unit_rows
+from accel_backends.plans.estimate import StageEstimate
 from accel_backends.plans.memory import Bytes, PlannedModel
 from accel_bigmodel.estimate.report import create_ascii_table
 from accel_ops.byte_sizes import convert_bytes
@@ -12,23 +15,39 @@ from accel_ops.byte_sizes import convert_bytes
 HEADERS = ("Unit", "Shape", "Placement", "Whole", "Largest shard")
 
 
-def as_text(planned: PlannedModel, *, name: str) -> str:
-    """Return the table of units and parameters, followed by lines with the sums for a rank."""
+def as_text(stages: Sequence[StageEstimate], *, name: str) -> str:
+    """Return the table of units and parameters of each stage, followed by lines with what a rank needs."""
+    return "\n".join(
+        _stage_text(stage, name=name if len(stages) == 1 else f"stage {number} of {name}")
+        for number, stage in enumerate(stages)
+    )
+
+
+def _stage_text(stage: StageEstimate, *, name: str) -> str:
+    planned = stage.planned
     rows = _rows(planned)
     width = max(len(row[0]) for row in rows)
     table = create_ascii_table(
         HEADERS, [[row[0].ljust(width), *row[1:]] for row in rows], title_of(planned, f"`{name}`")
     )
-    return "\n".join([table, *_sums(planned)])
+    return "\n".join([table, *_sums(planned), *needs_lines(stage)])
 
 
-def as_data(planned: PlannedModel, *, name: str) -> dict[str, Any]:
-    """Return the same in bytes, every unit on its own."""
+def as_data(stages: Sequence[StageEstimate], *, name: str) -> dict[str, Any]:
+    """Return the same in bytes, every unit on its own; of several stages, a list."""
+    if len(stages) == 1:
+        return _stage_data(stages[0], name=name)
+    return {"model": name, "stages": [_stage_data(stage, name=name) for stage in stages]}
+
+
+def _stage_data(stage: StageEstimate, *, name: str) -> dict[str, Any]:
+    planned = stage.planned
     return {
         "model": name,
         "num_replicas": planned.num_replicas,
         "num_shards": planned.num_shards,
         "num_sharing": planned.num_sharing,
+        "num_expert_ranks": planned.num_expert_ranks,
         "units": [
             {
                 "modules": list(unit.modules),
@@ -52,6 +71,7 @@ def as_data(planned: PlannedModel, *, name: str) -> dict[str, Any]:
         "one_process": _bytes(planned.whole),
         "buffer_bytes": planned.buffer_bytes,
         "gathered_bytes": planned.gathered_bytes,
+        **needs_data(stage),
     }
 
 
@@ -76,19 +96,14 @@ def _rows(planned: PlannedModel) -> list[list[str]]:
 
 def _sums(planned: PlannedModel) -> list[str]:
     largest, smallest = planned.largest, planned.smallest
-    parts = ", ".join(
-        f"{part} {convert_bytes(getattr(largest, part))}"
-        for part in ("parameters", "gradients", "optimizer", "total")
-    )
-    alone = convert_bytes(planned.whole.total)
-    lines = [f"The largest rank, float32, AdamW: {parts}; one process alone {alone}"]
+    lines = [
+        (
+            f"Parameters, gradients and AdamW's state in float32: {convert_bytes(largest.total)} on the largest rank; "
+            f"one process alone {convert_bytes(planned.whole.total)}"
+        )
+    ]
     if smallest != largest:
-        lines.append(f"The smallest rank: total {convert_bytes(smallest.total)}")
-    if planned.buffer_bytes:
-        lines.append(f"Buffers on every rank: {convert_bytes(planned.buffer_bytes)}")
-    lines.append(
-        f"Parameters that are whole at a time, at most: {convert_bytes(planned.gathered_bytes)} in float32"
-    )
+        lines.append(f"The smallest rank: {convert_bytes(smallest.total)}")
     return lines
 
 

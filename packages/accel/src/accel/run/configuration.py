@@ -320,7 +320,7 @@ def resolve_rng_types(rng_types: Sequence[str | RNGType] | None) -> tuple[RNGTyp
 
 
 def check_axes(config: ParallelismConfig | None, strategy: Strategy) -> None:
-    """Refuse axes of parallelism that the strategy would not serve.
+    """Refuse axes of parallelism that the strategy would not serve, or not by what is named.
 
     Raises:
         ConfigError: Naming them.
@@ -333,4 +333,10 @@ def check_axes(config: ParallelismConfig | None, strategy: Strategy) -> None:
             f"`parallelism_config` has {', '.join(f'`{axis}_size`' for axis in idle)} above 1, which the "
             f"strategy `{strategy.name}` does not do. It serves: {', '.join(sorted(served))}. Use an engine that "
             "does, or set them to 1."
+        )
+    backend = strategy.capabilities.sp_backend
+    if config is not None and config.sp_enabled and config.sp_backend != backend:
+        raise ConfigError(
+            f"`sp_backend` of `parallelism_config` is `{config.sp_backend}`, but the strategy `{strategy.name}` shares "
+            f'sequences by `{backend}`. Pass `sp_backend="{backend}"`, or the plugin of the engine that is meant.'
         )

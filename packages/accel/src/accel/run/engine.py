@@ -90,7 +90,7 @@ def make_strategy(
                 unit=configuration.scheduler_unit,
             ),
             dynamo=configuration.dynamo,
-            pipeline=state.parallelism_config.pp_handler if state.parallelism_config is not None else None,
+            parallelism=state.parallelism_config,
         )
     )
     check_axes(state.parallelism_config, strategy)
@@ -100,8 +100,9 @@ def make_strategy(
 def make_weighted_loss(state: AcceleratorState) -> WeightedLoss:
     """Return what weighs losses by their number of items, over the ranks that compute losses of different items."""
     layout, mesh = current_runtime().layout, state.device_mesh
-    is_part = 1 < layout.num_loss_ranks < layout.world_size
-    group = mesh["loss"].get_group() if mesh is not None and is_part else None
+    group = None
+    if mesh is not None and 1 < layout.num_loss_ranks < layout.world_size:
+        group = mesh.get_group("loss")
     return WeightedLoss(num_ranks=layout.num_loss_ranks, device=current_runtime().device, group=group)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel_backends.plugins.deepspeed.config_tree import value_of
+from accel_backends.plugins.deepspeed.loading import load_deepspeed
 from accel_backends.plugins.dynamo import TorchDynamoPlugin
 from accel_backends.strategies.context import StrategyContext
-from accel_backends.strategies.deepspeed.config_tree import value_of
 from accel_backends.strategies.deepspeed.cpu_optimizers import map_pytorch_optim_to_deepspeed
 from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
 from accel_backends.strategies.deepspeed.half_precision import convert_inputs_and_outputs
-from accel_backends.strategies.deepspeed.loading import load_deepspeed
 from accel_backends.strategies.deepspeed.pairing import Part
 from accel_backends.strategies.deepspeed.sequences import SharedSequences
 from accel_backends.strategies.deepspeed.unserved import check_served

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from accel_backends.plugins.deepspeed.facts import Facts, Said
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
-from accel_backends.strategies.deepspeed.facts import Facts, Said
 from accel_backends.strategies.deepspeed.pairing import Part
 
 _UNTRAINED = "a model that is not trained"

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
-from torch.nn import functional as F
 
-from accel_backends.strategies.deepspeed.config_tree import value_of
+from accel_backends.plugins.deepspeed.config_tree import value_of
+from accel_backends.sequences.cut import SequenceCut
+from accel_backends.sequences.loader import SequencePart
 from accel_state.availability import why_not
 from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.parallelism_config import DeepSpeedSequenceParallelConfig
-
-_IGNORED = -100
 
 
 class SharedSequences:
@@ -108,81 +106,27 @@ class SharedSequences:
         return (
             loader
             if isinstance(loader, SequencePart)
-            else SequencePart(loader, rank=self._rank, size=self._size)
+            else SequencePart(
+                loader,
+                cut=SequenceCut(self._size, self._rank),
+                setting="sp_size",
+                check=refuse_left_padding,
+            )
         )
 
 
-class SequencePart:
-    """A prepared loader, of which each rank gets its part of every sequence; else it is that loader.
-
-    Args:
-        loader: Yields the same dicts on all ranks that share sequences, with ``input_ids`` and ``labels``.
-        rank: Which part is this rank's.
-        size: Into how many parts sequences are cut.
-    """
-
-    def __init__(self, loader: Any, *, rank: int, size: int) -> None:
-        self.loader = loader
-        self._rank = rank
-        self._size = size
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["loader"], name)
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in self.loader:
-            yield part_of_batch(batch, rank=self._rank, size=self._size)
-
-
-def part_of_batch(batch: Any, *, rank: int, size: int) -> dict[str, Any]:
-    """Return one rank's part of a batch.
-
-    ``labels`` become ``shift_labels``, one token ahead, since the last label of a part is the first of the next.
-    ``position_ids`` are added where there are none. What is not as long as the sequences stays whole.
-
-    Args:
-        batch: Tensors of ``(batch, length, ...)``, and whatever else.
-        rank: Which part.
-        size: How many parts.
+def refuse_left_padding(batch: Mapping[str, Any]) -> None:
+    """Refuse a batch that attention without a mask would not compute right.
 
     Raises:
-        ConfigError: If there are no ``input_ids``, their length cannot be divided, or they are padded on the left.
+        ConfigError: If sequences are padded on the left.
     """
-    if not isinstance(batch, Mapping) or "input_ids" not in batch:
-        found = sorted(batch) if isinstance(batch, Mapping) else f"`{type(batch).__name__}`"
-        raise ConfigError(
-            "A batch whose sequences are shared must be a dict with `input_ids`, `labels` and, where samples are "
-            f"packed, `position_ids`, got {found}."
-        )
-    ids = batch["input_ids"]
-    length = ids.shape[1]
-    if length % size:
-        raise ConfigError(
-            f"Sequences of {length} tokens cannot be shared by {size} ranks (`sp_size`). Pad them to a multiple of "
-            f"{size}."
-        )
     mask = batch.get("attention_mask")
     if mask is not None and bool((mask[:, 1:] > mask[:, :-1]).any()):
         raise ConfigError(
             "`attention_mask` leaves out tokens at the beginning of sequences, but attention over shared sequences is "
             "causal and uses no mask. Pad on the right."
         )
-    whole = {name: value for name, value in batch.items() if name != "labels"}
-    if "labels" in batch:
-        whole["shift_labels"] = F.pad(batch["labels"], (0, 1), value=_IGNORED)[:, 1:].contiguous()
-    whole.setdefault("position_ids", torch.arange(length, device=ids.device).expand(len(ids), -1))
-    start, end = rank * length // size, (rank + 1) * length // size
-    return {
-        name: value[:, start:end].contiguous() if _is_along(value, length) else value
-        for name, value in whole.items()
-    }
-
-
-def _is_along(value: Any, length: int) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1] == length
 
 
 def _release_groups() -> None:

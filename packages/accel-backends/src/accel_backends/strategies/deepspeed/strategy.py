@@ -13,7 +13,8 @@ from torch import nn
 from accel_backends.containers import register_container
 from accel_backends.handlers.grad_scaler import GradScalerKwargs
 from accel_backends.optimizer import AcceleratedOptimizer
-from accel_backends.plugins.deepspeed import DeepSpeedPlugin
+from accel_backends.plugins.deepspeed.loading import load_deepspeed
+from accel_backends.plugins.deepspeed.plugin import DeepSpeedPlugin
 from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.strategies.bundle import Bundle, Placement
 from accel_backends.strategies.bundle_builder import register_kind
@@ -23,7 +24,6 @@ from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummySchedul
 from accel_backends.strategies.deepspeed.engine_set import EngineSet
 from accel_backends.strategies.deepspeed.engines import place_for_evaluation, start_engine
 from accel_backends.strategies.deepspeed.gathering import gather_facts
-from accel_backends.strategies.deepspeed.loading import load_deepspeed
 from accel_backends.strategies.deepspeed.pairing import Part, check_combination, pair, refuse_without_model
 from accel_backends.strategies.deepspeed.sequences import SharedSequences
 from accel_backends.strategies.deepspeed.wrappers import (
@@ -48,6 +48,7 @@ class DeepSpeedStrategy(EngineStates):
         needs_optimizer=True,
         copies_loaded_states=True,
         mesh_axes=frozenset({"dp_replicate", "dp_shard", "sp"}),
+        sp_backend="deepspeed",
     )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from accel_backends.strategies.deepspeed.config_tree import value_of
+from accel_backends.plugins.deepspeed.config_tree import value_of
 from accel_state.errors import ConfigError
 
 _QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from accel_backends.plugins.deepspeed_config import read_config
-from accel_backends.plugins.deepspeed_values import KEYS, TEMPLATE, default_of, setting_of
-from accel_backends.strategies.deepspeed.config_tree import leaves
-from accel_backends.strategies.deepspeed.filling import Facts, Said, fill
+from accel_backends.plugins.deepspeed.config_tree import leaves
+from accel_backends.plugins.deepspeed.filling import Facts, Said, fill
+from accel_backends.plugins.deepspeed.hf_config import read_config
+from accel_backends.plugins.deepspeed.values import KEYS, TEMPLATE, default_of, setting_of
 
 _SHARING = ("parallelism_tp_size", "parallelism_cp_size", "parallelism_sp_size")
 

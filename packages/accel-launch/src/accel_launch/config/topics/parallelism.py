@@ -17,6 +17,10 @@ def _more_than_one(kind: str, answers: Answers) -> bool:
     return bool(answers.get(f"{_PREFIX}{kind}_size", 1) > 1)
 
 
+def _has_stages(answers: Answers) -> bool:
+    return _more_than_one("pp", answers)
+
+
 def _has_context(answers: Answers) -> bool:
     return _more_than_one("cp", answers)
 
@@ -30,6 +34,14 @@ QUESTIONS = (
     of_setting("parallelism_dp_replicate_size", "How many full copies of the model?", when=_wanted),
     of_setting("parallelism_dp_shard_size", "How many shards of each copy?", when=_wanted),
     of_setting("parallelism_tp_size", "How many processes share each layer (tensor parallel)?", when=_wanted),
+    of_setting(
+        "parallelism_pp_size",
+        "Among how many processes are the blocks of the model divided (pipeline parallel)?",
+        when=_wanted,
+    ),
+    of_setting(
+        "parallelism_pp_schedule", "In which order do its stages compute?", when=both(_wanted, _has_stages)
+    ),
     of_setting(
         "parallelism_cp_size", "How many processes share each sequence (context parallel)?", when=_wanted
     ),

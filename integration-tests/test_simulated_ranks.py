@@ -1,0 +1,28 @@
+"""What `accel plan` says of a step is what hundreds of ranks do, as far as one machine can show it."""
+
+import json
+from pathlib import Path
+
+import simulated_ranks
+
+from accel_state.testing import run_script
+
+SCRIPT = Path(simulated_ranks.__file__)
+GUIDE = SCRIPT.parents[1] / "docs" / "guides" / "parallelism.md"
+
+
+def test_the_collectives_of_a_step_on_512_ranks_are_those_of_the_plan():
+    done = run_script(SCRIPT, "512", timeout_s=240)
+    assert done.returncode == 0, done.stderr
+    counted = json.loads(done.stdout.splitlines()[-1])
+    for name, found in zip(simulated_ranks.LAYOUTS, counted, strict=True):
+        assert found == simulated_ranks.planned_collectives(name, 512), name
+
+
+def test_the_table_of_the_guide_is_the_one_of_the_plan():
+    planned = {
+        (name, num_ranks): simulated_ranks.planned_collectives(name, num_ranks)
+        for num_ranks in (512, 4096)
+        for name in simulated_ranks.LAYOUTS
+    }
+    assert simulated_ranks.table(planned) in GUIDE.read_text(encoding="utf-8")

@@ -1,0 +1,140 @@
+"""Models of transformers whose sequences ranks share: as in one process, or refused with the reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import pad
+
+from accel import Accelerator, ParallelismConfig
+from accel_state import TorchContextParallelConfig
+from accel_state.errors import ConfigError
+from accel_state.runtime import reset_runtime
+
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 40, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def make_model(kind, **settings):
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(
+        getattr(transformers, f"{kind}Config")(**{**SIZES, **settings})
+    )
+    return model.train()
+
+
+def batch(*, packed=False):
+    """Return whole sequences as the Trainer prepares them."""
+    ids = torch.randint(3, 40, (2, 12), generator=torch.Generator().manual_seed(1))
+    mask, labels = torch.ones_like(ids), ids.clone()
+    positions = torch.arange(12).repeat(2, 1)
+    if packed:
+        positions[0, 5:] -= 5
+        labels[0, 5] = -100
+    else:
+        mask[0, :3] = mask[1, -4:] = 0
+        labels[0, :4] = labels[1, -4:] = -100
+    shifted = pad(labels, (0, 1), value=-100)[:, 1:].contiguous()
+    found = {"input_ids": ids, "labels": labels, "shift_labels": shifted, "position_ids": positions}
+    return found if packed else {**found, "attention_mask": mask}
+
+
+def gradients(model, inputs, *, num):
+    """Return the sum of the losses, and its gradients over ``num`` of them."""
+    loss = model(**inputs, use_cache=False, num_items_in_batch=1).loss
+    return loss.detach(), loss / num
+
+
+ROWS = {
+    # model, settings, how it is used
+    "padding": ("Llama", {}, {}),
+    "checkpointing of its own": ("Llama", {}, {"checkpointed": True}),
+    "packed samples": ("Qwen2", {}, {"packed": True}),
+    "window in each layer": ("Mistral", {"sliding_window": 4}, {}),
+    "window in some layers": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+        {"ring": True},
+    ),
+}
+
+
+def in_ranks(kind, settings, *, packed=False, checkpointed=False, ring=False):
+    reset_runtime(keep_process_group=True)
+    handler = TorchContextParallelConfig(cp_comm_strategy="alltoall" if ring else "allgather")
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=2, cp_handler=handler))
+    model = make_model(kind, **settings)
+    if checkpointed:
+        model.gradient_checkpointing_enable()
+    model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    inputs = batch(packed=packed)
+    num = (inputs["shift_labels"] != -100).sum()
+    buffers = list(inputs.values())
+    with accelerator.maybe_context_parallel(buffers, [1] * len(buffers), set(buffers)):
+        total, loss = gradients(model, inputs, num=num)
+    accelerator.backward(loss * 2)  # the mean over two ranks of what are parts of one sum
+    found = {
+        name.replace("_checkpoint_wrapped_module.", ""): parameter.grad.full_tensor()
+        for name, parameter in model.named_parameters()
+    }
+    return accelerator.reduce(total), found
+
+
+def all_in_ranks():
+    return {name: in_ranks(kind, settings, **use) for name, (kind, settings, use) in ROWS.items()}
+
+
+def test_ranks_that_share_sequences_compute_what_one_process_does(world):
+    each = world(2).run(all_in_ranks)
+    for name, (kind, settings, use) in ROWS.items():
+        model = make_model(kind, **settings)
+        inputs = batch(packed=use.get("packed", False))
+        total, loss = gradients(model, inputs, num=(inputs["shift_labels"] != -100).sum())
+        loss.backward()
+        expected = {of: parameter.grad for of, parameter in model.named_parameters()}
+        for found_total, found in (one[name] for one in each):
+            torch.testing.assert_close(found_total, total, rtol=1e-6, atol=0, msg=name)
+            torch.testing.assert_close(
+                found, expected, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+def refusals():
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=2))
+    told = []
+    for kind, settings in [
+        ("Llama", {"attn_implementation": "eager"}),
+        ("Qwen3Next", {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "num_experts": 2}),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            accelerator.prepare_model(make_model(kind, **settings))
+        told.append(str(caught.value))
+    model = make_model("Llama")
+    model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    ids = batch()["input_ids"]
+    whole = model.generate(ids.clone(), max_new_tokens=2)
+    with pytest.raises(ConfigError) as caught, accelerator.maybe_context_parallel([ids], [1]):
+        model.generate(ids, max_new_tokens=2)
+    told.append(str(caught.value))
+    mask = torch.ones(2, 1, 12, 12, dtype=torch.bool)
+    with pytest.raises(ConfigError) as caught, accelerator.maybe_context_parallel([ids, mask], [1, 2]):
+        model(ids, attention_mask=mask)
+    told.append(str(caught.value))
+    return told, whole
+
+
+def test_what_ranks_cannot_share_is_refused_and_outside_of_blocks_sequences_are_whole(world):
+    for told, whole in world(2).run(refusals):
+        eager, linear, cache, pairs = told
+        assert "has the attention `eager`" in eager
+        assert 'Load it with `attn_implementation="sdpa"`' in eager
+        assert "`linear_attention`, which ranks that share sequences cannot compute" in linear
+        assert "a cache, as in `generate`" in cache
+        assert "`attention_mask` is of shape (2, 1, 6, 12)" in pairs
+        expected = make_model("Llama").generate(batch()["input_ids"], max_new_tokens=2)
+        assert whole.equal(expected)

@@ -1,0 +1,233 @@
+"""One batch on its way through the stages of this rank, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from accel_backends.pipelining.passing import Inbox, Key, Neighbour, zeros_like
+from accel_backends.pipelining.schedules import Action, Pass
+from accel_backends.pipelining.split_backward import SplitBackward
+from accel_backends.pipelining.stages import StagedModel
+from accel_backends.pipelining.trace import Trace
+from accel_state.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePlace:
+    """Where this rank stands in its pipeline.
+
+    Attributes:
+        ranks: The ranks of the pipeline; stages go round among them.
+        index: That of this rank among them.
+        group: Of these ranks.
+        backward_group: A process group for gradients alone, which travel against the activations.
+        num_pipelines: How many pipelines there are, of which some may read other batches.
+    """
+
+    ranks: tuple[int, ...]
+    index: int
+    group: dist.ProcessGroup
+    backward_group: dist.ProcessGroup
+    num_pipelines: int = 1
+
+
+class ScheduleRun:
+    """One batch on its way through the stages of this rank.
+
+    Other ranks count on what this one sends: if it fails, it sends zeros until all micro-batches are through.
+
+    Args:
+        staged: The model.
+        place: Where this rank stands.
+        calls: For each micro-batch the call that computes its loss.
+        traces: For each, what the call hands over.
+        weights: For each, what its loss counts.
+        device: Where this rank computes.
+        root: The root of the stage where it is sharded.
+        scaled: Returns, for a weighted loss, what gradients are computed of.
+        schedule_of: Returns what the rank at a place of the pipeline does.
+    """
+
+    def __init__(
+        self,
+        staged: StagedModel,
+        place: PipelinePlace,
+        *,
+        calls: Sequence[Callable[[], Any]],
+        traces: Sequence[Trace],
+        weights: Sequence[float],
+        device: torch.device,
+        root: nn.Module | None,
+        scaled: Callable[[torch.Tensor], torch.Tensor],
+        schedule_of: Callable[[int], list[Action]],
+    ) -> None:
+        self._staged = staged
+        self._last = staged.num_stages - 1
+        self._root = root
+        self._calls = calls
+        self._traces = traces
+        self._weights = weights
+        self._device = device
+        self._scaled = scaled
+        self._trains = torch.is_grad_enabled()
+        num_ranks = len(place.ranks)
+        before, after = (place.index - 1) % num_ranks, (place.index + 1) % num_ranks
+        self._to_following = Neighbour(place.ranks[after])
+        self._to_previous = Neighbour(place.ranks[before], place.backward_group)
+        self._handed_on = Inbox(
+            Neighbour(place.ranks[before]),
+            [
+                (one.stage + 1, one.micro_batch)
+                for one in schedule_of(before)
+                if one.kind is Pass.FORWARD and one.stage < self._last
+            ],
+            like=lambda key: self._like(key[0] - 1, key[1]),
+            device=device,
+        )
+        self._handed_back = Inbox(
+            Neighbour(place.ranks[after], place.backward_group),
+            [
+                (one.stage - 1, one.micro_batch)
+                for one in schedule_of(after)
+                if one.kind in (Pass.BACKWARD, Pass.INPUTS) and one.stage > 0
+            ],
+            like=lambda key: _differentiable(self._like(*key)),
+            device=device,
+        )
+        self._open: dict[Key, tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] = {}
+        self._split: dict[Key, SplitBackward] = {}
+        self._losses: list[torch.Tensor] = []
+        self._error: BaseException | None = None
+
+    def run(self, actions: Sequence[Action]) -> list[torch.Tensor]:
+        """Do what the schedule says, and return the losses where this rank has the last stage."""
+        passes: dict[Pass, Callable[[int, int], None]] = {Pass.FORWARD: self._forward}
+        if self._trains:
+            passes |= {
+                Pass.BACKWARD: self._backward,
+                Pass.INPUTS: self._backward_to_inputs,
+                Pass.WEIGHTS: self._backward_to_weights,
+            }
+        for action in actions:
+            if action.kind in passes:
+                with self._only(action.stage):
+                    passes[action.kind](action.stage, action.micro_batch)
+        self._to_following.finish()
+        self._to_previous.finish()
+        if self._error is not None:
+            raise self._error
+        return self._losses
+
+    def _only(self, stage: int) -> AbstractContextManager[None]:
+        """Return a block in which other stages of this rank have no values either, so that nothing runs twice."""
+        has_one = self._staged.num_stages == self._staged.num_ranks
+        return nullcontext() if has_one else self._staged.without_other_stages(stage)
+
+    def _like(self, stage: int, number: int) -> tuple[torch.Tensor, ...]:
+        """Return placeholders of what a stage hands on."""
+        return self._traces[number].handovers[stage].like
+
+    def _forward(self, stage: int, number: int) -> None:
+        received: list[torch.Tensor] = []
+        if stage > 0:
+            received = self._handed_on.take((stage, number))
+            for tensor in _differentiable(received):
+                tensor.requires_grad_(self._trains)
+        outputs: tuple[torch.Tensor, ...] = ()
+        outputs = self._attempt(lambda: self._compute(stage, number, received), outputs)
+        if stage == self._last:
+            self._losses += [loss.detach() for loss in outputs]
+        else:
+            if self._error is not None:
+                outputs = tuple(zeros_like(self._like(stage, number), self._device))
+            self._to_following.send(outputs)
+        if self._trains:
+            self._open[stage, number] = received, outputs
+
+    def _compute(self, stage: int, number: int, received: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return what the next stage gets of a micro-batch, or from the last one the loss."""
+
+        def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            output = self._staged.run(stage, self._calls[number], tensors, self._traces[number])
+            return (_checked_loss(output.result),) if stage == self._last else output.tensors
+
+        outputs: tuple[torch.Tensor, ...] = run(received) if self._root is None else self._root(run, received)
+        if stage == self._last:
+            return outputs
+        like = self._like(stage, number)  # mixed precision may have made other dtypes
+        return tuple(one.to(wanted.dtype) for one, wanted in zip(outputs, like, strict=True))
+
+    def _backward(self, stage: int, number: int) -> None:
+        received, outputs = self._open.pop((stage, number))
+        roots, gradients = self._roots(stage, number, outputs)
+        if roots:
+            self._attempt(lambda: torch.autograd.backward(roots, gradients), None)
+        self._hand_back(stage, received)
+
+    def _backward_to_inputs(self, stage: int, number: int) -> None:
+        received, outputs = self._open.pop((stage, number))
+        roots, gradients = self._roots(stage, number, outputs)
+        if roots:
+            split = self._split[stage, number] = SplitBackward(
+                roots, gradients, _differentiable(received), self._staged.trained
+            )
+            self._attempt(split.to_inputs, None)
+        self._hand_back(stage, received)
+
+    def _backward_to_weights(self, stage: int, number: int) -> None:
+        split = self._split.pop((stage, number), None)
+        if split is not None:
+            self._attempt(split.to_weights, None)
+
+    def _roots(
+        self, stage: int, number: int, outputs: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+        """Return from where gradients are computed, and the gradients that the next stage has computed there."""
+        if stage == self._last:
+            losses: list[torch.Tensor] = []
+            losses = self._attempt(lambda: [self._scaled(outputs[0] * self._weights[number])], losses)
+            return losses, [None] * len(losses)
+        ends = _differentiable(outputs)
+        gradients = self._handed_back.take((stage, number))
+        pairs = [pair for pair in zip(ends, gradients, strict=True) if pair[0].requires_grad]
+        return [end for end, _ in pairs], [gradient for _, gradient in pairs]
+
+    def _hand_back(self, stage: int, received: Sequence[torch.Tensor]) -> None:
+        if stage > 0:
+            self._to_previous.send(
+                [
+                    torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+                    for tensor in _differentiable(received)
+                ]
+            )
+
+    def _attempt(self, compute: Callable[[], T], otherwise: T) -> T:
+        """Return what ``compute`` returns, or ``otherwise`` from the first error on."""
+        if self._error is None:
+            try:
+                return compute()
+            except BaseException as raised:  # noqa: BLE001 - raised at the end of `run`
+                self._error = raised
+        return otherwise
+
+
+def _differentiable(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors if tensor.is_floating_point()]
+
+
+def _checked_loss(loss: Any) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor) or loss.ndim:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{loss!r}"
+        raise ConfigError(
+            f"`loss_fn` must return the mean loss of a micro-batch, a tensor without dimensions, got {what}."
+        )
+    return loss

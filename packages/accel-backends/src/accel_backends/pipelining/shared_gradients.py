@@ -1,0 +1,75 @@
+"""Gradients of parameters that stages of several ranks compute with: each of them gets the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from accel_backends.pipelining.stages import StagedModel
+from accel_backends.sharding.parts import local_part, placed_like
+
+
+def shared_parameters(staged: StagedModel) -> Iterator[tuple[int, frozenset[int]]]:
+    """Yield the numbers of trained parameters that several ranks compute with, and their places in the pipeline."""
+    for number, users in enumerate(staged.holders):
+        if len(users) > 1 and staged.tensors[number].tensor.requires_grad:
+            yield number, users
+
+
+def take_shared(staged: StagedModel) -> dict[int, torch.Tensor]:
+    """Return the gradients of shared parameters, which are sums over stages already, and take them away."""
+    taken = {}
+    for number, _ in shared_parameters(staged):
+        tensor = staged.tensors[number].tensor
+        if tensor.grad is not None:
+            taken[number], tensor.grad = tensor.grad, None
+    return taken
+
+
+@torch.no_grad()
+def put_back_shared(staged: StagedModel, earlier: Mapping[int, torch.Tensor]) -> None:
+    """Let shared parameters have the gradients again that `take_shared` took, and no others."""
+    for number, _ in shared_parameters(staged):
+        staged.tensors[number].tensor.grad = earlier.get(number)
+
+
+@torch.no_grad()
+def add_up_shared(
+    staged: StagedModel, earlier: Mapping[int, torch.Tensor], *, place: int, ranks: Sequence[int]
+) -> None:
+    """Give each rank that computes with a shared parameter the sum of all their gradients. All stages together.
+
+    Args:
+        staged: The model; its shared parameters have the gradients of this batch alone.
+        earlier: The sums of earlier batches, by the numbers of the tensors.
+        place: That of this rank in its pipeline.
+        ranks: The ranks of its pipeline.
+    """
+    for number, users in shared_parameters(staged):
+        if place not in users:
+            continue
+        tensor = staged.tensors[number].tensor
+        total = torch.zeros_like(local_part(tensor)) if tensor.grad is None else local_part(tensor.grad)
+        total = _summed(total.contiguous(), [ranks[user] for user in sorted(users)])
+        if number in earlier:
+            total = total + local_part(earlier[number])
+        tensor.grad = placed_like(tensor, total)
+
+
+def _summed(own: torch.Tensor, ranks: Sequence[int]) -> torch.Tensor:
+    """Return the sum of the tensors of ``ranks``, one of which is this one: the same bits on all of them."""
+    first, *others = ranks
+    if dist.get_rank() != first:
+        total = torch.empty_like(own)
+        dist.send(own, first)
+        dist.recv(total, first)
+        return total
+    total, part = own.clone(), torch.empty_like(own)
+    for rank in others:
+        dist.recv(part, rank)
+        total += part
+    for rank in others:
+        dist.send(total, rank)
+    return total

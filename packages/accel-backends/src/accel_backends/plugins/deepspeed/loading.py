@@ -1,0 +1,53 @@
+"""DeepSpeed itself, imported when it is needed first, for the device and the process group of the run."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from accel_backends.own_group import ensure_group
+from accel_state.availability import is_deepspeed_available
+from accel_state.environment import export, patch_environment, variable
+from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.process_group import backend_of_group
+from accel_state.runtime import Runtime
+
+
+def load_deepspeed(runtime: Runtime) -> ModuleType:
+    """Import DeepSpeed and return it; it then works on the device and in the process group of this run.
+
+    Sets ``LOCAL_RANK`` where no launcher has, and the ranks beside it: DeepSpeed reads it whenever it makes a tensor of
+    its own, and a later `Accelerator` of this process expects all of them or none.
+
+    Raises:
+        NotAvailableError: If DeepSpeed is not installed.
+        ConfigError: If it was imported before, for another device.
+    """
+    if not is_deepspeed_available():
+        raise NotAvailableError(
+            "DeepSpeed needs the package `deepspeed`, which is not installed. "
+            "Run `pip install accel-backends[deepspeed]`."
+        )
+    if variable("LOCAL_RANK") is None:
+        topology = runtime.topology
+        export(
+            {
+                "LOCAL_RANK": str(topology.local_rank),
+                "RANK": str(topology.rank),
+                "WORLD_SIZE": str(topology.world_size),
+            }
+        )
+    wanted = runtime.device.type
+    # DeepSpeed takes an accelerator that it finds, whatever the run computes on.
+    with patch_environment(ds_accelerator=variable("DS_ACCELERATOR") or wanted):
+        import deepspeed
+    found = deepspeed.get_accelerator().device_name()
+    if found != wanted:
+        raise ConfigError(
+            f"DeepSpeed was imported for `{found}` before the run chose `{wanted}`. Build the `Accelerator` before "
+            f"anything imports `deepspeed`, or set `DS_ACCELERATOR={wanted}`."
+        )
+    ensure_group(runtime)
+    # Its `zero.Init` reads the number of ranks before it would look for a group.
+    deepspeed.init_distributed(dist_backend=backend_of_group(), dist_init_required=False)
+    module: ModuleType = deepspeed
+    return module

@@ -1,0 +1,89 @@
+"""The axis of a run along which ranks share sequences, and what it does with models and loaders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from accel_backends.plans.plan import ParallelPlan
+from accel_backends.sequences.attaching import share_attention
+from accel_backends.sequences.attention.call import SharedAttention
+from accel_backends.sequences.attention.exchanged import exchanged_attention
+from accel_backends.sequences.attention.gathered import gathered_attention
+from accel_backends.sequences.attention.ring import ring_attention
+from accel_backends.sequences.cut import SequenceCut
+from accel_backends.sequences.loader import SequencePart
+from accel_backends.sequences.sharing import SequenceSharing
+from accel_state.mesh_layout import MeshLayout
+from accel_state.parallelism_config import ParallelismConfig, TorchContextParallelConfig
+
+_WAYS: dict[str | None, SharedAttention] = {"allgather": gathered_attention, "alltoall": ring_attention}
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceAxis:
+    """How the ranks of an axis share sequences.
+
+    Attributes:
+        sharing: Which sequences are shared now.
+        attend: How the ranks compute attention together.
+        cuts_batches: Prepared loaders give each rank its part.
+        pads: They pad sequences that cannot be cut.
+    """
+
+    sharing: SequenceSharing
+    attend: SharedAttention
+    cuts_batches: bool
+    pads: bool
+
+    def attach(self, model: nn.Module, plan: ParallelPlan) -> None:
+        """Let ``model`` compute shared sequences; see `share_attention`."""
+        share_attention(model, plan, self.sharing, self.attend)
+
+    def part_of(self, loader: Any) -> SequencePart:
+        """Return a loader of this rank's part of each sequence; one that is such already, as it is."""
+        if isinstance(loader, SequencePart):
+            return loader
+        return SequencePart(
+            loader,
+            cut=self.sharing.cut,
+            setting=self.sharing.setting,
+            pads=self.pads,
+            during=self.sharing.during,
+        )
+
+
+def sequence_axis(layout: MeshLayout, config: ParallelismConfig | None, *, rank: int) -> SequenceAxis | None:
+    """Return the axis of a run, None if each rank has sequences of its own. All ranks together."""
+    if layout.sp > 1:
+        return SequenceAxis(
+            SequenceSharing(
+                SequenceCut(layout.sp, layout.index(rank, "sp")),
+                _group_of(layout, rank, "sp"),
+                setting="sp_size",
+            ),
+            exchanged_attention,
+            cuts_batches=True,
+            pads=True,
+        )
+    if layout.cp == 1:
+        return None
+    handler = (config.cp_handler if config is not None else None) or TorchContextParallelConfig()
+    cut = SequenceCut(layout.cp, layout.index(rank, "cp"), is_balanced=handler.is_balanced)
+    return SequenceAxis(
+        SequenceSharing(cut, _group_of(layout, rank, "cp"), setting="cp_size"),
+        _WAYS[handler.cp_comm_strategy],
+        cuts_batches=handler.cuts_batches,
+        pads=handler.indivisible == "pad",
+    )
+
+
+def _group_of(layout: MeshLayout, rank: int, axis: str) -> dist.ProcessGroup:
+    """Return the ranks that this one shares ``axis`` with, which make the group without the others."""
+    group: dist.ProcessGroup = dist.new_group(
+        list(layout.group_of(rank, axis)), use_local_synchronization=True
+    )
+    return group

@@ -1,0 +1,72 @@
+"""What a model must be given to compute a part of a sequence: places of tokens, and the padding of all ranks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from accel_backends.sequences.sharing import SequenceSharing
+from accel_backends.sequences.tokens import SharedTokens
+from accel_backends.wrapped_forward import WrappedForward
+from accel_state.errors import ConfigError
+
+_MASK, _POSITIONS = "attention_mask", "position_ids"
+
+
+class SharedInputs(WrappedForward):
+    """A forward that knows where its tokens stand, and whose padding mask is that of whole sequences.
+
+    The padding mask is taken out of the arguments: what a model would make of a part of it would be wrong.
+
+    Args:
+        original: The forward.
+        sharing: Which sequences are shared now.
+    """
+
+    def __init__(self, original: Callable[..., Any], sharing: SequenceSharing) -> None:
+        super().__init__(original)
+        self.sharing = sharing
+        self.signature = inspect.signature(original)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tokens = self.sharing.tokens
+        if tokens is None:
+            return self.original(*args, **kwargs)
+        given = self.signature.bind(*args, **kwargs)
+        positions = given.arguments.get(_POSITIONS)
+        mask = given.arguments.get(_MASK)
+        if mask is not None:
+            tokens = tokens.with_mask(_checked(mask, tokens))
+            given.arguments[_MASK] = None
+        elif positions is not None and positions.shape[1:] == (tokens.num_local,):
+            tokens = tokens.with_positions(positions)
+        if positions is None and _POSITIONS in self.signature.parameters:
+            device = next(one.device for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
+            given.arguments[_POSITIONS] = tokens.cut.positions(tokens.num_tokens, device)[None]
+        with self.sharing.using(tokens):
+            return self.original(*given.args, **given.kwargs)
+
+
+def share_inputs(model: nn.Module, sharing: SequenceSharing) -> None:
+    """Let the outermost modules that take padding masks or positions have them of whole sequences."""
+    if isinstance(model.forward, SharedInputs):
+        return
+    if {_MASK, _POSITIONS} & inspect.signature(model.forward).parameters.keys():
+        model.forward = SharedInputs(model.forward, sharing)
+        return
+    for child in model.children():
+        share_inputs(child, sharing)
+
+
+def _checked(mask: Any, tokens: SharedTokens) -> Tensor:
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] != tokens.num_local:
+        found = f"of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a `{type(mask).__name__}`"
+        raise ConfigError(
+            f"`attention_mask` is {found}, but where ranks share sequences it must say for each of this rank's "
+            f"{tokens.num_local} tokens whether it is padding: `(batch, {tokens.num_local})`, cut like the tokens. "
+            "Masks for pairs of tokens are not possible, nor is a cache, as in `generate`."
+        )
+    return mask

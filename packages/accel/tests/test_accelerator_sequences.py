@@ -1,0 +1,211 @@
+"""Ranks that share sequences must train as one process does that has them whole."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, pad
+from torch.utils.data import DataLoader
+
+from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+from accel_backends.testing.models import make_model
+from accel_state import TorchContextParallelConfig
+from accel_state.errors import ConfigError, StateError
+from accel_state.runtime import reset_runtime
+
+CLIP, RATE = 0.5, 0.5
+
+
+def samples(length):
+    """Return eight sequences with padding on either side, and other numbers of labels in each half."""
+    ids = torch.randint(1, 19, (8, length), generator=torch.Generator().manual_seed(1))
+    mask, labels = torch.ones_like(ids), ids.clone()
+    for row in range(8):
+        padding = slice(0, row % 4) if row % 2 else slice(length - row % 4, None)
+        mask[row, padding] = 0
+        labels[row, padding] = labels[row, : 2 + row % 3] = -100
+        labels[row, : row % 4 + 1] = -100
+    return [
+        {"input_ids": one, "attention_mask": seen, "labels": label}
+        for one, seen, label in zip(ids, mask, labels, strict=True)
+    ]
+
+
+def whole_for_block(batch):
+    """Return a batch as a user makes it for `maybe_context_parallel`."""
+    ids, labels = batch["input_ids"], batch["labels"]
+    positions = torch.arange(ids.shape[1]).expand(len(ids), -1)
+    shifted = pad(labels, (0, 1), value=-100)[:, 1:].contiguous()
+    return {
+        "input_ids": ids,
+        "attention_mask": batch["attention_mask"],
+        "position_ids": positions,
+        "shift_labels": shifted,
+    }
+
+
+def train_in_ranks(length, layout, settings, *, plugin=None, accumulate=1, rows=2):
+    reset_runtime(keep_process_group=True)
+    handler = TorchContextParallelConfig(**settings) if "cp_size" in layout else None
+    accelerator = Accelerator(
+        cpu=True,
+        parallelism_config=ParallelismConfig(**layout, sp_backend="torch", cp_handler=handler),
+        fsdp_plugin=plugin and FullyShardedDataParallelPlugin(fsdp_version=2, **plugin),
+        gradient_accumulation_steps=accumulate,
+    )
+    model = make_model("tokens")
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    model, optimizer, loader = accelerator.prepare(
+        model, optimizer, DataLoader(samples(length), batch_size=rows)
+    )
+    losses, norms = [], []
+    for batch in loader:
+        buffers = []
+        if not settings.get("cuts_batches"):
+            batch = whole_for_block(batch)
+            buffers = list(batch.values())
+        cutting = accelerator.maybe_context_parallel(
+            buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers=set(buffers[1:])
+        )
+        with cutting if buffers else nullcontext(), accelerator.accumulate(model):
+            labels = batch.pop("shift_labels")
+            logits = model(**batch)
+            assert logits.shape[:2] == labels.shape
+            summed = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+            num = (labels != -100).sum()
+            accelerator.backward(summed / num.clamp(min=1), num_items=num)
+            if accelerator.sync_gradients:
+                norms.append(accelerator.clip_grad_norm_(model.parameters(), CLIP).item())
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append((accelerator.reduce(summed.detach()) / accelerator.reduce(num)).item())
+        if buffers:
+            assert (batch["input_ids"].shape[1], labels.shape[1]) == (length, length // 2)
+    if settings.get("cuts_batches"):
+        (last,) = accelerator.skip_first_batches(loader, len(loader) - 1)
+        assert last["input_ids"].equal(batch["input_ids"])
+    return losses, norms, accelerator.get_state_dict(model)
+
+
+def train_alone(length, *, rows, accumulate):
+    model = make_model("tokens")
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    batches = list(DataLoader(samples(length), batch_size=rows))
+    losses, norms = [], []
+    for start in range(0, len(batches), accumulate):
+        window = [whole_for_block(batch) for batch in batches[start : start + accumulate]]
+        total = sum((batch["shift_labels"] != -100).sum() for batch in window)
+        for batch in window:
+            labels = batch.pop("shift_labels")
+            summed = cross_entropy(model(**batch).flatten(0, 1), labels.flatten(), reduction="sum")
+            (summed / total).backward()
+            losses.append((summed.detach() / (labels != -100).sum()).item())
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, norms, model.state_dict()
+
+
+CUTTING = {"cuts_batches": True}
+RING = {"cuts_batches": True, "cp_comm_strategy": "alltoall"}
+ROWS = [
+    # length, layout, settings of the handler, further ones
+    (12, {"cp_size": 2}, CUTTING, {"accumulate": 2}),
+    (12, {"cp_size": 2}, {}, {}),
+    (12, {"cp_size": 2}, RING, {"plugin": {"activation_checkpointing": True}}),
+    (11, {"cp_size": 2}, {**CUTTING, "is_balanced": False}, {}),
+    (12, {"cp_size": 2, "dp_shard_size": 2}, CUTTING, {}),
+    (11, {"sp_size": 2}, CUTTING, {"plugin": {"activation_checkpointing": True}, "accumulate": 2}),
+    (12, {"sp_size": 2, "dp_shard_size": 2}, CUTTING, {}),
+]
+
+
+def train_all(num_ranks):
+    return [
+        train_in_ranks(length, layout, settings, **more)
+        for length, layout, settings, more in ROWS
+        if 2 * layout.get("dp_shard_size", 1) == num_ranks
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Sequences of 11 tokens")
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_ranks_that_share_sequences_train_like_one_process(world, num_ranks):
+    each = world(num_ranks).run(train_all, num_ranks)
+    rows = [row for row in ROWS if 2 * row[1].get("dp_shard_size", 1) == num_ranks]
+    for index, (length, _, _, more) in enumerate(rows):
+        losses, norms, state = train_alone(length, rows=num_ranks, accumulate=more.get("accumulate", 1))
+        for found in each:
+            assert found[index][0] == pytest.approx(losses, rel=1e-6)
+            assert found[index][1] == each[0][index][1] == pytest.approx(norms, rel=1e-5)
+        # Each step is the rate times the gradient.
+        torch.testing.assert_close(each[0][index][2], dict(state), rtol=1e-5, atol=1e-6)
+
+
+def refusals():
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=2))
+    told = []
+
+    def tell(*kinds, call):
+        with pytest.raises(kinds) as caught:
+            call()
+        told.append(str(caught.value))
+
+    tell(ConfigError, call=lambda: accelerator.prepare_model(make_model("shared")))
+    model = accelerator.prepare_model(make_model("tokens"))
+    ids, longer = torch.ones(2, 8, dtype=torch.long), torch.ones(2, 16)
+    with pytest.warns(
+        UserWarning, match="`cp_size` is 2, but a model is trained on whole sequences"
+    ) as warned:
+        whole = model(ids), model(ids)
+    assert sum("whole sequences" in str(one.message) for one in warned) == 1
+    assert whole[0].shape == (2, 8, 19)
+    block = accelerator.maybe_context_parallel
+    tell(ConfigError, call=lambda: block([ids], []).__enter__())
+    tell(ConfigError, call=lambda: block([ids, longer], [1, 1]).__enter__())
+    tell(ConfigError, call=lambda: block([ids[:, :6].clone()], [1]).__enter__())
+    with block([ids], [1]):
+        assert ids.shape == (2, 4)
+        tell(StateError, call=lambda: block([longer], [1]).__enter__())
+        tell(ConfigError, call=lambda: model(longer.long(), torch.arange(16)[None]))
+        seen = torch.ones(4, 4, dtype=torch.bool)
+        model.blocks[0].attention.register_forward_pre_hook(lambda _, args: (args[0], seen))
+        tell(ConfigError, call=lambda: model(ids))
+    assert ids.shape == (2, 8)
+    return told
+
+
+def test_what_cannot_be_shared_is_refused_with_what_would_do(world):
+    for told in world(2).run(refusals):
+        no_plan, dims, lengths, indivisible, nested, other, mask = told
+        assert "The Shared has no plan that names its attention modules" in no_plan
+        assert "`buffer_seq_dims` has 0 entries for 1 `buffers`" in dims
+        assert "sequences of 8, 16 tokens" in lengths
+        assert (
+            "Sequences of 6 tokens cannot be shared by 2 ranks (`cp_size`). Pad them to a multiple of 4"
+            in indivisible
+        )
+        assert "where sequences are cut already" in nested
+        assert "`blocks.0.attention` passes a mask of its own, of shape (4, 4)" in mask
+        assert "has 16 queries and 16 keys, but each rank has 4 tokens" in other
+
+
+def counted(cuts_batches):
+    reset_runtime(keep_process_group=True)
+    handler = TorchContextParallelConfig(cuts_batches=cuts_batches)
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=2, cp_handler=handler))
+    loader = accelerator.prepare(
+        DataLoader([{"input_ids": torch.full((4,), row)} for row in range(5)], batch_size=2)
+    )
+    found = [accelerator.gather_for_metrics(batch["input_ids"][:, 0]) for batch in loader]
+    shapes = {batch["input_ids"].shape[1] for batch in accelerator.skip_first_batches(loader, 1)}
+    assert shapes == {2 if cuts_batches else 4}
+    return torch.cat(found).tolist()
+
+
+def count_both():
+    return [counted(True), counted(False)]
+
+
+def test_each_sample_counts_once_among_ranks_that_share_it(world):
+    assert world(2).run(count_both) == [[list(range(5))] * 2] * 2
