@@ -32,7 +32,9 @@ def rest_of_run() -> list[psutil.Process]:
 
     if _ADOPTS:
         return psutil.Process().children(recursive=True)
-    return [process for process in psutil.process_iter() if process.pid != os.getpid() and _is_in_group(process)]
+    return [
+        process for process in psutil.process_iter() if process.pid != os.getpid() and _is_in_group(process)
+    ]
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:

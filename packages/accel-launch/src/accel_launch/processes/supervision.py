@@ -100,7 +100,7 @@ def _become_supervisor(supervise: Callable[[socket.socket], RunEnding], guard: s
         os._exit(0)
     finally:
         # An exception that is a mistake of ours must not climb into the program that was forked.
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
         os._exit(1)
 
 
@@ -140,10 +140,12 @@ class _Guard:
         finally:
             if self._terminal is not None:
                 self._terminal.take_back()
-            if self._return_code is None:  # an exception: the supervisor ends the run when nobody is left to talk to
+            if (
+                self._return_code is None
+            ):  # an exception: the supervisor ends the run when nobody is left to talk to
                 self._supervisor.close()
                 os.waitpid(self._pid, 0)
-        return self._outcome()
+        return self._outcome(self._return_code)
 
     def _hear_remote(self) -> bool:
         assert self._remote is not None
@@ -174,14 +176,14 @@ class _Guard:
         elif self._terminal is not None:
             self._terminal.on_stop(os.WSTOPSIG(status))
 
-    def _outcome(self) -> RunEnding | OSError:
+    def _outcome(self, return_code: int) -> RunEnding | OSError:
         while self._hear_supervisor():
             pass
-        if self._return_code == 0:
+        if return_code == 0:
             outcome: RunEnding | OSError = pickle.loads(self._answer)  # noqa: S301 - our own process wrote it
             return outcome
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)
         raise LaunchError(
-            f"The process that supervised the run {describe_ending(self._return_code)}; the run was ended."
+            f"The process that supervised the run {describe_ending(return_code)}; the run was ended."
         )

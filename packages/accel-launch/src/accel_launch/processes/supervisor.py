@@ -113,7 +113,10 @@ class Supervisor:
         return bool(rest_of_run())
 
     def _step(self, events: int) -> None:
-        ready = [key.fileobj if key.data is None else key.data for key, _ in self._selector.select(self._time_left_s())]
+        ready = [
+            key.fileobj if key.data is None else key.data
+            for key, _ in self._selector.select(self._time_left_s())
+        ]
         if not ready:
             for child in self._children:
                 child.output.flush()

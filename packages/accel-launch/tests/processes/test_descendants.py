@@ -48,10 +48,20 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 class Run:
     """A launch whose processes are known by a variable, whatever became of their parents."""
 
-    def __init__(self, folder: Path, environ: dict[str, str], *command: str, grace_period_s: float = 0.3) -> None:
+    def __init__(
+        self, folder: Path, environ: dict[str, str], *command: str, grace_period_s: float = 0.3
+    ) -> None:
         self._mark = str(folder)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "accel_launch", "launch", "--cpu", f"--grace_period_s={grace_period_s}", *command],
+            [
+                sys.executable,
+                "-m",
+                "accel_launch",
+                "launch",
+                "--cpu",
+                f"--grace_period_s={grace_period_s}",
+                *command,
+            ],
             cwd=folder,
             env=os.environ | environ | {"TEST_RUN": self._mark},
             stdin=subprocess.DEVNULL,
@@ -74,7 +84,9 @@ class Run:
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
-            return process.environ().get("TEST_RUN") == self._mark and process.status() != psutil.STATUS_ZOMBIE
+            return (
+                process.environ().get("TEST_RUN") == self._mark and process.status() != psutil.STATUS_ZOMBIE
+            )
         except psutil.Error:
             return False
 
@@ -134,9 +146,13 @@ def test_nothing_is_left_in_a_session_of_its_own(start, command, signum):
 
 
 def test_a_rank_in_a_session_of_its_own_ends_when_another_fails(start, tmp_path):
-    (tmp_path / "one.sh").write_text('[ "$RANK" = 1 ] || exec "$0" hang.py own-session\nread -r _ < go; exit 3\n')
+    (tmp_path / "one.sh").write_text(
+        '[ "$RANK" = 1 ] || exec "$0" hang.py own-session\nread -r _ < go; exit 3\n'
+    )
     os.mkfifo(tmp_path / "go")
-    run = start("--num_processes=2", "--no_python", "bash", "-c", (tmp_path / "one.sh").read_text(), sys.executable)
+    run = start(
+        "--num_processes=2", "--no_python", "bash", "-c", (tmp_path / "one.sh").read_text(), sys.executable
+    )
     run.read(1)
     (tmp_path / "go").write_text("\n")
     run.wait_for_nothing_left()
