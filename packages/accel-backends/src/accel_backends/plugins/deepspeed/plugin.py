@@ -232,8 +232,8 @@ class DeepSpeedPlugin:
             return MeshLayout.of_replicas(num_ranks)
         if num_ranks % size:
             raise ConfigError(
-                f"`{AUTOTP_SIZE}` is {size} by {self.source}, which does not divide the {num_ranks} processes. Choose a "
-                "size that does."
+                f"`{AUTOTP_SIZE}` is {size} by {self.source}, which does not divide the {num_ranks} processes. Choose "
+                "a size that does."
             )
         return MeshLayout(dp_shard=num_ranks // size, tp=size)
 

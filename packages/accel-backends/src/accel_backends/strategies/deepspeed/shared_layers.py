@@ -39,15 +39,15 @@ class SharedLayers:
         size = self._mesh.size()
         if value_of(config, "zero_optimization.stage") == 3:
             raise ConfigError(
-                f"`tp_size` {size} shares layers with ZeRO 0, 1 and 2, but `zero_optimization.stage` is 3. Use stage 2, "
-                "or FSDP, which shards what is left of the layers."
+                f"`tp_size` {size} shares layers with ZeRO 0, 1 and 2, but `zero_optimization.stage` is 3. Use "
+                "stage 2, or FSDP, which shards what is left of the layers."
             )
         section = config.get("tensor_parallel", {})
         is_told = "partition_config" in section or "preset_model" in section
         if not hasattr(model, "config") and not is_told:
             raise ConfigError(
-                f"`tp_size` {size} shares layers of transformers' models, which `{type(model).__name__}` is not: it has "
-                "no `config`. Say how it is cut in `tensor_parallel.partition_config` of the DeepSpeed config, or set "
+                f"`tp_size` {size} shares layers of transformers' models, which `{type(model).__name__}` is not: it "
+                "has no `config`. Say how it is cut in `tensor_parallel.partition_config` of the DeepSpeed config, or set "
                 "`tp_size` to 1."
             )
         if not is_cut(model):
