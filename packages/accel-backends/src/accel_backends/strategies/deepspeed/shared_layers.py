@@ -47,8 +47,8 @@ class SharedLayers:
         if not hasattr(model, "config") and not is_told:
             raise ConfigError(
                 f"`tp_size` {size} shares layers of transformers' models, which `{type(model).__name__}` is not: it "
-                "has no `config`. Say how it is cut in `tensor_parallel.partition_config` of the DeepSpeed config, or set "
-                "`tp_size` to 1."
+                "has no `config`. Say how it is cut in `tensor_parallel.partition_config` of the DeepSpeed config, or "
+                "set `tp_size` to 1."
             )
         if not is_cut(model):
             group = self._mesh.get_group()
