@@ -13,12 +13,14 @@ import torch.distributed as dist
 from torch import nn
 
 from accel_backends.pipelining.cutting import balanced_starts
+from accel_backends.pipelining.experts import make_experts_traceable
 from accel_backends.pipelining.gathering import held_model_state, held_optimizer_state
 from accel_backends.pipelining.holding import StageRoot, StageSharding, hold_stage
 from accel_backends.pipelining.schedule_run import PipelinePlace
 from accel_backends.pipelining.shared_gradients import add_up_shared, put_back_shared, take_shared
 from accel_backends.pipelining.stages import StagedModel
 from accel_backends.pipelining.training import LossFunction, PipelineTraining
+from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sharding.clipping import scale_down, total_norm
@@ -52,7 +54,8 @@ class PipelineStrategy(FullyShardedStrategy):
 
     name: ClassVar[str] = "pipeline"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        shards_parameters=True, mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "tp"})
+        shards_parameters=True,
+        mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "sp", "tp", "ep"}),
     )
 
     @property
@@ -111,6 +114,7 @@ class PipelineStrategy(FullyShardedStrategy):
         transforms = self.context.transforms if is_sharded else self._transforms
         model = apply_transforms(model, transforms, evaluation_mode=evaluation_mode)
         sharding = self._sharding(model) if is_sharded else None
+        make_experts_traceable(model, self._parallel_plan(model))
         pipeline = PipelineTraining(
             StagedModel(
                 model,
@@ -164,6 +168,7 @@ class PipelineStrategy(FullyShardedStrategy):
             )
             if sharding is not None:
                 self._finish_sharding(model, staged, sharding)
+                make_experts_traceable(model, self._parallel_plan(model))
         if self.context.dynamo is not None:
             compile_units(self._units_here(model, staged), self.context.dynamo)
         for old, found in zip(before, staged.tensors, strict=True):
@@ -177,9 +182,11 @@ class PipelineStrategy(FullyShardedStrategy):
 
     def _units_here(self, model: nn.Module, staged: StagedModel) -> list[nn.Module]:
         """Return the units of which this rank has all parameters; code that is compiled takes no placeholders."""
-        plan = resolve_plan(model, given=self._plugin.parallel_plan, policy=self._plugin.units_policy())
-        units = [model.get_submodule(name) for name in plan.units]
+        units = [model.get_submodule(name) for name in self._parallel_plan(model).units]
         return [unit for unit in units if not any(map(staged.is_elsewhere, unit.parameters()))]
+
+    def _parallel_plan(self, model: nn.Module) -> ParallelPlan:
+        return resolve_plan(model, given=self._plugin.parallel_plan, policy=self._plugin.units_policy())
 
     def _finish_sharding(self, model: nn.Module, staged: StagedModel, sharding: StageSharding) -> None:
         self._models.add(sharding.root)
