@@ -160,7 +160,7 @@ EXPERTS = ["mixture", "mixture-listed"]
 
 
 def train_all_experts():
-    return [train_experts(kind, {"pp_size": 2, "dp_shard_size": 2, "ep_size": 2}) for kind in EXPERTS]
+    return [train_experts(kind, {"pp_size": 2, "ep_size": 2}) for kind in EXPERTS]
 
 
 def test_stages_whose_ranks_spread_experts_train_like_one_process(world):

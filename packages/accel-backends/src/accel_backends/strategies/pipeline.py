@@ -59,11 +59,6 @@ class PipelineStrategy(FullyShardedStrategy):
     )
 
     @property
-    def checkpoint_format(self) -> str:
-        """The format in which models and optimizers are saved: whole, put together from the stages."""
-        return "full"
-
-    @property
     def has_gradients_in_parameters(self) -> bool:
         """Gradients are complete after each batch."""
         return True
@@ -325,6 +320,15 @@ class PipelineStrategy(FullyShardedStrategy):
             rank=self.context.topology.rank,
             device=self.context.device,
         )
+
+    def optimizer_parameters(
+        self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
+    ) -> dict[str, Any]:
+        """Return the parameters by name, of which each tells the ranks of which stage hold it."""
+        named: dict[str, Any] = super().optimizer_parameters(optimizer, models)
+        for staged in self._staged():
+            named = held_model_state(named, staged, self._ranks_at)
+        return named
 
     def load_optimizer_state(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
