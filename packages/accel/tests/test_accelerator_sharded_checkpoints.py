@@ -277,7 +277,8 @@ def test_stages_are_saved_in_parts_and_read_in_any_layout_and_back(world, tmp_pa
         for before in (False, True):  # the whole model, or the stage alone
             for loaded, on in world(num).run(load, "sharded", tmp_path / name, options, before):
                 assert_same(loaded, states[name])
-                assert_same(on, later)
+                if blocking:  # else one more step was made
+                    assert_same(on, later)
     plain = {"kind": "shared-tied"}
     for name, num, how, options in [
         ("two", 1, "ddp", plain),
