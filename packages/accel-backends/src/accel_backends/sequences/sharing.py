@@ -112,9 +112,7 @@ class SequenceSharing:
             # Not the last one, where two loaders are read in turn.
             self._batches = [one for one in self._batches if one is not entry]
 
-    def during(
-        self, num_tokens: int, num_real: int, parts: Sequence[Tensor]
-    ) -> AbstractContextManager[None]:
+    def during(self, num_tokens: int, num_real: int, parts: Sequence[Tensor]) -> AbstractContextManager[None]:
         """Share sequences of ``num_tokens`` in the block, of which ``num_real`` are no padding of ours.
 
         ``parts`` are the tensors that hold this rank's part of them.
