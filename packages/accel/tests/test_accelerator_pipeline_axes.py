@@ -10,6 +10,7 @@ from accel import Accelerator, ParallelismConfig
 from accel.utils import FullyShardedDataParallelPlugin
 from accel_backends.testing.models import make_batches, make_model
 from accel_state import PipelineParallelConfig, TorchContextParallelConfig
+from accel_state.errors import ConfigError
 from accel_state.runtime import reset_runtime
 
 LENGTH, RATE, CLIP = 12, 0.5, 0.5
@@ -170,3 +171,22 @@ def test_stages_whose_ranks_spread_experts_train_like_one_process(world):
         check_like_one(found, alone)
         losses = torch.tensor([own[0] for own in found]).mean(0)
         assert losses.tolist() == pytest.approx(alone[0], rel=1e-6)
+
+
+def refusals():
+    told = []
+    for schedule in ("interleaved_1f1b", "zero_bubble"):
+        accelerator = make_accelerator({"pp_size": 2, "dp_shard_size": 2}, schedule=schedule)
+        with pytest.raises(ConfigError) as caught:
+            accelerator.prepare(make_model("odd"))
+        told.append(str(caught.value))
+    return told
+
+
+def test_schedules_that_sharded_stages_cannot_follow_are_refused_with_the_reason(world):
+    for interleaved, zero_bubble in world(4).run(refusals):
+        assert (
+            "2 ranks share one: the root of `fully_shard` ends the backward pass of all modules"
+            in interleaved
+        )
+        assert "2 ranks share one: `fully_shard` reduces gradients of parameters" in zero_bubble

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -43,6 +43,15 @@ _ADVICE = (
     "at once. Call `accelerator.forward_backward(model, batch, loss_fn)`; `loss_fn(model, batch)` returns the loss."
 )
 _NOTHING = nullcontext()
+_NOT_SHARDED = {
+    "interleaved_1f1b": (
+        "the root of `fully_shard` ends the backward pass of all modules of a rank with that of any of its stages"
+    ),
+    "zero_bubble": (
+        "`fully_shard` reduces gradients of parameters with those of inputs, which this schedule computes earlier"
+    ),
+}
+"""Why a schedule cannot run stages that are sharded."""
 
 
 class PipelineStrategy(FullyShardedStrategy):
@@ -100,11 +109,12 @@ class PipelineStrategy(FullyShardedStrategy):
         if model in self._pipelines:
             return model
         is_sharded = self._place.num_pipelines > 1
-        if is_sharded and self._handler.schedule in ("interleaved_1f1b", "zero_bubble"):
+        reason = _NOT_SHARDED.get(self._handler.schedule or "") if is_sharded else None
+        if reason is not None:
             raise ConfigError(
                 f"The schedule `{self._handler.schedule}` needs stages of one rank each, and here "
-                f"{self._place.num_pipelines} ranks share one. Choose `1f1b` or `gpipe`, or spread the ranks over more "
-                "stages (`pp_size`)."
+                f"{self._place.num_pipelines} ranks share one: {reason}. Choose `1f1b` or `gpipe`, or spread the ranks "
+                "over more stages (`pp_size`)."
             )
         transforms = self.context.transforms if is_sharded else self._transforms
         model = apply_transforms(model, transforms, evaluation_mode=evaluation_mode)
