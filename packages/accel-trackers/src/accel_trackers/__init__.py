@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from accel_trackers.dvclive import DVCLiveTracker as DVCLiveTracker
     from accel_trackers.errors import IncompleteTrackerError as IncompleteTrackerError
     from accel_trackers.errors import TrackerError as TrackerError
+    from accel_trackers.failures import OnError as OnError
+    from accel_trackers.failures import check_on_error as check_on_error
     from accel_trackers.general_tracker import GeneralTracker as GeneralTracker
     from accel_trackers.jsonl import JsonlTracker as JsonlTracker
     from accel_trackers.main_process import NoRun as NoRun
@@ -45,6 +47,7 @@ __getattr__, __dir__, __all__ = attach(
         "LOGGER_TYPE_TO_CLASS": "accel_trackers.catalogue",
         "MLflowTracker": "accel_trackers.mlflow",
         "NoRun": "accel_trackers.main_process",
+        "OnError": "accel_trackers.failures",
         "ServiceTracker": "accel_trackers.service",
         "SwanLabTracker": "accel_trackers.swanlab",
         "TRACKERS": "accel_trackers.catalogue",
@@ -52,6 +55,7 @@ __getattr__, __dir__, __all__ = attach(
         "TrackerError": "accel_trackers.errors",
         "TrackioTracker": "accel_trackers.trackio",
         "WandBTracker": "accel_trackers.wandb",
+        "check_on_error": "accel_trackers.failures",
         "filter_trackers": "accel_trackers.selection",
         "get_available_trackers": "accel_trackers.catalogue",
         "on_main_process": "accel_trackers.main_process",

@@ -23,6 +23,7 @@ class AimTracker(ServiceTracker):
 
     name = "aim"
     requires_logging_directory = True
+    log_in_background = True
 
     def __init__(
         self, run_name: str, logging_dir: str | os.PathLike[str] | None = ".", **kwargs: Any

@@ -19,6 +19,7 @@ class DVCLiveTracker(ServiceTracker):
     """
 
     name = "dvclive"
+    log_in_background = True
 
     def __init__(self, run_name: str | None = None, live: Any | None = None, **kwargs: Any) -> None:
         super().__init__()

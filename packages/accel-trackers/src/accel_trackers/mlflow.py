@@ -31,6 +31,7 @@ class MLflowTracker(ServiceTracker):
     """
 
     name = "mlflow"
+    log_in_background = True
 
     def __init__(
         self,

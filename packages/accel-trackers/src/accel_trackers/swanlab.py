@@ -19,9 +19,6 @@ class SwanLabTracker(ServiceTracker):
     """
 
     name = "swanlab"
-    # When a script raises, SwanLab (0.10.3) ends its run at once, before what is queued here could be written; it
-    # has a queue and a thread of its own.
-    log_in_background = False
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__()

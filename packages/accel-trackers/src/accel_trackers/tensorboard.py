@@ -22,6 +22,7 @@ class TensorBoardTracker(ServiceTracker):
 
     name = "tensorboard"
     requires_logging_directory = True
+    log_in_background = True
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
         super().__init__()
