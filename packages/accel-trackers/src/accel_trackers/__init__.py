@@ -5,6 +5,12 @@ from typing import TYPE_CHECKING
 from accel_state.lazy import attach
 
 if TYPE_CHECKING:
+    from accel_trackers.abilities import ABILITIES as ABILITIES
+    from accel_trackers.abilities import LogsArtifacts as LogsArtifacts
+    from accel_trackers.abilities import LogsFigures as LogsFigures
+    from accel_trackers.abilities import LogsHistograms as LogsHistograms
+    from accel_trackers.abilities import LogsImages as LogsImages
+    from accel_trackers.abilities import LogsTables as LogsTables
     from accel_trackers.aim import AimTracker as AimTracker
     from accel_trackers.background import BackgroundLog as BackgroundLog
     from accel_trackers.catalogue import LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS
@@ -36,6 +42,7 @@ __version__ = "0.1.0"
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
+        "ABILITIES": "accel_trackers.abilities",
         "AimTracker": "accel_trackers.aim",
         "BackgroundLog": "accel_trackers.background",
         "ClearMLTracker": "accel_trackers.clearml",
@@ -45,6 +52,11 @@ __getattr__, __dir__, __all__ = attach(
         "IncompleteTrackerError": "accel_trackers.errors",
         "JsonlTracker": "accel_trackers.jsonl",
         "LOGGER_TYPE_TO_CLASS": "accel_trackers.catalogue",
+        "LogsArtifacts": "accel_trackers.abilities",
+        "LogsFigures": "accel_trackers.abilities",
+        "LogsHistograms": "accel_trackers.abilities",
+        "LogsImages": "accel_trackers.abilities",
+        "LogsTables": "accel_trackers.abilities",
         "MLflowTracker": "accel_trackers.mlflow",
         "NoRun": "accel_trackers.main_process",
         "OnError": "accel_trackers.failures",

@@ -83,6 +83,11 @@ class AimTracker(ServiceTracker):
             shown = [aim.Image(each, **of_image) for each in pictures(images)]
             run.track(shown if len(shown) > 1 else shown[0], name=name, step=step, **of_track)
 
+    @on_main_process
+    def log_figures(self, values: dict[str, Any], step: int | None = None) -> None:
+        """Log figures of matplotlib as images, by name."""
+        self.log_images(values, step=step)
+
     def _open(self) -> Any:
         import aim
 

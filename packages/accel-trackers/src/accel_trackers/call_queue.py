@@ -43,7 +43,9 @@ class CallQueue:
         """
         if self._thread is None:
             # A daemon, for the interpreter waits for other threads before it calls what is due at exit.
-            self._thread = threading.Thread(target=self._work, name=f"accel-trackers-{self._name}", daemon=True)
+            self._thread = threading.Thread(
+                target=self._work, name=f"accel-trackers-{self._name}", daemon=True
+            )
             self._thread.start()
         if not self._has_warned and self._items.full():
             self._has_warned = True

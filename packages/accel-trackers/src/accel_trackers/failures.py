@@ -34,7 +34,8 @@ class Failures:
         if self._first is not None and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"{self._first} The run goes on, and this error is raised when the trackers are closed.", stacklevel=4
+                f"{self._first} The run goes on, and this error is raised when the trackers are closed.",
+                stacklevel=4,
             )
 
     def taken(self) -> TrackerError | None:

@@ -1,4 +1,4 @@
-"""Figures of matplotlib as pictures."""
+"""Figures of matplotlib as pictures of Pillow."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ def is_figure(value: Any) -> bool:
     """Whether ``value`` is a figure of matplotlib."""
     # By what it can do: asking matplotlib would import it for people who draw nothing.
     return hasattr(value, "savefig") and hasattr(value, "canvas")
+
+
+def as_picture(value: Any) -> Any:
+    """Return a figure, or a picture of Pillow, as a picture; ``None`` for all else."""
+    if is_figure(value):
+        return picture_of(value)
+    return value if hasattr(value, "getpixel") else None
 
 
 def picture_of(figure: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from accel_trackers.ending import is_handling_error
 from accel_trackers.images import pictures
 from accel_trackers.main_process import on_main_process
 from accel_trackers.service import ServiceTracker
@@ -66,10 +67,15 @@ class SwanLabTracker(ServiceTracker):
         }
         run.log(shown, step=step)
 
+    @on_main_process
+    def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log figures of matplotlib as images, by name, with further arguments for ``swanlab.Image``."""
+        self.log_images(values, step=step, **kwargs)
+
     def _open(self) -> Any:
         import swanlab
 
         return swanlab.init(project=self.run_name, **self._kwargs)
 
     def _close(self, run: Any) -> None:
-        run.finish()
+        run.finish(state="crashed" if is_handling_error() else "success")

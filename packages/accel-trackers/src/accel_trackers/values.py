@@ -55,6 +55,16 @@ def with_numbers(values: Any) -> Any:
     return values
 
 
+def as_array(values: Any) -> Any:
+    """Return the numbers in a tensor, on any device, an array, a picture of Pillow or a list as an array of NumPy."""
+    import numpy
+
+    if is_tensor(values):
+        values = values.detach().cpu()
+        values = values.float() if values.is_floating_point() else values  # NumPy has no bfloat16
+    return numpy.asarray(values)
+
+
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return dicts in dicts as one: ``{"loss": {"train": 1}}`` becomes ``{"loss/train": 1}``."""
     found: dict[str, Any] = {}
@@ -86,7 +96,7 @@ def frozen(value: Any) -> Any:
 
 
 def rendered(value: Any) -> Any:
-    """Return ``value`` with pictures for the figures in it, in dicts and lists too, which later drawing cannot change."""
+    """Return ``value`` with pictures in place of figures, which may be drawn anew; in dicts and lists too."""
     if type(value) is dict:
         return {key: rendered(inner) for key, inner in value.items()}
     if type(value) in (list, tuple):
