@@ -133,7 +133,7 @@ def test_the_run_has_figures_histograms_artifacts_and_metrics_defined_by_the_scr
     (metric,) = [record.metric for record in found if record.WhichOneof("record_type") == "metric"]
     assert (metric.name, metric.summary.min) == ("loss", True)
     (artifact,) = [record.artifact for record in found if record.WhichOneof("record_type") == "artifact"]
-    assert (artifact.name, artifact.type, list(artifact.aliases)) == ("notes.txt", "text", ["latest", "best"])
+    assert (artifact.name, artifact.type, set(artifact.aliases)) == ("notes.txt", "text", {"best", "latest"})
     assert [entry.path for entry in artifact.manifest.contents] == ["texts/notes.txt"]
 
 
