@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from inspect import getmembers, isfunction
 from pathlib import Path
+from typing import Any
 
 from accel_trackers import ABILITIES, LOGGER_TYPE_TO_CLASS, GeneralTracker, ServiceTracker
 from tools.checks.reporting import report
@@ -43,7 +44,7 @@ def problems(root: Path) -> list[str]:
 
 def _lines() -> Iterator[str]:
     for name in sorted(LOGGER_TYPE_TO_CLASS):
-        cls = LOGGER_TYPE_TO_CLASS[name]
+        cls: Any = LOGGER_TYPE_TO_CLASS[name]
         able = ["yes" if issubclass(cls, protocol) else "" for protocol in ABILITIES.values()]
         called = "through a queue" if cls.log_in_background else "directly"
         yield f"| {' | '.join([f'`{name}`', *able, ', '.join(_further(cls)), called])} |\n"
