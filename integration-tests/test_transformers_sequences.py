@@ -109,7 +109,10 @@ def test_ranks_that_share_sequences_compute_what_one_process_does(world):
 def test_attention_that_ranks_cannot_share_is_refused_by_name(world, axis, attention):
     for told in world(2).run(other_attention, axis, attention):
         for message in told:
-            assert f"has the attention `{attention}`, but ranks that share sequences compute only `sdpa`" in message
+            assert (
+                f"has the attention `{attention}`, but ranks that share sequences compute only `sdpa`"
+                in message
+            )
             assert 'Load it with `attn_implementation="sdpa"`' in message
 
 

@@ -42,7 +42,7 @@ class OwnRandomNumbersForward(WrappedForward):
         self.number = number
         self.device = device
 
-    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call,untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with own_random_numbers(self.number, self.device):
             return self.original(*args, **kwargs)
