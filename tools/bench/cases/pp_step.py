@@ -1,7 +1,8 @@
 """A step of twelve blocks in two stages: what the pipeline adds to `torch.distributed.pipelining`, with 1F1B.
 
 As in `fsdp2_step`, each variant is divided by a copy that is trained by hand in the same processes, in turn.
-By hand, each rank builds its stage; ours gets the whole model and cuts it. The peer trains no pipelines.
+By hand, each rank builds its stage, and the last one tells the other the loss; ours gets the whole model and cuts it.
+The peer trains no pipelines.
 """
 
 from tools.bench.case import Case
@@ -19,7 +20,10 @@ def by_hand():
     stage = PipelineStage(part, rank, 2, torch.device("cpu"))
     schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=loss_of)
     def run():
-        schedule.step(tokens) if rank == 0 else schedule.step(target=tokens)
+        losses = []
+        schedule.step(tokens) if rank == 0 else schedule.step(target=tokens, losses=losses)
+        loss = torch.stack(losses).mean().detach() if losses else torch.zeros(())
+        dist.broadcast(loss, 1)
     return run, optimizer
 """
 

@@ -1,7 +1,8 @@
-"""A step of twelve blocks whose layers two gloo processes share: what the strategy adds to `parallelize_module`.
+"""A step of twelve blocks whose layers two gloo processes share: what the strategy adds to torch's own functions.
 
-As in `fsdp2_step`, each variant is divided by a copy that is trained by hand in the same processes, in turn.
-The peer refuses `tp_size` on CPUs.
+As in `fsdp2_step`, each variant is divided by a copy that is trained by hand in the same processes, in turn: by
+`parallelize_module` and `fully_shard` over a mesh of one rank by two, as the strategy does it, or by `parallelize_module`
+alone. The peer refuses `tp_size` on CPUs.
 """
 
 from tools.bench.case import Case
@@ -9,22 +10,34 @@ from tools.bench.loops import FAREWELL, TWO_RANKS
 from tools.bench.steps_beside import CLOCK, MODEL, WIDE
 
 SHARED = """
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-def shared():
-    mesh, model = dist.device_mesh.init_device_mesh("cpu", (2,)), copy.deepcopy(initial)
+def shared(and_sharded):
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
+    model = copy.deepcopy(initial)
     plan = {"embed": RowwiseParallel(input_layouts=Replicate()), "head": ColwiseParallel(output_layouts=Replicate())}
     for number in range(12):
         plan[f"blocks.{number}.up"], plan[f"blocks.{number}.down"] = ColwiseParallel(), RowwiseParallel()
-    parallelize_module(model, mesh, plan)
+    parallelize_module(model, mesh["tensor"], plan)
+    if and_sharded:
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh["data"])
+        fully_shard([model.norm, model.head], mesh=mesh["data"], reshard_after_forward=False)
+        fully_shard(model, mesh=mesh["data"])
     return with_optimizer(model)
-def beside():
-    return (*shared(), torch.Tensor.backward)
 """
+
+BESIDE = """
+def beside():
+    return (*shared(and_sharded=False), torch.Tensor.backward)
+"""
+
+BESIDE_SHARDED = BESIDE.replace("False", "True")
 
 RAW = """
 dist.init_process_group("gloo")
-model, optimizer = shared()
+model, optimizer = shared(and_sharded=True)
 backward = torch.Tensor.backward
 """
 
@@ -40,11 +53,16 @@ backward = accelerator.backward
 
 case = Case(
     title="one step of twelve blocks whose layers two gloo processes share, medians of 60",
-    unit="x plain `parallelize_module` in the same processes",
+    unit="x what stands in brackets, by hand in the same processes",
     variants={
-        "raw parallelize_module": TWO_RANKS + MODEL + SHARED + RAW + CLOCK + FAREWELL,
-        "ours": TWO_RANKS + MODEL + SHARED + OURS + CLOCK + FAREWELL,
-        "ours, wide": TWO_RANKS + WIDE + SHARED + OURS + CLOCK + FAREWELL,
+        "raw (parallelize_module, fully_shard)": (
+            TWO_RANKS + MODEL + SHARED + BESIDE_SHARDED + RAW + CLOCK + FAREWELL
+        ),
+        "ours (parallelize_module, fully_shard)": (
+            TWO_RANKS + MODEL + SHARED + BESIDE_SHARDED + OURS + CLOCK + FAREWELL
+        ),
+        "ours (parallelize_module)": TWO_RANKS + MODEL + SHARED + BESIDE + OURS + CLOCK + FAREWELL,
+        "ours, wide (parallelize_module)": TWO_RANKS + WIDE + SHARED + BESIDE + OURS + CLOCK + FAREWELL,
     },
-    baseline="raw parallelize_module",
+    baseline="raw (parallelize_module, fully_shard)",
 )

@@ -133,7 +133,7 @@ def _within(runs: list[tuple[int, int]], begin: int, end: int) -> list[tuple[int
 
 
 def _pieces_of_part(name: str, tensor: DTensor, second_names: tuple[str, ...]) -> Iterator[Piece]:
-    """Yield this rank's pieces of a `DTensor`, in views of its part.
+    """Yield this rank's pieces of a `DTensor`.
 
     If several ranks hold the same part, the writer is the rank at coordinate 0 of the replicated mesh axes; if they
     have meshes of their own, the one whose mesh has rank 0.
@@ -152,13 +152,20 @@ def _pieces_of_part(name: str, tensor: DTensor, second_names: tuple[str, ...]) -
             )
         if placement.is_replicate() and coordinate is not None:
             is_writer = is_writer and coordinate[axis] == 0
-    shape, local = tuple(tensor.shape), tensor.to_local()
+    shape = tuple(tensor.shape)
+    for offset, part in parts_of(tensor):
+        yield Piece(name, part, shape, offset, is_writer, second_names)
+
+
+def parts_of(tensor: DTensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+    """Yield what this rank holds of a `DTensor`: views of its part, each with its offset in the tensor."""
+    local = tensor.to_local()
     for places in product(*(_numbered(runs) for runs in runs_of(tensor))):
         part = local
         for dim, (_, within, size) in enumerate(places):
             if size != part.shape[dim]:
                 part = part.narrow(dim, within, size)
-        yield Piece(name, part, shape, tuple(begin for begin, _, _ in places), is_writer, second_names)
+        yield tuple(begin for begin, _, _ in places), part
 
 
 def _numbered(runs: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
