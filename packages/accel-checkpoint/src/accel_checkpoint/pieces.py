@@ -133,15 +133,10 @@ def _within(runs: list[tuple[int, int]], begin: int, end: int) -> list[tuple[int
     return kept
 
 
-<<<<<<< HEAD
 def _pieces_of_part(
     name: str, tensor: DTensor, second_names: tuple[str, ...], first_rank: int
 ) -> Iterator[Piece]:
-    """Yield this rank's pieces of a `DTensor`, in views of its part.
-=======
-def _pieces_of_part(name: str, tensor: DTensor, second_names: tuple[str, ...]) -> Iterator[Piece]:
     """Yield this rank's pieces of a `DTensor`.
->>>>>>> main
 
     If several ranks hold the same part, the writer is the rank at coordinate 0 of the replicated mesh axes; if they
     have meshes of their own, the one whose mesh has ``first_rank``.
