@@ -8,7 +8,8 @@ from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import DataLoader
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
-from accel_backends.testing.models import make_model
+from accel.utils import set_seed
+from accel_backends.testing.models import SharedSequence, Tokens, make_model
 from accel_state import TorchContextParallelConfig
 from accel_state.errors import ConfigError, StateError
 from accel_state.runtime import reset_runtime
@@ -242,3 +243,66 @@ def other_sequences_in_the_loop():
 @pytest.mark.filterwarnings("ignore:Sequences of 10 tokens")
 def test_sequences_are_known_by_their_tensors_and_not_by_their_length(world):
     world(2).run(other_sequences_in_the_loop)
+
+
+def kept_by_dropout(layout, folder, *, checkpointed=False):
+    """Return which values of a batch are kept, what is drawn after the next one, and the gradients of both.
+
+    The second one is computed again after the state that was saved before it is loaded.
+    """
+    reset_runtime(keep_process_group=True)
+    accelerator = Accelerator(
+        cpu=True,
+        parallelism_config=ParallelismConfig(**layout, sp_backend="torch"),
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing=checkpointed),
+    )
+    set_seed(5, device_specific=True)
+    torch.manual_seed(7)
+    model = Tokens(dropout=0.5) if {"cp_size", "sp_size"} & layout.keys() else SharedSequence(dropout=0.5)
+    kept = []
+    for block in model.blocks:
+        block.rows.dropout.register_forward_hook(lambda _, inputs, output: kept.append(output.detach() != 0))
+    model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+
+    def step():
+        kept.clear()
+        ids = torch.ones(2, 12, dtype=torch.long)
+        with accelerator.maybe_context_parallel([ids], [1], {ids}):
+            loss = model(ids if isinstance(model, Tokens) else torch.ones(2, 7)).square().sum()
+        in_forward = torch.stack(kept)
+        accelerator.backward(loss)
+        return in_forward
+
+    first = step()
+    accelerator.save_state(folder)
+    second, drawn = step(), torch.rand(4)
+    accelerator.load_state(folder)
+    assert step().equal(second)
+    assert torch.rand(4).equal(drawn)
+    assert not first.equal(second)
+    return first, drawn, [parameter.grad.full_tensor() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("layout", "groups"),
+    [
+        ({"cp_size": 2}, [[0], [1]]),
+        ({"sp_size": 2}, [[0], [1]]),
+        ({"tp_size": 2}, [[0], [1]]),  # layers share the tokens between them
+        ({"cp_size": 2, "tp_size": 2}, [[0, 1], [2, 3]]),
+    ],
+)
+def test_ranks_with_other_tokens_of_a_sequence_drop_out_others_and_all_draw_alike_after_it(
+    world, tmp_path, layout, groups
+):
+    run = world(sum(map(len, groups))).run
+    found = run(kept_by_dropout, layout, tmp_path / "plain")
+    assert all(drawn.equal(found[0][1]) for _, drawn, _ in found)
+    for group in groups:
+        assert all(found[rank][0].equal(found[group[0]][0]) for rank in group)
+    one, other = (found[group[0]][0] for group in groups)
+    # Of independent masks half of the values agree; no layer and no sequence has the same.
+    assert 0.35 < (one == other).double().mean() < 0.65
+    assert not (one == other).flatten(2).all(2).any()
+    again = run(kept_by_dropout, layout, tmp_path / "checkpointed", checkpointed=True)
+    torch.testing.assert_close(again, found, rtol=1e-6, atol=1e-6)
