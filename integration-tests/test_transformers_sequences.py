@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 from accel import Accelerator, ParallelismConfig
 from accel_state import TorchContextParallelConfig
-from accel_state.errors import ConfigError
+from accel_state.errors import ConfigError, StateError
 from accel_state.runtime import reset_runtime
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
@@ -140,7 +140,7 @@ def refusals():
     model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
     ids = batch()["input_ids"]
     whole = model.generate(ids.clone(), max_new_tokens=2)
-    with pytest.raises(ConfigError) as caught, accelerator.maybe_context_parallel([ids], [1]):
+    with pytest.raises(StateError) as caught, accelerator.maybe_context_parallel([ids], [1]):
         model.generate(ids, max_new_tokens=2)
     told.append(str(caught.value))
     mask = torch.ones(2, 1, 12, 12, dtype=torch.bool)
@@ -154,7 +154,7 @@ def test_what_ranks_cannot_share_is_refused_and_outside_of_blocks_sequences_are_
     for told, whole in world(2).run(refusals):
         linear, cache, pairs = told
         assert "`linear_attention`, which ranks that share sequences cannot compute" in linear
-        assert "a cache, as in `generate`" in cache
+        assert "tensors that are no part of the batch" in cache
         assert "`attention_mask` is of shape (2, 1, 6, 12)" in pairs
         expected = make_model("Llama").generate(batch()["input_ids"], max_new_tokens=2)
         assert whole.equal(expected)

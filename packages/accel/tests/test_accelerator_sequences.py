@@ -168,7 +168,10 @@ def refusals():
     with block([ids], [1]):
         assert ids.shape == (2, 4)
         tell(StateError, call=lambda: block([longer], [1]).__enter__())
-        tell(ConfigError, call=lambda: model(longer.long(), torch.arange(16)[None]))
+        tell(ConfigError, call=lambda: model(ids[:, :2], torch.arange(2)[None]))
+        as_long = torch.ones(2, 4, dtype=torch.long)
+        tell(StateError, call=lambda: model(as_long))
+        tell(StateError, call=lambda: model.blocks[0](torch.ones(2, 4, 12)))
         seen = torch.ones(4, 4, dtype=torch.bool)
         model.blocks[0].attention.register_forward_pre_hook(lambda _, args: (args[0], seen))
         tell(ConfigError, call=lambda: model(ids))
@@ -178,7 +181,7 @@ def refusals():
 
 def test_what_cannot_be_shared_is_refused_with_what_would_do(world):
     for told in world(2).run(refusals):
-        no_plan, dims, lengths, indivisible, nested, other, mask = told
+        no_plan, dims, lengths, indivisible, nested, other, unknown, inside, mask = told
         assert "The Shared has no plan that names its attention modules" in no_plan
         assert "`buffer_seq_dims` has 0 entries for 1 `buffers`" in dims
         assert "sequences of 8, 16 tokens" in lengths
@@ -188,7 +191,9 @@ def test_what_cannot_be_shared_is_refused_with_what_would_do(world):
         )
         assert "where sequences are cut already" in nested
         assert "`blocks.0.attention` passes a mask of its own, of shape (4, 4)" in mask
-        assert "has 16 queries and 16 keys, but each rank has 4 tokens" in other
+        assert "has 2 queries and 2 keys, but each rank has 4 tokens" in other
+        assert "The Tokens was called with tensors that are no part of the batch whose sequences" in unknown
+        assert "A module inside of a model was called where sequences are shared (`cp_size`)" in inside
 
 
 def counted(cuts_batches):
@@ -210,6 +215,34 @@ def count_both():
 
 def test_each_sample_counts_once_among_ranks_that_share_it(world):
     assert world(2).run(count_both) == [[list(range(5))] * 2] * 2
+
+
+def other_sequences_in_the_loop():
+    """Compute others as long as a part, a batch made of the part, and the parts of two loaders that are read in turn."""
+    handler = TorchContextParallelConfig(cuts_batches=True)
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=2, cp_handler=handler))
+    model, first, second = accelerator.prepare(
+        make_model("tokens").eval(), *(DataLoader(samples(length), batch_size=2) for length in (12, 10))
+    )
+    seen = []
+    with torch.no_grad():
+        for batch, shorter in zip(first, second, strict=True):
+            ids = batch["input_ids"]
+            with pytest.raises(StateError, match="outside of the loop or the block"):
+                model(input_ids=torch.ones_like(ids))
+            other = ids * 1  # computed from the batch
+            made = model(input_ids=other, position_ids=batch["position_ids"])
+            assert made.equal(model(input_ids=ids, position_ids=batch["position_ids"]))
+            seen.append((model(input_ids=ids), model(input_ids=shorter["input_ids"][:1])))
+        again = [model(input_ids=batch["input_ids"]) for batch in first]
+        assert all(one.equal(both[0]) for one, both in zip(again, seen, strict=True))
+        alone = [model(input_ids=batch["input_ids"][:1]) for batch in second]
+        assert all(one.equal(both[1]) for one, both in zip(alone, seen, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:Sequences of 10 tokens")
+def test_sequences_are_known_by_their_tensors_and_not_by_their_length(world):
+    world(2).run(other_sequences_in_the_loop)
 
 
 def kept_by_dropout(layout, folder, *, checkpointed=False):

@@ -111,7 +111,8 @@ class Attending(nn.Module):
         hidden = self.embed(tokens).unflatten(-1, (4, 2)).transpose(1, 2)
         key, value = self.blocks[0](hidden.transpose(1, 2).flatten(2)).chunk(2, -1)
         key, value = (one.unflatten(-1, (4, 2)).transpose(1, 2)[:, :2] for one in (key, value))
-        return nn.functional.scaled_dot_product_attention(hidden, key, value, enable_gqa=True)
+        mixed = nn.functional.scaled_dot_product_attention(hidden, key, value, enable_gqa=True)
+        return mixed.transpose(1, 2).flatten(2)
 
 
 HIDDEN = ROWS * 8 * 4  # bytes of the queries of one rank; keys and values are half as many
