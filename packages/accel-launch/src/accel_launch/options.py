@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -121,12 +121,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the text of each setting that was given as a flag."""
-    found = {setting.name: getattr(arguments, setting.name) for setting in OPTIONS if setting.flag}
+    """Return the text of each setting that was given as a flag, or that a program wrote into the namespace."""
+    found = {setting: getattr(arguments, setting.name, None) for setting in OPTIONS if setting.flag}
     return {
-        name: ",".join(value) if isinstance(value, list) else value
-        for name, value in found.items()
-        if value is not None
+        setting.name: setting.text_of(value)
+        for setting, value in found.items()
+        if value is not None and not (value is False and setting.name in SWITCHES)
     }
 
 
@@ -141,9 +141,22 @@ def _spellings(setting: Setting) -> Iterator[tuple[tuple[str, ...], str]]:
 
 def _kind(setting: Setting) -> dict[str, Any]:
     if setting.name in SWITCHES:
-        return {"action": "store_const", "const": "true"}
+        return {"action": "store_const", "const": True}
     action = "append" if setting.name in _REPEATED else "store"
-    return {"action": action, "metavar": _metavar(setting)}
+    return {"action": action, "metavar": _metavar(setting), "type": _number_or_text(setting)}
+
+
+def _number_or_text(setting: Setting) -> Callable[[str], int | float | str]:
+    """Return what makes numbers of the texts of a setting that are some; the rest is checked where all settings are."""
+
+    def convert(text: str) -> int | float | str:
+        try:
+            value = setting.parse(text)
+        except (ValueError, KeyError):
+            return text
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else text
+
+    return convert
 
 
 def _metavar(setting: Setting) -> str:

@@ -12,6 +12,7 @@ from accel_launch.config.file import ConfigFile
 from accel_launch.deepspeed_checks import check_deepspeed, fields_of_config_file
 from accel_launch.engine import choose_engine, with_engine
 from accel_launch.fsdp_checks import check_fsdp
+from accel_launch.fsdp_defaults import fsdp_defaults
 from accel_launch.gpus import selected_gpus
 from accel_launch.options import OPTIONS
 from accel_launch.resolution import Resolved, resolve
@@ -28,6 +29,8 @@ _CHECKS: Mapping[str | None, Callable[[Mapping[str, Resolved]], None]] = {
     "DEEPSPEED": check_deepspeed,
     "FSDP": check_fsdp,
 }
+# What the ranks are told of an engine where nobody said it.
+_DEFAULTS: Mapping[str | None, Callable[[Mapping[str, Resolved]], Mapping[str, Any]]] = {"FSDP": fsdp_defaults}
 _DROP_INS = "accel.drop_ins"
 """Entry points whose module runs what follows it with the package of their name replaced."""
 _FP8_OVERRIDES = ("FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_WGRAD")
@@ -87,8 +90,10 @@ class LaunchRequest:
         return (*self.interpreter, *python_options, *drop_in, *module, *self.command)
 
     def environ(self) -> dict[str, str]:
-        """Return the variables that carry to the ranks what was decided; defaults stay unsaid."""
-        found = {
+        """Return the variables that carry to the ranks what was decided; defaults stay unsaid, but for an engine's."""
+        defaults = _DEFAULTS[self.engine](self.settings) if self.engine in _DEFAULTS else {}
+        found = {SETTINGS[name].variable: SETTINGS[name].text_of(value) for name, value in defaults.items()}
+        found |= {
             setting.variable: setting.text_of(self.value(setting.name))
             for setting in OPTIONS
             if setting.variable
