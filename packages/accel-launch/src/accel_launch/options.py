@@ -81,7 +81,7 @@ OPTIONS: tuple[Setting, ...] = tuple(setting for group in OPTION_GROUPS.values()
 # Booleans whose flag takes no value; the flags of all others take `true` or `false`.
 _SWITCHES = """
     cpu_affinity debug_mode downcast_bf16 drop_in dynamo_use_dynamic dynamo_use_fullgraph
-    dynamo_use_regional_compilation fp8_use_autocast_during_eval ipex multi_gpu no_tpu_cluster same_network
+    dynamo_use_regional_compilation fp8_use_autocast_during_eval ipex multi_gpu no_preflight no_tpu_cluster same_network
     slurm slurm_requeue tpu tpu_cluster tpu_use_sudo use_cpu use_deepspeed use_fsdp use_megatron_lm use_mpirun
     use_parallelism_config use_xpu
 """
@@ -106,7 +106,7 @@ _METAVARS = {boolean: "{true,false}", count: "N", index: "N", number: "X", durat
 # Where the table has no default, but a launch does.
 _DEFAULTS = {
     "num_processes": "one for each GPU, or 1",
-    "num_cpu_threads_per_process": "the cores, divided among the processes",
+    "num_cpu_threads_per_process": "1 beside a GPU, else the cores, divided among the processes",
     "master_port": "a free one",
 }
 

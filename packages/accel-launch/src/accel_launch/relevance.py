@@ -105,13 +105,17 @@ RULES: tuple[Rule, ...] = (
         "without `--dynamo_backend`",
     ),
     _rule(("machine_rank", "master_addr", "same_network"), _has_machines, "on one machine"),
-    _rule(("rdzv_backend",), _has_machines, "on one machine"),
+    _rule(("rdzv_backend", "rdzv_id"), _has_machines, "on one machine"),
     _rule(
         ("monitor_interval",),
         lambda request: route(request) == "elastic",
         "without `--max_restarts`, `--tee` or the like",
     ),
-    _rule(("ssh_options",), lambda request: route(request) == "ssh", "without `--hosts` or `--hostfile`"),
+    _rule(
+        ("ssh_options", "no_preflight"),
+        lambda request: route(request) == "ssh",
+        "without `--hosts` or `--hostfile`",
+    ),
     _rule(("mpirun_ccl",), lambda request: request.value("use_mpirun"), "without `--use_mpirun`"),
     _rule(
         ("slurm_options", "slurm_array", "slurm_requeue"),

@@ -30,7 +30,9 @@ _CHECKS: Mapping[str | None, Callable[[Mapping[str, Resolved]], None]] = {
     "FSDP": check_fsdp,
 }
 # What the ranks are told of an engine where nobody said it.
-_DEFAULTS: Mapping[str | None, Callable[[Mapping[str, Resolved]], Mapping[str, Any]]] = {"FSDP": fsdp_defaults}
+_DEFAULTS: Mapping[str | None, Callable[[Mapping[str, Resolved]], Mapping[str, Any]]] = {
+    "FSDP": fsdp_defaults
+}
 _DROP_INS = "accel.drop_ins"
 """Entry points whose module runs what follows it with the package of their name replaced."""
 _FP8_OVERRIDES = ("FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_WGRAD")
@@ -174,6 +176,10 @@ def _drop_in() -> tuple[str, ...]:
 
 def _num_processes(settings: Mapping[str, Resolved], machine: Machine, num_machines: int) -> int:
     asked: int | None = settings["num_processes"].value
+    if settings["hosts"].value or settings["hostfile"].value:
+        return (
+            asked or num_machines
+        )  # how many each host runs is for its accelerators to say, not for those here
     if asked is not None and asked % num_machines:
         raise ConfigError(
             f"`--num_processes` is {asked}, which cannot be divided among {num_machines} machines equally. "

@@ -51,8 +51,9 @@ def test_a_program_sets_what_the_script_gets_and_which_it_is(tmp_path, capfd):
 
 
 def test_numbers_are_numbers_and_switches_are_booleans_as_programs_compare_them():
+    numbers = ["--num_processes", "4", "--fsdp_min_num_params", "100", "--monitor_interval", "0.5"]
     given = launch_command_parser().parse_args(
-        "--num_processes 4 --use_fsdp --fsdp_min_num_params 100 --monitor_interval 0.5 --mixed_precision no t".split()
+        [*numbers, "--use_fsdp", "--mixed_precision", "no", "train.py"]
     )
     assert (given.num_processes, given.fsdp_min_num_params, given.monitor_interval) == (4, 100, 0.5)
     assert given.use_fsdp is True

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from accel_launch.accelerators.detection import find_accelerators
 from accel_launch.config.file import find_config
+from accel_launch.cpu_cores import num_cpu_cores
 from accel_launch.engine_installed import check_engine_installed
 from accel_launch.interpreter import interpreter_command
 from accel_launch.launchers.allocation import flags_of_step
@@ -114,7 +114,7 @@ def request_of(arguments: argparse.Namespace) -> LaunchRequest:
         _checked_command((str(arguments.training_script), *map(str, arguments.training_script_args)), kind),
         flags=_flags(arguments, environ),
         config=config,
-        machine=Machine(_num_cpu_cores(), accelerators.names, environ, accelerators.variable),
+        machine=Machine(num_cpu_cores(), accelerators.names, environ, accelerators.variable),
         cwd=Path.cwd(),
         kind=kind,
         interpreter=interpreter_command(),
@@ -138,9 +138,3 @@ def _checked_command(command: tuple[str, ...], kind: CommandKind) -> tuple[str, 
             f"The script `{command[0]}` does not exist in `{Path.cwd()}`. For a module, use `-m`."
         )
     return command
-
-
-def _num_cpu_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

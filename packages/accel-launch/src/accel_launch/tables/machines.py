@@ -46,6 +46,14 @@ SETTINGS = (
         config_key="rdzv_backend",
     ),
     Setting(
+        "rdzv_id",
+        "",
+        text,
+        None,
+        "Name of the job, the same on all its machines; without it the scheduler's number, or one made of user and command.",
+        flag="--rdzv_id",
+    ),
+    Setting(
         "rdzv_conf",
         "",
         pairs,
