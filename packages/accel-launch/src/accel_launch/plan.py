@@ -57,8 +57,8 @@ class LaunchPlan:
     """What a launcher is going to do; nothing has happened yet.
 
     ``processes`` are those that the launcher itself starts; an agent among them may start the ranks, whose
-    number is ``num_ranks`` (0: other machines' accelerators decide). ``port`` must be free; None lets one be found while starting. ``is_quiet`` leaves
-    out the report on the screen that says how a run failed; ``report`` is a file to write it to as JSON.
+    number is ``num_ranks`` (0: other machines' accelerators decide). ``port`` must be free; None lets one be found
+    while starting. ``is_quiet`` leaves out the report on the screen that says how a run failed; ``report`` is a file to write it to as JSON.
     ``options`` is what else this launcher has to know to run the plan, ``secrets`` what of that nobody may see.
     """
 

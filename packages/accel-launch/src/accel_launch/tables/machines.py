@@ -50,7 +50,7 @@ SETTINGS = (
         "",
         text,
         None,
-        "Name of the job, the same on all its machines; without it the scheduler's number, or one made of user and command.",
+        "Name of the job on all its machines. Default: the scheduler's number, or made of user and command.",
         flag="--rdzv_id",
     ),
     Setting(
