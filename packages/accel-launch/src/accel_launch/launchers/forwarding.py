@@ -20,6 +20,7 @@ FORWARDED = (
 )
 # Variables of the libraries that a run works with, by how their names begin.
 _PREFIXES = ("FI_", "GLOO_", "HF_", "NCCL_", "PYTORCH_", "TORCH_", "UCX_", "WANDB_")
+_OF_THIS_MACHINE = frozenset({"LD_LIBRARY_PATH", "PATH", "PYTHONPATH"})
 _SECRET_WORDS = ("CREDENTIAL", "KEY", "PASSWORD", "SECRET", "TOKEN")
 
 
@@ -31,3 +32,8 @@ def library_variables(environ: Mapping[str, str], *, named: Collection[str] = ()
 def is_secret(name: str) -> bool:
     """Tell whether a variable of this name must not stand on a command line, where all users of a machine see it."""
     return any(word in name for word in _SECRET_WORDS)
+
+
+def forwarded_to_images(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what containers and clusters with a file system of their own get: everything but paths of this one."""
+    return {name: environ[name] for name in FORWARDED if name in environ and name not in _OF_THIS_MACHINE}
