@@ -151,7 +151,9 @@ def test_the_first_failure_ends_all_and_is_reported(launch, address, tmp_path):
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda signum: signum.name)
 def test_ranks_that_hang_are_killed_after_the_grace_period(launch, address, signum):
-    running = launch(HANG, "--ray_address", address, "--num_processes", "2", "--grace_period_s", "1", "train.py")
+    running = launch(
+        HANG, "--ray_address", address, "--num_processes", "2", "--grace_period_s", "1", "train.py"
+    )
     pids = running.pids(2)
     running.process.send_signal(signum)
     assert running.wait() == 128 + signal.SIGKILL
@@ -159,7 +161,9 @@ def test_ranks_that_hang_are_killed_after_the_grace_period(launch, address, sign
 
 
 def test_a_second_interrupt_does_not_wait_for_the_grace_period(launch, address):
-    running = launch(HANG, "--ray_address", address, "--num_processes", "2", "--grace_period_s", "600", "train.py")
+    running = launch(
+        HANG, "--ray_address", address, "--num_processes", "2", "--grace_period_s", "600", "train.py"
+    )
     pids = running.pids(2)
     running.process.send_signal(signal.SIGINT)
     time.sleep(1)
@@ -188,7 +192,16 @@ def test_nothing_outlives_a_launcher_that_is_killed(launch):
 
 
 def test_a_cluster_without_room_is_told_after_the_wait(launch, address):
-    flags = ("--ray_address", address, "--num_processes", "2", "--ray_cpus_per_process", "64", "--ray_wait_s", "1")
+    flags = (
+        "--ray_address",
+        address,
+        "--num_processes",
+        "2",
+        "--ray_cpus_per_process",
+        "64",
+        "--ray_wait_s",
+        "1",
+    )
     running = launch(REDUCE, *flags, "train.py")
     assert running.wait() == 1
     assert "error: The Ray cluster has no room for 2 x {'CPU': 64} within 1 s" in running.output()

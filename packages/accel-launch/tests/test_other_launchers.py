@@ -109,7 +109,7 @@ def test_its_flags_are_in_the_help(birds):
     help_text = birds("launch", "--help").stdout
     heading, _, listed = help_text.partition("launcher pigeon:\n")
     assert heading
-    assert listed.split() [:5] == ["--pigeons", "N", "Number", "of", "pigeons."]
+    assert listed.split()[:5] == ["--pigeons", "N", "Number", "of", "pigeons."]
     assert "--homing " in listed
 
 

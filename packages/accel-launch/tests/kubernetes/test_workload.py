@@ -36,7 +36,13 @@ def test_what_config_and_environment_say_here_is_said_there(workload_for):
     workload = workload_for(
         {"use_cpu": "true"},
         config={"fsdp_config.fsdp_ignored_modules": "a.$b", "distributed_type": "FSDP"},
-        environ={"FSDP_VERSION": "2", "CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO", "PATH": "/bin", "X": "1"},
+        environ={
+            "FSDP_VERSION": "2",
+            "CUDA_VISIBLE_DEVICES": "0",
+            "NCCL_DEBUG": "INFO",
+            "PATH": "/bin",
+            "X": "1",
+        },
     )
     assert "--fsdp_version=2" in workload.command
     assert workload.environ == {"NCCL_DEBUG": "INFO", "FSDP_IGNORED_MODULES": "a.$$b"}

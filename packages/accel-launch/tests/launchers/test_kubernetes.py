@@ -50,9 +50,7 @@ def manifest(capsys):
 
 def expanded(word: str, environ: dict[str, str]) -> str:
     """Do what the kubelet does to a word of a command."""
-    return REFERENCE.sub(
-        lambda found: "$" if found[0] == "$$" else environ.get(found[1], found[0]), word
-    )
+    return REFERENCE.sub(lambda found: "$" if found[0] == "$$" else environ.get(found[1], found[0]), word)
 
 
 def pods_of(manifest: dict) -> list[tuple[dict, dict[str, str]]]:
@@ -62,11 +60,14 @@ def pods_of(manifest: dict) -> list[tuple[dict, dict[str, str]]]:
         job = replicated["template"]["spec"]
         (container,) = job["template"]["spec"]["containers"]
         index, address = container["env"][:2]
-        assert index["valueFrom"]["fieldRef"]["fieldPath"].endswith("['batch.kubernetes.io/job-completion-index']")
+        assert index["valueFrom"]["fieldRef"]["fieldPath"].endswith(
+            "['batch.kubernetes.io/job-completion-index']"
+        )
         name, network = manifest["metadata"]["name"], manifest["spec"]["network"]
         assert address["value"] == f"{name}-{replicated['name']}-0-0.{network['subdomain']}"
         return [
-            (container, {index["name"]: str(pod), "MASTER_ADDR": "127.0.0.1"}) for pod in range(job["completions"])
+            (container, {index["name"]: str(pod), "MASTER_ADDR": "127.0.0.1"})
+            for pod in range(job["completions"])
         ]
     pods = []
     for replica in manifest["spec"]["pytorchReplicaSpecs"].values():
@@ -91,9 +92,7 @@ def test_the_commands_of_two_pods_meet_and_reduce(manifest, kind, monkeypatch):
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        processes.append(
-            subprocess.Popen([sys.executable, *command[1:]], stdout=subprocess.PIPE, text=True)
-        )
+        processes.append(subprocess.Popen([sys.executable, *command[1:]], stdout=subprocess.PIPE, text=True))
     said = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert said == ["$(RANK) 0 0 2 3.0\n", "$(RANK) 1 1 2 3.0\n"]
@@ -129,7 +128,9 @@ def test_what_kubectl_refuses_is_told(workplace, capsys, monkeypatch):
     monkeypatch.setenv("PATH", f"{workplace / 'bin'}:/usr/bin:/bin")
     flags = ("--launcher", "kubernetes", "--kubernetes_image", "image:1", "--cpu")
     assert main(["launch", *flags, "train.py"]) == 1
-    expected = 'error: `kubectl` refused the job: Error: jobsets.jobset.x-k8s.io "accel-train" already exists\n'
+    expected = (
+        'error: `kubectl` refused the job: Error: jobsets.jobset.x-k8s.io "accel-train" already exists\n'
+    )
     assert capsys.readouterr().err == expected
 
 
@@ -138,6 +139,7 @@ def test_without_kubectl_there_is_a_way_out(capsys, monkeypatch):
     assert shutil.which("kubectl") is None
     flags = ("--launcher", "kubernetes", "--kubernetes_image", "image:1", "--cpu")
     assert main(["launch", *flags, "train.py"]) == 1
-    assert "needs the program `kubectl`, which is not installed here. Print the manifest with `--dry-run`" in (
-        capsys.readouterr().err
+    assert (
+        "needs the program `kubectl`, which is not installed here. Print the manifest with `--dry-run`"
+        in (capsys.readouterr().err)
     )

@@ -21,7 +21,7 @@ from typing import IO, Any
 from accel_launch.messages import complain
 from accel_launch.processes.output import MESSAGE_MARK
 from accel_launch.processes.signals import ENDING_SIGNALS, FORWARDED_SIGNALS
-from accel_launch.ray.placement import PlacedRank, Place, placed_ranks
+from accel_launch.ray.placement import Place, PlacedRank, placed_ranks
 from accel_launch.ray.rank_actor import RankActor
 from accel_state.errors import AccelError, LaunchError
 
@@ -84,7 +84,9 @@ def _connect(order: Mapping[str, Any]) -> None:
     try:
         ray.init(**where, runtime_env=order["runtime_env"], log_to_driver=False, logging_level="warning")
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise LaunchError(f"The Ray cluster `{order['address'] or 'local'}` cannot be used: {error}") from error
+        raise LaunchError(
+            f"The Ray cluster `{order['address'] or 'local'}` cannot be used: {error}"
+        ) from error
 
 
 def _reserved(order: Mapping[str, Any]) -> Any:
