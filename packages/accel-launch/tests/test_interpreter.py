@@ -1,26 +1,39 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 
 import pytest
 
-from accel_launch.interpreter import interpreter_command, options_before_program
+# A program of its own, which drops its subcommand as `click` and others do, and which module runners may wrap.
+PROGRAM = """
+import json, sys
+from accel_launch.interpreter import interpreter_command
+sys.argv.pop(1)
+print(json.dumps(interpreter_command()))
+"""
 
 
-@pytest.mark.parametrize(
-    ("orig_argv", "argv", "options"),
-    [
-        (["python", "/bin/accel", "launch", "x.py"], ["/bin/accel", "launch", "x.py"], ()),
-        (["python", "-u", "-m", "accel_launch", "launch"], ["/site/__main__.py", "launch"], ("-u",)),
-        (["python", "-X", "dev", "-O", "/bin/accel"], ["/bin/accel"], ("-X", "dev", "-O")),
-        (["python", "-m", "accel_launch"], ["/site/__main__.py"], ()),
-        (["python", "-m", "accel_launch", "launch", "-m", "x"], ["/__main__.py", "launch", "-m", "x"], ()),
-        (["python", "-I", "-c", "import x", "arg"], ["-c", "arg"], ("-I",)),
-    ],
-)
-def test_options_of_the_interpreter_are_told_from_those_of_the_program(orig_argv, argv, options):
-    assert options_before_program(orig_argv, argv) == options
-
-
-def test_the_script_runs_under_the_python_that_runs_us():
-    assert interpreter_command()[0] == sys.executable
+@pytest.mark.parametrize("options", [(), ("-u",), ("-O", "-X", "dev"), ("-W", "ignore", "-B"), ("-P", "-s")])
+@pytest.mark.parametrize("how", ["file", "module", "code"])
+def test_the_script_runs_under_our_python_with_its_options(tmp_path, options, how):
+    (tmp_path / "tool.py").write_text(PROGRAM)
+    program = {
+        "file": [str(tmp_path / "tool.py")],
+        "module": ["-m", "runpy", "tool"],
+        "code": ["-c", PROGRAM],
+    }[how]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    told = subprocess.run(
+        [sys.executable, *options, *program, "train", "x.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={"PYTHONPATH": path},  # what the others say is an option to Python
+    )
+    python, *found = json.loads(told.stdout)
+    assert python == sys.executable
+    assert sorted(" ".join(found).replace("-Wignore", "-W ignore").split()) == sorted(options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from accel_state.errors import CheckpointError
@@ -12,7 +13,12 @@ from accel_state.errors import CheckpointError
 
 def is_plain_name(name: object) -> bool:
     """Whether ``name`` is a relative path inside the folder on every operating system, separated by `/`."""
-    if not isinstance(name, str) or not name or "\\" in name or "\0" in name:
+    return isinstance(name, str) and _is_plain_name(name)
+
+
+@lru_cache(maxsize=1024)
+def _is_plain_name(name: str) -> bool:
+    if not name or "\\" in name or "\0" in name:
         return False
     posix, windows = PurePosixPath(name), PureWindowsPath(name)
     if posix.is_absolute() or windows.drive or windows.root or ".." in posix.parts:
@@ -31,7 +37,7 @@ def regular_file(folder: Path, name: str) -> Path:
     if not is_plain_name(name):
         raise CheckpointError(f"`{name}` is not the plain name of a file in `{folder}`.")
     path = folder
-    for part in PurePosixPath(name).parts:
+    for part in name.split("/"):
         path = path / part
         try:
             mode = path.lstat().st_mode

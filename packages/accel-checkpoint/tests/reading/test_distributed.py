@@ -57,6 +57,25 @@ def test_what_torch_wrote_is_read(tmp_path):
     assert all(torch.equal(read[name], state[name]) for name in ("w", "scalar", "empty"))
 
 
+def test_tensors_are_copied_out_of_the_files_without_loading_them_before(tmp_path, monkeypatch):
+    saved = save_parts(tmp_path)
+
+    def load(*arguments, **options):
+        raise AssertionError("a part was loaded as a whole")
+
+    monkeypatch.setattr(torch, "load", load)
+    part = torch.zeros(4, 5, dtype=torch.float64)
+    saved.read_into(part, saved.entries["model.w"], (2, 0))
+    assert torch.equal(part.float(), WHOLE[2:6])
+
+
+def test_a_part_that_cannot_be_mapped_is_loaded(tmp_path):
+    conjugate = torch.complex(WHOLE, WHOLE + 1).conj()
+    dcp.save({"model": {"w": conjugate}}, checkpoint_id=tmp_path / "state", no_dist=True)
+    saved = DistributedState(tmp_path, "state")
+    assert torch.equal(saved.value(saved.entries["model.w"]), conjugate)
+
+
 def test_a_part_that_is_missing_or_cut_is_an_error(tmp_path):
     save_parts(tmp_path / "a", cuts=CUTS[:1])
     saved = DistributedState(tmp_path / "a", "state")

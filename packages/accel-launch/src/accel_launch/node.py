@@ -11,28 +11,32 @@ import json
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accel_launch.orders import obey
 from accel_launch.plan import ProcessPlan
 from accel_launch.processes.ending import exit_code_for_shell
 from accel_launch.processes.output import MESSAGE_MARK
-from accel_launch.processes.supervision import RunEnding, run_processes
+from accel_launch.processes.remote_signals import RemoteSignals
+from accel_launch.processes.supervision import run_processes
+from accel_launch.processes.supervisor import RunEnding
 from accel_state.environment import snapshot
 
 
 def main() -> int:
     """Run one plan; return the exit code of the rank that failed first by the clock."""
-    # Unbuffered, since a thread that waits within a buffer's lock would disturb the end of the program.
-    orders = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115
-    plan = json.loads(orders.readline())
+    # Unbuffered, so that the signals after the first line are not taken with it.
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as orders:
+        plan = json.loads(orders.readline())
     processes = [process_from(data) for data in plan["processes"]]
-    threading.Thread(target=obey, args=(orders, threading.Event()), daemon=True).start()
-    ending = run_processes(processes, host_environ=snapshot(), grace_period_s=plan["grace_period_s"])
+    ending = run_processes(
+        processes,
+        host_environ=snapshot(),
+        grace_period_s=plan["grace_period_s"],
+        remote_signals=RemoteSignals.of_standard_input(),
+    )
     message = json.dumps(describe(processes, ending)).encode()
     os.write(2, MESSAGE_MARK + b"\n" + MESSAGE_MARK + message + b"\n")
     failed = sorted(

@@ -7,15 +7,12 @@ launcher is gone: the command is killed.
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 from pathlib import Path
-from typing import IO
 
-from accel_launch.orders import obey
 from accel_launch.plan import ProcessPlan
 from accel_launch.processes.ending import exit_code_for_shell
+from accel_launch.processes.remote_signals import RemoteSignals
 from accel_launch.processes.supervision import run_processes
 from accel_state.environment import snapshot
 
@@ -23,26 +20,15 @@ from accel_state.environment import snapshot
 def main() -> int:
     """Run the command; return its exit code, or 0 if the launcher has ended it."""
     grace_period_s, *command = sys.argv[1:]
-    orders = _taken_input()
-    was_told = threading.Event()
-    threading.Thread(target=obey, args=(orders, was_told), daemon=True).start()
+    launcher = RemoteSignals.of_standard_input()
     ending = run_processes(
         [ProcessPlan(tuple(command), Path.cwd())],
         host_environ=snapshot(),
         grace_period_s=float(grace_period_s),
+        remote_signals=launcher,
     )
     # The launcher knows. From any other exit code srun would kill the nodes that are still saving.
-    return 0 if was_told.is_set() else exit_code_for_shell(ending.children[0].return_code)
-
-
-def _taken_input() -> IO[bytes]:
-    """Return our standard input, and leave an empty one to the command."""
-    # Unbuffered, since a thread that waits within a buffer's lock would disturb the end of the program.
-    orders = open(os.dup(0), "rb", buffering=0)  # noqa: SIM115, PTH123
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    return orders
+    return 0 if launcher.was_told_to_end else exit_code_for_shell(ending.children[0].return_code)
 
 
 if __name__ == "__main__":

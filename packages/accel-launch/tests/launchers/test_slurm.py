@@ -129,6 +129,20 @@ def test_the_shell_of_a_job_starts_a_launch_on_each_node(request_for):
     )
 
 
+@pytest.mark.parametrize(
+    ("variables", "flags"),
+    [
+        ({"SLURM_JOB_CPUS_PER_NODE": "64(x2),32"}, ["--cpus-per-task=32"]),
+        ({"SLURM_JOB_CPUS_PER_NODE": "8", "SRUN_CPUS_PER_TASK": "4"}, []),
+        ({}, []),
+    ],
+)
+def test_a_launch_has_all_cpus_of_its_node(request_for, variables, flags):
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3"} | variables
+    (srun,) = SRunLauncher().plan(request_for(environ=environ)).processes
+    assert [word for word in srun.argv if word.startswith("--cpus-per-task")] == flags
+
+
 @pytest.fixture
 def sbatch(tmp_path, monkeypatch):
     def install(body: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from accel_launch.plan import ProcessPlan
 from accel_launch.processes.supervision import run_processes
 plan = ProcessPlan((sys.executable, "-c", sys.argv[1]), Path.cwd())
-ending = run_processes([plan], host_environ={})
+ending = run_processes([plan], host_environ={}, grace_period_s=float(sys.argv[2]))
 print("ended", ending.children[0].return_code, ending.interrupted_by)
 """
 
@@ -28,13 +28,32 @@ except KeyboardInterrupt:
     print("tidy")
 """
 
+# Hears of Ctrl-C only from the kernel, as a program that waits in C.
+HANG = """
+import os, signal, threading
+reader, writer = os.pipe()
+os.set_blocking(writer, False)
+signal.set_wakeup_fd(writer)
+def tell():
+    while os.read(reader, 1):
+        os.write(1, b"heard\\n")
+threading.Thread(target=tell, daemon=True).start()
+signal.signal(signal.SIGINT, lambda *_: None)
+print("up", flush=True)
+import ctypes
+mutex = ctypes.create_string_buffer(64)
+while True:
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+"""
+
 
 @pytest.fixture
 def terminal():
     spawned = []
 
-    def start(code: str):
-        spawned.append(pexpect.spawn(sys.executable, ["-c", SUPERVISOR, code], timeout=60, encoding="utf-8"))
+    def start(code: str, grace_period_s: float = 120.0):
+        arguments = ["-c", SUPERVISOR, code, str(grace_period_s)]
+        spawned.append(pexpect.spawn(sys.executable, arguments, timeout=60, encoding="utf-8"))
         return spawned[-1]
 
     yield start
@@ -55,7 +74,23 @@ def test_ctrl_c_reaches_the_script_once(terminal):
     session.expect_exact("up")
     session.sendintr()
     session.expect_exact("tidy")
-    session.expect_exact("ended 0 None")
+    session.expect_exact("ended 0 2")
+
+
+def test_ctrl_c_ends_a_script_that_hangs_after_the_grace_period(terminal):
+    session = terminal(HANG, grace_period_s=0.5)
+    session.expect_exact("up")
+    session.sendintr()
+    session.expect_exact("ended -9 2", timeout=30)
+
+
+def test_a_second_ctrl_c_ends_a_script_that_hangs_at_once(terminal):
+    session = terminal(HANG)
+    session.expect_exact("up")
+    session.sendintr()
+    session.expect_exact("heard")
+    session.sendintr()
+    session.expect_exact("ended -9 2", timeout=30)
 
 
 def test_ctrl_z_stops_the_whole_job_and_fg_continues_it(terminal):
@@ -63,7 +98,7 @@ def test_ctrl_z_stops_the_whole_job_and_fg_continues_it(terminal):
     try:
         session.sendline("PS1='ready> '")
         session.expect_exact("ready> ")
-        session.sendline(f"{sys.executable} -c '{SUPERVISOR}' 'print(\"up\"); print(\"read\", input())'")
+        session.sendline(f"{sys.executable} -c '{SUPERVISOR}' 'print(\"up\"); print(\"read\", input())' 60")
         session.expect_exact("up\r\n")
         session.sendcontrol("z")
         session.expect("Stopped")

@@ -5,18 +5,20 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import DTensor
 
-from accel_checkpoint.pieces import Piece, pieces_of, runs_of
+from accel_checkpoint.pieces import Piece, parts_of, runs_of
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return what this rank holds of a tensor, in the same memory."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.detach()
+    with torch.no_grad():  # `to_local` is a function of autograd otherwise
+        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def own_pieces(tensor: torch.Tensor) -> list[Piece]:
     """Return the pieces that this rank holds of a tensor, as views of its part, with their places in the whole."""
-    return list(pieces_of({"": tensor.detach()}, is_writer=True))
+    with torch.no_grad():
+        parts = parts_of(tensor) if isinstance(tensor, DTensor) else [((0,) * tensor.dim(), tensor)]
+        return [Piece("", part.detach(), tuple(tensor.shape), offset) for offset, part in parts]
 
 
 def cut_like(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:

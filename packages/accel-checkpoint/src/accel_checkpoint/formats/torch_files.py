@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import mmap
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -68,14 +70,25 @@ def _read(
     mmap: bool,
     allowed: Sequence[tuple[Callable[..., Any], str]] = (),
 ) -> Any:
-    _check_archive(source, path, num_bytes)
+    checked_members(source, path, num_bytes)
     if not isinstance(source, Path):
         source.seek(0)
-    try:
+    with naming_damage(path):
         with torch.serialization.safe_globals([*harmless_globals(), *allowed]):
             content = torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
         check_loaded(content, num_bytes=num_bytes)
         return content
+
+
+@contextmanager
+def naming_damage(path: Path) -> Iterator[None]:
+    """Turn the errors of damaged and malicious files into one that names the file.
+
+    Raises:
+        CheckpointError: In place of such an error.
+    """
+    try:
+        yield
     except (*DAMAGE, CheckpointError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "Unsupported global" in str(error) or "GLOBAL" in str(error):
@@ -85,10 +98,19 @@ def _read(
         ) from error
 
 
-def _check_archive(source: Path | io.BytesIO, path: Path, num_bytes: int) -> None:
-    """Reject archives that `torch.save` cannot have written: with compressed or overlapping members."""
+def checked_members(source: Path | BinaryIO | mmap.mmap, path: Path, num_bytes: int) -> list[zipfile.ZipInfo]:
+    """Return the members of an archive.
+
+    Args:
+        source: The archive; it may follow other bytes.
+        path: The file that it is in, for messages.
+        num_bytes: Its size.
+
+    Raises:
+        CheckpointError: If `torch.save` cannot have written it: if members are compressed or overlap.
+    """
     try:
-        with zipfile.ZipFile(source) as archive:
+        with zipfile.ZipFile(source) as archive:  # type: ignore[arg-type]
             members = archive.infolist()
     except (zipfile.BadZipFile, ValueError, EOFError, struct.error, NotImplementedError, OSError) as error:
         raise CheckpointError(f"`{path}` is not a readable `torch.save` file: {error}") from error
@@ -102,6 +124,7 @@ def _check_archive(source: Path | io.BytesIO, path: Path, num_bytes: int) -> Non
             f"`{path}` claims to hold {claimed} bytes but has {num_bytes}: it is truncated or malicious. "
             "Copy or save it again."
         )
+    return members
 
 
 def _unsafe_global_in(message: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from accel_checkpoint.file_names import METADATA_NAME
 from accel_checkpoint.files import regular_file
 from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, read_metadata
+from accel_checkpoint.formats.mapped_tensors import mapped_tensor
 from accel_checkpoint.formats.torch_files import read_torch_bytes
 from accel_state.errors import CheckpointError
 
@@ -86,9 +88,15 @@ class DistributedState:
 
     def _content(self, chunk: Chunk, entry: Entry) -> Any:
         path = regular_file(self._folder, self._prefix + chunk.file)
-        if chunk.start + chunk.num_bytes > path.stat().st_size:
-            raise CheckpointError(f"`{path}` ends before the part of `{entry.key}`. Copy or save it again.")
         with path.open("rb") as file:
+            if chunk.start + chunk.num_bytes > os.fstat(file.fileno()).st_size:
+                raise CheckpointError(
+                    f"`{path}` ends before the part of `{entry.key}`. Copy or save it again."
+                )
+            if entry.dtype is not None:
+                mapped = mapped_tensor(file, path, start=chunk.start, num_bytes=chunk.num_bytes)
+                if mapped is not None:
+                    return mapped
             file.seek(chunk.start)
             return read_torch_bytes(io.BytesIO(file.read(chunk.num_bytes)), path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 from accel_launch.launchers.restated import restated
@@ -36,6 +37,7 @@ class SRunLauncher:
                 f"--nodes={num_nodes}",
                 f"--ntasks={num_nodes}",
                 "--ntasks-per-node=1",
+                *_cpus_of_task(request.machine.environ),
                 "--input=all",
                 "--kill-on-bad-exit=1",
                 f"--wait={math.ceil(grace_period_s + _SLACK_S)}",  # once one of the nodes has ended
@@ -63,3 +65,14 @@ class SRunLauncher:
         )
         exit_code = exit_code_for_shell(ending.children[0].return_code)
         return exit_code or (0 if ending.interrupted_by is None else 128 + ending.interrupted_by)
+
+
+def _cpus_of_task(environ: Mapping[str, str]) -> list[str]:
+    """Return the flag that gives the task of each node all CPUs that the job has there.
+
+    Without it a task has one, since SLURM 22.05: ``srun`` no longer takes over what ``sbatch`` was told.
+    """
+    per_node = environ.get("SLURM_JOB_CPUS_PER_NODE")  # such as `64(x2),32`
+    if per_node is None or "SRUN_CPUS_PER_TASK" in environ:
+        return []
+    return [f"--cpus-per-task={min(int(part.partition('(')[0]) for part in per_node.split(','))}"]

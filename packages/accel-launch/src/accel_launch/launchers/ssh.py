@@ -21,7 +21,8 @@ from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.child import ChildEnding
 from accel_launch.processes.ending import describe_ending, exit_code_for_shell
 from accel_launch.processes.output import MESSAGE_MARK
-from accel_launch.processes.supervision import RunEnding, run_processes
+from accel_launch.processes.supervision import run_processes
+from accel_launch.processes.supervisor import RunEnding
 from accel_launch.reports.run_report import RankEnding, make_report
 from accel_launch.reports.telling import tell
 from accel_launch.request import LaunchRequest

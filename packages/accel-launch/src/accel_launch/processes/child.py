@@ -55,8 +55,17 @@ class Child:
     def has_failed(self) -> bool:
         return self.return_code not in (None, 0)
 
-    def start(self, host_environ: Mapping[str, str], *, group: int) -> None:
-        """Start it in the process group ``group``; 0 makes it the first of a new one."""
+    @property
+    def takes_orders(self) -> bool:
+        return self._orders is not None
+
+    @property
+    def is_in_our_group(self) -> bool:
+        """Whether a signal to our process group reaches it."""
+        return self.is_running and os.getpgid(self.pid) == os.getpgrp()
+
+    def start(self, host_environ: Mapping[str, str]) -> None:
+        """Start it in our process group."""
         orders_for_it = None
         if self._orders is not None:
             orders_for_it, self._order_pipe = os.pipe()
@@ -64,7 +73,6 @@ class Child:
             tied_to_parent(self.plan.argv, parent_pid=os.getpid()),
             env=self.plan.environ_on(host_environ),
             cwd=self.plan.cwd,
-            process_group=group,
             stdin=orders_for_it,
             stdout=self.output.stdout,
             stderr=self.output.stderr,
@@ -76,23 +84,14 @@ class Child:
         self.pid = process.pid
         process.returncode = 0  # it is us who wait for it, so `subprocess` has nothing to clean up
 
-    def poll(self) -> int | None:
-        """Note whether it has ended; return the signal that has stopped it just now, if one has."""
-        if not self.is_running:
-            return None
-        pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
-        if pid == 0:
-            return None
-        if os.WIFSTOPPED(status):
-            return os.WSTOPSIG(status)
+    def note_end(self, status: int) -> None:
+        """Take note that it has ended, with what `os.waitpid` says of it."""
         self.return_code = os.waitstatus_to_exitcode(status)
         self._ended_at = time.monotonic()
-        return None
 
-    def wait_for_end(self) -> None:
-        """Wait until it has ended, if it was ever started; somebody must have killed it."""
-        if self.pid and self.is_running:
-            os.waitpid(self.pid, 0)
+    def note_asked_to_end(self) -> None:
+        """Take note that it is about to be asked to end because the run is over for another reason."""
+        self._was_ended = self.is_running
 
     def send(self, signum: int) -> None:
         """Send it a signal, if it still runs; its number cannot be another's, for we have not waited for it."""
@@ -103,14 +102,8 @@ class Child:
         else:
             self._order(b"%d\n" % signum)
 
-    def ask_to_end(self, signum: int) -> None:
-        """Send a signal because the run is over for another reason."""
-        if self.is_running:
-            self._was_ended = True
-            self.send(signum)
-
     def close(self) -> None:
-        """Let go of what it was talked to and listened to through."""
+        """Close the pipes to and from it."""
         self.output.close()
         if self._order_pipe is not None:
             os.close(self._order_pipe)

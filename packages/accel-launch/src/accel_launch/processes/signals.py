@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -40,6 +40,23 @@ def signals_as_events(on_signal: Callable[[int], None]) -> Iterator[int]:
             signal.signal(signum, handler)
         os.close(reader)
         os.close(writer)
+
+
+@contextmanager
+def blocked(signums: Iterable[int]) -> Iterator[set[int]]:
+    """Let signals wait until afterwards; yield those that were blocked before."""
+    before = {int(signum) for signum in signal.pthread_sigmask(signal.SIG_BLOCK, signums)}
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def send_to_own_group(signum: int) -> None:
+    """Send a signal to all processes of our group but this one, from its only thread."""
+    with blocked([signum]):
+        os.killpg(os.getpgrp(), signum)
+        signal.sigwait([signum])
 
 
 def clear_events(reader: int) -> None:

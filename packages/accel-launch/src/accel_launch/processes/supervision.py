@@ -1,36 +1,32 @@
-"""Run child processes and own them: their group, their signals, their terminal, their output, their end."""
+"""Run child processes and own them: their signals, their terminal, their output, their end.
+
+Two processes do it. The one that calls `run_processes` is the *guard*: it has the process number that people and
+schedulers know, passes signals on, and lends the terminal. It forks the *supervisor*, which starts the children and
+is in one process group with them, so that it hears Ctrl-C when they do. Each ends the run if the other is killed.
+"""
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import os
+import pickle
 import selectors
 import signal
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 from accel_launch.plan import ProcessPlan
-from accel_launch.processes.child import Child, ChildEnding
-from accel_launch.processes.memory_kills import counter_files, num_memory_kills
-from accel_launch.processes.output import Channel
-from accel_launch.processes.signals import ENDING_SIGNALS, clear_events, signals_as_events
-from accel_launch.processes.terminal import controlling_terminal, give_terminal
+from accel_launch.processes.ending import describe_ending
+from accel_launch.processes.remote_signals import RemoteSignals
+from accel_launch.processes.signals import FORWARDED_SIGNALS, blocked, clear_events, signals_as_events
+from accel_launch.processes.supervisor import RunEnding, Supervisor
+from accel_launch.processes.terminal import LentTerminal, lend_terminal
+from accel_state.errors import LaunchError
 
-# How long the rest of a line is waited for.
-_PATIENCE_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class RunEnding:
-    """How a run ended: each child in the order given, the signal that was passed on to them, if any.
-
-    ``num_memory_kills`` counts what the kernel killed for want of memory meanwhile.
-    """
-
-    children: tuple[ChildEnding, ...]
-    interrupted_by: int | None = None
-    num_memory_kills: int = 0
+_CHUNK = 65536
 
 
 def run_processes(
@@ -40,152 +36,154 @@ def run_processes(
     grace_period_s: float = 30.0,
     prefixes: Sequence[str] | None = None,
     orders: Sequence[bytes] | None = None,
+    remote_signals: RemoteSignals | None = None,
 ) -> RunEnding:
     """Run the processes of ``plans`` in a process group of their own and wait until all have ended.
 
-    SIGINT, SIGTERM and SIGHUP that reach this process are passed on, as are SIGUSR1 and SIGUSR2, which mean what
-    the children take them for. After the first three the children have
-    ``grace_period_s`` seconds before the whole group is killed; a second SIGINT kills it at once. Once a
-    child fails, the others get a SIGTERM and the same time. After a failure or an interruption, what is left
-    of the group is killed. On Linux the kernel kills the children if this process dies. A terminal is lent to
-    the children: they can read the keyboard, and Ctrl-C and Ctrl-Z work as without us. What they write is
-    passed on at once; of several children in whole lines, each after its entry in ``prefixes``, if given.
-    Children with ``orders`` get those, and signals as lines, through their standard input (see `Child`).
+    SIGINT, SIGTERM and SIGHUP that reach this process are passed on to the whole group, and to children that have
+    left it; SIGUSR1 and SIGUSR2, which mean what the children take them for, to the children alone. After one of
+    the first three, all that the run has started has ``grace_period_s`` seconds before it is killed, programs that
+    the children started among it; a second SIGINT kills it at once. Once a child fails, the others get a SIGTERM and
+    the same time. Only what a run that succeeded has left in the background goes on. On Linux all of this holds for
+    processes in sessions of their own, too, and nothing of a run outlives this process if it is killed.
+
+    A terminal is lent to the children: they can read the keyboard, and Ctrl-C and Ctrl-Z work as without us. What
+    they write is passed on at once; of several children in whole lines, each after its entry in ``prefixes``, if
+    given. Children with ``orders`` get those, and signals as lines, through their standard input (see `Child`), and
+    no terminal. ``remote_signals`` is a further source of signals; at its end the run is killed.
 
     Must be called from the main thread, on POSIX.
+
+    Raises:
+        LaunchError: If the supervisor is killed; what it has started is, too.
+        OSError: If a process cannot be started, as in a folder that does not exist.
     """
-    children = [
-        Child(plan, prefix=prefix or "", is_by_line=len(plans) > 1, orders=text)
-        for plan, prefix, text in itertools.zip_longest(plans, prefixes or (), orders or ())
-    ]
-    return _Supervision(children, grace_period_s=grace_period_s).run(host_environ)
+
+    def supervise(guard: socket.socket) -> RunEnding:
+        supervisor = Supervisor(
+            plans, grace_period_s=grace_period_s, prefixes=prefixes, orders=orders, guard=guard
+        )
+        return supervisor.run(host_environ)
+
+    pending: list[int] = []
+    with signals_as_events(pending.append) as events, blocked(FORWARDED_SIGNALS) as blocked_before:
+        guard_end, supervisor_end = socket.socketpair()
+        with warnings.catch_warnings():
+            # Python warns where there are other threads: the fork may find their locks taken. It needs none of them.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            guard_end.close()
+            _become_supervisor(supervise, supervisor_end)
+        supervisor_end.close()
+        with guard_end:
+            guard = _Guard(pid, guard_end, pending, remote_signals)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
+            outcome = guard.watch(events, lends_terminal=orders is None)
+    if isinstance(outcome, OSError):
+        raise outcome
+    return outcome
 
 
-class _Supervision:
-    def __init__(self, children: Sequence[Child], *, grace_period_s: float) -> None:
-        self._children = children
-        self._grace_period_s = grace_period_s
-        self._group: int | None = None
-        self._terminal: int | None = None
-        self._pending_signals: list[int] = []
-        self._interrupted_by: int | None = None
-        self._deadline: float | None = None
-        self._selector = selectors.DefaultSelector()
-
-    def run(self, host_environ: Mapping[str, str]) -> RunEnding:
-        counters = counter_files()
-        kills_before = num_memory_kills(counters)
-        with self._selector, signals_as_events(self._pending_signals.append) as events:
-            self._selector.register(events, selectors.EVENT_READ)
-            self._terminal = controlling_terminal()
-            try:
-                self._start(host_environ)
-                while any(child.is_running for child in self._children):
-                    self._step(events)
-            except BaseException:
-                self._kill_group()
-                for child in self._children:
-                    child.wait_for_end()
-                raise
-            finally:
-                self._take_terminal_back()
-            if self._interrupted_by is not None or any(child.has_failed for child in self._children):
-                self._kill_group()
-            for child in self._children:
-                child.close()
-        endings = tuple(child.ending() for child in self._children)
-        return RunEnding(endings, self._interrupted_by, num_memory_kills(counters) - kills_before)
-
-    def _start(self, host_environ: Mapping[str, str]) -> None:
-        for child in self._children:
-            child.start(host_environ, group=self._group or 0)
-            if self._group is None:
-                self._group = child.pid
-                self._lend_terminal()
-            for channel in child.output.channels:
-                self._selector.register(channel.reader, selectors.EVENT_READ, channel)
-
-    def _step(self, events: int) -> None:
-        ready = self._selector.select(self._time_left_s())
-        if not ready:
-            for child in self._children:
-                child.output.flush()
-        clear_events(events)
-        self._handle_signals()
-        # Ends come before lines: a rank that says it lost another must not look like the one that failed first.
-        self._poll_children()
-        for key, _ in ready:
-            if key.data is not None:
-                self._pump(key.data)
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            self._kill_group()
-            self._deadline = None
-
-    def _time_left_s(self) -> float | None:
-        has_pending = any(child.output.has_pending for child in self._children)
-        patience_s = _PATIENCE_S if has_pending else None
-        if self._deadline is None:
-            return patience_s
-        left_s = max(0.0, self._deadline - time.monotonic())
-        return left_s if patience_s is None else min(left_s, patience_s)
-
-    def _pump(self, channel: Channel) -> None:
-        reader = channel.reader
-        channel.pump()
-        if not channel.is_open:
-            self._selector.unregister(reader)
-
-    def _poll_children(self) -> None:
-        for child in self._children:
-            had_ended = not child.is_running
-            stop_signal = child.poll()
-            if stop_signal is not None:
-                self._on_child_stopped(stop_signal)
-            if child.has_failed and not had_ended:
-                self._end_others()
-
-    def _end_others(self) -> None:
-        if self._deadline is None and any(child.is_running for child in self._children):
-            self._deadline = time.monotonic() + self._grace_period_s
-            for child in self._children:
-                child.ask_to_end(signal.SIGTERM)
-
-    def _handle_signals(self) -> None:
-        while self._pending_signals:
-            signum = self._pending_signals.pop(0)
-            if signum == self._interrupted_by == signal.SIGINT:
-                self._kill_group()
-                continue
-            if signum in ENDING_SIGNALS:
-                self._interrupted_by = signum
-                self._deadline = time.monotonic() + self._grace_period_s
-            for child in self._children:
-                child.send(signum)
-
-    def _kill_group(self) -> None:
-        if self._group is None:
-            return
+def _become_supervisor(supervise: Callable[[socket.socket], RunEnding], guard: socket.socket) -> NoReturn:
+    """Supervise, send the guard how the run ended, and end without the exit handlers of the program."""
+    try:
+        os.setpgid(0, 0)
         try:
-            os.killpg(self._group, signal.SIGKILL)
-        except ProcessLookupError:  # nothing is left of it
+            outcome: RunEnding | OSError = supervise(guard)
+        except OSError as error:
+            outcome = error
+        try:
+            guard.sendall(pickle.dumps(outcome))
+        except BrokenPipeError:  # it has been killed
+            os._exit(1)
+        os._exit(0)
+    finally:
+        # An exception that is a mistake of ours must not climb into the program that was forked.
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+
+class _Guard:
+    """The part of the caller: between its signals and its terminal, and the supervisor."""
+
+    def __init__(
+        self, pid: int, supervisor: socket.socket, pending: list[int], remote: RemoteSignals | None
+    ) -> None:
+        self._pid = pid  # also the number of its process group
+        self._supervisor = supervisor
+        self._pending = pending
+        self._remote = remote
+        self._terminal: LentTerminal | None = None
+        self._return_code: int | None = None
+        self._answer = b""
+
+    def watch(self, events: int, *, lends_terminal: bool) -> RunEnding | OSError:
+        """Pass on signals until the supervisor has ended; return what it says of the run, or the error that it met."""
+        try:
+            os.setpgid(self._pid, self._pid)  # it does so itself, too; whoever comes second changes nothing
+            self._terminal = lend_terminal(self._pid) if lends_terminal else None
+            with selectors.DefaultSelector() as selector:
+                selector.register(events, selectors.EVENT_READ)
+                selector.register(self._supervisor, selectors.EVENT_READ)
+                if self._remote is not None:
+                    selector.register(self._remote, selectors.EVENT_READ)
+                while self._return_code is None:
+                    ready = {key.fileobj for key, _ in selector.select()}
+                    clear_events(events)
+                    if self._remote in ready and not self._hear_remote():
+                        selector.unregister(self._remote)
+                    if self._supervisor in ready and not self._hear_supervisor():
+                        selector.unregister(self._supervisor)
+                    self._pass_on_signals()
+                    self._look_after_supervisor()
+        finally:
+            if self._terminal is not None:
+                self._terminal.take_back()
+            if (
+                self._return_code is None
+            ):  # an exception: the supervisor ends the run when nobody is left to talk to
+                self._supervisor.close()
+                os.waitpid(self._pid, 0)
+        return self._outcome(self._return_code)
+
+    def _hear_remote(self) -> bool:
+        assert self._remote is not None
+        self._pending += self._remote.take()
+        if self._remote.has_ended:
+            self._pass_on_signals()
+            self._supervisor.shutdown(socket.SHUT_WR)
+        return not self._remote.has_ended
+
+    def _hear_supervisor(self) -> bool:
+        chunk = self._supervisor.recv(_CHUNK)
+        self._answer += chunk
+        return bool(chunk)
+
+    def _pass_on_signals(self) -> None:
+        while self._pending:
+            try:
+                self._supervisor.send(bytes([self._pending.pop(0)]))
+            except BrokenPipeError:  # the run is over
+                return
+
+    def _look_after_supervisor(self) -> None:
+        pid, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED)
+        if pid == 0:
             return
+        if not os.WIFSTOPPED(status):
+            self._return_code = os.waitstatus_to_exitcode(status)
+        elif self._terminal is not None:
+            self._terminal.on_stop(os.WSTOPSIG(status))
 
-    def _on_child_stopped(self, stop_signal: int) -> None:
-        """Stop with the child, as one job, and continue with it; or give it the terminal it stopped for."""
-        if self._terminal is None or self._group is None:
-            return  # no shell is watching: whoever stopped the child will continue it
-        wants_terminal = stop_signal in (signal.SIGTTIN, signal.SIGTTOU)
-        if not (wants_terminal and os.tcgetpgrp(self._terminal) == os.getpgrp()):
-            self._take_terminal_back()
-            os.killpg(os.getpgrp(), signal.SIGTSTP)  # the shell takes over here, until `fg` or `bg`
-        self._lend_terminal()
-        os.killpg(self._group, signal.SIGCONT)
-
-    def _lend_terminal(self) -> None:
-        if self._terminal is not None and os.tcgetpgrp(self._terminal) == os.getpgrp():
-            assert self._group is not None
-            give_terminal(self._terminal, self._group)
-
-    def _take_terminal_back(self) -> None:
-        if self._terminal is not None and os.tcgetpgrp(self._terminal) == self._group:
-            give_terminal(self._terminal, os.getpgrp())
+    def _outcome(self, return_code: int) -> RunEnding | OSError:
+        while self._hear_supervisor():
+            pass
+        if return_code == 0:
+            outcome: RunEnding | OSError = pickle.loads(self._answer)  # noqa: S301 - our own process wrote it
+            return outcome
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
+        raise LaunchError(
+            f"The process that supervised the run {describe_ending(return_code)}; the run was ended."
+        )

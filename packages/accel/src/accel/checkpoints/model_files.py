@@ -52,7 +52,9 @@ class ModelFiles:
                 return
             shapes, own = saved.shapes(), self.strategy.local_model_state(self.model)
             missing = [name for name in own if name not in shapes]
-            missing = [name for name in missing if name not in _second_names(own, shapes)]
+            if missing:
+                second_names = _second_names(own, shapes)
+                missing = [name for name in missing if name not in second_names]
             unexpected = [name for name in shapes if name not in own]
             others = [
                 f"`{name}` has the shape {shape} instead of {tuple(own[name].shape)}"
