@@ -72,7 +72,7 @@ def test_the_pages_have_code():
     assert len(BLOCK.findall((GUIDES / "training_loop.md").read_text(encoding="utf-8"))) > 10
 
 
-COMMAND = re.compile(r"^accel launch (.*(?:\\\n.*)*)$", re.MULTILINE)
+COMMAND = re.compile(r"^accel launch ((?:.*\\\n)*.*)$", re.MULTILINE)
 
 
 @pytest.mark.parametrize(

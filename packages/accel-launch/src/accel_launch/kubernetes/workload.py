@@ -121,7 +121,10 @@ def _command(request: LaunchRequest, *, num_local: int, port: int, index_variabl
     words = restated(request, without=_LEFT_OUT, interpreter=_INTERPRETER, is_self_contained=True)
     # In a manifest `$(NAME)` stands for a variable, and `$$` for the sign itself.
     words = tuple(word.replace("$", "$$") for word in words)
-    own: tuple[str, ...] = (f"--num_processes={num_local * request.num_machines}", f"--num_machines={request.num_machines}")
+    own: tuple[str, ...] = (
+        f"--num_processes={num_local * request.num_machines}",
+        f"--num_machines={request.num_machines}",
+    )
     if request.num_machines > 1:
         own += (
             f"--machine_rank=$({index_variable})",
