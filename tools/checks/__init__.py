@@ -12,4 +12,5 @@ CHECKS = (
     "origin",
     "surface",
     "settings_table",
+    "tracker_table",
 )

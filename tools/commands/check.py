@@ -19,6 +19,7 @@ REPAIRING = (
     "formatting",
     "surface",
     "settings_table",
+    "tracker_table",
 )  # the checks that can put right what they find
 
 

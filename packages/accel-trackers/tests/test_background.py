@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import sys
 import threading
 import time
@@ -27,12 +28,14 @@ class Fake(GeneralTracker):
         super().__init__()
         self.gate, self.fails_at, self.calls, self.threads = gate, set(fails_at), [], set()
         self.log_in_background = background
+        self.num_calls = 0
 
     @property
     def tracker(self):
         return self
 
     def log(self, values, step=None, **kwargs):
+        self.num_calls += 1
         if self.gate is not None:
             assert self.gate.wait(30)
         self.threads.add(threading.current_thread())
@@ -43,6 +46,17 @@ class Fake(GeneralTracker):
     @property
     def steps(self):
         return [step for step, _, _ in self.calls]
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def threads():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("accel-trackers")]
 
 
 @pytest.fixture
@@ -59,6 +73,7 @@ def logs():
             log.close()
         except TrackerError:
             pass
+    wait_for(lambda: threads() == [])
 
 
 def test_log_returns_while_the_tracker_is_still_busy(logs):
@@ -115,11 +130,10 @@ def test_a_tracker_gets_its_own_arguments_and_cannot_change_what_others_see(logs
 
 def test_a_failure_surfaces_at_the_next_log_which_is_not_lost(logs):
     failing, fine = Fake("failing", fails_at=[1]), Fake("fine")
-    log = logs(failing, fine)
+    log = logs(failing, fine, on_error="raise")
     log.log({"x": 0}, step=0)
     log.log({"x": 1}, step=1)
-    while fine.steps != [0, 1]:
-        time.sleep(0.001)
+    wait_for(lambda: failing.num_calls == 2)
     with pytest.raises(
         TrackerError, match="`failing` failed to log step 1: OSError: disk 1 is gone"
     ) as caught:
@@ -132,15 +146,17 @@ def test_a_failure_surfaces_at_the_next_log_which_is_not_lost(logs):
 
 @pytest.mark.parametrize("end", ["drain", "close"])
 def test_a_failure_of_the_last_log_surfaces_at_the_end(logs, end):
-    log = logs(Fake(fails_at=[0, 1, 2]))
+    gate = threading.Event()
+    log = logs(Fake(gate=gate, fails_at=[0, 1, 2]), on_error="raise")
     log.log({}, step=0)
+    gate.set()
     with pytest.raises(TrackerError, match="failed to log step 0"):
         getattr(log, end)()
 
 
 def test_several_failures_are_counted(logs):
     gate = threading.Event()
-    log = logs(Fake(gate=gate, fails_at=[0, 1, 2]))
+    log = logs(Fake(gate=gate, fails_at=[0, 1, 2]), on_error="raise")
     for step in range(3):
         log.log({}, step=step)
     gate.set()
@@ -154,13 +170,11 @@ def test_even_a_tracker_that_exits_does_not_end_the_thread(logs):
             sys.exit("no")
 
     fine = Fake("fine")
-    log = logs(Exits("exits"), fine)
-    log.log({}, step=0)
-    with pytest.raises(TrackerError, match="SystemExit: no"):
-        log.drain()
-    log.log({}, step=1)
-    with pytest.raises(TrackerError):
-        log.drain()
+    log = logs(Exits("exits"), fine, on_error="raise")
+    for step in range(2):
+        with pytest.raises(TrackerError, match="SystemExit: no"):
+            log.log({}, step=step)
+            log.drain()
     assert fine.steps == [0, 1]
 
 
@@ -170,10 +184,9 @@ def test_a_full_queue_waits_says_so_and_loses_nothing(logs):
     log = logs(slow, capacity=2)
     for step in range(3):  # one in the tracker, two in the queue
         log.log({}, step=step)
-        while step == 0 and not log._queue.empty():
-            time.sleep(0.001)
+        wait_for(lambda: slow.num_calls == 1)
     threading.Timer(0.05, gate.set).start()
-    with pytest.warns(UserWarning, match="2 logged values wait for the trackers, .*slow cannot keep up"):
+    with pytest.warns(UserWarning, match="2 logged values wait for the tracker `slow`, which cannot keep up"):
         log.log({}, step=3)
     log.drain()
     assert slow.steps == [0, 1, 2, 3]
@@ -181,12 +194,31 @@ def test_a_full_queue_waits_says_so_and_loses_nothing(logs):
 
 def test_a_tracker_that_hangs_is_an_error_and_not_a_hang(logs):
     gate = threading.Event()
-    log = logs(Fake("stuck", gate=gate), stall_timeout_s=0.05)
+    log = logs(Fake("stuck", gate=gate), stall_timeout_s=0.05, on_error="raise")
     log.log({}, step=0)
     log.log({}, step=1)
-    with pytest.raises(TrackerError, match="has hung for 0.05 s, with .* not written: stuck"):
+    with pytest.raises(TrackerError, match="`stuck` has hung for 0.05 s, with . logged values not written"):
         log.drain()
     gate.set()
+
+
+def test_a_tracker_that_hung_is_not_waited_for_again_and_others_are_written(logs):
+    gate, fine = threading.Event(), Fake("fine")
+    log = logs(Fake("stuck", gate=gate), fine, capacity=1, stall_timeout_s=0.5)
+
+    def log_all():
+        for step in range(20):
+            log.log({}, step=step)
+
+    began = time.monotonic()
+    with pytest.warns(UserWarning, match="`stuck` has hung") as caught:
+        log_all()
+    assert time.monotonic() - began < 5  # of 18 waits of 0.5 s there is one
+    assert sum("has hung" in str(warning.message) for warning in caught) == 1
+    gate.set()
+    with pytest.raises(TrackerError, match="`stuck` has hung .* So did .* more calls since"):
+        log.close()
+    assert fine.steps == list(range(20))
 
 
 def test_a_slow_tracker_that_goes_on_is_not_taken_for_hanging(logs):
@@ -207,8 +239,112 @@ def test_a_tracker_that_must_be_called_from_its_thread_is(logs):
     fake = Fake(background=False)
     log = logs(fake)
     log.log({"loss": torch.tensor(1.0)}, step=0)
+    assert fake.calls == [(0, {"loss": 1.0}, {})]
     assert fake.threads == {threading.current_thread()}
-    assert log._thread is None
+    assert threads() == []
+
+
+class OfAPerson(GeneralTracker):
+    """A tracker that says nothing about threads, as sqlite3, which refuses to be called from another one."""
+
+    name, requires_logging_directory, tracker = "person", False, None
+
+    def __init__(self):
+        self.database = sqlite3.connect(":memory:")
+        self.database.execute("create table losses (step, loss)")
+
+    def log(self, values, step=None, **kwargs):
+        self.database.execute("insert into losses values (?, ?)", (step, values["loss"]))
+
+
+def test_a_tracker_that_says_nothing_is_called_in_the_thread_of_the_caller(logs):
+    mine = OfAPerson()
+    log = logs(mine, on_error="raise")
+    log.log({"loss": torch.tensor(0.5)}, step=0)
+    assert mine.database.execute("select * from losses").fetchall() == [(0, 0.5)]
+
+
+def test_the_slowest_tracker_delays_no_other(logs):
+    gate, fast = threading.Event(), Fake("fast")
+    log = logs(Fake("slow", gate=gate), fast)
+    for step in range(50):
+        log.log({}, step=step)
+    wait_for(lambda: fast.steps == list(range(50)))
+    gate.set()
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_tracker_that_fails_is_warned_of_once_and_raised_in_the_end(logs, background):
+    failing = Fake("failing", fails_at=range(5), background=background)
+    log = logs(failing)
+
+    def log_all():
+        for step in range(10):
+            log.log({}, step=step)
+            log.drain()
+
+    with pytest.warns(UserWarning, match="`failing` failed to log step 0: OSError: disk 0 is gone") as caught:
+        log_all()
+    assert len(caught) == 1
+    assert failing.steps == [5, 6, 7, 8, 9]
+    with pytest.raises(TrackerError, match="failed to log step 0: .* So did 4 more calls since"):
+        log.close()
+
+
+def test_a_tracker_that_is_called_directly_raises_at_once_where_that_is_asked_for(logs):
+    fine = Fake("fine", background=False)
+    log = logs(Fake("failing", fails_at=[0], background=False), fine, on_error="raise")
+    with pytest.raises(TrackerError, match="`failing` failed to log step 0"):
+        log.log({}, step=0)
+    assert fine.steps == [0]
+
+
+def test_errors_of_several_trackers_are_told_together(logs):
+    log = logs(Fake("one", fails_at=[0]), Fake("two", fails_at=[0], background=False), on_error="raise")
+    log.log({}, step=1)
+    with pytest.raises(TrackerError, match="`(one|two)` failed to log step 0") as caught:
+        log.log({}, step=0)
+        log.close()
+    notes = getattr(caught.value, "__notes__", [])
+    assert notes == [] or "Also: The tracker `two` failed" in notes[0]
+
+
+def test_on_error_takes_two_words():
+    with pytest.raises(ConfigError, match="`on_error` must be `warn` or `raise`, got `ignore`"):
+        BackgroundLog([], on_error="ignore")
+
+
+def test_ctrl_c_during_a_direct_call_is_not_taken_for_an_error_of_the_tracker(logs):
+    class Interrupted(Fake):
+        def log(self, values, step=None, **kwargs):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        logs(Interrupted(background=False)).log({}, step=0)
+
+
+def test_a_figure_is_drawn_before_log_returns(logs):
+    figures = pytest.importorskip("matplotlib.figure")
+    gate = threading.Event()
+    fake = Fake(gate=gate)
+    log = logs(fake)
+    figure = figures.Figure(figsize=(1, 1), dpi=20, facecolor="red")
+    log.log({"plot": figure, "group": {"same": [figure]}}, step=0)
+    figure.clf()
+    figure.set_facecolor("blue")
+    gate.set()
+    log.drain()
+    ((_, values, _),) = fake.calls
+    for picture in (values["plot"], values["group"]["same"][0]):
+        assert picture.size == (20, 20)
+        assert picture.getpixel((10, 10)) == (255, 0, 0, 255)
+
+
+def test_a_tracker_that_is_called_directly_gets_the_figure_itself(logs):
+    figures = pytest.importorskip("matplotlib.figure")
+    fake, figure = Fake(background=False), figures.Figure()
+    logs(fake).log({"plot": figure}, step=0)
+    assert fake.calls[0][1]["plot"] is figure
 
 
 def test_close_twice_is_fine_and_logging_afterwards_is_refused(logs):
@@ -216,7 +352,7 @@ def test_close_twice_is_fine_and_logging_afterwards_is_refused(logs):
     log.log({}, step=0)
     log.close()
     log.close()
-    assert not any(thread.name == "accel-trackers" for thread in threading.enumerate())
+    assert threads() == []
     with pytest.raises(StateError, match="This log is closed"):
         log.log({}, step=1)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def test_a_run_has_every_value_however_the_script_ends(train, tmp_path, ends):
         ("loss", 0, 1.0), ("loss", 1, 0.5), ("loss", 2, 0.25),
     ]  # fmt: skip
     query = "select r.name, e.name, r.status from runs r join experiments e using (experiment_id)"
-    assert rows(tmp_path, query) == [("first", "digits", "FINISHED")]
+    assert rows(tmp_path, query) == [("first", "digits", "FINISHED" if ends else "FAILED")]
     assert rows(tmp_path, "select key, value from params order by key") == [
         ("data/name", "digits"), ("layers", "[8, 8]"), ("lr", "0.1"), ("model", "ReLU()"), ("seed", "None"),
     ]  # fmt: skip
@@ -80,3 +81,53 @@ def test_a_run_can_be_continued(train, tmp_path):
     train("mlflow", {"run_id": run_id}, "tracker.log({'late': 7}, step=9)", env=in_database(tmp_path))
     assert rows(tmp_path, "select run_uuid from runs") == [(run_id,)]
     assert rows(tmp_path, "select value, step from metrics where key = 'late'") == [(7.0, 9)]
+
+
+def test_images_figures_and_tables_are_artifacts_of_a_step(train, tmp_path):
+    train(
+        "mlflow",
+        {"logging_dir": str(tmp_path / "artifacts")},
+        """
+        import pandas
+        from matplotlib.figure import Figure
+        tracker.log_images({"digits": torch.rand(2, 3, 4, 5)}, step=3)
+        tracker.log_figures({"plot": Figure()}, step=4)
+        tracker.log_table("words", columns=["word", "count"], data=[["a", 1], ["b", 2]], step=6)
+        tracker.log_table("words", dataframe=pandas.DataFrame({"word": ["c"], "count": [3]}), step=6)
+        """,
+        env=in_database(tmp_path),
+    )
+    names = {tuple(file.stem.split("+")[:3]) for file in tmp_path.rglob("artifacts/**/images/*.png")}
+    assert names == {("digits~0", "step", "3"), ("digits~1", "step", "3"), ("plot", "step", "4")}
+    (table,) = tmp_path.rglob("artifacts/**/words_6.json")
+    assert json.loads(table.read_text()) == {
+        "columns": ["word", "count"], "data": [["a", 1], ["b", 2], ["c", 3]],
+    }  # fmt: skip
+
+
+def test_variables_of_mlflow_win_over_arguments(train, tmp_path):
+    given = {
+        "MLFLOW_EXPERIMENT_NAME": "letters", "MLFLOW_TAGS": '{"team": "blue"}', "MLFLOW_NESTED_RUN": "true",
+    }  # fmt: skip
+    before = "import mlflow; mlflow.set_experiment('letters'); parent = mlflow.start_run()"
+    train("mlflow", {"tags": {"team": "red"}}, before=before, env=in_database(tmp_path) | given)
+    assert rows(tmp_path, "select distinct e.name from runs r join experiments e using (experiment_id)") == [
+        ("letters",)
+    ]
+    tags = dict(rows(tmp_path, "select key, value from tags"))
+    assert tags["team"] == "blue"
+    assert "mlflow.parentRunId" in tags
+
+
+@pytest.mark.parametrize("handled", [True, False], ids=["handled", "over"])
+def test_a_run_that_is_finished_while_an_exception_is_handled_has_failed(train, tmp_path, handled):
+    body = f"""
+    log.drain()
+    try:
+        raise ValueError("training went wrong")
+    except ValueError:
+        if {handled}:
+            tracker.finish()
+    """
+    train("mlflow", {}, body, env=in_database(tmp_path))
+    assert rows(tmp_path, "select status from runs") == [("FAILED" if handled else "FINISHED",)]

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from accel_trackers import TensorBoardTracker
+from accel_trackers import BackgroundLog, TensorBoardTracker
 
 pytest.importorskip("tensorboard", reason="needs the extra accel-trackers[tensorboard]")
 yaml = pytest.importorskip("yaml", reason="needs the extra accel-trackers[tensorboard]")
@@ -25,7 +25,9 @@ def tracker(tmp_path):
 
 
 def read(folder) -> EventAccumulator:
-    return EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0, "images": 0}).Reload()
+    return EventAccumulator(
+        str(folder), size_guidance={"scalars": 0, "tensors": 0, "images": 0, "histograms": 0}
+    ).Reload()
 
 
 def scalars(events: EventAccumulator, tag: str) -> list[tuple[int, float]]:
@@ -82,6 +84,33 @@ def test_images_are_logged_in_the_layout_given(tracker, tmp_path):
     assert events.Images("digits")[0].step == 3
 
 
+def test_figures_are_images_whatever_way_they_are_logged(tracker, tmp_path):
+    figures = pytest.importorskip("matplotlib.figure")
+    figure = figures.Figure(figsize=(1, 2), dpi=20)
+    tracker.log({"direct": figure}, step=1)
+    tracker.log_figures({"named": figure}, step=2)
+    log = BackgroundLog([tracker])
+    log.log({"queued": figure}, step=3)
+    log.close()
+    events = read(tmp_path / "run")
+    for name, step in (("direct", 1), ("named", 2), ("queued", 3)):
+        (image,) = events.Images(name)
+        assert (image.step, image.width, image.height) == (step, 20, 40)
+
+
+def test_histograms_are_distributions(tracker, tmp_path):
+    tracker.log_histograms({"weights": torch.tensor([0.0, 1.0, 1.0], dtype=torch.bfloat16)}, step=3)
+    (event,) = read(tmp_path / "run").Histograms("weights")
+    assert (event.step, event.histogram_value.num, event.histogram_value.sum) == (3, 3.0, 2.0)
+
+
+def test_the_configuration_may_be_stored_before_the_start(tmp_path):
+    tracker = TensorBoardTracker("run", tmp_path)
+    tracker.store_init_configuration({"lr": 0.1})
+    tracker.finish()
+    assert yaml.safe_load((tmp_path / "run" / "hparams.yml").read_text()) == {"lr": 0.1}
+
+
 def test_the_configuration_is_in_the_yaml_file_and_on_the_page(tracker, tmp_path):
     config = {
         "lr": 1e-5,
@@ -98,7 +127,8 @@ def test_the_configuration_is_in_the_yaml_file_and_on_the_page(tracker, tmp_path
     content = read(tmp_path / "run").SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     shown = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
     assert shown["lr"].number_value == 1e-5
-    assert set(shown) == set(config)
+    assert set(shown) == {*config, "deep/a"} - {"deep"}
+    assert shown["deep/a"].number_value == 1.5
     assert shown["name"].string_value == "x"
     assert shown["layers"].string_value == "[1, 2]"
 

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from accel_state.availability import why_not
+from accel_state.errors import ConfigError
+from accel_state.testing.scripts import start_ranks, wait_for_ranks
+from accel_trackers import WandBTracker
 
 pytestmark = pytest.mark.skipif(why_not("wandb") is not None, reason="needs the extra accel-trackers[wandb]")
 
@@ -18,7 +21,7 @@ def records(folder: Path) -> list:
     """Read the log of LevelDB that an offline run is: records, cut where a block of 32 KiB ends."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    (file,) = [folder] if folder.is_file() else folder.glob("wandb/offline-run-*/run-*.wandb")
     data, found, place = file.read_bytes(), [], 7  # after the file's own header
     while place + HEADER <= len(data):
         if (room := BLOCK - place % BLOCK) < HEADER:
@@ -70,11 +73,18 @@ def test_the_configuration_is_that_of_the_run(train, tmp_path):
 
 
 def test_images_tables_and_losses_beside_them_are_all_in_the_run(train, tmp_path):
+    """Beside a tracker that needs 5 ms for each call."""
     train(
         "wandb",
         {"mode": "offline"},
         """
-        log.call_directly([tracker])
+        import time
+        from accel_trackers import JsonlTracker
+        class Slow(JsonlTracker):
+            def log(self, values, step=None, **kwargs):
+                time.sleep(0.005)
+        slow = Slow("slow", "runs")
+        log = BackgroundLog([slow, tracker])
         for step in range(3, 203):
             log.log({"loss": torch.tensor(step / 2)}, step=step)
             if step % 10 == 0:
@@ -94,3 +104,80 @@ def test_images_tables_and_losses_beside_them_are_all_in_the_run(train, tmp_path
     (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/*.json")
     assert json.loads(table.read_text()) == {"columns": ["word", "count"], "data": [["a", 1], ["b", 2]]}
     assert by_step[205]["note"] == "fine"
+
+
+def test_the_run_has_figures_histograms_artifacts_and_metrics_defined_by_the_script(train, tmp_path):
+    train(
+        "wandb",
+        {"mode": "offline"},
+        """
+        from matplotlib.figure import Figure
+        tracker.define_metric("loss", summary="min")
+        tracker.log_figures({"plot": Figure(figsize=(1, 1), dpi=20)}, step=3)
+        tracker.log_histograms({"weights": torch.tensor([0.0, 1.0, 1.0], dtype=torch.bfloat16)}, step=4)
+        model = torch.nn.Linear(2, 1)
+        tracker.watch(model, log_freq=1)
+        model(torch.ones(1, 2)).sum().backward()
+        tracker.log({"loss": 0.1}, step=5)
+        open("notes.txt", "w").write("fine")
+        tracker.log_artifact("notes.txt", "texts", type="text", aliases=["best"])
+        """,
+    )
+    by_step = {step["_step"]: step for step in history(tmp_path)}
+    assert (by_step[3]["plot/height"], by_step[3]["plot/count"]) == (20, 1)
+    assert sum(by_step[4]["weights/values"]) == 3
+    assert {"gradients/weight/values", "gradients/bias/values"} <= {
+        name for step in by_step.values() for name in step
+    }
+    found = records(tmp_path)
+    (metric,) = [record.metric for record in found if record.WhichOneof("record_type") == "metric"]
+    assert (metric.name, metric.summary.min) == ("loss", True)
+    (artifact,) = [record.artifact for record in found if record.WhichOneof("record_type") == "artifact"]
+    assert (artifact.name, artifact.type, set(artifact.aliases)) == ("notes.txt", "text", {"best", "latest"})
+    assert [entry.path for entry in artifact.manifest.contents] == ["texts/notes.txt"]
+
+
+def test_a_run_that_is_finished_while_an_exception_is_handled_has_failed(train, tmp_path):
+    train(
+        "wandb",
+        {"mode": "offline"},
+        """
+        try:
+            raise ValueError("training went wrong")
+        except ValueError:
+            tracker.finish()
+        """,
+    )
+    assert [each.exit.exit_code for each in records(tmp_path) if each.HasField("exit")] == [1]
+
+
+ON_EACH_RANK = """
+from accel_state import PartialState
+from accel_trackers import BackgroundLog, start_trackers
+
+rank = PartialState(cpu=True).process_index
+trackers = start_trackers(["wandb"], "digits", init_kwargs={"wandb": {"main_process_only": False, "group": "first"}})
+log = BackgroundLog(trackers)
+log.log({"rank": rank}, step=0)
+log.close()
+trackers[0].finish()
+PartialState().destroy_process_group()
+"""
+
+
+def test_each_rank_may_have_a_run_of_its_own(tmp_path):
+    environ = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "HOME": str(tmp_path)}
+    (tmp_path / "train.py").write_text(ON_EACH_RANK)
+    with start_ranks([tmp_path / "train.py"], 2, env=environ, cwd=tmp_path) as ranks:
+        assert wait_for_ranks(ranks) == 0, ranks[0].stderr
+    logged = set()
+    for file in tmp_path.glob("wandb/offline-run-*/run-*.wandb"):
+        (step,) = history(file)
+        (run,) = [each.run for each in records(file) if each.HasField("run")]
+        logged.add((run.run_group, step["rank"]))
+    assert logged == {("first", 0), ("first", 1)}
+
+
+def test_runs_of_each_rank_need_a_group():
+    with pytest.raises(ConfigError, match="Pass `group` too"):
+        WandBTracker("digits", main_process_only=False)

@@ -23,6 +23,7 @@ class AimTracker(ServiceTracker):
 
     name = "aim"
     requires_logging_directory = True
+    log_in_background = True
 
     def __init__(
         self, run_name: str, logging_dir: str | os.PathLike[str] | None = ".", **kwargs: Any
@@ -81,6 +82,11 @@ class AimTracker(ServiceTracker):
         for name, images in values.items():
             shown = [aim.Image(each, **of_image) for each in pictures(images)]
             run.track(shown if len(shown) > 1 else shown[0], name=name, step=step, **of_track)
+
+    @on_main_process
+    def log_figures(self, values: dict[str, Any], step: int | None = None) -> None:
+        """Log figures of matplotlib as images, by name."""
+        self.log_images(values, step=step)
 
     def _open(self) -> Any:
         import aim

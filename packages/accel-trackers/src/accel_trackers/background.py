@@ -1,74 +1,74 @@
-"""Logging that never waits: values go into a queue, one thread hands them to the trackers."""
+"""Logging to several trackers, each in an order of its own: in a thread, or at once."""
 
 from __future__ import annotations
 
 import atexit
 import os
-import queue
 import signal
-import threading
-import warnings
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from accel_state.errors import ConfigError, StateError
+from accel_trackers.call_queue import CallQueue
 from accel_trackers.deferral import deferred
 from accel_trackers.errors import TrackerError
+from accel_trackers.failures import Failures, OnError, check_on_error, raise_all
 from accel_trackers.general_tracker import GeneralTracker
 from accel_trackers.main_process import is_marked, runs_here
-from accel_trackers.values import frozen, thawed
+from accel_trackers.values import frozen, rendered, thawed
 
 
 class _Entry(NamedTuple):
-    trackers: tuple[GeneralTracker, ...]
     values: dict[str, Any]
     step: int | None
     kwargs: Mapping[str, Mapping[str, Any]]
 
 
-class _Failure(NamedTuple):
-    tracker: str
-    step: int | None
-    error: BaseException
-
-
-# A mark is set when everything before it has been written; nothing at all ends the thread.
-_Item: TypeAlias = _Entry | threading.Event | None
-
-
 class BackgroundLog:
-    """Hands logged values to trackers in a thread of its own, in order, losing none.
+    """Hands logged values to trackers, to each in the order of the calls, losing none.
 
-    `log` copies the values (tensors are cloned on their device, without waiting for it) and returns. What a
-    tracker raises is raised again, as a `TrackerError`, by the next `log`, `drain` or `close`; the other
-    trackers and later values are not affected. At the exit of the interpreter, after an exception too, what
-    is queued is written first; a SIGTERM that arrives meanwhile takes effect after it. Trackers with
-    ``log_in_background = False`` are called at once, by the caller; so are those given to `call_directly`.
+    Trackers with ``log_in_background = True`` have a queue and a thread each, so that the slowest delays nobody:
+    `log` copies the values (tensors are cloned on their device, without waiting for it; figures are rendered) and
+    returns. All others, and those given to `call_directly`, are called at once, by the caller. At the exit of
+    the interpreter, after an exception too, what is queued is written first; a SIGTERM that arrives meanwhile
+    takes effect after it.
+
+    What a tracker raises, or that it hangs, never affects the other trackers, and later values are handed to it all
+    the same. With ``on_error="warn"`` the next call warns of it, once for each tracker, and `close` raises it as a
+    `TrackerError`; with ``"raise"`` the next `log`, `drain` or `close` raises it.
 
     Args:
         trackers: Started trackers, whose ``log`` this object calls from now on; it never calls ``finish``.
-        capacity: How many calls may wait. Beyond it `log` does wait, and says so once: better late than lost.
-        stall_timeout_s: How long draining waits while no tracker finishes a single call, before it gives up.
+        capacity: How many calls of a tracker may wait. Beyond it `log` does wait, and says so once: better late
+            than lost.
+        stall_timeout_s: How long to wait while a tracker does not finish a single call, before giving it up.
+        on_error: ``warn`` or ``raise``.
     """
 
     def __init__(
-        self, trackers: Sequence[GeneralTracker], *, capacity: int = 10_000, stall_timeout_s: float = 120.0
+        self,
+        trackers: Sequence[GeneralTracker],
+        *,
+        capacity: int = 10_000,
+        stall_timeout_s: float = 120.0,
+        on_error: OnError = "warn",
     ) -> None:
         if capacity < 1:
             raise ConfigError(f"`capacity` must be at least 1, got {capacity}.")
+        check_on_error(on_error)
         here = [tracker for tracker in trackers if runs_here(tracker) or not is_marked(tracker.log)]
-        self._direct = tuple(tracker for tracker in here if not tracker.log_in_background)
-        self._trackers = tuple(tracker for tracker in here if tracker.log_in_background)
-        self._queue: queue.Queue[_Item] = queue.Queue(capacity)
-        self._stall_timeout_s = stall_timeout_s
-        self._thread: threading.Thread | None = None
+        self._failures = {id(tracker): Failures() for tracker in here}
+        self._direct = [tracker for tracker in here if not tracker.log_in_background]
+        self._queued = [
+            (tracker, CallQueue(tracker.name, capacity=capacity, stall_timeout_s=stall_timeout_s))
+            for tracker in here
+            if tracker.log_in_background
+        ]
+        self._raises_at_once = on_error == "raise"
         self._process = os.getpid()
         self._is_closed = False
-        self._has_warned = False
-        self._num_written = 0
-        self._failures: deque[_Failure] = deque()
+        atexit.register(self.close)
 
     def log(
         self,
@@ -76,7 +76,7 @@ class BackgroundLog:
         step: int | None = None,
         log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Queue ``values`` for all trackers.
+        """Hand ``values`` to all trackers, or queue them.
 
         Args:
             values: By name; may be changed by the caller at once.
@@ -84,46 +84,51 @@ class BackgroundLog:
             log_kwargs: Further arguments for ``log``, by tracker name.
 
         Raises:
-            TrackerError: If a tracker failed on an earlier call; these values are queued all the same.
+            TrackerError: If a tracker failed, with ``on_error="raise"``; all have got these values all the same.
             StateError: After `close`, or in a process that was forked from the one that made this object.
         """
         self._check_usable()
-        entry = _Entry(self._trackers, frozen(values), step, frozen(log_kwargs or {}))
+        entry = _Entry(frozen(values), step, frozen(log_kwargs or {}))
+        if self._queued:
+            later = entry._replace(values=rendered(entry.values))
+            for tracker, calls in self._queued:
+                # Nothing that a tracker raises may end its thread.
+                write = partial(self._write, tracker, later, caught=BaseException)
+                self._attempt(tracker, partial(calls.put, write))
         for tracker in self._direct:
-            _call(tracker, entry)
-        if entry.trackers:
-            self._put(entry)
-        if self._failures:
-            self._raise_failures()
+            self._write(tracker, entry, caught=Exception)
+        self._tell()
 
     def call_directly(self, trackers: Sequence[GeneralTracker]) -> None:
-        """Write what is queued, and have `log` call these trackers at once from now on.
+        """Write what is queued for these trackers, and have `log` call them at once from now on.
 
         For trackers that the caller calls as well: all their calls then keep one order, which matters to libraries
         that refuse a step before the last one.
 
         Raises:
-            TrackerError: If a tracker hangs.
+            TrackerError: If a tracker failed, or hangs, with ``on_error="raise"``.
         """
-        taken = [tracker for tracker in self._trackers if tracker in trackers]
-        if not taken or self._is_closed or os.getpid() != self._process:
+        if self._is_closed or os.getpid() != self._process:
             return
-        self._trackers = tuple(tracker for tracker in self._trackers if tracker not in taken)
-        self._direct += tuple(taken)
-        self._write_all()
+        for tracker, calls in [each for each in self._queued if each[0] in trackers]:
+            if self._attempt(tracker, calls.close):
+                self._queued.remove((tracker, calls))
+                self._direct.append(tracker)
+        self._tell()
 
     def drain(self) -> None:
         """Wait until everything logged so far is written.
 
         Raises:
-            TrackerError: If a tracker failed, or hangs.
+            TrackerError: If a tracker failed, or hangs, with ``on_error="raise"``.
         """
         self._check_usable()
-        self._write_all()
-        self._raise_failures()
+        for tracker, calls in self._queued:
+            self._attempt(tracker, calls.wait)
+        self._tell()
 
     def close(self) -> None:
-        """Write everything that is queued and end the thread; nothing can be logged afterwards.
+        """Write everything that is queued and end the threads; nothing can be logged afterwards.
 
         Raises:
             TrackerError: If a tracker failed, or hangs.
@@ -133,11 +138,9 @@ class BackgroundLog:
         self._is_closed = True
         atexit.unregister(self.close)
         with deferred(signal.SIGTERM):
-            self._write_all()
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
-        self._raise_failures()
+            for tracker, calls in self._queued:
+                self._attempt(tracker, calls.close)
+        raise_all(self._failures.values())
 
     def _check_usable(self) -> None:
         if self._is_closed:
@@ -145,73 +148,28 @@ class BackgroundLog:
         if os.getpid() != self._process:
             raise StateError("Log from the process that started the trackers, not from a fork of it.")
 
-    def _put(self, item: _Item) -> None:
-        if self._thread is None:
-            # A daemon, for the interpreter waits for other threads before it calls what is due at exit.
-            self._thread = threading.Thread(target=self._work, name="accel-trackers", daemon=True)
-            self._thread.start()
-            atexit.register(self.close)
-        if not self._has_warned and self._queue.full():
-            self._has_warned = True
-            warnings.warn(
-                f"{self._queue.maxsize} logged values wait for the trackers, so `log` now waits too: "
-                f"{', '.join(tracker.name for tracker in self._trackers)} cannot keep up. Log less often.",
-                stacklevel=4,
-            )
-        self._until(partial(self._try_put, item))
-
-    def _try_put(self, item: _Item, timeout_s: float) -> bool:
+    def _attempt(self, tracker: GeneralTracker, wait: Callable[[], None]) -> bool:
         try:
-            self._queue.put(item, timeout=timeout_s)
-        except queue.Full:
+            wait()
+        except TrackerError as hung:
+            self._failures[id(tracker)].add(hung)
             return False
         return True
 
-    def _write_all(self) -> None:
-        if self._thread is not None:
-            mark = threading.Event()
-            self._put(mark)
-            self._until(mark.wait)
+    def _write(self, tracker: GeneralTracker, entry: _Entry, *, caught: type[BaseException]) -> None:
+        # Thawed anew for each: a tracker that changes its values does not change what the others see.
+        kwargs = thawed(entry.kwargs).get(tracker.name, {})
+        try:
+            tracker.log(thawed(entry.values), step=entry.step, **kwargs)
+        except caught as error:
+            failure = TrackerError(
+                f"The tracker `{tracker.name}` failed to log step {entry.step}: {type(error).__name__}: {error}."
+            )
+            failure.__cause__ = error
+            self._failures[id(tracker)].add(failure)
 
-    def _until(self, wait: Callable[[float], bool]) -> None:
-        """Call ``wait`` until it succeeds; give up when no tracker got anything done meanwhile."""
-        written = self._num_written
-        while not wait(self._stall_timeout_s):
-            if self._num_written == written:
-                raise TrackerError(
-                    f"A tracker has hung for {self._stall_timeout_s:g} s, with {self._queue.qsize()} logged "
-                    f"values not written: {', '.join(tracker.name for tracker in self._trackers)}."
-                )
-            written = self._num_written
-
-    def _work(self) -> None:
-        while (item := self._queue.get()) is not None:
-            if isinstance(item, threading.Event):
-                item.set()
-                continue
-            self._write(item)
-
-    def _write(self, item: _Entry) -> None:
-        for tracker in item.trackers:
-            try:
-                _call(tracker, item)
-            except BaseException as error:  # noqa: BLE001  raised again in the thread that logs
-                self._failures.append(_Failure(tracker.name, item.step, error))
-            self._num_written += 1
-
-    def _raise_failures(self) -> None:
-        failures: list[_Failure] = []
-        while self._failures:
-            failures.append(self._failures.popleft())
-        if failures:
-            first = failures[0]
-            more = f" So did {len(failures) - 1} more calls since." if len(failures) > 1 else ""
-            raise TrackerError(
-                f"The tracker `{first.tracker}` failed to log step {first.step}: "
-                f"{type(first.error).__name__}: {first.error}.{more}"
-            ) from first.error
-
-
-def _call(tracker: GeneralTracker, entry: _Entry) -> None:
-    # Anew for each: a tracker that changes its values does not change what the others see.
-    tracker.log(thawed(entry.values), step=entry.step, **thawed(entry.kwargs).get(tracker.name, {}))
+    def _tell(self) -> None:
+        if self._raises_at_once:
+            raise_all(self._failures.values())
+        for failures in self._failures.values():
+            failures.warn()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from accel_state.errors import ConfigError
 from accel_trackers.images import pictures
 from accel_trackers.main_process import on_main_process
 from accel_trackers.service import ServiceTracker
+from accel_trackers.tables import table_rows
 from accel_trackers.values import as_plain_data, flat
 
 
@@ -15,7 +16,7 @@ class ClearMLTracker(ServiceTracker):
     """Logs to a task of ClearML, in the project ``run_name``; to the one that runs already, if there is one.
 
     A name such as ``loss/train`` is the line ``train`` in the plot ``loss``, as ClearML takes TensorBoard's
-    names; without a slash, plot and line have the same name.
+    names, and so is ``train_loss`` (also ``eval_`` and ``test_``); of any other name, plot and line have the same.
 
     Args:
         run_name: The name of the project.
@@ -72,6 +73,28 @@ class ClearMLTracker(ServiceTracker):
                 logger.report_image(title=title, series=line, iteration=step, image=image, **kwargs)
 
     @on_main_process
+    def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log figures of matplotlib, by name, with further arguments for ``Logger.report_matplotlib_figure``."""
+        logger = self.tracker.get_logger()
+        for name, figure in values.items():
+            title, series = _title_and_series(name)
+            logger.report_matplotlib_figure(
+                title=title, series=series, figure=figure, iteration=step, **kwargs
+            )
+
+    @on_main_process
+    def log_artifact(self, local_path: str, artifact_path: str | None = None, **kwargs: Any) -> None:
+        """Upload a file or folder as an artifact called ``artifact_path``, or as the file is.
+
+        Args:
+            local_path: The file or folder.
+            artifact_path: The name of the artifact.
+            kwargs: Handed to ``Task.upload_artifact``, such as ``metadata``.
+        """
+        path = Path(local_path)
+        self.tracker.upload_artifact(artifact_path or path.name, artifact_object=path, **kwargs)
+
+    @on_main_process
     def log_table(
         self,
         table_name: str,
@@ -94,11 +117,9 @@ class ClearMLTracker(ServiceTracker):
         Raises:
             ConfigError: If there is neither ``data`` nor a ``dataframe``.
         """
-        if dataframe is None and data is None:
-            raise ConfigError("`log_table` has no rows. Pass `data` (and `columns`), or a `dataframe`.")
-        table = dataframe
-        if table is None:
-            table = [*([] if columns is None else [columns]), *(data or [])]
+        table = table_rows(data, dataframe)
+        if dataframe is None and columns is not None:
+            table = [columns, *table]
         title, series = _title_and_series(table_name)
         self.tracker.get_logger().report_table(
             title=title, series=series, iteration=step, table_plot=table, **kwargs
@@ -120,4 +141,7 @@ class ClearMLTracker(ServiceTracker):
 
 def _title_and_series(name: str) -> tuple[str, str]:
     title, _, series = name.partition("/")
+    part, _, rest = name.partition("_")
+    if not series and part in ("train", "eval", "test") and rest:
+        return rest, part
     return title, series or title

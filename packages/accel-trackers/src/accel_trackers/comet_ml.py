@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from accel_trackers.figures import is_figure
+from accel_trackers.images import by_place
 from accel_trackers.main_process import on_main_process
 from accel_trackers.service import ServiceTracker
-from accel_trackers.values import as_number, as_plain_data, flat
+from accel_trackers.tables import file_name, table_rows
+from accel_trackers.values import as_array, as_number, as_plain_data, flat
 
 
 class CometMLTracker(ServiceTracker):
@@ -51,6 +55,93 @@ class CometMLTracker(ServiceTracker):
                 experiment.log_other(name, value)
             else:
                 self._warn_once(name, value, "numbers, strings and dicts of these")
+
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log images by name, one or many each (see `accel_trackers.images.pictures`).
+
+        Args:
+            values: By name; of many, each has its place as a name: ``name/0``, ``name/1``, ….
+            step: Where on the axis they belong.
+            kwargs: Handed to ``log_image``.
+        """
+        experiment = self.tracker
+        from PIL import Image  # comet_ml brings it
+
+        for name, image in by_place(values).items():
+            # comet_ml (3.58) loses arrays of bytes of one channel with NumPy 2: it computes with -1 in their type.
+            shown = Image.fromarray(image) if hasattr(image, "dtype") else image
+            experiment.log_image(shown, name=name, step=step, **kwargs)
+
+    @on_main_process
+    def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log figures of matplotlib as images, and those of plotly as they are, by name.
+
+        Args:
+            values: By name.
+            step: Where on the axis they belong.
+            kwargs: Handed to ``log_image`` or ``log_figure``.
+        """
+        for name, figure in values.items():
+            if is_figure(figure):
+                self.log_images({name: figure}, step=step, **kwargs)
+            else:
+                self.tracker.log_figure(figure_name=name, figure=figure, step=step, **kwargs)
+
+    @on_main_process
+    def log_histograms(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log the distribution of the numbers in tensors, arrays or lists, by name.
+
+        Args:
+            values: By name.
+            step: Where on the axis they belong.
+            kwargs: Handed to ``log_histogram_3d``.
+        """
+        for name, numbers in values.items():
+            self.tracker.log_histogram_3d(as_array(numbers), name=name, step=step, **kwargs)
+
+    @on_main_process
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Log a table as a CSV file, from ``columns`` and ``data``, or from a ``dataframe`` of pandas.
+
+        Args:
+            table_name: Its name; ``.csv`` is added where it has no suffix.
+            columns: The names of the columns.
+            data: The rows.
+            dataframe: Instead of both.
+            step: Where on the axis it belongs; part of the file's name, for Comet's tables have no step.
+            kwargs: Handed to ``log_table``.
+
+        Raises:
+            ConfigError: If there is neither ``data`` nor a ``dataframe``.
+        """
+        file = file_name(table_name, step=step, suffix=".csv")
+        rows = table_rows(data, dataframe)
+        self.tracker.log_table(file, rows, headers=columns or (dataframe is not None), **kwargs)
+
+    @on_main_process
+    def log_artifact(self, local_path: str, artifact_path: str | None = None, **kwargs: Any) -> None:
+        """Log a file as an asset, or a folder as all the assets in it.
+
+        Args:
+            local_path: The file or folder.
+            artifact_path: The folder of the asset; only of a file.
+            kwargs: Handed to ``log_asset`` or ``log_asset_folder``, such as ``step``.
+        """
+        path = Path(local_path)
+        if path.is_dir():
+            self.tracker.log_asset_folder(str(path), log_file_name=True, recursive=True, **kwargs)
+        else:
+            name = "/".join(filter(None, [artifact_path, path.name]))
+            self.tracker.log_asset(str(path), file_name=name, **kwargs)
 
     def _open(self) -> Any:
         import comet_ml

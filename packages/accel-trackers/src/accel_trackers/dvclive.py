@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import Any
 
+from accel_trackers.images import by_place
 from accel_trackers.main_process import on_main_process
 from accel_trackers.service import ServiceTracker
 from accel_trackers.values import as_number, as_plain_data, flat
@@ -13,12 +16,14 @@ class DVCLiveTracker(ServiceTracker):
     """Logs to a ``Live`` of dvclive, which writes into the folder ``dvclive``.
 
     Args:
-        run_name: Not used: DVC names experiments, unless ``exp_name`` is given.
+        run_name: The experiment of DVC is called so, with the time of its start behind it (an experiment replaces one
+            of the same name), unless ``exp_name`` is given.
         live: A ``Live`` of your own; `finish` ends it.
         kwargs: Handed to ``dvclive.Live`` otherwise, such as ``dir``, ``report``, ``save_dvc_exp``.
     """
 
     name = "dvclive"
+    log_in_background = True
 
     def __init__(self, run_name: str | None = None, live: Any | None = None, **kwargs: Any) -> None:
         super().__init__()
@@ -53,12 +58,48 @@ class DVCLiveTracker(ServiceTracker):
                 live.log_metric(name, shown, **kwargs)
         live.next_step()
 
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None) -> None:
+        """Log images by name, one or many each (see `accel_trackers.images.pictures`), as PNG files of a step.
+
+        Args:
+            values: By name; of many, each has its place as a name: ``name/0``, ``name/1``, ….
+            step: Where on the axis they belong; the step that is under way if not given.
+        """
+        live = self.tracker
+        if step is not None:
+            live.step = step
+        for name, image in by_place(values).items():
+            live.log_image(f"{name}.png", image)
+
+    @on_main_process
+    def log_figures(self, values: dict[str, Any], step: int | None = None) -> None:
+        """Log figures of matplotlib as PNG files of a step, by name."""
+        self.log_images(values, step=step)
+
+    @on_main_process
+    def log_artifact(self, local_path: str, artifact_path: str | None = None, **kwargs: Any) -> None:
+        """Have DVC keep a file or folder, as ``Live.log_artifact`` does with ``kwargs``.
+
+        Args:
+            local_path: The file or folder.
+            artifact_path: The name of the artifact.
+            kwargs: Handed to ``Live.log_artifact``, such as ``type="model"``.
+        """
+        self.tracker.log_artifact(local_path, name=artifact_path, **kwargs)
+
     def _open(self) -> Any:
         if self._live is not None:
             return self._live
         from dvclive import Live
 
-        return Live(**self._kwargs)
+        return Live(**{"exp_name": self._experiment_name(), **self._kwargs})
+
+    def _experiment_name(self) -> str | None:
+        if self.run_name is None:
+            return None
+        # Names of experiments are names of git references.
+        return re.sub(r"[^A-Za-z0-9-]+", "-", self.run_name).strip("-") + time.strftime("-%Y%m%d-%H%M%S")
 
     def _close(self, run: Any) -> None:
         run.end()

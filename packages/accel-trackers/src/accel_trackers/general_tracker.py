@@ -29,8 +29,8 @@ class GeneralTracker:
     name: str
     requires_logging_directory: bool
     main_process_only: bool = True
-    # False for libraries that must be called from the thread in which they were started.
-    log_in_background: ClassVar[bool] = True
+    # True where `log` may be called by a thread of its own: for libraries that write while their caller waits.
+    log_in_background: ClassVar[bool] = False
 
     if TYPE_CHECKING:
         # Not there at run time, so that a class without it can be told.

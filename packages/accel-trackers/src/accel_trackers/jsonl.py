@@ -28,6 +28,7 @@ class JsonlTracker(GeneralTracker):
 
     name = "jsonl"
     requires_logging_directory = True
+    log_in_background = True
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str]) -> None:
         super().__init__()

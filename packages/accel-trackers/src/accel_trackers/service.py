@@ -16,7 +16,8 @@ class ServiceTracker(GeneralTracker):
     """Base of the trackers whose library gives a run object; they say how to open it and how to close it.
 
     The library is imported when the run is opened, on the main process only. ``name`` is also that of the
-    library in accel-state's table of packages, which knows whether it is installed.
+    library in accel-state's table of packages, which knows whether it is installed. Libraries with a queue and a
+    thread of their own are called directly, which is the default; see `GeneralTracker.log_in_background`.
     """
 
     requires_logging_directory = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from accel_trackers.ending import is_handling_error
 from accel_trackers.images import pictures
 from accel_trackers.main_process import on_main_process
 from accel_trackers.service import ServiceTracker
@@ -19,9 +20,6 @@ class SwanLabTracker(ServiceTracker):
     """
 
     name = "swanlab"
-    # When a script raises, SwanLab (0.10.3) ends its run at once, before what is queued here could be written; it
-    # has a queue and a thread of its own.
-    log_in_background = False
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__()
@@ -69,10 +67,15 @@ class SwanLabTracker(ServiceTracker):
         }
         run.log(shown, step=step)
 
+    @on_main_process
+    def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log figures of matplotlib as images, by name, with further arguments for ``swanlab.Image``."""
+        self.log_images(values, step=step, **kwargs)
+
     def _open(self) -> Any:
         import swanlab
 
         return swanlab.init(project=self.run_name, **self._kwargs)
 
     def _close(self, run: Any) -> None:
-        run.finish()
+        run.finish(state="crashed" if is_handling_error() else "success")

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from accel_trackers.figures import as_picture
 from accel_trackers.main_process import on_main_process
 from accel_trackers.service import ServiceTracker
-from accel_trackers.values import as_number, as_plain_data
+from accel_trackers.values import as_array, as_number, as_plain_data, flat
 
 
 class TensorBoardTracker(ServiceTracker):
-    """Writes scalars, texts, groups of scalars and images to ``logging_dir/run_name``.
+    """Writes scalars, texts, groups of scalars, images, figures and histograms to ``logging_dir/run_name``.
 
     Args:
         run_name: The name of the run, and of its folder.
@@ -22,6 +23,7 @@ class TensorBoardTracker(ServiceTracker):
 
     name = "tensorboard"
     requires_logging_directory = True
+    log_in_background = True
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
         super().__init__()
@@ -33,28 +35,29 @@ class TensorBoardTracker(ServiceTracker):
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Store ``values`` as hyperparameters: for TensorBoard's page, and all of them in ``hparams.yml``.
 
-        The page knows numbers, strings and booleans; what is something else stands there as text.
+        The page knows numbers, strings and booleans; dicts stand there as ``name/inner``, all else as text.
         """
+        writer = self.tracker
         import yaml
 
         plain = {str(name): as_plain_data(value) for name, value in values.items()}
         (self.logging_dir / "hparams.yml").write_text(
             yaml.safe_dump(plain, sort_keys=False), encoding="utf-8"
         )
-        shown = {name: v if isinstance(v, int | float | str) else str(v) for name, v in plain.items()}
-        self.tracker.add_hparams(shown, metric_dict={}, run_name=".")
-        self.tracker.flush()
+        shown = {name: v if isinstance(v, int | float | str) else str(v) for name, v in flat(plain).items()}
+        writer.add_hparams(shown, metric_dict={}, run_name=".")
+        writer.flush()
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers (tensors of one element are numbers), strings, and dicts of numbers.
+        """Log numbers (tensors of one element are numbers), strings, figures of matplotlib, and dicts of numbers.
 
         What is none of these is left out, with one warning per name.
 
         Args:
             values: By name.
             step: Where on the axis they belong.
-            kwargs: Handed to ``add_scalar``, ``add_text`` or ``add_scalars``.
+            kwargs: Handed to ``add_scalar``, ``add_text``, ``add_image`` or ``add_scalars``.
         """
         writer = self.tracker
         for name, value in values.items():
@@ -63,11 +66,13 @@ class TensorBoardTracker(ServiceTracker):
                 writer.add_scalar(name, number, global_step=step, **kwargs)
             elif isinstance(value, str):
                 writer.add_text(name, value, global_step=step, **kwargs)
+            elif (picture := as_picture(value)) is not None:
+                writer.add_image(name, as_array(picture), global_step=step, dataformats="HWC", **kwargs)
             elif isinstance(value, dict) and all(as_number(inner) is not None for inner in value.values()):
                 group = {inner: as_number(number) for inner, number in value.items()}
                 writer.add_scalars(name, group, global_step=step, **kwargs)
             else:
-                self._warn_once(name, value, "numbers, strings and dicts of numbers")
+                self._warn_once(name, value, "numbers, strings, figures and dicts of numbers")
         writer.flush()
 
     @on_main_process
@@ -75,6 +80,30 @@ class TensorBoardTracker(ServiceTracker):
         """Log batches of images, by name: tensors or arrays, ``NCHW`` unless ``dataformats`` is given."""
         for name, images in values.items():
             self.tracker.add_images(name, images, global_step=step, **kwargs)
+        self.tracker.flush()
+
+    @on_main_process
+    def log_figures(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log figures of matplotlib as images, by name; they stay open.
+
+        Args:
+            values: By name.
+            step: Where on the axis they belong.
+            kwargs: Handed to ``add_image``.
+        """
+        self.log(values, step=step, **kwargs)
+
+    @on_main_process
+    def log_histograms(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log the distribution of the numbers in tensors, arrays or lists, by name.
+
+        Args:
+            values: By name.
+            step: Where on the axis they belong.
+            kwargs: Handed to ``add_histogram``.
+        """
+        for name, numbers in values.items():
+            self.tracker.add_histogram(name, as_array(numbers), global_step=step, **kwargs)
         self.tracker.flush()
 
     def _open(self) -> Any:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from accel_trackers.figures import is_figure, picture_of
+
 
 def as_number(value: Any) -> int | float | None:
     """Return the number in a Python number or a tensor or array of one element, ``None`` for all else.
@@ -53,6 +55,16 @@ def with_numbers(values: Any) -> Any:
     return values
 
 
+def as_array(values: Any) -> Any:
+    """Return the numbers in a tensor, on any device, an array, a picture of Pillow or a list as an array of NumPy."""
+    import numpy
+
+    if is_tensor(values):
+        values = values.detach().cpu()
+        values = values.float() if values.is_floating_point() else values  # NumPy has no bfloat16
+    return numpy.asarray(values)
+
+
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return dicts in dicts as one: ``{"loss": {"train": 1}}`` becomes ``{"loss/train": 1}``."""
     found: dict[str, Any] = {}
@@ -68,7 +80,7 @@ def frozen(value: Any) -> Any:
     """Return a copy that nothing done to ``value`` later changes, without waiting for any device.
 
     Tensors are cloned where they are, in containers too; `thawed` turns them into numbers later, in another
-    thread. Other objects (images, figures, tables) are handed on as they are.
+    thread. Arrays, pictures of Pillow and tables of pandas are copied. Other objects are handed on as they are.
     """
     if isinstance(value, str | int | float | None):
         return value
@@ -78,9 +90,18 @@ def frozen(value: Any) -> Any:
         return type(value)(frozen(inner) for inner in value)
     if is_tensor(value):
         return _FrozenTensor(value)
-    if hasattr(value, "__array_interface__") and hasattr(value, "copy"):
+    if hasattr(value, "copy") and (hasattr(value, "__array_interface__") or hasattr(value, "__array__")):
         return value.copy()
     return value
+
+
+def rendered(value: Any) -> Any:
+    """Return ``value`` with pictures in place of figures, which may be drawn anew; in dicts and lists too."""
+    if type(value) is dict:
+        return {key: rendered(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(rendered(inner) for inner in value)
+    return picture_of(value) if is_figure(value) else value
 
 
 def thawed(value: Any) -> Any:

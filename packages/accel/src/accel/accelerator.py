@@ -68,7 +68,7 @@ if TYPE_CHECKING:  # what only annotations name is not imported
     from accel_backends import FullyShardedDataParallelPlugin, TorchTensorParallelPlugin
     from accel_checkpoint.saving.handle import SaveHandle
     from accel_state import ParallelismConfig
-    from accel_trackers import GeneralTracker
+    from accel_trackers import GeneralTracker, OnError
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -1173,6 +1173,8 @@ class Accelerator:
         project_name: str,
         config: Mapping[str, Any] | None = None,
         init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        on_error: OnError = "warn",
     ) -> None:
         """Start a run named `project_name` in every tracker of `log_with`. Every rank must call it.
 
@@ -1180,11 +1182,13 @@ class Accelerator:
             project_name: Name of the project (or run, where a tracker has no projects).
             config: Settings of the run, stored once.
             init_kwargs: By a tracker's name, keywords for its constructor.
+            on_error: When a tracker fails to log: `warn` once and go on, so that `end_training` raises; or `raise` at
+                the next `log`.
 
         Raises:
-            ConfigError: If trackers were already started.
+            ConfigError: If trackers were already started, or `on_error` is something else.
         """
-        self._trackers.start(project_name, config, init_kwargs)
+        self._trackers.start(project_name, config, init_kwargs, on_error)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """Return the tracker called `name`, or its own run object with `unwrap`.
@@ -1203,12 +1207,15 @@ class Accelerator:
         step: int | None = None,
         log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Hand `values` to every tracker, without waiting for them.
+        """Hand `values` to every tracker: at once, or through a queue of its own where the tracker would have us wait.
 
         Args:
             values: Numbers, strings, tensors of one element, or dicts of these, by name.
             step: Step of training they belong to.
             log_kwargs: By a tracker's name, keywords for its `log`.
+
+        Raises:
+            TrackerError: If a tracker failed and `init_trackers` was told to raise.
         """
         self._trackers.log(values, step, log_kwargs)
 

@@ -123,14 +123,32 @@ def test_a_tracker_that_failed_is_reported_after_all_are_closed():
     notebook = Notebook()
     accelerator = Accelerator(cpu=True, log_with=[Broken(), notebook])
     accelerator.init_trackers("project")
-    accelerator.log({"loss": 1.0}, step=4)
+    with pytest.warns(UserWarning, match="`broken` failed to log step 4"):
+        accelerator.log({"loss": 1.0}, step=4)
     with pytest.raises(TrackerError, match="`broken` failed to log step 4: OSError: no space left"):
         accelerator.end_training()
     assert notebook.lines == [(4, {"loss": 1.0}), "finished"]
 
 
+def test_a_tracker_that_failed_is_raised_by_the_next_log_where_that_is_asked_for():
+    accelerator = Accelerator(cpu=True, log_with=Broken())
+    accelerator.init_trackers("project", on_error="raise")
+    with pytest.raises(TrackerError, match="`broken` failed to log step 4"):
+        accelerator.log({"loss": 1.0}, step=4)
+    accelerator.end_training()
+
+
+def test_another_word_for_on_error_is_refused_before_anything_is_started():
+    notebook = Notebook()
+    accelerator = Accelerator(cpu=True, log_with=notebook)
+    with pytest.raises(ConfigError, match="`on_error` must be `warn` or `raise`, got `skip`"):
+        accelerator.init_trackers("project", config={"lr": 0.1}, on_error="skip")
+    assert notebook.lines == []
+
+
 class Slow(Notebook):
     name = "slow"
+    log_in_background = True
 
     def log(self, values, step=None, **kwargs):
         time.sleep(0.005)

@@ -12,13 +12,13 @@ from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:  # a run without trackers does without their modules
     from accel_state.enums import LoggerType
-    from accel_trackers import BackgroundLog, GeneralTracker
+    from accel_trackers import BackgroundLog, GeneralTracker, OnError
 
     TrackerChoices = str | LoggerType | GeneralTracker | Sequence[str | LoggerType | GeneralTracker] | None
 
 
 class Trackers:
-    """The trackers that were chosen, those that were started, and the thread that hands them values.
+    """The trackers that were chosen, those that were started, and the log that hands them values.
 
     Args:
         log_with: The user's choice.
@@ -56,6 +56,7 @@ class Trackers:
         project_name: str,
         config: Mapping[str, Any] | None,
         init_kwargs: Mapping[str, Mapping[str, Any]] | None,
+        on_error: OnError,
     ) -> None:
         """Start all chosen trackers. Every rank must call it.
 
@@ -64,10 +65,11 @@ class Trackers:
         """
         if self._background is not None:
             raise ConfigError("Trackers were started already. Call `end_training` before starting new ones.")
+        accel_trackers.check_on_error(on_error)
         self._started = accel_trackers.start_trackers(
             self.chosen, project_name, logging_dir=self._logging_dir, config=config, init_kwargs=init_kwargs
         )
-        self._background = accel_trackers.BackgroundLog(self._started)
+        self._background = accel_trackers.BackgroundLog(self._started, on_error=on_error)
 
     def taken(self) -> list[GeneralTracker]:
         """Return all started trackers, for the caller to call; `log` waits for them from then on."""
@@ -100,7 +102,7 @@ class Trackers:
         step: int | None,
         log_kwargs: Mapping[str, Mapping[str, Any]] | None,
     ) -> None:
-        """Hand `values` to every started tracker, without waiting for it."""
+        """Hand `values` to every started tracker; see `BackgroundLog.log`."""
         if self._background is not None:
             self._background.log(values, step=step, log_kwargs=log_kwargs)
 

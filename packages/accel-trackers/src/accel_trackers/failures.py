@@ -1,0 +1,63 @@
+"""What trackers raised, until somebody is told."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
+
+from accel_state.errors import ConfigError
+from accel_trackers.errors import TrackerError
+
+OnError: TypeAlias = Literal["warn", "raise"]
+"""What becomes of an error of a tracker: ``warn`` once and raise in the end, or ``raise`` at the next call."""
+
+
+class Failures:
+    """The calls of one tracker that failed: the first error, and how many there were; any thread may add to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._first: TrackerError | None = None
+        self._num_calls = 0
+        self._has_warned = False
+
+    def add(self, error: TrackerError) -> None:
+        """Remember that one more call failed."""
+        with self._lock:
+            self._first = self._first or error
+            self._num_calls += 1
+
+    def warn(self) -> None:
+        """Warn of the first error, once; `taken` still returns it."""
+        if self._first is not None and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"{self._first} The run goes on, and this error is raised when the trackers are closed.",
+                stacklevel=4,
+            )
+
+    def taken(self) -> TrackerError | None:
+        """Return what to raise, None if nothing failed, and forget it."""
+        with self._lock:
+            first, num_calls = self._first, self._num_calls
+            self._first, self._num_calls = None, 0
+        if first is not None and num_calls > 1:
+            first.args = (f"{first} So did {num_calls - 1} more calls since.",)
+        return first
+
+
+def check_on_error(on_error: str) -> None:
+    """Refuse what is neither ``warn`` nor ``raise``."""
+    if on_error not in ("warn", "raise"):
+        raise ConfigError(f"`on_error` must be `warn` or `raise`, got `{on_error}`.")
+
+
+def raise_all(failures: Iterable[Failures]) -> None:
+    """Raise the first error, if any; those of further trackers are its notes."""
+    errors = [error for each in failures if (error := each.taken()) is not None]
+    if errors:
+        for other in errors[1:]:
+            errors[0].add_note(f"Also: {other}")
+        raise errors[0]
