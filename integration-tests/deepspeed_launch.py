@@ -25,8 +25,8 @@ def launch(script, folder, *arguments, num_processes=2, flags=(), **environ):
     )
 
 
-def results_of(script, folder):
-    """Return what each of two ranks saved in ``folder``, as RANK.pt."""
-    done = launch(script, folder, folder)
+def results_of(script, folder, *, num_processes=2):
+    """Return what each rank saved in ``folder``, as RANK.pt."""
+    done = launch(script, folder, folder, num_processes=num_processes)
     assert done.returncode == 0, done.stdout + done.stderr
-    return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(2)]
+    return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(num_processes)]

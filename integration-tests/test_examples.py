@@ -229,7 +229,8 @@ def test_shares_and_stages_give_the_scores_of_one_process(outcome):
 def every_axis(folder):
     """Train in layouts of two ranks; those that are left to the script are launched by it."""
     options = ("--project_dir", str(folder), "--steps", "4")
-    layouts = ("tp2", "cp2", "sp2", "pp2")
+    layouts = ("tp2", "cp2", "sp2", "pp2", "ep2")
+    launch("every_axis.py", "--layout", "experts", *options, num_processes=1)
     for layout in layouts:
         launch("every_axis.py", "--layout", layout, *options, num_processes=2)
     picture = folder / "curves.png"
@@ -244,6 +245,6 @@ def test_one_model_has_the_same_losses_in_every_layout(outcome):
     printed, picture = outcome
     _, *lines = printed.splitlines()
     differences = {line.split()[0]: float(line.split()[-1]) for line in lines}
-    assert set(differences) == {"one", "tp2", "cp2", "sp2", "pp2"}
+    assert set(differences) == {"one", "tp2", "cp2", "sp2", "pp2", "experts", "ep2"}
     assert max(differences.values()) < 1e-5  # sums have another order
     assert picture.read_bytes().startswith(b"\x89PNG")

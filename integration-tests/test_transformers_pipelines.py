@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 
 from accel import Accelerator, ParallelismConfig, prepare_pippy
+from accel_backends.sequences.batches import whole_batch
+from accel_state import PipelineParallelConfig, TorchContextParallelConfig
+from accel_state.runtime import reset_runtime
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
@@ -97,3 +102,98 @@ def test_a_tied_model_trains_in_two_stages(world):
     assert first | second == expected
     assert first & second == {"model.embed_tokens.weight"}
     assert max(first_difference, second_difference) < 1e-6
+
+
+def make_mixture(kind, settings, implementation):
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, **settings, **TOKENS
+    )  # fmt: skip
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    model.set_experts_implementation(implementation)
+    return model
+
+
+def mixtral():
+    return make_mixture("Mixtral", {"num_local_experts": 4, "intermediate_size": 24}, "eager")
+
+
+def qwen3_moe():
+    sizes = {"num_experts": 4, "moe_intermediate_size": 8, "head_dim": 8, "num_experts_per_tok": 2}
+    return make_mixture("Qwen3Moe", sizes, "grouped_mm")
+
+
+def labelled_rows():
+    """Return four sequences with padding on either side, and other numbers of labels in each half."""
+    ids = torch.randint(3, 40, (4, 12), generator=torch.Generator().manual_seed(1))
+    mask, labels = torch.ones_like(ids), ids.clone()
+    mask[0, :3] = mask[1, -4:] = mask[3, -1:] = 0
+    labels[0, :4] = labels[1, -4:] = labels[2, :9] = labels[3, -1:] = -100
+    rows = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    return [{name: value[row] for name, value in rows.items()} for row in range(4)]
+
+
+def num_labels(batch):
+    return (batch["shift_labels"] != -100).sum()
+
+
+def mean_of_labels(model, batch):
+    inputs = {name: value for name, value in batch.items() if name != "shift_labels"}
+    logits = model(**inputs, use_cache=False).logits
+    summed = cross_entropy(logits.flatten(0, 1), batch["shift_labels"].flatten(), reduction="sum")
+    return summed / num_labels(batch).clamp(min=1)
+
+
+def train_labelled(build, sizes):
+    """Return the losses with their numbers of labels, the norms and the state of two steps."""
+    reset_runtime(keep_process_group=True)
+    config = ParallelismConfig(
+        **sizes,
+        sp_backend="torch",
+        pp_handler=PipelineParallelConfig("1f1b", 2) if sizes else None,
+        cp_handler=TorchContextParallelConfig(cuts_batches=True) if "cp_size" in sizes else None,
+    )
+    accelerator = Accelerator(cpu=True, parallelism_config=config)
+    torch.manual_seed(0)
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    rows = 4 // config.layout.num_data_ranks
+    loader = DataLoader(labelled_rows(), batch_size=rows)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    losses, norms = [], []
+    for _ in range(2):
+        for batch in loader:
+            whole = whole_batch(batch) if "shift_labels" not in batch else batch
+            loss = accelerator.forward_backward(model, whole, mean_of_labels, num_labels)
+            losses.append((loss.item(), num_labels(whole).item()))
+            norms.append(accelerator.clip_grad_norm_(model.parameters(), 0.5).item())
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses, norms, accelerator.get_state_dict(model)
+
+
+PRODUCTS = [
+    (llama, {"pp_size": 2, "cp_size": 2}),
+    (llama, {"pp_size": 2, "sp_size": 2}),
+    (mixtral, {"pp_size": 2, "ep_size": 2}),
+    (qwen3_moe, {"pp_size": 2, "ep_size": 2}),
+]
+
+
+def train_products():
+    return [train_labelled(build, sizes) for build, sizes in PRODUCTS]
+
+
+def test_stages_whose_ranks_share_sequences_or_experts_train_as_in_one_process(world):
+    each = world(4).run(train_products)
+    for (build, _), found in zip(PRODUCTS, zip(*each, strict=True), strict=True):
+        [(losses, norms, state)] = world(1).run(train_labelled, build, {})
+        for step, (loss, num) in enumerate(losses):
+            parts = [own[0][step] for own in found]
+            assert parts[:2] == parts[2:]
+            assert parts[0][1] != parts[1][1]
+            assert sum(count for _, count in parts[:2]) == num
+            assert sum(one * count for one, count in parts[:2]) / num == pytest.approx(loss, rel=1e-6)
+        for own in found:
+            assert own[1] == found[0][1] == pytest.approx(norms, rel=1e-5)
+        # Each step is the rate times the gradient.
+        torch.testing.assert_close(found[0][2], dict(state), rtol=1e-5, atol=1e-6)

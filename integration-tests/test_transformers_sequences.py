@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 from accel import Accelerator, ParallelismConfig
 from accel_state import TorchContextParallelConfig
-from accel_state.errors import ConfigError
+from accel_state.errors import ConfigError, StateError
 from accel_state.runtime import reset_runtime
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
@@ -104,21 +104,43 @@ def test_ranks_that_share_sequences_compute_what_one_process_does(world):
             )
 
 
+@pytest.mark.parametrize("axis", ["cp_size", "sp_size"])
+@pytest.mark.parametrize("attention", ["flex_attention", "eager"])
+def test_attention_that_ranks_cannot_share_is_refused_by_name(world, axis, attention):
+    for told in world(2).run(other_attention, axis, attention):
+        for message in told:
+            assert (
+                f"has the attention `{attention}`, but ranks that share sequences compute only `sdpa`"
+                in message
+            )
+            assert 'Load it with `attn_implementation="sdpa"`' in message
+
+
+def other_attention(axis, attention):
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(**{axis: 2}, sp_backend="torch"))
+    with pytest.raises(ConfigError) as at_first:
+        accelerator.prepare_model(make_model("Llama", attn_implementation=attention))
+    model = accelerator.prepare_model(make_model("Llama"))
+    model.set_attn_implementation(attention)
+    ids = batch()["input_ids"]
+    with pytest.raises(ConfigError) as later, accelerator.maybe_context_parallel([ids], [1]):
+        model(ids)
+    return str(at_first.value), str(later.value)
+
+
 def refusals():
     accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=2))
     told = []
-    for kind, settings in [
-        ("Llama", {"attn_implementation": "eager"}),
-        ("Qwen3Next", {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "num_experts": 2}),
-    ]:
-        with pytest.raises(ConfigError) as caught:
-            accelerator.prepare_model(make_model(kind, **settings))
-        told.append(str(caught.value))
+    with pytest.raises(ConfigError) as caught:
+        accelerator.prepare_model(
+            make_model("Qwen3Next", linear_num_value_heads=4, linear_num_key_heads=2, num_experts=2)
+        )
+    told.append(str(caught.value))
     model = make_model("Llama")
     model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
     ids = batch()["input_ids"]
     whole = model.generate(ids.clone(), max_new_tokens=2)
-    with pytest.raises(ConfigError) as caught, accelerator.maybe_context_parallel([ids], [1]):
+    with pytest.raises(StateError) as caught, accelerator.maybe_context_parallel([ids], [1]):
         model.generate(ids, max_new_tokens=2)
     told.append(str(caught.value))
     mask = torch.ones(2, 1, 12, 12, dtype=torch.bool)
@@ -130,11 +152,9 @@ def refusals():
 
 def test_what_ranks_cannot_share_is_refused_and_outside_of_blocks_sequences_are_whole(world):
     for told, whole in world(2).run(refusals):
-        eager, linear, cache, pairs = told
-        assert "has the attention `eager`" in eager
-        assert 'Load it with `attn_implementation="sdpa"`' in eager
+        linear, cache, pairs = told
         assert "`linear_attention`, which ranks that share sequences cannot compute" in linear
-        assert "a cache, as in `generate`" in cache
+        assert "tensors that are no part of the batch" in cache
         assert "`attention_mask` is of shape (2, 1, 6, 12)" in pairs
         expected = make_model("Llama").generate(batch()["input_ids"], max_new_tokens=2)
         assert whole.equal(expected)

@@ -4,7 +4,7 @@
     python docs/examples/every_axis.py --layouts tp2 pp2 --steps 20            # some of them
 
 The script starts itself with `accel launch` for each layout that it has not trained before, on the CPU, where all can
-be compared. A table tells how far each curve is from that of one process.
+be compared. A table tells how far each curve is from that of one process. With experts it is another model, and another curve.
 """
 
 import argparse
@@ -34,7 +34,10 @@ LAYOUTS = {
     "pp2": {"pp_size": 2},
     "tp2-fsdp2": {"tp_size": 2, "dp_shard_size": 2},
     "tp2-pp2": {"tp_size": 2, "pp_size": 2},
+    "experts": {},
+    "ep2": {"ep_size": 2},
 }
+WITH_EXPERTS = {"experts", "ep2"}  # these train a `Mixture`
 SETTINGS = {
     "cp2": {"cp_handler": TorchContextParallelConfig(cuts_batches=True)},
     "sp2": {"sp_backend": "torch"},
@@ -75,7 +78,44 @@ class Block(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return ``hidden`` of shape ``(batch, tokens, width)``, changed."""
         hidden = hidden + self.attention(self.attention_norm(hidden))
-        return hidden + self.down(F.gelu(self.up(self.forward_norm(hidden))))
+        return hidden + self.feed(self.forward_norm(hidden))
+
+    def feed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the feed-forward part adds."""
+        return self.down(F.gelu(self.up(hidden)))
+
+
+class Experts(nn.Module):
+    """Small networks, stacked in two parameters, of which each token has chosen some."""
+
+    def __init__(self, num_experts: int, width: int) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(num_experts, 2 * width, width) / width**0.5)
+        self.down = nn.Parameter(torch.randn(num_experts, width, 2 * width) / (2 * width) ** 0.5)
+
+    def forward(self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sums: ``hidden`` is ``(tokens, width)``, the others are ``(tokens, choices)``."""
+        outputs = torch.zeros_like(hidden)
+        for number, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
+            token, choice = torch.where(chosen == number)
+            rows = F.linear(F.gelu(F.linear(hidden[token], up)), down)
+            outputs = outputs.index_add(0, token, rows * weights[token, choice, None])
+        return outputs
+
+
+class ExpertBlock(Block):
+    """A block whose feed-forward part are experts, two of four for each token."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        del self.up, self.down
+        self.router, self.experts = nn.Linear(width, 4, bias=False), Experts(4, width)
+
+    def feed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the experts add."""
+        tokens = hidden.flatten(0, 1)
+        weights, chosen = self.router(tokens).softmax(-1).topk(2)
+        return self.experts(tokens, chosen, weights).view_as(hidden)
 
 
 class Language(nn.Module):
@@ -97,10 +137,12 @@ class Language(nn.Module):
         },
     }
 
+    block: ClassVar = Block
+
     def __init__(self, width: int = 32, num_blocks: int = 2) -> None:
         super().__init__()
         self.embed, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(num_blocks))
+        self.blocks = nn.ModuleList(self.block(width) for _ in range(num_blocks))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
@@ -109,6 +151,17 @@ class Language(nn.Module):
         for block in self.blocks:
             hidden = block(hidden)
         return self.head(self.norm(hidden))
+
+
+class Mixture(Language):
+    """The same with experts, which ranks share."""
+
+    parallel_plan: ClassVar = {
+        "units": ["blocks.*"],
+        "tail": ["norm", "head"],
+        "experts": {"blocks.*.experts": "ep_dispatch_experts"},
+    }
+    block: ClassVar = ExpertBlock
 
 
 class Sources(Dataset):
@@ -145,7 +198,7 @@ def train(layout: str, num_steps: int) -> tuple[Accelerator, list[float]]:
         scheduler_unit="optimizer_step",
     )
     set_seed(0)
-    model = Language()
+    model = Mixture() if layout in WITH_EXPERTS else Language()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=num_steps)
     loader = DataLoader(Sources(), batch_size=BATCH, shuffle=True, drop_last=True)
@@ -180,11 +233,17 @@ def curve(layout: str, *, folder: Path, num_steps: int) -> list[float]:
     return json.loads(file.read_text())
 
 
+def gaps(curves: dict[str, list[float]], layout: str) -> list[float]:
+    """Return how far a curve is from that of the same model on one process, in each step."""
+    alone = curves["experts" if layout in WITH_EXPERTS else "one"]
+    return [abs(one - two) for one, two in zip(curves[layout], alone, strict=True)]
+
+
 def report(curves: dict[str, list[float]]) -> None:
     """Print how far each curve is from that of one process."""
     print(f"{'layout':<12}{'ranks':>6}{'first loss':>12}{'last loss':>12}{'largest difference':>22}")
     for layout, losses in curves.items():
-        difference = max(abs(one - two) for one, two in zip(losses, curves["one"], strict=True))
+        difference = max(gaps(curves, layout))
         num_ranks = math.prod(LAYOUTS[layout].values())
         print(f"{layout:<12}{num_ranks:>6}{losses[0]:>12.4f}{losses[-1]:>12.4f}{difference:>22.1e}")
 
@@ -202,10 +261,10 @@ def draw(curves: dict[str, list[float]], picture: Path) -> None:
         steps = range(1, len(losses) + 1)
         width = 1 + 1.5 * (len(curves) - 1 - number)
         above.plot(steps, losses, color=colours(number), linewidth=width, label=layout)
-        gaps = [abs(one - two) for one, two in zip(losses, curves["one"], strict=True)]
-        if layout != "one":
-            below.semilogy(steps, [max(gap, 1e-9) for gap in gaps], color=colours(number), linewidth=1)
-    above.set(ylabel="loss", title="One model, one loop, every layout")
+        if LAYOUTS[layout]:
+            visible = [max(gap, 1e-9) for gap in gaps(curves, layout)]
+            below.semilogy(steps, visible, color=colours(number), linewidth=1)
+    above.set(ylabel="loss", title="One loop, every layout")
     above.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     below.set(xlabel="step", ylabel="from one process", ylim=(5e-10, 1))
     for axes in (above, below):
@@ -233,7 +292,8 @@ def main() -> None:
             (args.project_dir / f"{args.layout}.json").write_text(json.dumps(losses))
         accelerator.end_training()
         return
-    chosen = [layout for layout in LAYOUTS if layout in {"one", *args.layouts}]
+    wanted = {"one", *args.layouts, *(["experts"] if "ep2" in args.layouts else [])}
+    chosen = [layout for layout in LAYOUTS if layout in wanted]
     curves = {layout: curve(layout, folder=args.project_dir, num_steps=args.steps) for layout in chosen}
     report(curves)
     if args.picture is not None:

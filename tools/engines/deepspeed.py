@@ -102,6 +102,7 @@ engine = Engine(
         "integration-tests/test_checkpoint_faults.py",
         "integration-tests/test_deepspeed.py",
         "integration-tests/test_deepspeed_checkpoints.py",
+        "integration-tests/test_deepspeed_layers.py",
         "integration-tests/test_deepspeed_machines.py",
         "integration-tests/test_deepspeed_peer.py",
         "integration-tests/test_deepspeed_sequences.py",

@@ -75,6 +75,12 @@ def _accepts(setting: Setting, text: str) -> bool:
 
 _SPECIAL_TEXTS = {
     "fp8_override_linear_precision": ("true,false,true", "false,true,true", "true,true,false"),
+    "kubernetes_cpu": ("4", "500m", "2.5"),
+    "kubernetes_job_name": ("first", "second", "third"),
+    "kubernetes_memory": ("64Gi", "1G", "100M"),
+    "kubernetes_namespace": ("first", "second", "third"),
+    "kubernetes_secrets": ("A=s:a,B=s:b", "C=t:c", "D=t:d"),
+    "ray_resources": ("a=1", "b=2", "c=3"),
     "fsdp_reshard_after_forward": ("SHARD_GRAD_OP", "true", "false"),
     "rdzv_conf": ("a=1", "b=2", "c=3"),
     "tee": ("1", "2", "3"),

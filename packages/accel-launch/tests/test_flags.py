@@ -49,6 +49,8 @@ CPU = ["--cpu", "--num_processes", "2"]
 MACHINES = ["--cpu", "--num_processes", "2", "--num_machines", "2", "--main_process_ip", "10.0.0.1"]
 DEEPSPEED = ["--use_deepspeed", *MACHINES[1:]]
 HOSTFILE = ["--deepspeed_hostfile", "hosts"]
+RAY = [*CPU, "--launcher", "ray"]
+PODS = [*CPU, "--launcher", "kubernetes", "--kubernetes_image", "image:1"]
 POD = ["--tpu", "--tpu_cluster", "--tpu_name", "pod"]
 IN_PLAN = {
     "num_processes": (["--cpu"], "3", '"num_ranks": 3'),
@@ -92,6 +94,24 @@ IN_PLAN = {
     "slurm_options": (["--cpu", "--slurm"], "--partition=gpu -v", "#SBATCH --partition=gpu\\n#SBATCH -v"),
     "slurm_array": (["--cpu", "--slurm"], "0-3", "#SBATCH --array=0-3"),
     "slurm_requeue": (["--cpu", "--slurm"], "", "#SBATCH --requeue"),
+    "launcher": (CPU, "elastic", '"launcher": "elastic"'),
+    "ray_address": (RAY, "10.0.0.1:6379", '"address": "10.0.0.1:6379"'),
+    "ray_cpus_per_process": (RAY, "3", '\\"CPU\\": 3'),
+    "ray_resources": (RAY, "a=2", '\\"a\\": 2'),
+    "ray_runtime_env": (RAY, "runtime.yaml", '"cwd": "{cwd}"'),
+    "ray_wait_s": (RAY, "7", '"wait_s": "7.0"'),
+    "kubernetes_image": (PODS[:-2], "image:1", "image: image:1\\n"),
+    "kubernetes_job_name": (PODS, "my-job", "name: my-job\\n"),
+    "kubernetes_namespace": (PODS, "team", "namespace: team\\n"),
+    "kubernetes_kind": (PODS, "pytorchjob", "kind: PyTorchJob\\n"),
+    "kubernetes_gpus_per_node": (PODS, "2", "nvidia.com/gpu: '2'"),
+    "kubernetes_gpu_resource": ([*PODS, "--kubernetes_gpus_per_node", "2"], "amd.com/gpu", "amd.com/gpu: '2'"),
+    "kubernetes_cpu": (PODS, "500m", "cpu: 500m\\n"),
+    "kubernetes_memory": (PODS, "64Gi", "memory: 64Gi\\n"),
+    "kubernetes_working_dir": (PODS, "/app", "workingDir: /app\\n"),
+    "kubernetes_secrets": (PODS, "TOKEN=store:key", "name: TOKEN\\n"),
+    "kubernetes_backoff_limit": (PODS, "3", "maxRestarts: 3\\n"),
+    "kubernetes_manifest": (PODS, "job.yaml", '/job.yaml"'),
     "tpu_name": (["--tpu", "--tpu_cluster"], "my-pod", '"ssh", "my-pod"'),
     "tpu_cluster": (["--tpu", "--tpu_name", "pod"], "", '"launcher": "tpu-pod"'),
     "no_tpu_cluster": (["--config_file", "pod.yaml"], "", '"launcher": "tpu"'),
@@ -103,7 +123,7 @@ IN_PLAN = {
     "downcast_bf16": (["--tpu", "--mixed_precision", "bf16"], "", '"XLA_DOWNCAST_BF16": "1"'),
 }
 # Those without which the others around them make no sense.
-NEEDED = ("master_addr", "num_machines", "tpu_name", "tpu_vm", "deepspeed_hostfile")
+NEEDED = ("kubernetes_image", "master_addr", "num_machines", "tpu_name", "tpu_vm", "deepspeed_hostfile")
 # Flags that are taken for the sake of old command lines; a warning says so.
 WITHOUT_EFFECT = ("ipex", "use_xpu")
 # Flags whose values no plan shows; `launchers/test_sagemaker.py` follows them.
@@ -114,6 +134,7 @@ FILES = {
     "networks.yaml": "same_network: false\n",
     "pod.yaml": "distributed_type: XLA\ntpu_use_cluster: true\ntpu_name: pod\n",
     "hosts": "worker-0 slots=1\nworker-1 slots=1\n",
+    "runtime.yaml": "working_dir: .\n",
     "train.py": "",
 }
 

@@ -22,9 +22,12 @@ def test_switches_take_no_value_and_others_do():
     assert flags == {"use_cpu": "true", "num_processes": "2", "mixed_precision": "bf16"}
 
 
-def test_what_reaches_the_ranks_comes_from_the_table_of_settings_except_the_gpus():
+def test_what_reaches_the_ranks_comes_from_the_table_of_settings_except_the_gpus(request_for):
     own = {setting.name for setting in OPTIONS if SETTINGS.get(setting.name) != setting}
-    assert {setting.name for setting in OPTIONS if setting.name in own and setting.variable} == {"gpu_ids"}
+    with_variable = {setting.name: setting.variable for setting in OPTIONS if setting.name in own and setting.variable}
+    assert set(with_variable) == {"gpu_ids", "launcher", "ray_address"}
+    request = request_for(environ={variable: "1" for variable in with_variable.values()})
+    assert with_variable.values() & request.environ().keys() == {"CUDA_VISIBLE_DEVICES"}
 
 
 def test_every_config_key_of_every_setting_is_known_to_the_config_file():

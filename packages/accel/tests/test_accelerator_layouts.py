@@ -70,6 +70,16 @@ def accelerator_on(sizes, **arguments):
     return Accelerator(cpu=True, parallelism_config=config, megatron_lm_plugin=Plugin(), **arguments)
 
 
+class Arranging(Plugin):
+    """Arranges the ranks by itself, as a config of an engine may."""
+
+    def default_layout(self, topology):
+        return MeshLayout(dp_shard=topology.world_size // 2, tp=2)
+
+    def settle_layout(self, layout):
+        self.settled = layout
+
+
 def by_data_rank(sizes, answers):
     """Return the answer of each data rank, having seen that its ranks gave the same."""
     layout = MeshLayout(**sizes)
@@ -345,3 +355,24 @@ def test_other_data_ranks_draw_new_numbers_alike_on_ranks_that_work_together(wor
     assert one not in before
     first, again, second, other = world(4).run(loaded, {"dp_shard": 2, "cp": 2}, folder)
     assert [first, second] == before == [again, other]
+
+
+def arranged_by_its_engine(size):
+    STRATEGIES.register("any_axes", AnyAxes, replace=True)
+    plugin = Arranging()
+    config = size and ParallelismConfig(dp_shard_size=2, tp_size=size)
+    accelerator = Accelerator(cpu=True, megatron_lm_plugin=plugin, parallelism_config=config)
+    loader = accelerator.prepare(DataLoader(list(range(8)), batch_size=2))
+    rows = [accelerator.gather_for_metrics(batch).tolist() for batch in loader]
+    return (
+        accelerator.parallelism_config.tp_size,
+        plugin.settled.tp,
+        accelerator.torch_device_mesh["tp"].size(),
+        rows,
+    )
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_an_engine_may_arrange_ranks_that_share_batches(world, size):
+    for sizes in world(4).run(arranged_by_its_engine, size):
+        assert sizes == (2, 2, 2, [[0, 1, 2, 3], [4, 5, 6, 7]])

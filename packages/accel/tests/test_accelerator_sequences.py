@@ -8,7 +8,8 @@ from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import DataLoader
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
-from accel_backends.testing.models import make_model
+from accel.utils import set_seed
+from accel_backends.testing.models import SharedSequence, Tokens, make_model
 from accel_state import TorchContextParallelConfig
 from accel_state.errors import ConfigError, StateError
 from accel_state.runtime import reset_runtime
@@ -167,7 +168,10 @@ def refusals():
     with block([ids], [1]):
         assert ids.shape == (2, 4)
         tell(StateError, call=lambda: block([longer], [1]).__enter__())
-        tell(ConfigError, call=lambda: model(longer.long(), torch.arange(16)[None]))
+        tell(ConfigError, call=lambda: model(ids[:, :2], torch.arange(2)[None]))
+        as_long = torch.ones(2, 4, dtype=torch.long)
+        tell(StateError, call=lambda: model(as_long))
+        tell(StateError, call=lambda: model.blocks[0](torch.ones(2, 4, 12)))
         seen = torch.ones(4, 4, dtype=torch.bool)
         model.blocks[0].attention.register_forward_pre_hook(lambda _, args: (args[0], seen))
         tell(ConfigError, call=lambda: model(ids))
@@ -177,7 +181,7 @@ def refusals():
 
 def test_what_cannot_be_shared_is_refused_with_what_would_do(world):
     for told in world(2).run(refusals):
-        no_plan, dims, lengths, indivisible, nested, other, mask = told
+        no_plan, dims, lengths, indivisible, nested, other, unknown, inside, mask = told
         assert "The Shared has no plan that names its attention modules" in no_plan
         assert "`buffer_seq_dims` has 0 entries for 1 `buffers`" in dims
         assert "sequences of 8, 16 tokens" in lengths
@@ -187,7 +191,9 @@ def test_what_cannot_be_shared_is_refused_with_what_would_do(world):
         )
         assert "where sequences are cut already" in nested
         assert "`blocks.0.attention` passes a mask of its own, of shape (4, 4)" in mask
-        assert "has 16 queries and 16 keys, but each rank has 4 tokens" in other
+        assert "has 2 queries and 2 keys, but each rank has 4 tokens" in other
+        assert "The Tokens was called with tensors that are no part of the batch whose sequences" in unknown
+        assert "A module inside of a model was called where sequences are shared (`cp_size`)" in inside
 
 
 def counted(cuts_batches):
@@ -209,3 +215,94 @@ def count_both():
 
 def test_each_sample_counts_once_among_ranks_that_share_it(world):
     assert world(2).run(count_both) == [[list(range(5))] * 2] * 2
+
+
+def other_sequences_in_the_loop():
+    """Compute others as long as a part, a batch made of the part, and the parts of two loaders that are read in turn."""
+    handler = TorchContextParallelConfig(cuts_batches=True)
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=2, cp_handler=handler))
+    model, first, second = accelerator.prepare(
+        make_model("tokens").eval(), *(DataLoader(samples(length), batch_size=2) for length in (12, 10))
+    )
+    seen = []
+    with torch.no_grad():
+        for batch, shorter in zip(first, second, strict=True):
+            ids = batch["input_ids"]
+            with pytest.raises(StateError, match="outside of the loop or the block"):
+                model(input_ids=torch.ones_like(ids))
+            other = ids * 1  # computed from the batch
+            made = model(input_ids=other, position_ids=batch["position_ids"])
+            assert made.equal(model(input_ids=ids, position_ids=batch["position_ids"]))
+            seen.append((model(input_ids=ids), model(input_ids=shorter["input_ids"][:1])))
+        again = [model(input_ids=batch["input_ids"]) for batch in first]
+        assert all(one.equal(both[0]) for one, both in zip(again, seen, strict=True))
+        alone = [model(input_ids=batch["input_ids"][:1]) for batch in second]
+        assert all(one.equal(both[1]) for one, both in zip(alone, seen, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:Sequences of 10 tokens")
+def test_sequences_are_known_by_their_tensors_and_not_by_their_length(world):
+    world(2).run(other_sequences_in_the_loop)
+
+
+def kept_by_dropout(layout, folder, *, checkpointed=False):
+    """Return which values of a batch are kept, what is drawn after the next one, and the gradients of both.
+
+    The second one is computed again after the state that was saved before it is loaded.
+    """
+    reset_runtime(keep_process_group=True)
+    accelerator = Accelerator(
+        cpu=True,
+        parallelism_config=ParallelismConfig(**layout, sp_backend="torch"),
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing=checkpointed),
+    )
+    set_seed(5, device_specific=True)
+    torch.manual_seed(7)
+    model = Tokens(dropout=0.5) if {"cp_size", "sp_size"} & layout.keys() else SharedSequence(dropout=0.5)
+    kept = []
+    for block in model.blocks:
+        block.rows.dropout.register_forward_hook(lambda _, inputs, output: kept.append(output.detach() != 0))
+    model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+
+    def step():
+        kept.clear()
+        ids = torch.ones(2, 12, dtype=torch.long)
+        with accelerator.maybe_context_parallel([ids], [1], {ids}):
+            loss = model(ids if isinstance(model, Tokens) else torch.ones(2, 7)).square().sum()
+        in_forward = torch.stack(kept)
+        accelerator.backward(loss)
+        return in_forward
+
+    first = step()
+    accelerator.save_state(folder)
+    second, drawn = step(), torch.rand(4)
+    accelerator.load_state(folder)
+    assert step().equal(second)
+    assert torch.rand(4).equal(drawn)
+    assert not first.equal(second)
+    return first, drawn, [parameter.grad.full_tensor() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("layout", "groups"),
+    [
+        ({"cp_size": 2}, [[0], [1]]),
+        ({"sp_size": 2}, [[0], [1]]),
+        ({"tp_size": 2}, [[0], [1]]),  # layers share the tokens between them
+        ({"cp_size": 2, "tp_size": 2}, [[0, 1], [2, 3]]),
+    ],
+)
+def test_ranks_with_other_tokens_of_a_sequence_drop_out_others_and_all_draw_alike_after_it(
+    world, tmp_path, layout, groups
+):
+    run = world(sum(map(len, groups))).run
+    found = run(kept_by_dropout, layout, tmp_path / "plain")
+    assert all(drawn.equal(found[0][1]) for _, drawn, _ in found)
+    for group in groups:
+        assert all(found[rank][0].equal(found[group[0]][0]) for rank in group)
+    one, other = (found[group[0]][0] for group in groups)
+    # Of independent masks half of the values agree; no layer and no sequence has the same.
+    assert 0.35 < (one == other).double().mean() < 0.65
+    assert not (one == other).flatten(2).all(2).any()
+    again = run(kept_by_dropout, layout, tmp_path / "checkpointed", checkpointed=True)
+    torch.testing.assert_close(again, found, rtol=1e-6, atol=1e-6)

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel.functions import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
-from accel_backends.sharding.receiving import Receivers
+from accel_backends.sharding.receiving import HeldTensor, Receivers
 from accel_backends.testing.models import make_batches, make_model
 from accel_bigmodel import load_checkpoint_in_model
 from accel_bigmodel.saving.merging import merge_fsdp_weights
@@ -71,6 +71,8 @@ class Run:
 
 
 def whole(value):
+    if isinstance(value, HeldTensor):
+        value = value.fetch()
     if isinstance(value, DTensor):
         value = Receivers(is_receiver=True).receive(value)
     if isinstance(value, torch.Tensor):
@@ -252,13 +254,46 @@ def pass_on(how, layout, source, target):
 def test_a_checkpoint_goes_through_every_kind_of_layout_without_a_difference(world, tmp_path):
     """Ranks that share layers draw the random numbers of one process; other layouts draw new ones."""
     [(numbers, state), _] = world(2).run(pass_on, "sharded", {"tp_size": 2}, None, tmp_path / "0")
-    chain = [(2, "sharded", None), (2, "ddp", {"pp_size": 2}), (1, "ddp", None)]
+    chain = [(2, "sharded", None), (2, "full", {"pp_size": 2}), (1, "ddp", None)]
     for number, (num, how, layout) in enumerate(chain):
         folders = tmp_path / str(number), tmp_path / str(number + 1)
         for _, passed_on in world(num).run(pass_on, how, layout, *folders):
             assert_same(passed_on, state)
     [(again, _)] = world(1).run(pass_on, "ddp", None, tmp_path / "0", tmp_path / "alone")
     assert torch.equal(again, numbers)
+
+
+STAGES = {"kind": "shared-tied", "layout": {"pp_size": 2}}
+SHARDED_STAGES = {"kind": "shared-tied", "layout": {"pp_size": 2, "dp_shard_size": 2}}
+
+
+def test_stages_are_saved_in_parts_and_read_in_any_layout_and_back(world, tmp_path):
+    """The embedding is held by both stages, and written by the first."""
+    states = {}
+    for name, num, options, blocking in [("two", 2, STAGES, True), ("four", 4, SHARDED_STAGES, False)]:
+        [(states[name], later), *_] = world(num).run(save, "sharded", tmp_path / name, options, blocking)
+        parts = sorted(file.name for file in (tmp_path / name / "pytorch_model_fsdp_0").glob("*.distcp"))
+        assert parts == [f"__{rank}_0.distcp" for rank in range(num)]
+        for before in (False, True):  # the whole model, or the stage alone
+            for loaded, on in world(num).run(load, "sharded", tmp_path / name, options, before):
+                assert_same(loaded, states[name])
+                if blocking:  # else one more step was made
+                    assert_same(on, later)
+    plain = {"kind": "shared-tied"}
+    for name, num, how, options in [
+        ("two", 1, "ddp", plain),
+        ("two", 2, "sharded", plain),
+        ("two", 4, "full", SHARDED_STAGES),
+        ("four", 1, "ddp", plain),
+        ("four", 2, "sharded", {**plain, "layout": {"tp_size": 2}}),
+        ("four", 2, "sharded", STAGES),
+    ]:
+        for loaded, _ in world(num).run(load, how, tmp_path / name, options, "layout" in options):
+            assert_same(loaded, states[name])
+    [(state, _), _] = world(2).run(save, "sharded", tmp_path / "shards", plain)
+    for num, options in [(2, STAGES), (4, SHARDED_STAGES)]:
+        for loaded, _ in world(num).run(load, "sharded", tmp_path / "shards", options, True):
+            assert_same(loaded, state)
 
 
 def spread(kind, num):

@@ -1,5 +1,6 @@
 """What a step of a sharded model holds, beside what `accel plan` tells of it."""
 
+from itertools import accumulate
 from typing import ClassVar
 
 import pytest
@@ -7,11 +8,13 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity
 
-from accel import Accelerator, FullyShardedDataParallelPlugin
+from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_backends import resolve_plan
 from accel_backends.plans.estimate import Step, estimate
 from accel_state.mesh_layout import MeshLayout
+from accel_state.runtime import reset_runtime
 
 
 class Wide(nn.Module):
@@ -19,11 +22,12 @@ class Wide(nn.Module):
 
     parallel_plan: ClassVar = {"units": ["embed", "blocks.*"], "tail": ["norm", "head"]}
 
-    def __init__(self):
+    def __init__(self, num_blocks=3, hidden=2048):
         super().__init__()
         self.embed = nn.Embedding(1000, 512)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)) for _ in range(3)
+            nn.Sequential(nn.Linear(512, hidden), nn.ReLU(), nn.Linear(hidden, 512))
+            for _ in range(num_blocks)
         )
         self.norm = nn.LayerNorm(512)
         self.head = nn.Linear(512, 1000, bias=False)
@@ -91,3 +95,64 @@ def bytes_of(tensors):
 def test_a_step_holds_what_the_plan_tells(world):
     for expected, found in world(2).run(measured_step):
         assert found == pytest.approx(expected, rel=0.1)
+
+
+DEEP = {"num_blocks": 12, "hidden": 512}  # 29 MB, in small parts
+BLOCK, END = 4 * (2 * 512 * 512 + 2 * 512), 4 * 1000 * 512
+MARK = 12345
+STAGES = [6 * BLOCK + END, 6 * BLOCK + END + 2 * 4 * 512]
+
+
+def save_deep(folder):
+    Accelerator(cpu=True).save_model(Wide(**DEEP), folder)
+
+
+def memory_of_stages(folder, sizes):
+    """Return the bytes of the parameters that this rank keeps, and the most that it allocated until it computes.
+
+    The model is on the meta device, with a folder on all ranks, else on all but the first.
+    """
+    reset_runtime(keep_process_group=True)
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, load_weights_from=folder)
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(**sizes), fsdp_plugin=plugin)
+    has_values = folder is None and accelerator.is_main_process
+    with torch.device("cpu" if has_values else "meta"):
+        model = Wide(**DEEP)
+
+    def loss_of(model, tokens):
+        torch.empty(
+            MARK, dtype=torch.uint8
+        )  # seen twice: in the run without values, and before that with them
+        return model(tokens).mean()
+
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        model = accelerator.prepare(model)
+        with torch.no_grad():
+            accelerator.forward_backward(model, torch.zeros(1, 4, dtype=torch.long), loss_of)
+    accelerator.strategy.local_model_state(model)  # nothing stays gathered
+    events = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
+    changes = [one.nbytes() for one in sorted(events, key=lambda one: one.start_ns())]  # of several threads
+    _, before_pass = (number for number, one in enumerate(changes) if one == MARK)
+    return bytes_of(model.parameters()), max(accumulate(changes[:before_pass])), has_values
+
+
+@pytest.mark.parametrize(
+    ("num", "sizes", "has_files"),
+    [
+        (2, {"pp_size": 2}, False),
+        (2, {"pp_size": 2}, True),
+        (4, {"pp_size": 2, "dp_shard_size": 2}, True),
+    ],
+)
+def test_each_rank_allocates_its_stage_of_a_model_on_the_meta_device_alone(
+    world, tmp_path, num, sizes, has_files
+):
+    folder = str(tmp_path / "weights") if has_files else None
+    if folder is not None:
+        world(1).run(save_deep, folder)
+    num_shards = num // 2
+    for rank, (kept, peak, had_values) in enumerate(world(num).run(memory_of_stages, folder, sizes)):
+        # What stands for a parameter of the other stage has one value.
+        assert kept == pytest.approx(STAGES[rank // num_shards] / num_shards, abs=1000)
+        # Without files, tensors of the other stage are received one by one, and freed.
+        assert had_values or kept <= peak < kept + (BLOCK // 4 if has_files else 3 * BLOCK)

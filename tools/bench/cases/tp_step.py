@@ -1,8 +1,8 @@
 """A step of twelve blocks whose layers two gloo processes share: what the strategy adds to torch's own functions.
 
 As in `fsdp2_step`, each variant is divided by a copy that is trained by hand in the same processes, in turn: by
-`parallelize_module` and `fully_shard` over a mesh of one rank by two, as the strategy does it, or by `parallelize_module`
-alone. The peer refuses `tp_size` on CPUs.
+`parallelize_module` and `fully_shard` over a mesh of one rank by two, as the strategy does it, or by the first alone.
+The peer refuses `tp_size` on CPUs.
 """
 
 from tools.bench.case import Case

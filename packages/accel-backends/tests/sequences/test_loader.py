@@ -30,8 +30,8 @@ def test_sequences_that_cannot_be_cut_are_padded_and_that_is_told_once_or_refuse
     used = []
 
     @contextmanager
-    def during(num_tokens, num_real):
-        used.append((num_tokens, num_real))
+    def during(num_tokens, num_real, parts):
+        used.append((num_tokens, num_real, [tuple(part.shape) for part in parts]))
         yield
         used.append("done")
 
@@ -40,7 +40,7 @@ def test_sequences_that_cannot_be_cut_are_padded_and_that_is_told_once_or_refuse
     with pytest.warns(UserWarning, match="Sequences of 6 tokens .* 2 tokens are appended") as told:
         assert [batch["input_ids"].tolist() for batch in part] == [[[2, 3, 4, 5]], [[8, 9, 10, 11]]]
     assert len(told) == 1
-    assert used == [(8, 6), "done", (8, 6), "done"]
+    assert used == [(8, 6, [(1, 4)] * 3), "done"] * 2
     with (
         warnings.catch_warnings(action="error"),
         pytest.raises(ConfigError, match="Pad them to a multiple of 4"),

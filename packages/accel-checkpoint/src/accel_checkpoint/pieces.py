@@ -41,12 +41,13 @@ class Piece:
         return not isinstance(self.local, Tensor) or tuple(self.local.shape) == self.shape
 
 
-def pieces_of(state: Mapping[str, Any], *, is_writer: bool) -> Iterator[Piece]:
+def pieces_of(state: Mapping[str, Any], *, is_writer: bool, first_rank: int = 0) -> Iterator[Piece]:
     """Yield the pieces of a state dict without communication; each shared tensor is yielded once.
 
     Args:
         state: Tensors, `DTensor`s and other values by name.
         is_writer: Whether this rank writes what every rank holds in full.
+        first_rank: The first of the ranks that hold the state together.
     """
     first_of = ties_in(state)
     others: dict[str, tuple[str, ...]] = {}
@@ -58,7 +59,7 @@ def pieces_of(state: Mapping[str, Any], *, is_writer: bool) -> Iterator[Piece]:
         if not isinstance(value, Tensor):
             yield Piece(name, value, is_writer=is_writer)
         elif isinstance(value, DTensor):
-            yield from _pieces_of_part(name, value, others.get(name, ()))
+            yield from _pieces_of_part(name, value, others.get(name, ()), first_rank)
         else:
             shape = tuple(value.shape)
             yield Piece(name, value, shape, (0,) * len(shape), is_writer, others.get(name, ()))
@@ -132,18 +133,20 @@ def _within(runs: list[tuple[int, int]], begin: int, end: int) -> list[tuple[int
     return kept
 
 
-def _pieces_of_part(name: str, tensor: DTensor, second_names: tuple[str, ...]) -> Iterator[Piece]:
+def _pieces_of_part(
+    name: str, tensor: DTensor, second_names: tuple[str, ...], first_rank: int
+) -> Iterator[Piece]:
     """Yield this rank's pieces of a `DTensor`.
 
     If several ranks hold the same part, the writer is the rank at coordinate 0 of the replicated mesh axes; if they
-    have meshes of their own, the one whose mesh has rank 0.
+    have meshes of their own, the one whose mesh has ``first_rank``.
 
     Raises:
         CheckpointError: If the tensor has not been reduced over the ranks.
     """
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
-    is_writer = coordinate is not None and bool((mesh.mesh == 0).any())
+    is_writer = coordinate is not None and bool((mesh.mesh == first_rank).any())
     for axis, placement in enumerate(tensor.placements):
         if placement.is_partial():
             raise CheckpointError(

@@ -7,14 +7,18 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from accel_launch.launcher_settings import installed_settings
 from accel_launch.tables import (
     deepspeed,
     fp8,
     hardware,
     hosts,
+    kubernetes,
+    launcher,
     libraries,
     machines,
     mpi,
+    ray,
     sagemaker,
     slurm,
     tpu,
@@ -36,9 +40,9 @@ def _of_table(title: str, *left_out: str) -> tuple[Setting, ...]:
     )
 
 
-# Headings of the help, and the settings below each. A launcher for another engine adds its section here.
-OPTION_GROUPS: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
+_GROUPS: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
     {
+        launcher.TITLE: launcher.SETTINGS,
         "what to run on": (
             SETTINGS["num_processes"],
             SETTINGS["use_cpu"],
@@ -72,11 +76,23 @@ OPTION_GROUPS: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
         fp8.TITLE: (*_of_table("FP8"), *fp8.SETTINGS),
         mpi.TITLE: mpi.SETTINGS,
         slurm.TITLE: slurm.SETTINGS,
+        ray.TITLE: ray.SETTINGS,
+        kubernetes.TITLE: kubernetes.SETTINGS,
         tpu.TITLE: (SETTINGS["tpu_name"], *tpu.SETTINGS, SETTINGS["downcast_bf16"]),
         sagemaker.TITLE: sagemaker.SETTINGS,
     }
 )
+# Which packages are installed does not change while a command runs, so their tables are read here, once.
+_OF_OTHER_PACKAGES = installed_settings(setting for group in _GROUPS.values() for setting in group)
+# Headings of the help, and the settings below each.
+OPTION_GROUPS: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
+    {**_GROUPS, **{f"launcher {name}": table for name, table in _OF_OTHER_PACKAGES.items()}}
+)
 OPTIONS: tuple[Setting, ...] = tuple(setting for group in OPTION_GROUPS.values() for setting in group)
+# The settings that only one launcher reads, by its name.
+SETTINGS_OF_LAUNCHER: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
+    {"ray": ray.SETTINGS, "kubernetes": kubernetes.SETTINGS, **_OF_OTHER_PACKAGES}
+)
 
 # Booleans whose flag takes no value; the flags of all others take `true` or `false`.
 _SWITCHES = """
@@ -85,7 +101,12 @@ _SWITCHES = """
     slurm slurm_requeue tpu tpu_cluster tpu_use_sudo use_cpu use_deepspeed use_fsdp use_megatron_lm use_mpirun
     use_parallelism_config use_xpu
 """
-SWITCHES = frozenset(_SWITCHES.split())
+SWITCHES = frozenset(_SWITCHES.split()) | {
+    setting.name
+    for table in _OF_OTHER_PACKAGES.values()
+    for setting in table
+    if setting.parse is boolean and not setting.default
+}
 # Flags that may be given several times; their texts are joined with commas.
 _REPEATED = frozenset({"tpu_vm", "tpu_env"})
 _SHORT_FLAGS = {"tee": "-t"}
@@ -96,7 +117,12 @@ _METAVARS_OF = {
     "fp8_override_linear_precision": "BOOL,BOOL,BOOL",
     "gradient_accumulation_steps": "N",
     "gradient_clipping": "NORM",
+    "kubernetes_manifest": "FILE",
+    "kubernetes_secrets": "NAME=SECRET:KEY",
+    "launcher": "NAME",
     "master_addr": "ADDRESS",
+    "ray_resources": "NAME=AMOUNT",
+    "ray_runtime_env": "FILE",
     "rdzv_conf": "KEY=VALUE",
     "report": "FILE",
     "tpu_env": "NAME=VALUE",

@@ -60,6 +60,8 @@ class LaunchPlan:
     number is ``num_ranks``. ``port`` must be free; None lets one be found while starting. ``is_quiet`` leaves
     out the report on the screen that says how a run failed; ``report`` is a file to write it to as JSON.
     ``options`` is what else this launcher has to know to run the plan, ``secrets`` what of that nobody may see.
+    ``document`` is what it hands to another program instead of starting processes, for a file or a pipe; it is then
+    the description, and nothing else.
     """
 
     launcher: str
@@ -71,6 +73,7 @@ class LaunchPlan:
     report: Path | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    document: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
@@ -86,11 +89,14 @@ class LaunchPlan:
             "is_quiet": self.is_quiet,
             "report": None if self.report is None else str(self.report),
             "options": dict(self.options),
+            **({} if self.document is None else {"document": self.document}),
             "processes": [process.to_dict() for process in self.processes],
         }
 
     def describe(self) -> str:
-        """Return it as a text for people, with commands that can be pasted into a shell."""
+        """Return it as a text for people, with commands that can be pasted into a shell; or its document."""
+        if self.document is not None:
+            return self.document.rstrip("\n")
         lines = [f"launcher     {self.launcher}", f"ranks        {self.num_ranks}"]
         if any("MASTER_ADDR" in process.environ for process in self.processes):
             lines.append(f"port         {self.port or 'a free one'}")

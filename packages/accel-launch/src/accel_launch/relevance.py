@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from accel_launch.config.keys import is_inert
 from accel_launch.engine import SAGEMAKER
-from accel_launch.launchers.routes import route
-from accel_launch.options import OPTION_GROUPS, OPTIONS
+from accel_launch.launchers.routes import BUILT_IN
+from accel_launch.launchers.selection import select_launcher
+from accel_launch.options import OPTION_GROUPS, OPTIONS, SETTINGS_OF_LAUNCHER
 from accel_launch.request import LaunchRequest
 
 _FP8_LIBRARIES = {
@@ -48,7 +49,7 @@ def _rule(names: Iterable[str], counts: Callable[[LaunchRequest], bool], needs: 
 
 
 def _has_machines(request: LaunchRequest) -> bool:
-    return request.num_machines > 1 or route(request) in ("slurm", "srun", "ssh")
+    return request.num_machines > 1 or _takes_route("slurm", "srun", "ssh")(request)
 
 
 def _uses_fp8_library(library: str) -> Callable[[LaunchRequest], bool]:
@@ -56,11 +57,27 @@ def _uses_fp8_library(library: str) -> Callable[[LaunchRequest], bool]:
 
 
 def _takes_route(*names: str) -> Callable[[LaunchRequest], bool]:
-    return lambda request: route(request) in names
+    """Return whether one of these launchers starts the run, or one of another package, of which nothing is known."""
+
+    def takes(request: LaunchRequest) -> bool:
+        chosen = select_launcher(request).name
+        return chosen in names or chosen not in BUILT_IN
+
+    return takes
 
 
 def _takes_another_route(*names: str) -> Callable[[LaunchRequest], bool]:
-    return lambda request: route(request) not in names
+    return lambda request: select_launcher(request).name not in names
+
+
+def _of_launchers() -> Iterator[Rule]:
+    for name, settings in SETTINGS_OF_LAUNCHER.items():
+        own = (setting.name for setting in settings)
+        yield _rule(own, _is_started_by(name), f"without `--launcher {name}`")
+
+
+def _is_started_by(name: str) -> Callable[[LaunchRequest], bool]:
+    return lambda request: select_launcher(request).name == name
 
 
 RULES: tuple[Rule, ...] = (
@@ -108,10 +125,13 @@ RULES: tuple[Rule, ...] = (
     _rule(("rdzv_backend",), _has_machines, "on one machine"),
     _rule(
         ("monitor_interval",),
-        lambda request: route(request) == "elastic",
+        _takes_route("elastic"),
         "without `--max_restarts`, `--tee` or the like",
     ),
-    _rule(("ssh_options",), lambda request: route(request) == "ssh", "without `--hosts` or `--hostfile`"),
+    _rule(("ssh_options",), _takes_route("ssh"), "without `--hosts` or `--hostfile`"),
+    _rule(("hosts", "hostfile"), _takes_route("ssh"), "with this `--launcher`"),
+    _rule(("slurm",), _takes_route("slurm"), "with this `--launcher`"),
+    _rule(("use_mpirun",), _takes_route("mpi"), "with this `--launcher`"),
     _rule(("mpirun_ccl",), lambda request: request.value("use_mpirun"), "without `--use_mpirun`"),
     _rule(
         ("slurm_options", "slurm_array", "slurm_requeue"),
@@ -130,8 +150,19 @@ RULES: tuple[Rule, ...] = (
     _rule(_OF_MEETINGS, _takes_another_route("tpu", "tpu-pod"), "on TPUs"),
     _rule(_OF_MEETINGS - {"num_machines"}, _takes_another_route("sagemaker"), "on SageMaker"),
     _rule(
-        _OF_THE_AGENT, _takes_route("elastic", "slurm", "srun"), "where torch's elastic agent starts nothing"
+        _OF_THE_AGENT, _takes_route("elastic", "slurm", "srun", "kubernetes"), "where torch's elastic agent starts nothing"
     ),
+    _rule(
+        ("gpu_ids", "cpu_affinity", "report", *_OF_MEETINGS - {"num_machines", "master_port"}),
+        _takes_another_route("kubernetes"),
+        "on Kubernetes",
+    ),
+    _rule(
+        ("gpu_ids", "cpu_affinity", *_OF_MEETINGS - {"num_machines", "master_port"}),
+        _takes_another_route("ray"),
+        "on Ray",
+    ),
+    *_of_launchers(),
     _rule(_group("SageMaker"), lambda request: request.engine == SAGEMAKER, "outside of SageMaker"),
 )
 

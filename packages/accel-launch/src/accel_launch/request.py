@@ -22,7 +22,7 @@ from accel_state.errors import ConfigError, NotAvailableError
 CommandKind = Literal["script", "module", "executable"]
 
 # Set for each rank by whoever starts it, so never handed down as settings.
-_OF_THE_LAUNCHER = frozenset({"num_processes", "master_addr", "master_port"})
+_OF_THE_LAUNCHER = frozenset({"launcher", "num_processes", "master_addr", "master_port", "ray_address"})
 # What is checked of an engine's settings together, beside each one on its own.
 _CHECKS: Mapping[str | None, Callable[[Mapping[str, Resolved]], None]] = {
     "DEEPSPEED": check_deepspeed,

@@ -66,7 +66,7 @@ WORDS = [
         "10.0.0.1",
     ),
 ]
-CLEAR = {"plan", "ConfigError", "LaunchError", "NotAvailableError"}
+CLEAR = {"plan", "ConfigError", "LaunchError", "NotAvailableError", "UnknownNameError"}
 HOSTILE = [
     "a: &a [1,1,1,1,1,1,1,1,1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\ncommands: [*b,*b,*b,*b,*b,*b]\n",
     "x0: &a [1,1,1,1,1,1,1,1,1,1]\nfsdp_config: [*a, *a]\n",

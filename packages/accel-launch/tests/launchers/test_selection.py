@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from accel_launch.launchers.routes import route
-from accel_launch.launchers.selection import select_launcher
+from accel_launch.launchers.routes import BUILT_IN, route
+from accel_launch.launchers.selection import accepting_launchers, select_launcher
 from accel_launch.launchers.single import SingleProcessLauncher
-from accel_state.errors import ConfigError, LaunchError
+from accel_state.entry_points import entry_points
+from accel_state.errors import ConfigError, LaunchError, UnknownNameError
 from accel_state.registry import Registry
 
 
@@ -69,8 +70,70 @@ def test_what_nobody_can_start_is_refused(request_for):
         select_launcher(request_for(), registry)
 
 
-def test_two_launchers_that_claim_one_request_are_refused(request_for):
-    registry = Registry("launcher", "accel.launchers")
-    registry.register("greedy", Greedy)
-    with pytest.raises(ConfigError, match="`greedy` and `single` both claim to start 1 process"):
-        select_launcher(request_for(), registry)
+@pytest.fixture
+def registry():
+    made = Registry("launcher", "accel.launchers")
+    made.register("greedy", Greedy)
+    return made
+
+
+def test_a_launcher_of_another_package_comes_before_ours(request_for, registry):
+    assert [launcher.name for launcher in accepting_launchers(request_for(), registry)] == ["greedy", "single"]
+
+
+def test_launchers_of_other_packages_come_in_the_order_of_their_names(request_for, registry):
+    registry.register("avid", type("Avid", (Greedy,), {"name": "avid"}))
+    names = [launcher.name for launcher in accepting_launchers(request_for(), registry)]
+    assert names == ["avid", "greedy", "single"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"flags": {"launcher": "local"}},
+        {"environ": {"ACCEL_LAUNCHER": "local"}},
+        {"config": {"launcher": "local"}},
+        {"flags": {"launcher": "local"}, "environ": {"ACCEL_LAUNCHER": "greedy"}},
+    ],
+)
+def test_a_launcher_that_is_named_decides_alone(request_for, registry, given):
+    assert [launcher.name for launcher in accepting_launchers(request_for(**given), registry)] == ["local"]
+
+
+def test_a_launcher_that_is_named_need_not_accept(request_for):
+    registry = Registry("launcher", "no.such.group")
+    registry.register("shy", type("Shy", (Greedy,), {"name": "shy", "accepts": lambda self, request: False}))
+    assert select_launcher(request_for(flags={"launcher": "shy"}), registry).name == "shy"
+
+
+def test_auto_chooses_again_where_the_environment_names_one(request_for):
+    given = {"flags": {"launcher": "auto"}, "environ": {"ACCEL_LAUNCHER": "local"}}
+    assert select_launcher(request_for(**given)).name == "single"
+
+
+def test_an_unknown_launcher_is_refused_with_the_nearest(request_for):
+    with pytest.raises(UnknownNameError, match="Unknown launcher `kubernets`.* Known: .*ray.* `kubernetes`"):
+        select_launcher(request_for(flags={"launcher": "kubernets"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "rest", "needs"),
+    [
+        ("sagemaker", {}, "`compute_environment: AMAZON_SAGEMAKER`"),
+        ("ssh", {}, "`--hosts` or `--hostfile`"),
+        ("tpu", {}, "`--tpu`"),
+        ("tpu-pod", {}, "`--tpu`"),
+        ("srun", {}, "a SLURM job"),
+        ("deepspeed", {}, "`--use_deepspeed`"),
+        ("local", TWO, "`--num_machines 1`"),
+        ("single", {"num_processes": "2"}, "`--num_processes 1`"),
+    ],
+)
+def test_a_launcher_that_is_named_says_what_it_lacks(request_for, name, rest, needs):
+    with pytest.raises(ConfigError, match=f"`--launcher {name}` needs {needs}"):
+        select_launcher(request_for(flags={"launcher": name, **rest}))
+
+
+def test_our_launchers_are_those_that_are_known_as_ours():
+    ours = {point.name for point in entry_points("accel.launchers") if point.distribution == "accel-launch"}
+    assert ours == BUILT_IN

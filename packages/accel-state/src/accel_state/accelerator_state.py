@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel_state.enums import DistributedType, PrecisionType
@@ -114,10 +114,20 @@ class AcceleratorState(ProcessView):
 
             config = ParallelismConfig()
         mesh = None
-        layout = _engine_layout(given["fsdp_plugin"], runtime)
+        deepspeed = (given["deepspeed_plugins"] or {}).values()
+        engines = [given["fsdp_plugin"], given["megatron_lm_plugin"], *deepspeed]
+        layout = _engine_layout(engines, runtime)
+        if config is None and layout.num_data_ranks < layout.world_size:
+            from accel_state.parallelism_config import ParallelismConfig
+
+            config = ParallelismConfig(**{f"{axis}_size": size for axis, size in layout.sizes.items()})
         if config is not None:
             config.fit_to(runtime.topology.world_size, default=layout)
             layout = config.layout
+        for engine in engines:
+            if hasattr(engine, "settle_layout"):
+                engine.settle_layout(layout)
+        if config is not None:
             mesh = config.get_device_mesh(runtime.device.type)
         plugins = {name: value for name, value in given.items() if name.endswith(("_plugin", "_plugins"))}
         self._attributes.update(
@@ -271,9 +281,10 @@ def _settled_precision(plugins: Mapping[str, Any], asked: str) -> str:
     return settled[0] if settled else asked
 
 
-def _engine_layout(plugin: Any, runtime: Runtime) -> MeshLayout:
-    """Return how the engine of `plugin` arranges the ranks where no size of `ParallelismConfig` says it."""
-    arrange = getattr(plugin, "default_layout", None)
+def _engine_layout(plugins: Iterable[Any], runtime: Runtime) -> MeshLayout:
+    """Return how the first engine that arranges the ranks does it, where no size of `ParallelismConfig` says it."""
+    arranging = (plugin.default_layout for plugin in plugins if hasattr(plugin, "default_layout"))
+    arrange = next(arranging, None)
     layout: MeshLayout = runtime.layout if arrange is None else arrange(runtime.topology)
     return layout
 

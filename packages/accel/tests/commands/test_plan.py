@@ -176,6 +176,16 @@ def test_each_pipeline_stage_has_a_table(model_file, capsys):
     assert [unit["modules"] for unit in stages[1]["units"]] == [["blocks.1"], ["norm", "head"]]
 
 
+def test_ranks_of_a_stage_can_share_sequences(model_file, capsys):
+    model_file.write_text(MODULE + RUNNING)
+    sizes = ("--pp_size", "2", "--cp_size", "2", "--batch_size", "2", "--sequence_length", "8")
+    assert plan("--num_processes", "4", *sizes) == 0
+    text = capsys.readouterr().out
+    assert text.count("among 2 ranks (pp)") == 2
+    assert "all-gather of" in text
+    assert "among 2 ranks (cp)" in text
+
+
 def test_layouts_that_fit_are_proposed_those_that_send_least_first(capsys):
     assert plan("--fit", "4:40kB", "--json") == 0
     found = json.loads(capsys.readouterr().out)

@@ -19,6 +19,7 @@ from accel_backends.checkpoint_formats.protocol import (
     SavedState,
 )
 from accel_backends.sharding.parts import local_part, new_like, own_pieces
+from accel_backends.sharding.receiving import HeldTensor
 from accel_checkpoint.file_names import (
     OPTIMIZER_NAME,
     SHARDED_MODEL_NAME,
@@ -27,7 +28,7 @@ from accel_checkpoint.file_names import (
 )
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.distributed_metadata import Entry
-from accel_checkpoint.pieces import pieces_of
+from accel_checkpoint.pieces import Piece, pieces_of
 from accel_checkpoint.reading.distributed import DistributedState
 from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
 from accel_checkpoint.saving.snapshot import is_plain
@@ -116,6 +117,10 @@ class ShardedFormat(CheckpointFormat):
                     f"`{self.optimizer_file(index)}` has a state of `{name}`, but no such parameter."
                 )
             parameter = own[name]
+            if isinstance(parameter, HeldTensor):
+                if parameter.value is None:
+                    continue  # other ranks hold and read it
+                parameter = parameter.value
             if isinstance(parameter, DeferredTensor):
                 value = _deferred(saved, entry)
             elif entry.dtype is None or entry.shape != tuple(parameter.shape) or not entry.shape:
@@ -143,10 +148,17 @@ class _SavedModel(SavedState):
         return {name: None if entry.dtype is None else entry.shape for name, entry in self._entries.items()}
 
     def read(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tensors of ``own``, filled; those without memory of their own are read in whole."""
+        """Return the tensors of ``own``, filled; those without memory of their own are read in whole.
+
+        What other ranks hold is left out.
+        """
         state: dict[str, Any] = {}
         for name, entry in self._entries.items():
             value = own.get(name)
+            if isinstance(value, HeldTensor):
+                if value.value is None:
+                    continue  # other ranks hold and read it
+                value = value.value
             if isinstance(value, DeferredTensor):
                 state[name] = _deferred(self._saved, entry)
                 continue
@@ -167,5 +179,19 @@ def _deferred(saved: DistributedState, entry: Entry) -> Any:
 
 
 def _files(folder: str, state: Mapping[str, Any], paths: Mapping[str, _Path], choices: SaveChoices) -> Files:
-    part = part_of_rank(folder, pieces_of(state, is_writer=choices.is_writer), paths, rank=choices.rank)
+    part = part_of_rank(folder, _pieces(state, choices), paths, rank=choices.rank)
     return Files([part], merged=[DistributedTable(folder)] if choices.rank == 0 else [])
+
+
+def _pieces(state: Mapping[str, Any], choices: SaveChoices) -> Iterator[Piece]:
+    """Yield the pieces that this rank holds; what only some ranks hold is written by these."""
+    of_all: dict[str, Any] = {}
+    of_some: dict[int, dict[str, torch.Tensor]] = {}
+    for name, value in state.items():
+        if not isinstance(value, HeldTensor):
+            of_all[name] = value
+        elif value.value is not None:
+            of_some.setdefault(value.holders[0], {})[name] = value.value
+    yield from pieces_of(of_all, is_writer=choices.is_writer)
+    for first_rank, held in of_some.items():
+        yield from pieces_of(held, is_writer=choices.rank == first_rank, first_rank=first_rank)

@@ -26,18 +26,23 @@ def held_model_state(
     if not staged.users:
         return {name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in state.items()}
     places = {
-        id(found.tensor): holders for found, holders in zip(staged.tensors, staged.holders, strict=True)
+        id(found.tensor): (holders, staged.is_held(found))
+        for found, holders in zip(staged.tensors, staged.holders, strict=True)
     }
     known: dict[int, HeldTensor] = {}  # tied tensors stay one
     held: dict[str, Any] = {}
     for name, value in state.items():
-        holders = places.get(id(value), frozenset())
+        holders, is_here = places.get(id(value), (frozenset(), True))
         if not holders:
             held[name] = value.detach() if isinstance(value, torch.Tensor) else value
             continue
         if id(value) not in known:
             known[id(value)] = HeldTensor.of(
-                value, ranks[min(holders)], dtype=value.dtype, shape=value.shape, device=value.device
+                value.detach() if is_here else None,
+                ranks[min(holders)],
+                dtype=value.dtype,
+                shape=value.shape,
+                device=value.device,
             )
         held[name] = known[id(value)]
     return held

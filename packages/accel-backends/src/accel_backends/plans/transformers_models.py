@@ -80,19 +80,28 @@ def check_attention_is_shareable(model: nn.Module) -> None:
         config = _own_config(module)
         if config is None:
             continue
-        kind = type(module).__name__
-        if config._attn_implementation != "sdpa":
-            raise ConfigError(
-                f"`{kind}` has the attention `{config._attn_implementation}`, but ranks that share sequences compute "
-                'only `sdpa` together. Load it with `attn_implementation="sdpa"`.'
-            )
+        check_attention_is_sdpa(module)
         other = sorted(set(getattr(config, "layer_types", None) or ()) - _SHAREABLE_LAYERS)
         if other:
             raise ConfigError(
-                f"`{kind}` has layers of the kinds {', '.join(f'`{one}`' for one in other)}, which ranks that share "
-                "sequences cannot compute together: a part of a sequence does not have what they need. Set `cp_size` "
-                "and `sp_size` to 1."
+                f"`{type(module).__name__}` has layers of the kinds {', '.join(f'`{one}`' for one in other)}, which "
+                "ranks that share sequences cannot compute together: a part of a sequence does not have what they "
+                "need. Set `cp_size` and `sp_size` to 1."
             )
+
+
+def check_attention_is_sdpa(module: nn.Module) -> None:
+    """Refuse a module of transformers whose attention is now another one than ranks can compute together.
+
+    Raises:
+        ConfigError: Naming it.
+    """
+    config = _config_of(module)
+    if config._attn_implementation != "sdpa":
+        raise ConfigError(
+            f"`{type(module).__name__}` has the attention `{config._attn_implementation}`, but ranks that share "
+            'sequences compute only `sdpa` together. Load it with `attn_implementation="sdpa"`.'
+        )
 
 
 def _config_of(module: nn.Module) -> Any:

@@ -48,6 +48,6 @@ def share_attention(
                 sharing=sharing,
                 attend=attend,
                 window=attention_window(module) if is_of_transformers else None,
-                drops_mask=is_of_transformers,
+                of_transformers=module if is_of_transformers else None,
             )
     share_inputs(model, sharing)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+from torch import Tensor
 
 from accel_backends.sequences.batches import (
     check_length,
@@ -17,7 +19,7 @@ from accel_backends.sequences.batches import (
 from accel_backends.sequences.cut import SequenceCut
 
 
-def _nothing(num_tokens: int, num_real: int) -> AbstractContextManager[Any]:
+def _nothing(num_tokens: int, num_real: int, parts: Sequence[Tensor]) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
@@ -30,8 +32,8 @@ class SequencePart:
         setting: The name of the setting that shares them, for errors.
         pads: Pad sequences that cannot be cut, rather than refuse them.
         check: Called with each whole batch; raises what is wrong with it.
-        during: Called with the tokens of its sequences, with and without that padding; the context in which the
-            batch is used.
+        during: Called with the tokens of its sequences, with and without that padding, and the tensors that were
+            cut; the context in which the batch is used.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class SequencePart:
         setting: str,
         pads: bool = False,
         check: Callable[[Mapping[str, Any]], None] | None = None,
-        during: Callable[[int, int], AbstractContextManager[Any]] = _nothing,
+        during: Callable[[int, int, Sequence[Tensor]], AbstractContextManager[Any]] = _nothing,
     ) -> None:
         self.loader = loader
         self._cut = cut
@@ -82,7 +84,8 @@ class SequencePart:
             else:
                 check_length(num_real, self._cut, setting=self._setting)
             part = part_of_batch(whole, self._cut)
-            with self._during(whole["input_ids"].shape[1], num_real):
+            cut = [part[name] for name in part if part[name] is not whole[name]]
+            with self._during(whole["input_ids"].shape[1], num_real, cut):
                 yield part
 
     def _tell(self, length: int, num_missing: int) -> None:

@@ -22,17 +22,18 @@ class SharedInputs(WrappedForward):
     The padding mask is taken out of the arguments: what a model would make of a part of it would be wrong.
 
     Args:
-        original: The forward.
+        module: The module; its forward may take neither a mask nor positions.
         sharing: Which sequences are shared now.
     """
 
-    def __init__(self, original: Callable[..., Any], sharing: SequenceSharing) -> None:
-        super().__init__(original)
+    def __init__(self, module: nn.Module, sharing: SequenceSharing) -> None:
+        super().__init__(module.forward)
         self.sharing = sharing
-        self.signature = inspect.signature(original)
+        self.signature = inspect.signature(module.forward)
+        self._kind = type(module).__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        tokens = self.sharing.tokens
+        tokens = self.sharing.tokens_of((args, kwargs), kind=self._kind)
         if tokens is None:
             return self.original(*args, **kwargs)
         given = self.signature.bind(*args, **kwargs)
@@ -51,14 +52,24 @@ class SharedInputs(WrappedForward):
 
 
 def share_inputs(model: nn.Module, sharing: SequenceSharing) -> None:
-    """Let the outermost modules that take padding masks or positions have them of whole sequences."""
-    if isinstance(model.forward, SharedInputs):
+    """Let a model, and the outermost modules in it that take padding masks or positions, have them of whole sequences."""
+    if not isinstance(model.forward, SharedInputs):
+        model.forward = SharedInputs(model, sharing)
+    if not _takes_any(model):
+        for child in model.children():
+            _share_inside(child, sharing)
+
+
+def _share_inside(module: nn.Module, sharing: SequenceSharing) -> None:
+    if _takes_any(module):
+        share_inputs(module, sharing)
         return
-    if {_MASK, _POSITIONS} & inspect.signature(model.forward).parameters.keys():
-        model.forward = SharedInputs(model.forward, sharing)
-        return
-    for child in model.children():
-        share_inputs(child, sharing)
+    for child in module.children():
+        _share_inside(child, sharing)
+
+
+def _takes_any(module: nn.Module) -> bool:
+    return bool({_MASK, _POSITIONS} & inspect.signature(module.forward).parameters.keys())
 
 
 def _checked(mask: Any, tokens: SharedTokens) -> Tensor:

@@ -14,13 +14,24 @@ from torch import Tensor
 from accel_backends.sequences.batches import check_length
 from accel_backends.sequences.cut import SequenceCut
 from accel_backends.sequences.tokens import SharedTokens
+from accel_ops.nested.description import iterate_tensors
+from accel_ops.shared_tensors import id_tensor_storage
 from accel_state.errors import ConfigError, StateError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Batch:
+    """The sequences of a batch, or those that a forward pass computes with.
+
+    Attributes:
+        tokens: They; None: none are shared.
+        parts: The tensors of the batch that were cut; None in a forward pass.
+        is_bound: Whether the forward pass may run for the second time.
+    """
+
     tokens: SharedTokens | None
-    is_bound: bool
+    parts: tuple[Tensor, ...] | None = None
+    is_bound: bool = False
 
 
 class SequenceSharing:
@@ -41,8 +52,40 @@ class SequenceSharing:
 
     @property
     def tokens(self) -> SharedTokens | None:
-        """The sequences of the batch, None where none are shared: each rank computes whole ones."""
+        """The sequences of the forward pass, None where none are shared: each rank computes whole ones.
+
+        Raises:
+            StateError: If sequences are shared, and no model was called with parts of them.
+        """
+        if self._batches and self._batches[-1].parts is not None:
+            raise StateError(
+                f"A module inside of a model was called where sequences are shared (`{self.setting}`), and nobody knows "
+                "which tokens it was given. Call the model that `accelerator.prepare` returned."
+            )
         return self._batches[-1].tokens if self._batches else None
+
+    def tokens_of(self, given: Any, *, kind: str) -> SharedTokens | None:
+        """Return the sequences that a model computes with; None where none are shared.
+
+        Args:
+            given: What it is called with, nested at will: among it a tensor that was cut, or a view of one.
+            kind: What the model is called, for errors.
+
+        Raises:
+            StateError: If sequences are shared, and these are no parts of them, or nobody knows.
+        """
+        if not self._batches or self._batches[-1].parts is None:
+            return self.tokens
+        memory = {id_tensor_storage(tensor) for tensor in iterate_tensors(given)}
+        for batch in reversed(self._batches):
+            if any(id_tensor_storage(part) in memory for part in batch.parts or ()):
+                return batch.tokens
+        raise StateError(
+            f"The {kind} was called with tensors that are no part of the batch whose sequences are shared now "
+            f"(`{self.setting}`), so nobody knows where their tokens stand. Compute other sequences outside of the loop "
+            "or the block in which batches are cut. If these were made of the batch, pass another tensor of it with "
+            "them, such as its `position_ids` or `attention_mask`."
+        )
 
     @property
     def is_bound(self) -> bool:
@@ -50,9 +93,18 @@ class SequenceSharing:
         return bool(self._batches) and self._batches[-1].is_bound
 
     @contextmanager
-    def using(self, tokens: SharedTokens | None, *, is_bound: bool = False) -> Iterator[None]:
-        """Share the sequences of ``tokens`` in the block; None: none are shared."""
-        entry = _Batch(tokens, is_bound)
+    def using(
+        self,
+        tokens: SharedTokens | None,
+        *,
+        parts: Sequence[Tensor] | None = None,
+        is_bound: bool = False,
+    ) -> Iterator[None]:
+        """Share the sequences of ``tokens`` in the block; None: none are shared.
+
+        Without ``parts``, the tensors that were cut, it is a forward pass that computes with them.
+        """
+        entry = _Batch(tokens, None if parts is None else tuple(parts), is_bound)
         self._batches.append(entry)
         try:
             yield
@@ -60,9 +112,13 @@ class SequenceSharing:
             # Not the last one, where two loaders are read in turn.
             self._batches = [one for one in self._batches if one is not entry]
 
-    def during(self, num_tokens: int, num_real: int) -> AbstractContextManager[None]:
-        """Share sequences of ``num_tokens`` in the block, of which ``num_real`` are no padding of ours."""
-        return self.using(SharedTokens(self.cut, self._group, num_tokens=num_tokens, num_real=num_real))
+    def during(self, num_tokens: int, num_real: int, parts: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Share sequences of ``num_tokens`` in the block, of which ``num_real`` are no padding of ours.
+
+        ``parts`` are the tensors that hold this rank's part of them.
+        """
+        tokens = SharedTokens(self.cut, self._group, num_tokens=num_tokens, num_real=num_real)
+        return self.using(tokens, parts=parts)
 
     def bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that does what ``function`` would do now, whatever is shared then."""
@@ -108,7 +164,7 @@ class SequenceSharing:
         for buffer, dim in zip(buffers, dims, strict=True):
             buffer.data = self.cut.part_of(buffer.data, dim)
         try:
-            with self.during(length, length):
+            with self.during(length, length, buffers):
                 yield
         finally:
             for buffer, whole in zip(buffers, wholes, strict=True):
@@ -116,7 +172,7 @@ class SequenceSharing:
                     buffer.data = whole
 
     def _length_of(self, buffers: Sequence[Tensor], dims: Sequence[int]) -> int:
-        if self.tokens is not None:
+        if self._batches:
             raise StateError(
                 "`maybe_context_parallel` was called where sequences are cut already: in another such block, or in a "
                 "loop over a loader that cuts batches (`cuts_batches`). Leave out one of them."

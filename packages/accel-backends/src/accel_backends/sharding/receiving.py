@@ -20,8 +20,8 @@ class HeldTensor(DeferredTensor):
     """A tensor that only some ranks hold, such as those of one stage of a pipeline.
 
     Attributes:
-        value: On the holders the tensor, which may be a `DTensor` over them; nothing else is looked at elsewhere.
-        holders: Their ranks.
+        value: The tensor, which may be a `DTensor` over ranks that hold it; None where others do.
+        holders: Those ranks, all of which send it together; further ones may have the same.
         device: Where it is received.
     """
 

@@ -38,6 +38,7 @@ from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import ShardedStrategy
 from accel_backends.transforms.expert_parallel import ExpertParallel
+from accel_backends.transforms.own_random_numbers import draw_own_numbers
 from accel_backends.transforms.protocol import apply_transforms
 from accel_backends.transforms.tensor_parallel import share_random_state
 from accel_ops.named_tensors import named_tensors
@@ -128,6 +129,7 @@ class FullyShardedStrategy(ShardedStrategy):
         self._models.add(model)
         if self._layer_mesh is not None:
             share_random_state(self._layer_mesh, self.context.device)
+        self._draw_own_numbers(model, plan)
         allow_inference_first(model)
         names = [name for group in plan.groups for name in group.modules]
         check_unit_order(model, {name: model.get_submodule(name) for name in names}, kind=kind)
@@ -244,6 +246,15 @@ class FullyShardedStrategy(ShardedStrategy):
             sequences=self._sequences,
             dynamo=dynamo,
         )
+
+    def _draw_own_numbers(self, model: nn.Module, plan: ShardPlan) -> None:
+        """Let ranks that have other tokens of the same sequences drop out other values of them."""
+        layout, axes = self.context.layout, ["cp", "sp"]
+        if plan.layers is not None and plan.layers.is_in_sequence:
+            axes.append("tp")
+        if layout.size(*axes) > 1:
+            number = layout.index(self.context.topology.rank, *axes)
+            draw_own_numbers(model, number=number, device=self.context.device)
 
     def _experts_of(self, model: nn.Module, plan: ParallelPlan) -> ExpertParallel | None:
         """Return which experts of ``model`` are spread over ranks, None where the run spreads none."""

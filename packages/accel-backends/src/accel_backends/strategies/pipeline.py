@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -13,12 +13,14 @@ import torch.distributed as dist
 from torch import nn
 
 from accel_backends.pipelining.cutting import balanced_starts
+from accel_backends.pipelining.experts import make_experts_traceable
 from accel_backends.pipelining.gathering import held_model_state, held_optimizer_state
 from accel_backends.pipelining.holding import StageRoot, StageSharding, hold_stage
 from accel_backends.pipelining.schedule_run import PipelinePlace
 from accel_backends.pipelining.shared_gradients import add_up_shared, put_back_shared, take_shared
 from accel_backends.pipelining.stages import StagedModel
 from accel_backends.pipelining.training import LossFunction, PipelineTraining
+from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sharding.clipping import scale_down, total_norm
@@ -41,6 +43,15 @@ _ADVICE = (
     "at once. Call `accelerator.forward_backward(model, batch, loss_fn)`; `loss_fn(model, batch)` returns the loss."
 )
 _NOTHING = nullcontext()
+_NOT_SHARDED = {
+    "interleaved_1f1b": (
+        "the root of `fully_shard` ends the backward pass of all modules of a rank with that of any of its stages"
+    ),
+    "zero_bubble": (
+        "`fully_shard` reduces gradients of parameters with those of inputs, which this schedule computes earlier"
+    ),
+}
+"""Why a schedule cannot run stages that are sharded."""
 
 
 class PipelineStrategy(FullyShardedStrategy):
@@ -52,13 +63,9 @@ class PipelineStrategy(FullyShardedStrategy):
 
     name: ClassVar[str] = "pipeline"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        shards_parameters=True, mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "tp"})
+        shards_parameters=True,
+        mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "sp", "tp", "ep"}),
     )
-
-    @property
-    def checkpoint_format(self) -> str:
-        """The format in which models and optimizers are saved: whole, put together from the stages."""
-        return "full"
 
     @property
     def has_gradients_in_parameters(self) -> bool:
@@ -102,15 +109,17 @@ class PipelineStrategy(FullyShardedStrategy):
         if model in self._pipelines:
             return model
         is_sharded = self._place.num_pipelines > 1
-        if is_sharded and self._handler.schedule in ("interleaved_1f1b", "zero_bubble"):
+        reason = _NOT_SHARDED.get(self._handler.schedule or "") if is_sharded else None
+        if reason is not None:
             raise ConfigError(
                 f"The schedule `{self._handler.schedule}` needs stages of one rank each, and here "
-                f"{self._place.num_pipelines} ranks share one. Choose `1f1b` or `gpipe`, or spread the ranks over more "
-                "stages (`pp_size`)."
+                f"{self._place.num_pipelines} ranks share one: {reason}. Choose `1f1b` or `gpipe`, or spread the ranks "
+                "over more stages (`pp_size`)."
             )
         transforms = self.context.transforms if is_sharded else self._transforms
         model = apply_transforms(model, transforms, evaluation_mode=evaluation_mode)
         sharding = self._sharding(model) if is_sharded else None
+        make_experts_traceable(model, self._parallel_plan(model))
         pipeline = PipelineTraining(
             StagedModel(
                 model,
@@ -164,6 +173,7 @@ class PipelineStrategy(FullyShardedStrategy):
             )
             if sharding is not None:
                 self._finish_sharding(model, staged, sharding)
+                make_experts_traceable(model, self._parallel_plan(model))
         if self.context.dynamo is not None:
             compile_units(self._units_here(model, staged), self.context.dynamo)
         for old, found in zip(before, staged.tensors, strict=True):
@@ -177,9 +187,11 @@ class PipelineStrategy(FullyShardedStrategy):
 
     def _units_here(self, model: nn.Module, staged: StagedModel) -> list[nn.Module]:
         """Return the units of which this rank has all parameters; code that is compiled takes no placeholders."""
-        plan = resolve_plan(model, given=self._plugin.parallel_plan, policy=self._plugin.units_policy())
-        units = [model.get_submodule(name) for name in plan.units]
+        units = [model.get_submodule(name) for name in self._parallel_plan(model).units]
         return [unit for unit in units if not any(map(staged.is_elsewhere, unit.parameters()))]
+
+    def _parallel_plan(self, model: nn.Module) -> ParallelPlan:
+        return resolve_plan(model, given=self._plugin.parallel_plan, policy=self._plugin.units_policy())
 
     def _finish_sharding(self, model: nn.Module, staged: StagedModel, sharding: StageSharding) -> None:
         self._models.add(sharding.root)
@@ -318,6 +330,15 @@ class PipelineStrategy(FullyShardedStrategy):
             rank=self.context.topology.rank,
             device=self.context.device,
         )
+
+    def optimizer_parameters(
+        self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
+    ) -> dict[str, Any]:
+        """Return the parameters by name, of which each tells the ranks of which stage hold it."""
+        named: dict[str, Any] = super().optimizer_parameters(optimizer, models)
+        for staged in self._staged():
+            named = held_model_state(named, staged, self._ranks_at)
+        return named
 
     def load_optimizer_state(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None

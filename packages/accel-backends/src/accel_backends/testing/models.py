@@ -323,8 +323,8 @@ class Tokens(Shared):
 
     parallel_plan: ClassVar[dict[str, Any]] = {**Shared.parallel_plan, "attention": ["blocks.*.attention"]}
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, dropout: float = 0.0) -> None:
+        super().__init__(dropout=dropout)
         self.places = nn.Embedding(16, 12)
 
     def forward(

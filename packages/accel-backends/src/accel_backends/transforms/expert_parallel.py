@@ -17,7 +17,8 @@ from accel_backends.transforms.token_dispatch import DispatchedExperts
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_state.errors import ConfigError
 
-_DISPATCHED = "ep_dispatch_experts"
+DISPATCHED = "ep_dispatch_experts"
+"""The style of a module with experts, whose forward takes tokens, the experts that they chose, and their weights."""
 
 
 class ExpertParallel:
@@ -100,7 +101,7 @@ def expert_modules(model: nn.Module, plan: ParallelPlan, *, num_ranks: int) -> d
     modules = dict(model.named_modules(remove_duplicate=False))
     found = {}
     for name, style in plan.experts.items():
-        if style == _DISPATCHED:
+        if style == DISPATCHED:
             if name not in modules:
                 raise ConfigError(
                     f"`{name}` is a parameter of the {type(model).__name__}, and its style `{style}` is for modules. "
@@ -110,7 +111,7 @@ def expert_modules(model: nn.Module, plan: ParallelPlan, *, num_ranks: int) -> d
     if not found:
         raise ConfigError(
             f"The {type(model).__name__} has no plan that names experts to spread over {num_ranks} ranks (`ep_size`). "
-            f"Give its class a `parallel_plan`, such as {{'experts': {{'layers.*.experts': '{_DISPATCHED}'}}}}, with "
+            f"Give its class a `parallel_plan`, such as {{'experts': {{'layers.*.experts': '{DISPATCHED}'}}}}, with "
             "the names of its own modules, or set `ep_size` to 1."
         )
     for name, experts in found.items():

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from accel_backends.transforms.own_random_numbers import own_random_numbers
 from accel_backends.wrapped_forward import WrappedForward
 from accel_state.errors import ConfigError
 
@@ -62,8 +63,11 @@ class DispatchedExperts(WrappedForward):
             for tensor in (hidden_states, top_k_index, top_k_weights)
         ]
         parts = [tensor.redistribute(placements=[Shard(0)]).to_local() for tensor in alike]
+        # Each rank's experts get other tokens, of other numbers; between experts, ranks drop out alike.
+        with own_random_numbers(mesh.get_local_rank(), hidden_states.device):
+            own = self._dispatched(*parts)
         outputs = DTensor.from_local(
-            self._dispatched(*parts),
+            own,
             mesh,
             [Shard(0)],
             run_check=False,

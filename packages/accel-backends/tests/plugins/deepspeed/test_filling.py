@@ -41,6 +41,14 @@ FILLED = [
         True,
         "x",
     ),
+    ("tensor_parallel.autotp_size", {"tp_size": Said(2, "x")}, 2, "x"),
+    ("tensor_parallel.autotp_size", {"tp_size": Said(1, "x")}, 1, "x"),
+    (
+        "tensor_parallel.vocab_parallel_lm_head",
+        {"tp_size": Said(2, "x")},
+        False,
+        "default: logits of the whole vocabulary",
+    ),
     ("gradient_accumulation_steps", {"gradient_accumulation_steps": Said(5, "x")}, 5, "x"),
     ("gradient_accumulation_steps", {"gradient_accumulation_steps": Said(1, "x")}, 1, "x"),
     ("gradient_accumulation_steps", {}, 1, "default"),
@@ -104,6 +112,7 @@ REFUSED = {
     "zero_optimization.offload_param.device": ("offload_param_device", "cpu", "nvme"),
     "zero_optimization.offload_param.nvme_path": ("offload_param_nvme_path", "/a", "/b"),
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": ("zero3_save_16bit_model", True, False),
+    "tensor_parallel.autotp_size": ("tp_size", 2, 4),
     "gradient_accumulation_steps": ("gradient_accumulation_steps", 5, 10),
     "gradient_clipping": ("gradient_clipping", 0.5, 1.0),
     "fp16.enabled": ("mixed_precision", "fp16", False),
@@ -241,6 +250,17 @@ def test_what_the_config_leaves_out_is_written_where_it_matters():
         "bf16": {"enabled": False},
         "steps_per_print": math.inf,
     }
+
+
+@pytest.mark.parametrize("written", [{}, {"tensor_parallel": {"autotp_size": 0}}])
+def test_layers_that_no_ranks_share_need_no_section(written):
+    filled = fill(written, Facts(**BATCHES, tp_size=Said(1, "`ParallelismConfig(tp_size=1)`"))).config
+    assert filled.get("tensor_parallel") == written.get("tensor_parallel")
+
+
+def test_logits_may_be_cut_where_the_config_asks_for_it():
+    section = {"autotp_size": 2, "vocab_parallel_lm_head": True}
+    assert fill({"tensor_parallel": section}, Facts(**BATCHES)).config["tensor_parallel"] == section
 
 
 def test_what_somebody_asks_for_is_written_although_the_config_leaves_it_out():

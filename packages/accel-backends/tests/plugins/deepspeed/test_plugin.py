@@ -10,7 +10,10 @@ from accel_backends.plugins.deepspeed.filling import Facts, Said
 from accel_state import AcceleratorState
 from accel_state.environment.settings import SECTIONS, SETTINGS
 from accel_state.errors import ConfigError, StateError
+from accel_state.mesh_layout import MeshLayout
+from accel_state.topology import Topology
 
+FOUR = Topology(world_size=4, local_world_size=4)
 BATCHES = Facts(num_data_ranks=Said(2, "the run"), micro_batch_sizes=Said((4,), "the loaders"))
 
 
@@ -235,3 +238,45 @@ def test_classes_of_moe_layers_must_be_there(monkeypatch):
     with pytest.raises(ConfigError, match="names `Expert`, of which `Sequential` has no module"):
         plugin.set_moe_leaf_modules(torch.nn.Sequential(torch.nn.Linear(1, 1)))
     DeepSpeedPlugin(transformer_moe_cls_names="").set_moe_leaf_modules(torch.nn.Linear(1, 1))
+
+
+def with_layers(size):
+    return DeepSpeedPlugin(
+        hf_ds_config={"zero_optimization": {"stage": 2}, "tensor_parallel": {"autotp_size": size}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (0, MeshLayout.of_replicas(4)),
+        ("auto", MeshLayout.of_replicas(4)),
+        (2, MeshLayout(dp_shard=2, tp=2)),
+        (4, MeshLayout(tp=4)),
+    ],
+)
+def test_the_config_arranges_the_ranks_by_those_that_share_layers(size, expected):
+    assert with_layers(size).default_layout(FOUR) == expected
+
+
+def test_ranks_that_cannot_share_layers_evenly_are_refused():
+    with pytest.raises(
+        ConfigError, match="`tensor_parallel.autotp_size` is 3 .*does not divide the 4 processes"
+    ):
+        with_layers(3).default_layout(FOUR)
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_a_layout_that_contradicts_the_config_is_refused(tp):
+    told = rf"`tensor_parallel.autotp_size` is 2 by .*, but {tp} by `ParallelismConfig\(tp_size={tp}\)`"
+    with pytest.raises(ConfigError, match=told):
+        with_layers(2).settle_layout(MeshLayout(dp_shard=4 // tp, tp=tp))
+
+
+def test_a_layout_fills_how_many_ranks_share_layers():
+    plugin = DeepSpeedPlugin()
+    plugin.settle_layout(MeshLayout(dp_shard=2, tp=2))
+    assert plugin.deepspeed_config["tensor_parallel"] == {
+        "autotp_size": 2,
+        "vocab_parallel_lm_head": False,
+    }

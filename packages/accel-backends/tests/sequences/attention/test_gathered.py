@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch.nn.functional import scaled_dot_product_attention
 
 from accel_backends.sequences.attention.call import AttentionCall
+from accel_backends.sequences.attention.exchanged import exchanged_attention
 from accel_backends.sequences.attention.gathered import gathered_attention
 from accel_backends.sequences.attention.ring import ring_attention
 from accel_backends.sequences.cut import SequenceCut
@@ -87,6 +88,27 @@ def test_ranks_compute_together_what_one_computes_alone(world):
             torch.testing.assert_close(
                 whole[:, :, :num_real], one[:, :, :num_real], msg=lambda text, c=(way, name): f"{c}: {text}"
             )
+
+
+def weights_with_dropout(attend):
+    """Return the weights of this rank's queries or heads, without and with dropout: attention over one-hot values."""
+    tokens = SharedTokens(
+        SequenceCut(2, dist.get_rank()), dist.group.WORLD, num_tokens=LENGTH, num_real=LENGTH
+    )
+    values = torch.eye(LENGTH, dtype=torch.float64).expand(2, 2, -1, -1)
+    parts = [tokens.cut.part_of(one, 2) for one in (*tensors()[:2], values)]
+    return [
+        attend(*parts, AttentionCall(tokens, is_causal=True, has_groups=True, dropout=dropout))
+        for dropout in (0.0, 0.25)
+    ]
+
+
+@pytest.mark.parametrize("attend", [gathered_attention, exchanged_attention])
+def test_each_weight_is_dropped_on_its_own_and_the_others_grow(world, attend):
+    for whole, dropped in world(2).run(weights_with_dropout, attend):
+        is_kept = dropped != 0
+        torch.testing.assert_close(dropped, torch.where(is_kept, whole / 0.75, 0.0))
+        assert 0.6 < is_kept[whole != 0].double().mean() < 0.9
 
 
 def drop_out():

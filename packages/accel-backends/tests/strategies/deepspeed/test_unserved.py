@@ -13,11 +13,3 @@ def test_quantization_is_refused_on_cpus_only(name):
     check_served({"zero_optimization": {"stage": 3, name: False}}, device_type="cpu")
     with pytest.raises(ConfigError, match=f"`zero_optimization.{name}` is true, but .* accelerators only"):
         check_served(config, device_type="cpu")
-
-
-def test_tensor_parallelism_of_deepspeed_is_refused():
-    check_served({"tensor_parallel": {"autotp_size": 1}}, device_type="cpu")
-    with pytest.raises(
-        ConfigError, match=r"`tensor_parallel.autotp_size` is 2.*`ParallelismConfig\(tp_size=2\)`"
-    ):
-        check_served({"tensor_parallel": {"autotp_size": 2}}, device_type="cuda")

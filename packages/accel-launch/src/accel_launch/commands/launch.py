@@ -13,8 +13,9 @@ from accel_launch.config.file import find_config
 from accel_launch.engine_installed import check_engine_installed
 from accel_launch.interpreter import interpreter_command
 from accel_launch.launchers.allocation import flags_of_step
-from accel_launch.launchers.selection import select_launcher
-from accel_launch.messages import show, warn
+from accel_launch.launchers.selection import accepting_launchers
+from accel_launch.launchers.routes import BUILT_IN
+from accel_launch.messages import inform, show, warn
 from accel_launch.options import add_options, given_flags
 from accel_launch.relevance import without_effect
 from accel_launch.reports.telling import check_report_file
@@ -68,7 +69,11 @@ class LaunchCommand:
         if arguments.command in ([], ["--"]):
             arguments.refuse("there is nothing to launch; name a script")
         request = request_of(arguments)
-        launcher = select_launcher(request)
+        launcher, *others = accepting_launchers(request)
+        passed_over = [other.name for other in others if other.name not in BUILT_IN]
+        if passed_over:
+            names = ", ".join(f"`{name}`" for name in passed_over)
+            inform(f"The launcher `{launcher.name}` comes before {names} by name; `--launcher` chooses another.")
         plan = launcher.plan(request)
         if arguments.dry_run:
             show(json.dumps(plan.to_dict(), indent=2) if arguments.json else plan.describe())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 # Beside the settings of the run. Anything not named here stays here: it may be a secret.
 FORWARDED = (
     "DS_ACCELERATOR",
@@ -16,3 +18,10 @@ FORWARDED = (
     "PATH",
     "PYTHONPATH",
 )
+
+_OF_THIS_MACHINE = frozenset({"LD_LIBRARY_PATH", "PATH", "PYTHONPATH"})
+
+
+def forwarded_to_images(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what containers and clusters with a file system of their own get: everything but paths of this one."""
+    return {name: environ[name] for name in FORWARDED if name in environ and name not in _OF_THIS_MACHINE}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from accel_launch.options import OPTIONS, SWITCHES
+from accel_launch.options import OPTIONS, SETTINGS_OF_LAUNCHER, SWITCHES
 from accel_launch.request import LaunchRequest
+from accel_launch.tables.launcher import AUTO
 
 _KINDS = {"script": (), "module": ("-m",), "executable": ("--no_python",)}
 _UNSEEN_ELSEWHERE = frozenset({"flag", "environment", "config file"})
 # Settings whose variables speak of this machine, also where nobody set them for the sake of a launch.
 OF_THIS_MACHINE = frozenset({"gpu_ids", "num_cpu_threads_per_process", "master_addr", "master_port"})
+# Chosen here, so the other `accel launch` chooses anew: by the same name it would launch another of its kind.
+_CHOSEN_HERE = frozenset({"launcher"} | {setting.name for table in SETTINGS_OF_LAUNCHER.values() for setting in table})
 
 
 def restated(
@@ -33,9 +36,11 @@ def restated(
     words = [*(request.interpreter if interpreter is None else interpreter), "-m", "accel_launch", "launch"]
     if request.config.path is not None and not is_self_contained:
         words += ["--config_file", str(request.cwd / request.config.path)]
+    if request.is_given("launcher"):
+        words.append(f"--launcher={AUTO}")
     for setting in OPTIONS:
         given = request.settings[setting.name]
-        if given.source not in sources or setting.name in without or setting.flag is None:
+        if given.source not in sources or setting.name in _CHOSEN_HERE.union(without) or setting.flag is None:
             continue
         if given.source == "environment" and setting.name in OF_THIS_MACHINE:
             continue

@@ -17,7 +17,16 @@ from accel_state.environment import restore, snapshot
 from accel_state.testing.scripts import is_alive
 
 # Written by pytest itself, coverage, and libraries at their import, whoever happens to import them first.
-_IGNORED_PREFIXES = ("PYTEST_", "COV_", "KMP_", "TORCHINDUCTOR_", "TRITON_", "CUDA_MODULE_LOADING", "TF_")
+_IGNORED_PREFIXES = (
+    "PYTEST_",
+    "COV_",
+    "KMP_",
+    "TORCHINDUCTOR_",
+    "_TORCHINDUCTOR_",
+    "TRITON_",
+    "CUDA_MODULE_LOADING",
+    "TF_",
+)
 _END_S = 2.0
 # Not SIGCHLD: torch sets its own handler at the first loader with workers, and keeps it.
 _SIGNALS = tuple(

@@ -24,6 +24,7 @@ class Facts:
 
     Attributes:
         num_data_ranks: Ranks that read different samples: all, divided by those that share each sequence or layer.
+        tp_size: Ranks that share each layer.
         micro_batch_sizes: Samples per rank and batch, a tuple with one number for each loader.
         is_train_batch_min: Whether the smallest of these counts, otherwise the largest.
         gradient_accumulation_steps: Batches per optimizer step.
@@ -47,6 +48,7 @@ class Facts:
     """
 
     num_data_ranks: Said | None = None
+    tp_size: Said | None = None
     micro_batch_sizes: Said | None = None
     is_train_batch_min: bool = True
     gradient_accumulation_steps: Said | None = None

@@ -15,15 +15,19 @@ from accel_backends.plugins.deepspeed.config_tree import AUTO, Change, changes, 
 from accel_backends.plugins.deepspeed.filling import Facts, Filled, Said, fill, fill_said
 from accel_backends.plugins.deepspeed.hf_config import HfDeepSpeedConfig
 from accel_backends.plugins.deepspeed.loading import load_deepspeed
+from accel_backends.plugins.deepspeed.rules import AUTOTP_SIZE, autotp_size
 from accel_backends.plugins.deepspeed.zero3_init import announce, withdraw
 from accel_state.availability import why_not
 from accel_state.enums import DistributedType
 from accel_state.environment import door
 from accel_state.errors import ConfigError, StateError
+from accel_state.mesh_layout import MeshLayout
 from accel_state.runtime import current_runtime, has_runtime
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from accel_state.topology import Topology
 
 
 @dataclass
@@ -200,12 +204,7 @@ class DeepSpeedPlugin:
             ConfigError: If the config has another precision already.
         """
         said = Said(mixed_precision, f"`mixed_precision={mixed_precision!r}`")
-        self.facts = Facts(mixed_precision=said).over(self.facts)
-        self._adopt(
-            fill_said(
-                self.deepspeed_config, Facts(mixed_precision=said), source=self.source, origins=self.origins
-            )
-        )
+        self._learn(Facts(mixed_precision=said))
 
     def settle_precision(self, asked: str) -> str:
         """Fill the precision that the run was asked for, and return the one that then holds: the config's.
@@ -221,6 +220,30 @@ class DeepSpeedPlugin:
             (name for name in ("fp16", "bf16") if self.hf_ds_config.is_true(f"{name}.enabled")), None
         )
         return found or asked
+
+    def default_layout(self, topology: Topology) -> MeshLayout:
+        """Return how the ranks are arranged where no `ParallelismConfig` says it: by the ``autotp_size`` of the config.
+
+        Raises:
+            ConfigError: If that does not divide the number of processes.
+        """
+        num_ranks, size = topology.world_size, autotp_size(self.deepspeed_config)
+        if size == 1:
+            return MeshLayout.of_replicas(num_ranks)
+        if num_ranks % size:
+            raise ConfigError(
+                f"`{AUTOTP_SIZE}` is {size} by {self.source}, which does not divide the {num_ranks} processes. Choose "
+                "a size that does."
+            )
+        return MeshLayout(dp_shard=num_ranks // size, tp=size)
+
+    def settle_layout(self, layout: MeshLayout) -> None:
+        """Fill how many ranks share each layer.
+
+        Raises:
+            ConfigError: If the config has another number already.
+        """
+        self._learn(Facts(tp_size=Said(layout.tp, f"`ParallelismConfig(tp_size={layout.tp})`")))
 
     def set_moe_leaf_modules(self, model: nn.Module) -> None:
         """Let ZeRO 3 keep the mixture-of-experts layers of a model whole, where their classes were named.
@@ -283,6 +306,11 @@ class DeepSpeedPlugin:
     def _unselect(self) -> None:
         self._selected = False
         self._announced = None
+
+    def _learn(self, said: Facts) -> None:
+        """Take in what the run says, and fill it."""
+        self.facts = said.over(self.facts)
+        self._adopt(fill_said(self.deepspeed_config, said, source=self.source, origins=self.origins))
 
     def _adopt(self, filled: Filled) -> None:
         """Take over a filled config, in the dict that others may hold."""

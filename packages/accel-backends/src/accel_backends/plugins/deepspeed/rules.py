@@ -84,6 +84,22 @@ def _train_batch_size(facts: Facts, config: Config) -> Said | None:
     )
 
 
+def autotp_size(config: Config) -> int:
+    """Return how many ranks share each layer by the config, 1 where it does not say it."""
+    size = value_of(config, AUTOTP_SIZE)
+    return size if is_count(size) else 1
+
+
+def _autotp_size(facts: Facts, config: Config) -> Said | None:
+    said = facts.tp_size
+    is_off = said is not None and said.value == 1 and value_of(config, AUTOTP_SIZE) in (None, 0)
+    return None if is_off else said
+
+
+def _whole_logits(facts: Facts, config: Config) -> Said | None:
+    return _default(False, "logits of the whole vocabulary") if autotp_size(config) > 1 else None
+
+
 def _enabled(precision: str) -> Find:
     def find(facts: Facts, config: Config) -> Said | None:
         said = facts.mixed_precision
@@ -136,6 +152,9 @@ def is_count(value: object) -> bool:
     return type(value) is int and value >= 1
 
 
+AUTOTP_SIZE = "tensor_parallel.autotp_size"
+"""The key that says how many ranks share each layer."""
+
 _MODEL = "a model whose config has `hidden_size` or `hidden_sizes`"
 _OPTIMIZER = "a `DummyOptim` in `prepare`"
 _SCHEDULER = "a `DummyScheduler` in `prepare`"
@@ -165,6 +184,9 @@ RULES: tuple[Rule, ...] = (
         "`zero3_save_16bit_model`",
     ),
     Rule("gradient_accumulation_steps", _accumulation, is_always_written=True, fallback=_default(1)),
+    Rule(AUTOTP_SIZE, _autotp_size, "`ParallelismConfig(tp_size=...)`"),
+    # Left out, DeepSpeed cuts the logits of some models, and a loss computed from them would be another one.
+    Rule("tensor_parallel.vocab_parallel_lm_head", _whole_logits, is_always_written=True),
     # Left out, it would be 1.0 by DeepSpeed's own default.
     Rule(
         "gradient_clipping", _of("gradient_clipping"), is_always_written=True, fallback=_default(0.0, "off")

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from accel_backends.pipelining.placeholders import is_placeholder
+from accel_backends.plans.transformers_models import check_attention_is_sdpa
 from accel_backends.sequences.attention.call import AttentionCall, SharedAttention
 from accel_backends.sequences.sharing import SequenceSharing
 from accel_backends.sequences.tokens import SharedTokens, is_alike
@@ -27,8 +29,8 @@ class InterceptedAttention(WrappedForward):
         sharing: Which sequences are shared now.
         attend: How ranks compute together.
         window: How many tokens each sees at most; None: any number.
-        drops_mask: Its argument ``attention_mask`` was made from this rank's tokens, and says nothing that is not
-            known of the tokens of all.
+        of_transformers: The module, if it is one of transformers: its argument ``attention_mask`` was made from this
+            rank's tokens then, and says nothing that is not known of the tokens of all.
     """
 
     def __init__(
@@ -39,14 +41,15 @@ class InterceptedAttention(WrappedForward):
         sharing: SequenceSharing,
         attend: SharedAttention,
         window: int | None = None,
-        drops_mask: bool = False,
+        of_transformers: nn.Module | None = None,
     ) -> None:
         super().__init__(original)
         self.name = name
         self.sharing = sharing
         self.attend = attend
         self.window = window
-        self.signature = inspect.signature(original) if drops_mask else None
+        self.of_transformers = of_transformers
+        self.signature = inspect.signature(original)
         self._last: SharedTokens | None = None
         self._is_rerun = True
         self._is_ambiguous = False
@@ -55,7 +58,8 @@ class InterceptedAttention(WrappedForward):
         tokens = self._tokens()
         if tokens is None:
             return self.original(*args, **kwargs)
-        if self.signature is not None:
+        if self.of_transformers is not None:
+            check_attention_is_sdpa(self.of_transformers)
             given = self.signature.bind(*args, **kwargs)
             if "attention_mask" in given.arguments:
                 given.arguments["attention_mask"] = None
@@ -65,8 +69,9 @@ class InterceptedAttention(WrappedForward):
         if not interception.has_intercepted:
             raise ConfigError(
                 f"`{self.name}` does not compute its attention by `torch.nn.functional.scaled_dot_product_attention`, "
-                f"which {tokens.cut.size} ranks that share sequences compute together. Load a model of transformers "
-                'with `attn_implementation="sdpa"`, or call that function in the module.'
+                f"which {tokens.cut.size} ranks that share sequences compute together; in others, such as "
+                "`flex_attention`, tokens would see those of their own rank alone. Load a model of transformers with "
+                '`attn_implementation="sdpa"`, or call that function in the module.'
             )
         return result
 
@@ -140,6 +145,9 @@ class _Interception(TorchFunctionMode):
                 f"`{attention.name}` lets tokens see {attention.window} others on both sides (`sliding_window`), which "
                 "ranks that share sequences do for earlier tokens only. Set `cp_size` and `sp_size` to 1."
             )
+        without_values = next(filter(is_placeholder, (query, key, value)), None)
+        if without_values is not None:  # of a stage that another rank computes
+            return without_values.new_empty((*query.shape[:-1], value.shape[-1]))
         call = AttentionCall(
             tokens,
             is_causal=is_causal,

@@ -157,11 +157,27 @@ class WholeGradients(_Gradients):
 
     def norm(self) -> torch.Tensor | None:
         """Return the norm, which is the same on all ranks."""
-        norm = torch.nn.utils.get_total_norm([gradient.float() for gradient in self._tensors()])
+        norm = self._norm()
         scaling = getattr(self._optimizer, "loss_scale_config", None)
         if scaling is not None and scaling.use_grad_scaling:
             norm = norm / scaling.cur_scale
         return _finite_or_infinite(norm)
+
+    def _norm(self) -> torch.Tensor:
+        mpu = self._engine.mpu
+        if self._engine.mp_world_size == 1:
+            return torch.nn.utils.get_total_norm([gradient.float() for gradient in self._tensors()])
+        from deepspeed.runtime.utils import get_global_norm_of_tensors, is_model_parallel_parameter
+
+        # What all ranks have counts on one of those that share layers.
+        own = [
+            weight.grad
+            for weight in self._engine.module.parameters()
+            if weight.grad is not None
+            and (is_model_parallel_parameter(weight) or not mpu.get_model_parallel_rank())
+        ]
+        norm: torch.Tensor = get_global_norm_of_tensors(input_tensors=own, mpu=mpu, norm_type=2)
+        return norm
 
     def scale(self, factor: float) -> None:
         """Multiply each."""

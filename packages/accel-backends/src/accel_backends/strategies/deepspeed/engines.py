@@ -17,6 +17,7 @@ from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummySchedul
 from accel_backends.strategies.deepspeed.half_precision import convert_inputs_and_outputs
 from accel_backends.strategies.deepspeed.pairing import Part
 from accel_backends.strategies.deepspeed.sequences import SharedSequences
+from accel_backends.strategies.deepspeed.shared_layers import SharedLayers
 from accel_backends.strategies.deepspeed.unserved import check_served
 from accel_backends.transforms.compile_in_place import compile_regions_deepspeed
 from accel_state.enums import DynamoBackend
@@ -32,7 +33,12 @@ class Started:
 
 
 def start_engine(
-    part: Part, config: dict[str, Any], *, context: StrategyContext, sequences: SharedSequences | None = None
+    part: Part,
+    config: dict[str, Any],
+    *,
+    context: StrategyContext,
+    sequences: SharedSequences | None = None,
+    layers: SharedLayers | None = None,
 ) -> Started:
     """Return a new engine for ``part``. Communicates: all ranks.
 
@@ -41,10 +47,11 @@ def start_engine(
         config: The filled config, which is DeepSpeed's from then on.
         context: The run.
         sequences: The ranks that share sequences, if any do.
+        layers: The ranks that share layers, if any do.
 
     Raises:
         ConfigError: If nothing says the batch size, an optimizer has no version for the CPU, the config asks for what
-            this run cannot do, or sequences of this model cannot be shared.
+            this run cannot do, or sequences or layers of this model cannot be shared.
     """
     if not {"train_micro_batch_size_per_gpu", "train_batch_size"} & config.keys():
         raise ConfigError(
@@ -67,7 +74,11 @@ def start_engine(
         options["lr_scheduler"] = part.scheduler.lr_scheduler_callable
     if sequences is not None and part.optimizer is not None:
         options["mpu"] = sequences.attach(part.model, config)
+    if layers is not None:
+        options["mpu"] = layers.attach(part.model, config)
     engine, *_ = deepspeed.initialize(model=part.model, config=config, dist_init_required=False, **options)
+    if layers is not None:
+        layers.finish(part.model)
     dtype = _dtype_of(config)
     if dtype is not None:
         convert_inputs_and_outputs(part.model, dtype, device_type=context.device.type)

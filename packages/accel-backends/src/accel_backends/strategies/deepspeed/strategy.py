@@ -26,6 +26,7 @@ from accel_backends.strategies.deepspeed.engines import place_for_evaluation, st
 from accel_backends.strategies.deepspeed.gathering import gather_facts
 from accel_backends.strategies.deepspeed.pairing import Part, check_combination, pair, refuse_without_model
 from accel_backends.strategies.deepspeed.sequences import SharedSequences
+from accel_backends.strategies.deepspeed.shared_layers import SharedLayers
 from accel_backends.strategies.deepspeed.wrappers import (
     DeepSpeedEngineWrapper,
     DeepSpeedOptimizerWrapper,
@@ -47,7 +48,7 @@ class DeepSpeedStrategy(EngineStates):
         shards_parameters=True,
         needs_optimizer=True,
         copies_loaded_states=True,
-        mesh_axes=frozenset({"dp_replicate", "dp_shard", "sp"}),
+        mesh_axes=frozenset({"dp_replicate", "dp_shard", "sp", "tp"}),
         sp_backend="deepspeed",
     )
 
@@ -61,7 +62,8 @@ class DeepSpeedStrategy(EngineStates):
 
         Raises:
             NotAvailableError: If DeepSpeed is not installed.
-            ConfigError: If it was imported for another device, or losses are to be scaled by torch.
+            ConfigError: If it was imported for another device, losses are to be scaled by torch, or ranks are to share
+                both sequences and layers.
         """
         super().setup(context)
         if GradScalerKwargs in context.handlers:
@@ -77,6 +79,7 @@ class DeepSpeedStrategy(EngineStates):
         self._is_deferred = False
         self._engines = EngineSet()
         self._sequences = self._shared_sequences()
+        self._layers = self._shared_layers()
 
     @property
     def engines(self) -> EngineSet:
@@ -131,6 +134,19 @@ class DeepSpeedStrategy(EngineStates):
         assert config.sp_handler is not None
         return SharedSequences(layout.sp, rank, config.sp_handler)
 
+    def _shared_layers(self) -> SharedLayers | None:
+        layout = self.context.layout
+        if layout.tp == 1:
+            return None
+        if layout.sp > 1:
+            raise ConfigError(
+                f"`sp_size` {layout.sp} and `tp_size` {layout.tp} cannot be combined with DeepSpeed, which shares "
+                "either sequences or layers. Set one of them to 1, or use FSDP, which does both."
+            )
+        mesh = AcceleratorState().device_mesh
+        assert mesh is not None  # it has several ranks
+        return SharedLayers(mesh["tp"], self.context.device)
+
     def prepare_model(
         self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
@@ -183,7 +199,9 @@ class DeepSpeedStrategy(EngineStates):
             return place_for_evaluation(part.model, config, context=self.context), None, None
         if stage == 3:
             plugin.set_moe_leaf_modules(part.model)
-        started = start_engine(part, config, context=self.context, sequences=self._sequences)
+        started = start_engine(
+            part, config, context=self.context, sequences=self._sequences, layers=self._layers
+        )
         if not is_trained:
             self._engines.add_evaluated(started.engine)
             return started.engine, None, None
@@ -271,6 +289,8 @@ class DeepSpeedStrategy(EngineStates):
         self._optimizers.clear()
         if self._sequences is not None:
             self._sequences.detach()
+        if self._layers is not None:
+            self._layers.detach()
 
     def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """Refuse batches that end at different times on different ranks.

@@ -12,7 +12,7 @@ _QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "
 
 
 def check_served(config: Mapping[str, Any], *, device_type: str) -> None:
-    """Refuse quantization on CPUs, for which DeepSpeed has no kernels, and its own tensor parallelism.
+    """Refuse quantization on CPUs, for which DeepSpeed has no kernels.
 
     Raises:
         ConfigError: Naming the key, and what to do.
@@ -24,9 +24,3 @@ def check_served(config: Mapping[str, Any], *, device_type: str) -> None:
                 f"`{key}` is true, but DeepSpeed quantizes on accelerators only, and this run is on the CPU. Remove "
                 "the key here."
             )
-    size = value_of(config, "tensor_parallel.autotp_size", 0)
-    if size > 1:
-        raise ConfigError(
-            f"`tensor_parallel.autotp_size` is {size}, but loaders would give the ranks that share layers different "
-            f"samples. Remove the key; FSDP shares layers, with `ParallelismConfig(tp_size={size})`."
-        )

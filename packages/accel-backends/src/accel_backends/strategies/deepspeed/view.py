@@ -9,9 +9,10 @@ from typing import Any
 from accel_backends.plugins.deepspeed.config_tree import leaves
 from accel_backends.plugins.deepspeed.filling import Facts, Said, fill
 from accel_backends.plugins.deepspeed.hf_config import read_config
+from accel_backends.plugins.deepspeed.rules import autotp_size
 from accel_backends.plugins.deepspeed.values import KEYS, TEMPLATE, default_of, setting_of
 
-_SHARING = ("parallelism_tp_size", "parallelism_cp_size", "parallelism_sp_size")
+_SHARING = ("parallelism_cp_size", "parallelism_sp_size")
 
 
 def show(given: Mapping[str, tuple[Any, str]]) -> Iterator[tuple[str, str, str]]:
@@ -26,7 +27,7 @@ def show(given: Mapping[str, tuple[Any, str]]) -> Iterator[tuple[str, str, str]]
     path, _ = given.get("deepspeed_config_file", (None, ""))
     config = TEMPLATE if path is None else read_config(path)
     source = "default" if path is None else f"`{path}`"
-    filled = fill(config, _facts(given), source=source, must_be_complete=False)
+    filled = fill(config, _facts(given, config), source=source, must_be_complete=False)
     for key, value in leaves(filled.config):
         wanted = filled.unfilled.get(key)
         if wanted is None:
@@ -35,16 +36,18 @@ def show(given: Mapping[str, tuple[Any, str]]) -> Iterator[tuple[str, str, str]]
             yield key, "auto", f"not known yet: needs {wanted}" if wanted else "nobody: write the value"
 
 
-def _facts(given: Mapping[str, tuple[Any, str]]) -> Facts:
+def _facts(given: Mapping[str, tuple[Any, str]], config: Mapping[str, Any]) -> Facts:
     said: dict[str, Any] = {
         name: Said(*given[setting_of(name)]) if setting_of(name) in given else default_of(name)
         for name in KEYS
     }
     if "mixed_precision" in given:
         said["mixed_precision"] = Said(*given["mixed_precision"])
+    if "parallelism_tp_size" in given:
+        said["tp_size"] = Said(*given["parallelism_tp_size"])
     if "num_processes" in given:
         number, by = given["num_processes"]
-        sharing = 1
+        sharing = given.get("parallelism_tp_size", (autotp_size(config), ""))[0]
         for name in _SHARING:
             sharing *= given.get(name, (1, ""))[0]
         said["num_data_ranks"] = Said(number // sharing, by)

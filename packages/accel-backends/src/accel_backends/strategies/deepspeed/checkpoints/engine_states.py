@@ -23,8 +23,8 @@ class EngineStates(TorchStrategy):
 
     @property
     def checkpoint_format(self) -> str:
-        """The format in which models and optimizers are saved: what DeepSpeed writes."""
-        return "deepspeed"
+        """The format in which models and optimizers are saved: what DeepSpeed writes, unless it has cut layers."""
+        return "deepspeed" if self.context.layout.tp == 1 else "full"
 
     def live_engines(self) -> Iterable[Any]:
         """Return the `deepspeed.DeepSpeedEngine`s of the run."""

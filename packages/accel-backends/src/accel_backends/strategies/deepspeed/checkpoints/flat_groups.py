@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 from accel_backends.strategies.deepspeed.checkpoints.states import part_of
+from accel_backends.strategies.deepspeed.layer_cuts import LayerCut, cuts_of
+from accel_checkpoint.formats.deferred import fetched
 from accel_state.errors import CheckpointError
 
 
@@ -26,7 +28,7 @@ class Part:
 
     Attributes:
         start: Where it begins in the flat tensor.
-        offset: Where it begins in the parameter, flattened.
+        offset: Where it begins in the parameter, flattened; in its part of it where ranks share layers.
         numel: How many values it has.
     """
 
@@ -42,10 +44,11 @@ class FlatGroup:
     Attributes:
         flat: This rank's part of the values: the key of its state in the optimizer.
         number: Which parameter group of the optimizer they belong to.
-        shapes: The shape of each parameter, by its name in the model.
+        shapes: The shape of each whole parameter, by its name in the model.
         parts: What this rank holds, by name; a parameter of which it holds nothing is missing.
         ranks: The process group that shares the values; None if every rank has one parameter in whole.
         device: Where values are gathered.
+        cuts: How ranks share the parameters that are parts of layers, by name.
     """
 
     flat: torch.Tensor
@@ -54,6 +57,7 @@ class FlatGroup:
     parts: Mapping[str, Part]
     ranks: Any
     device: torch.device
+    cuts: Mapping[str, LayerCut] = field(default_factory=dict)
 
     def gathered(self, name: str, values: torch.Tensor) -> torch.Tensor:
         """Return the whole of a parameter, or of its state, on every rank.
@@ -64,9 +68,14 @@ class FlatGroup:
             name: The parameter.
             values: The flat tensor, or one of its shape.
         """
+        cut = self.cuts.get(name)
+        own = self._gathered_part(name, values, self.shapes[name] if cut is None else cut.own_shape)
+        return own if cut is None else cut.gathered(own)
+
+    def _gathered_part(self, name: str, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         if self.ranks is None:
             return values.detach()
-        shape, part = self.shapes[name], self.parts.get(name)
+        part = self.parts.get(name)
         whole = torch.zeros(math.prod(shape), dtype=values.dtype, device=self.device)
         if part is not None:
             own = values.detach().narrow(0, part.start, part.numel)
@@ -85,7 +94,10 @@ class FlatGroup:
         part = self.parts.get(name)
         if part is None:
             return
-        own = part_of(whole, part.offset, part.numel)
+        if name in self.cuts:
+            own = self.cuts[name].own(fetched(whole)).view(-1)[part.offset : part.offset + part.numel]
+        else:
+            own = part_of(whole, part.offset, part.numel)
         if self.ranks is None:
             values.detach().copy_(own.view(values.shape))
         else:
@@ -114,13 +126,22 @@ def flat_groups(engine: Any) -> list[FlatGroup]:
     for attribute, groups_of in _KINDS.items():
         if hasattr(optimizer, attribute):
             _refuse_disks(optimizer)
-            return list(groups_of(optimizer, names, engine.device))
+            return list(_whole(groups_of(optimizer, names, engine.device), engine.module))
     if optimizer is inner:
-        return list(_plain_groups(inner, names, engine.device))
+        return list(_whole(_plain_groups(inner, names, engine.device), engine.module))
     raise CheckpointError(
         f"The states of the parameters in DeepSpeed's `{type(optimizer).__name__}` cannot be told apart, so they are "
         "neither saved whole nor loaded. Use ZeRO stage 1, 2 or 3 in the DeepSpeed config."
     )
+
+
+def _whole(groups: Iterator[FlatGroup], model: nn.Module) -> Iterator[FlatGroup]:
+    """Yield the groups with whole parameters where ranks share layers."""
+    cuts = cuts_of(model)
+    for group in groups:
+        own = {name: cut for name, cut in cuts.items() if name in group.shapes}
+        shapes = {name: own[name].shape if name in own else shape for name, shape in group.shapes.items()}
+        yield replace(group, shapes=shapes, cuts=own)
 
 
 def _refuse_disks(optimizer: Any) -> None:

@@ -20,6 +20,7 @@ from accel_backends.strategies.deepspeed.checkpoints.flat_groups import (
 )
 from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, SavedWeights, deferred
 from accel_backends.strategies.deepspeed.gathered import GatheredParameters
+from accel_backends.strategies.deepspeed.layer_cuts import LayerCut, cuts_of
 from accel_checkpoint.formats.deferred import DeferredTensor, fetched
 
 
@@ -36,6 +37,7 @@ def local_model_state(engine: Any, *, in_training_precision: bool = False) -> di
     """
     masters = {} if in_training_precision else _groups_by_name(engine)
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    cuts = cuts_of(engine.module)
     once: dict[int, DeferredTensor] = {}
     state: dict[str, Any] = {}
     for name, value in engine.module.state_dict(keep_vars=True).items():
@@ -44,10 +46,10 @@ def local_model_state(engine: Any, *, in_training_precision: bool = False) -> di
             continue
         if id(value) not in once:
             first = names[id(value)]
-            group = masters.get(first)
-            shape = _shape(value)
+            group, cut = masters.get(first), cuts.get(first)
+            shape = _shape(value) if cut is None else cut.shape
             if group is None or group.flat.dtype == value.dtype:
-                once[id(value)] = deferred(value, partial(_gathered_parameter, value), shape=shape)
+                once[id(value)] = deferred(value, partial(_gathered_parameter, value, cut), shape=shape)
             else:
                 once[id(value)] = deferred(
                     group.flat, partial(group.gathered, first, group.flat), shape=shape
@@ -98,13 +100,13 @@ def load_model_state(engine: Any, state: Mapping[str, Any], *, strict: bool = Tr
             f"The state does not fit the {type(engine.module).__name__}: "
             f"missing {outcome.missing_keys}, unexpected {outcome.unexpected_keys}."
         )
-    groups = _groups_by_name(engine)
+    groups, cuts = _groups_by_name(engine), cuts_of(engine.module)
     with _all_sharded(engine):
         for name, value in own.items():
             if name not in state or name in second_names:
                 continue
             if isinstance(value, nn.Parameter):
-                _set_parameter(value, state[name])
+                _set_parameter(value, state[name], cuts.get(name))
                 if name in groups:
                     groups[name].put(name, groups[name].flat, state[name])
             elif isinstance(value, torch.Tensor):
@@ -131,14 +133,19 @@ def _shape(parameter: nn.Parameter) -> torch.Size:
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def _gathered_parameter(parameter: nn.Parameter) -> torch.Tensor:
+def _gathered_parameter(parameter: nn.Parameter, cut: LayerCut | None) -> torch.Tensor:
     """Return a parameter as the model has it, whole; all ranks must call it."""
+    if cut is not None:
+        return cut.gathered(parameter)
     with GatheredParameters([parameter]):
         return parameter.detach().clone() if hasattr(parameter, "ds_id") else parameter.detach()
 
 
-def _set_parameter(parameter: nn.Parameter, value: Any) -> None:
-    """Set a parameter to a whole value; where it is sharded, to that of rank 0."""
+def _set_parameter(parameter: nn.Parameter, value: Any, cut: LayerCut | None) -> None:
+    """Set a parameter to a whole value, or this rank's part of it; where it is sharded, to that of rank 0."""
+    if cut is not None:
+        parameter.data.copy_(cut.own(fetched(value)))
+        return
     with GatheredParameters([parameter], modifier_rank=0):
         if not hasattr(parameter, "ds_id") or dist.get_rank() == 0:
             parameter.data.copy_(fetched(value))

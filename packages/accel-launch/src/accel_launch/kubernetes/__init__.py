@@ -1,0 +1,1 @@
+"""Launching on Kubernetes: what is asked for, as a manifest."""

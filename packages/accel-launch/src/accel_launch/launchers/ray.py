@@ -1,0 +1,182 @@
+"""Ranks as actors of a Ray cluster (``--launcher ray``)."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from accel_launch.interpreter import interpreter_command
+from accel_launch.launchers.forwarding import forwarded_to_images
+from accel_launch.launchers.inheritance import variables_of_outer_run
+from accel_launch.launchers.ranks import asked_port, report_file
+from accel_launch.launchers.routes import route
+from accel_launch.plan import LaunchPlan, ProcessPlan
+from accel_launch.processes.child import ChildEnding
+from accel_launch.processes.ending import exit_code_for_shell
+from accel_launch.processes.supervision import run_processes
+from accel_launch.reports.run_report import RankEnding, make_report
+from accel_launch.reports.telling import tell
+from accel_launch.request import LaunchRequest
+from accel_state.environment import snapshot
+from accel_state.errors import ConfigError, NotAvailableError
+
+# Beyond the time that the ranks have: for the way to the nodes and back, and for the cluster to end.
+_SLACK_S = 15.0
+_NODE = "a node of the Ray cluster"
+
+
+class RayLauncher:
+    """Reserves room for all ranks in a placement group, and starts each in an actor.
+
+    The nodes need accel-launch, and the script at the same path, unless Ray's `runtime_env` brings them.
+    """
+
+    name: ClassVar[str] = "ray"
+
+    def accepts(self, request: LaunchRequest) -> bool:
+        return route(request) == self.name
+
+    def plan(self, request: LaunchRequest) -> LaunchPlan:
+        address: str | None = request.value("ray_address")
+        if address is not None and address.startswith("ray://"):
+            raise ConfigError(
+                f"`--ray_address` is `{address}`, but ranks cannot be started through Ray's client. Give the address of "
+                "the head node, such as `10.0.0.1:6379`, from a machine that can reach it."
+            )
+        resources = _resources(request)
+        num_ranks = _num_ranks(request)
+        runtime_env = _runtime_env(request)
+        brings_files = "working_dir" in runtime_env
+        there = replace(request, interpreter=("{python}", *request.interpreter[1:]))
+        threads = request.value("num_cpu_threads_per_process") or int(resources["CPU"])
+        environ = forwarded_to_images(request.machine.environ) | {"OMP_NUM_THREADS": str(threads)}
+        processes = tuple(
+            ProcessPlan(
+                there.program("-u"),
+                Path("{cwd}") if brings_files else request.cwd,
+                environ | request.environ() | {"RANK": str(rank), "WORLD_SIZE": str(num_ranks)},
+                variables_of_outer_run(request.machine.environ),
+                host=_NODE,
+                rank=rank,
+            )
+            for rank in range(num_ranks)
+        )
+        return LaunchPlan(
+            self.name,
+            processes,
+            num_ranks=num_ranks,
+            grace_period_s=request.value("grace_period_s"),
+            port=asked_port(request) or None,
+            is_quiet=request.is_quiet,
+            report=report_file(request),
+            options={
+                "address": address or "",
+                "resources": json.dumps(resources),
+                "num_machines": str(request.num_machines),
+                "wait_s": str(request.value("ray_wait_s")),
+            },
+            secrets={"runtime_env": json.dumps(runtime_env)},
+        )
+
+    def run(self, plan: LaunchPlan) -> int:
+        if find_spec("ray") is None:
+            raise NotAvailableError(
+                "`--launcher ray` needs the package `ray`, which is not installed. Run `pip install accel-launch[ray]`."
+            )
+        with tempfile.TemporaryDirectory(prefix="accel-ray-") as folder:
+            result = Path(folder, "result.json")
+            ending = run_processes(
+                [ProcessPlan((*interpreter_command(), "-P", "-m", "accel_launch.ray.driver"), Path.cwd())],
+                host_environ=snapshot(),
+                grace_period_s=plan.grace_period_s + _SLACK_S,
+                orders=[json.dumps(_order(plan, result)).encode() + b"\n"],
+            )
+            if not result.exists():  # no rank was started, and the driver has said why
+                code = exit_code_for_shell(ending.children[0].return_code)
+                return code if ending.interrupted_by is None else 128 + ending.interrupted_by
+            return _tell(plan, json.loads(result.read_text(encoding="utf-8")), ending.interrupted_by)
+
+
+def _resources(request: LaunchRequest) -> dict[str, float]:
+    """Return what Ray reserves for each rank."""
+    has_gpu = not request.value("use_cpu") and bool(request.value("ray_address") or request.machine.gpus)
+    resources: dict[str, float] = {"CPU": request.value("ray_cpus_per_process")}
+    if has_gpu:
+        resources["GPU"] = 1
+    for pair in filter(None, (request.value("ray_resources") or "").split(",")):
+        name, _, amount = pair.partition("=")
+        try:
+            resources[name] = float(amount)
+        except ValueError:
+            raise ConfigError(
+                f"`--ray_resources` has `{pair}`, but an amount must be a number, as in `{name}=1`."
+            ) from None
+    return resources
+
+
+def _num_ranks(request: LaunchRequest) -> int:
+    if request.value("num_processes") is None and request.value("ray_address"):
+        raise ConfigError(
+            "`--launcher ray` needs `--num_processes`: the GPUs of this machine say nothing of those of the cluster "
+            f"`{request.value('ray_address')}`."
+        )
+    return request.num_processes
+
+
+def _runtime_env(request: LaunchRequest) -> dict[str, Any]:
+    asked: str | None = request.value("ray_runtime_env")
+    if asked is None:
+        return {}
+    import yaml
+
+    try:
+        content = yaml.safe_load((request.cwd / asked).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"`--ray_runtime_env` is `{asked}`, which cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"`--ray_runtime_env` is `{asked}`, which is neither YAML nor JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"`--ray_runtime_env` is `{asked}`, which must hold `key: value` lines.")
+    return content
+
+
+def _order(plan: LaunchPlan, result: Path) -> dict[str, Any]:
+    return {
+        "address": plan.options["address"],
+        "resources": json.loads(plan.options["resources"]),
+        "num_machines": int(plan.options["num_machines"]),
+        "wait_s": float(plan.options["wait_s"]),
+        "runtime_env": json.loads(plan.secrets["runtime_env"]),
+        "grace_period_s": plan.grace_period_s,
+        "port": plan.port,
+        "processes": [process.to_dict() for process in plan.processes],
+        "result": str(result),
+    }
+
+
+def _tell(plan: LaunchPlan, result: dict[str, Any], interrupted_by: int | None) -> int:
+    now = time.monotonic()
+    ranks = [
+        RankEnding(
+            rank["rank"],
+            rank["host"],
+            ChildEnding(
+                rank["return_code"],
+                None if rank["failed_ago_s"] is None else now - rank["failed_ago_s"],
+                rank["was_ended"],
+                tuple(rank["last_lines"]),
+            ),
+        )
+        for rank in result["ranks"]
+    ]
+    report = make_report(
+        ranks,
+        interrupted_by=result["interrupted_by"] or interrupted_by,
+        num_memory_kills=result["num_memory_kills"],
+    )
+    return tell(report, is_quiet=plan.is_quiet, file=plan.report)

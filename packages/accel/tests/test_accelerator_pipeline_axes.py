@@ -1,0 +1,192 @@
+"""Stages whose ranks share sequences, or spread experts, train as one process does."""
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy, pad
+from torch.utils.data import DataLoader
+
+from accel import Accelerator, ParallelismConfig
+from accel.utils import FullyShardedDataParallelPlugin
+from accel_backends.testing.models import make_batches, make_model
+from accel_state import PipelineParallelConfig, TorchContextParallelConfig
+from accel_state.errors import ConfigError
+from accel_state.runtime import reset_runtime
+
+LENGTH, RATE, CLIP = 12, 0.5, 0.5
+
+
+def samples():
+    """Return eight sequences with padding on either side, and other numbers of labels in each half."""
+    ids = torch.randint(1, 19, (8, LENGTH), generator=torch.Generator().manual_seed(1))
+    mask, labels = torch.ones_like(ids), ids.clone()
+    for row in range(8):
+        padding = slice(0, row % 4) if row % 2 else slice(LENGTH - row % 4, None)
+        mask[row, padding] = 0
+        labels[row, padding] = labels[row, : 2 + row % 3] = -100
+    return [
+        {"input_ids": one, "attention_mask": seen, "labels": label}
+        for one, seen, label in zip(ids, mask, labels, strict=True)
+    ]
+
+
+def whole_for_one(batch):
+    ids = batch["input_ids"]
+    return {
+        "input_ids": ids,
+        "attention_mask": batch["attention_mask"],
+        "position_ids": torch.arange(ids.shape[1]).expand(len(ids), -1),
+        "shift_labels": pad(batch["labels"], (0, 1), value=-100)[:, 1:].contiguous(),
+    }
+
+
+def num_labels(batch):
+    return (batch["shift_labels"] != -100).sum()
+
+
+def loss_of_labels(model, batch):
+    inputs = {name: value for name, value in batch.items() if name != "shift_labels"}
+    logits, labels = model(**inputs), batch["shift_labels"]
+    assert logits.shape[:2] == labels.shape
+    summed = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    return summed / num_labels(batch).clamp(min=1)
+
+
+def whole_gradients(model):
+    return {
+        name.replace("_checkpoint_wrapped_module.", ""): (
+            one.grad.full_tensor() if isinstance(one.grad, DTensor) else one.grad
+        ).clone()
+        for name, one in model.named_parameters()
+        if one.grad is not None
+    }
+
+
+def make_accelerator(layout, *, schedule="1f1b", plugin=None, **options):
+    reset_runtime(keep_process_group=True)
+    config = ParallelismConfig(
+        **layout,
+        sp_backend="torch",
+        pp_handler=PipelineParallelConfig(schedule, 2) if "pp_size" in layout else None,
+        cp_handler=TorchContextParallelConfig(cuts_batches=True) if "cp_size" in layout else None,
+    )
+    return Accelerator(
+        cpu=True,
+        parallelism_config=config,
+        fsdp_plugin=plugin and FullyShardedDataParallelPlugin(fsdp_version=2, **plugin),
+        **options,
+    )
+
+
+def train_on_shared_sequences(layout, plugin=None):
+    """Train on two batches for each step, and return the losses, norms and last gradients, and the state."""
+    accelerator = make_accelerator(layout, plugin=plugin, gradient_accumulation_steps=2)
+    model = make_model("tokens")
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(samples(), batch_size=2))
+    losses, norms, gradients = [], [], {}
+    for batch in loader:
+        if not layout:
+            batch = whole_for_one(batch)
+        with accelerator.accumulate(model):
+            num = num_labels(batch)
+            loss = accelerator.forward_backward(model, batch, loss_of_labels, num_labels)
+            if accelerator.sync_gradients:
+                norms.append(accelerator.clip_grad_norm_(model.parameters(), CLIP).item())
+                gradients = whole_gradients(model)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append((loss.item(), num.item()))
+    return losses, norms, gradients, accelerator.get_state_dict(model)
+
+
+SHARED = [
+    ({"pp_size": 2, "cp_size": 2}, None),
+    ({"pp_size": 2, "sp_size": 2}, {"activation_checkpointing": True}),
+]
+
+
+def train_on_all():
+    return [train_on_shared_sequences(*row) for row in SHARED]
+
+
+def check_like_one(each, alone):
+    """Compare what all ranks found with what one process did."""
+    _, norms, gradients, state = alone
+    for _, own_norms, own_gradients, _ in each:
+        assert own_norms == each[0][1] == pytest.approx(norms, rel=1e-5)
+        assert own_gradients
+        for name, value in own_gradients.items():
+            torch.testing.assert_close(value, gradients[name], rtol=1e-5, atol=1e-6, msg=name)
+    assert {name for own in each for name in own[2]} == set(gradients)
+    # Each step is the rate times the gradient.
+    torch.testing.assert_close(each[0][3], dict(state), rtol=1e-5, atol=1e-6)
+
+
+def test_stages_whose_ranks_share_sequences_train_like_one_process(world):
+    [alone] = world(1).run(train_on_shared_sequences, {})
+    for found in zip(*world(4).run(train_on_all), strict=True):
+        check_like_one(found, alone)
+        # The ranks of a stage have other parts of the labels; both stages know the loss of theirs.
+        for step, (loss, num) in enumerate(alone[0]):
+            parts = [own[0][step] for own in found]
+            assert parts[:2] == parts[2:]
+            assert sum(count for _, count in parts[:2]) == num
+            assert parts[0][1] != parts[1][1]
+            assert sum(one * count for one, count in parts[:2]) / num == pytest.approx(loss, rel=1e-6)
+
+
+def loss_of_rows(model, rows):
+    return model(rows).square().mean()
+
+
+def train_experts(kind, layout):
+    accelerator = make_accelerator(layout)
+    model = make_model(kind)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=RATE))
+    config = accelerator.parallelism_config.layout
+    own = config.data_rank(accelerator.process_index)
+    losses, norms, gradients = [], [], {}
+    for rows in make_batches(2, rows=8):
+        rows = rows[own :: config.num_data_ranks]
+        losses.append(accelerator.forward_backward(model, rows, loss_of_rows).item())
+        norms.append(accelerator.clip_grad_norm_(model.parameters(), CLIP).item())
+        gradients = whole_gradients(model)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, norms, gradients, accelerator.get_state_dict(model)
+
+
+EXPERTS = ["mixture", "mixture-listed"]
+
+
+def train_all_experts():
+    return [train_experts(kind, {"pp_size": 2, "ep_size": 2}) for kind in EXPERTS]
+
+
+def test_stages_whose_ranks_spread_experts_train_like_one_process(world):
+    each = list(zip(*world(4).run(train_all_experts), strict=True))
+    for kind, found in zip(EXPERTS, each, strict=True):
+        [alone] = world(1).run(train_experts, kind, {})
+        check_like_one(found, alone)
+        losses = torch.tensor([own[0] for own in found]).mean(0)
+        assert losses.tolist() == pytest.approx(alone[0], rel=1e-6)
+
+
+def refusals():
+    told = []
+    for schedule in ("interleaved_1f1b", "zero_bubble"):
+        accelerator = make_accelerator({"pp_size": 2, "dp_shard_size": 2}, schedule=schedule)
+        with pytest.raises(ConfigError) as caught:
+            accelerator.prepare(make_model("odd"))
+        told.append(str(caught.value))
+    return told
+
+
+def test_schedules_that_sharded_stages_cannot_follow_are_refused_with_the_reason(world):
+    for interleaved, zero_bubble in world(4).run(refusals):
+        assert (
+            "2 ranks share one: the root of `fully_shard` ends the backward pass of all modules"
+            in interleaved
+        )
+        assert "2 ranks share one: `fully_shard` reduces gradients of parameters" in zero_bubble
