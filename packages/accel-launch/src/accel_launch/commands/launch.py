@@ -14,8 +14,8 @@ from accel_launch.cpu_cores import num_cpu_cores
 from accel_launch.engine_installed import check_engine_installed
 from accel_launch.interpreter import interpreter_command
 from accel_launch.launchers.allocation import flags_of_step
-from accel_launch.launchers.selection import accepting_launchers
 from accel_launch.launchers.routes import BUILT_IN
+from accel_launch.launchers.selection import accepting_launchers
 from accel_launch.messages import inform, show, warn
 from accel_launch.options import add_options, given_flags
 from accel_launch.relevance import without_effect
