@@ -105,7 +105,11 @@ IN_PLAN = {
     "kubernetes_namespace": (PODS, "team", "namespace: team\\n"),
     "kubernetes_kind": (PODS, "pytorchjob", "kind: PyTorchJob\\n"),
     "kubernetes_gpus_per_node": (PODS, "2", "nvidia.com/gpu: '2'"),
-    "kubernetes_gpu_resource": ([*PODS, "--kubernetes_gpus_per_node", "2"], "amd.com/gpu", "amd.com/gpu: '2'"),
+    "kubernetes_gpu_resource": (
+        [*PODS, "--kubernetes_gpus_per_node", "2"],
+        "amd.com/gpu",
+        "amd.com/gpu: '2'",
+    ),
     "kubernetes_cpu": (PODS, "500m", "cpu: 500m\\n"),
     "kubernetes_memory": (PODS, "64Gi", "memory: 64Gi\\n"),
     "kubernetes_working_dir": (PODS, "/app", "workingDir: /app\\n"),

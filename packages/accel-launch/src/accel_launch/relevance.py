@@ -150,7 +150,9 @@ RULES: tuple[Rule, ...] = (
     _rule(_OF_MEETINGS, _takes_another_route("tpu", "tpu-pod"), "on TPUs"),
     _rule(_OF_MEETINGS - {"num_machines"}, _takes_another_route("sagemaker"), "on SageMaker"),
     _rule(
-        _OF_THE_AGENT, _takes_route("elastic", "slurm", "srun", "kubernetes"), "where torch's elastic agent starts nothing"
+        _OF_THE_AGENT,
+        _takes_route("elastic", "slurm", "srun", "kubernetes"),
+        "where torch's elastic agent starts nothing",
     ),
     _rule(
         ("gpu_ids", "cpu_affinity", "report", *_OF_MEETINGS - {"num_machines", "master_port"}),

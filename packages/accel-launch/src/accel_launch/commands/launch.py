@@ -73,7 +73,9 @@ class LaunchCommand:
         passed_over = [other.name for other in others if other.name not in BUILT_IN]
         if passed_over:
             names = ", ".join(f"`{name}`" for name in passed_over)
-            inform(f"The launcher `{launcher.name}` comes before {names} by name; `--launcher` chooses another.")
+            inform(
+                f"The launcher `{launcher.name}` comes before {names} by name; `--launcher` chooses another."
+            )
         plan = launcher.plan(request)
         if arguments.dry_run:
             show(json.dumps(plan.to_dict(), indent=2) if arguments.json else plan.describe())

@@ -137,9 +137,13 @@ def _runtime_env(request: LaunchRequest) -> dict[str, Any]:
     try:
         content = yaml.safe_load((request.cwd / asked).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"`--ray_runtime_env` is `{asked}`, which cannot be read: {error.strerror}.") from error
+        raise ConfigError(
+            f"`--ray_runtime_env` is `{asked}`, which cannot be read: {error.strerror}."
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"`--ray_runtime_env` is `{asked}`, which is neither YAML nor JSON: {error}") from error
+        raise ConfigError(
+            f"`--ray_runtime_env` is `{asked}`, which is neither YAML nor JSON: {error}"
+        ) from error
     if not isinstance(content, dict):
         raise ConfigError(f"`--ray_runtime_env` is `{asked}`, which must hold `key: value` lines.")
     return content

@@ -13,7 +13,9 @@ _UNSEEN_ELSEWHERE = frozenset({"flag", "environment", "config file"})
 # Settings whose variables speak of this machine, also where nobody set them for the sake of a launch.
 OF_THIS_MACHINE = frozenset({"gpu_ids", "num_cpu_threads_per_process", "master_addr", "master_port"})
 # Chosen here, so the other `accel launch` chooses anew: by the same name it would launch another of its kind.
-_CHOSEN_HERE = frozenset({"launcher"} | {setting.name for table in SETTINGS_OF_LAUNCHER.values() for setting in table})
+_CHOSEN_HERE = frozenset(
+    {"launcher"} | {setting.name for table in SETTINGS_OF_LAUNCHER.values() for setting in table}
+)
 
 
 def restated(

@@ -84,7 +84,9 @@ def _connect(order: Mapping[str, Any]) -> None:
     try:
         ray.init(**where, runtime_env=order["runtime_env"], log_to_driver=False, logging_level="warning")
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise LaunchError(f"The Ray cluster `{order['address'] or 'local'}` cannot be used: {error}") from error
+        raise LaunchError(
+            f"The Ray cluster `{order['address'] or 'local'}` cannot be used: {error}"
+        ) from error
 
 
 def _reserved(order: Mapping[str, Any]) -> Any:

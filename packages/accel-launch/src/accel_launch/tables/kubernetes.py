@@ -16,7 +16,10 @@ SETTINGS = (
     _setting("job_name", dns_label, None, "Name of the job; made from the script's name if omitted."),
     _setting("namespace", dns_label, None, "Namespace of the job; that of `kubectl` if omitted."),
     _setting(
-        "kind", choice("jobset", "pytorchjob"), "jobset", "Resource to make: a JobSet or Kubeflow's PyTorchJob."
+        "kind",
+        choice("jobset", "pytorchjob"),
+        "jobset",
+        "Resource to make: a JobSet or Kubeflow's PyTorchJob.",
     ),
     _setting(
         "gpus_per_node",
