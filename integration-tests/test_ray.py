@@ -184,11 +184,10 @@ def test_ranks_may_save_before_the_end(launch, address, tmp_path):
 def test_nothing_outlives_a_launcher_that_is_killed(launch):
     running = launch(HANG, "--num_processes", "2", "train.py")
     pids = running.pids(2)
-    (driver,) = psutil.Process(running.process.pid).children()
-    cluster = [child.pid for child in driver.children() if child.name() in ("raylet", "gcs_server")]
-    assert len(cluster) == 2
+    started = psutil.Process(running.process.pid).children(recursive=True)
+    assert {"raylet", "gcs_server"} <= {process.name() for process in started}
     running.process.kill()
-    wait_until_gone([*pids, *cluster])
+    wait_until_gone([*pids, *(process.pid for process in started)])
 
 
 def test_a_cluster_without_room_is_told_after_the_wait(launch, address):

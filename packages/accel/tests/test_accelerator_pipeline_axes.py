@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from accel import Accelerator, ParallelismConfig
 from accel.utils import FullyShardedDataParallelPlugin
-from accel_backends.testing.models import make_batches, make_model
+from accel_backends.testing.models import Tokens, make_batches, make_model
 from accel_state import PipelineParallelConfig, TorchContextParallelConfig
 from accel_state.errors import ConfigError
 from accel_state.runtime import reset_runtime
@@ -98,6 +98,26 @@ def train_on_shared_sequences(layout, plugin=None):
             optimizer.zero_grad()
         losses.append((loss.item(), num.item()))
     return losses, norms, gradients, accelerator.get_state_dict(model)
+
+
+def kept_in_stages():
+    """Return which values dropout keeps in the block of this stage, of the same tokens in both micro-batches."""
+    accelerator = make_accelerator({"pp_size": 2, "cp_size": 2})
+    model = Tokens(dropout=0.5)
+    model, loader = accelerator.prepare(model, DataLoader(samples(), batch_size=2))
+    kept = []
+    for block in model.blocks:
+        block.rows.dropout.register_forward_hook(lambda _, inputs, output: kept.append(output))
+    accelerator.forward_backward(model, next(iter(loader)), loss_of_labels)
+    return [one.detach() != 0 for one in kept if type(one) is torch.Tensor], torch.rand(4)
+
+
+def test_ranks_of_a_stage_with_other_tokens_drop_out_others(world):
+    each = world(4).run(kept_in_stages)
+    assert all(drawn.equal(each[0][1]) for _, drawn in each)
+    for (one, _), (other, _) in zip(each[::2], each[1::2], strict=True):
+        assert len(one) == len(other) == 2  # micro-batches
+        assert all(0.3 < (this == that).double().mean() < 0.7 for this, that in zip(one, other, strict=True))
 
 
 SHARED = [

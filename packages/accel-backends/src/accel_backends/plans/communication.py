@@ -38,6 +38,7 @@ def step_collectives(
     reshards: bool = True,
     is_checkpointed: bool = False,
     element_bytes: int | None = None,
+    num_passes: int = 1,
 ) -> Counter[Collective]:
     """Return how often a rank takes part in which collective, in forward, backward and step for one batch.
 
@@ -52,6 +53,7 @@ def step_collectives(
         is_checkpointed: Whether units compute their activations again in the backward pass.
         element_bytes: Of an element in computation, where that is not the type that is stored; gradients are reduced
             in fp32 then.
+        num_passes: Parts in which the batch passes through the model, one after the other.
     """
     found: Counter[Collective] = Counter()
 
@@ -74,7 +76,12 @@ def step_collectives(
                 add("all_reduce", ("dp_replicate",), parameter.gathered)
                 add("all_reduce", SHARD_AXES, parameter.gathered)
     for message in sizes.messages if sizes is not None else ():
-        add(message.kind, message.axes, message.num_bytes, 1 + (is_checkpointed and message.is_repeated))
+        add(
+            message.kind,
+            message.axes,
+            message.num_bytes,
+            num_passes * (1 + (is_checkpointed and message.is_repeated)),
+        )
     return found
 
 

@@ -182,11 +182,8 @@ def _collectives(
         sizes=sizes,
         is_checkpointed=step.is_checkpointed,
         element_bytes=None if step.dtype is None else step.dtype.itemsize,
+        num_passes=num_micro,
     )
-    if num_micro > 1:
-        found = Counter(
-            {one: count * (num_micro if one.axes == ("tp",) else 1) for one, count in found.items()}
-        )
     handed = [sizes.received, *(one.received for one in later[:1])]
     for num_bytes in filter(None, handed):  # forward from one stage to the next, gradients back
         found[Collective("send", ("pp",), 2, num_bytes)] += num_micro

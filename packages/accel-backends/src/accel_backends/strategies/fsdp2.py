@@ -129,7 +129,9 @@ class FullyShardedStrategy(ShardedStrategy):
         self._models.add(model)
         if self._layer_mesh is not None:
             share_random_state(self._layer_mesh, self.context.device)
-        self._draw_own_numbers(model, plan)
+        number = self._part_of_sequence(plan)
+        if number is not None:
+            draw_own_numbers(model, number=number, device=self.context.device)
         allow_inference_first(model)
         names = [name for group in plan.groups for name in group.modules]
         check_unit_order(model, {name: model.get_submodule(name) for name in names}, kind=kind)
@@ -247,14 +249,12 @@ class FullyShardedStrategy(ShardedStrategy):
             dynamo=dynamo,
         )
 
-    def _draw_own_numbers(self, model: nn.Module, plan: ShardPlan) -> None:
-        """Let ranks that have other tokens of the same sequences drop out other values of them."""
+    def _part_of_sequence(self, plan: ShardPlan | None = None) -> int | None:
+        """Return the number of this rank among those that have other tokens of the same sequences; None: it has all."""
         layout, axes = self.context.layout, ["cp", "sp"]
-        if plan.layers is not None and plan.layers.is_in_sequence:
+        if plan is not None and plan.layers is not None and plan.layers.is_in_sequence:
             axes.append("tp")
-        if layout.size(*axes) > 1:
-            number = layout.index(self.context.topology.rank, *axes)
-            draw_own_numbers(model, number=number, device=self.context.device)
+        return layout.index(self.context.topology.rank, *axes) if layout.size(*axes) > 1 else None
 
     def _experts_of(self, model: nn.Module, plan: ParallelPlan) -> ExpertParallel | None:
         """Return which experts of ``model`` are spread over ranks, None where the run spreads none."""

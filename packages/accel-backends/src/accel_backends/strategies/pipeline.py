@@ -32,6 +32,7 @@ from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.transforms.compile_units import compile_units
 from accel_backends.transforms.low_precision import LowPrecisionTransform
 from accel_backends.transforms.protocol import apply_transforms
+from accel_backends.transforms.own_random_numbers import own_random_numbers
 from accel_backends.transforms.tensor_parallel import share_random_state
 from accel_ops.nested.structures import recursively_apply
 from accel_state.enums import DynamoBackend
@@ -241,15 +242,19 @@ class PipelineStrategy(FullyShardedStrategy):
             raise ConfigError(
                 f"The {type(model).__name__} was not prepared. Pass what `accelerator.prepare` returned."
             )
+        number = self._part_of_sequence()
+        drawing = _NOTHING if number is None else own_random_numbers(number, self.context.device)
         if not torch.is_grad_enabled():
-            return pipeline.run(model, batch, loss_fn, num_items)
+            with drawing:
+                return pipeline.run(model, batch, loss_fn, num_items)
         self._num_steps, self._weight = num_steps, weight
         if self._scale is not None:  # the ranks without a loss need the scale, too
             self._scale(torch.ones((), device=self.context.device))
         staged = pipeline.staged
         earlier = take_shared(staged)
         try:
-            loss = pipeline.run(model, batch, loss_fn, num_items)
+            with drawing:
+                loss = pipeline.run(model, batch, loss_fn, num_items)
         except BaseException as error:
             put_back_shared(staged, earlier)
             error.add_note(
