@@ -13,7 +13,7 @@ from accel_state.runtime import Runtime
 
 
 def load_deepspeed(runtime: Runtime) -> ModuleType:
-    """Import DeepSpeed and return it; it then works on the device and in the process group of this run.
+    """Import DeepSpeed and return it; it then works on the device of this run, whose processes have a group.
 
     Sets ``LOCAL_RANK`` where no launcher has, and the ranks beside it: DeepSpeed reads it whenever it makes a tensor of
     its own, and a later `Accelerator` of this process expects all of them or none.
@@ -47,7 +47,13 @@ def load_deepspeed(runtime: Runtime) -> ModuleType:
             f"anything imports `deepspeed`, or set `DS_ACCELERATOR={wanted}`."
         )
     ensure_group(runtime)
-    # Its `zero.Init` reads the number of ranks before it would look for a group.
-    deepspeed.init_distributed(dist_backend=backend_of_group(), dist_init_required=False)
     module: ModuleType = deepspeed
     return module
+
+
+def join_group(deepspeed: ModuleType) -> None:
+    """Let DeepSpeed know the process group, which on CPUs loads one of its operators; it does so itself for an engine.
+
+    Its `zero.Init` needs it before: that reads the number of ranks before it would look for a group.
+    """
+    deepspeed.init_distributed(dist_backend=backend_of_group(), dist_init_required=False)

@@ -14,7 +14,7 @@ from accel_backends.plugins.deepspeed import values
 from accel_backends.plugins.deepspeed.config_tree import AUTO, Change, changes, leaves, node_of, unfill
 from accel_backends.plugins.deepspeed.filling import Facts, Filled, Said, fill, fill_said
 from accel_backends.plugins.deepspeed.hf_config import HfDeepSpeedConfig
-from accel_backends.plugins.deepspeed.loading import load_deepspeed
+from accel_backends.plugins.deepspeed.loading import join_group, load_deepspeed
 from accel_backends.plugins.deepspeed.rules import AUTOTP_SIZE, autotp_size
 from accel_backends.plugins.deepspeed.zero3_init import announce, withdraw
 from accel_state.availability import why_not
@@ -104,7 +104,7 @@ class DeepSpeedPlugin:
         self.zero3_init_flag = self._is_zero3_init_wanted()
         if self.zero3_init_flag and has_runtime():
             # The Trainer of transformers builds models before its Accelerator.
-            load_deepspeed(current_runtime())
+            join_group(load_deepspeed(current_runtime()))
         if self.transformer_moe_cls_names is None:
             names = door.read("deepspeed_moe_layer_cls_names")
             self.transformer_moe_cls_names = None if names is None else ",".join(names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch import nn
 from accel_backends.containers import register_container
 from accel_backends.handlers.grad_scaler import GradScalerKwargs
 from accel_backends.optimizer import AcceleratedOptimizer
-from accel_backends.plugins.deepspeed.loading import load_deepspeed
+from accel_backends.plugins.deepspeed.loading import join_group, load_deepspeed
 from accel_backends.plugins.deepspeed.plugin import DeepSpeedPlugin
 from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.strategies.bundle import Bundle, Placement
@@ -26,7 +26,6 @@ from accel_backends.strategies.deepspeed.engines import place_for_evaluation, st
 from accel_backends.strategies.deepspeed.gathering import gather_facts
 from accel_backends.strategies.deepspeed.pairing import Part, check_combination, pair, refuse_without_model
 from accel_backends.strategies.deepspeed.sequences import SharedSequences
-from accel_backends.strategies.deepspeed.shared_layers import SharedLayers
 from accel_backends.strategies.deepspeed.wrappers import (
     DeepSpeedEngineWrapper,
     DeepSpeedOptimizerWrapper,
@@ -36,6 +35,9 @@ from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.transforms.protocol import apply_transforms
 from accel_state import AcceleratorState
 from accel_state.errors import ConfigError
+
+if TYPE_CHECKING:
+    from accel_backends.strategies.deepspeed.shared_layers import SharedLayers
 
 _NOTHING = nullcontext()
 
@@ -72,6 +74,8 @@ class DeepSpeedStrategy(EngineStates):
                 "its neighbours in the `fp16` section of the DeepSpeed config."
             )
         deepspeed = load_deepspeed(context.runtime)
+        if any(plugin.zero_stage == 3 for plugin in self._plugins()):
+            join_group(deepspeed)
         register_container(deepspeed.DeepSpeedEngine)
         register_kind(DummyOptim, "optimizers")
         register_kind(DummyScheduler, "schedulers")
@@ -145,6 +149,8 @@ class DeepSpeedStrategy(EngineStates):
             )
         mesh = AcceleratorState().device_mesh
         assert mesh is not None  # it has several ranks
+        from accel_backends.strategies.deepspeed.shared_layers import SharedLayers  # brings DTensor
+
         return SharedLayers(mesh["tp"], self.context.device)
 
     def prepare_model(
@@ -213,6 +219,11 @@ class DeepSpeedStrategy(EngineStates):
         if not started.has_scheduler:
             return started.engine, optimizer, None
         return started.engine, optimizer, DeepSpeedSchedulerWrapper(started.engine.lr_scheduler, [optimizer])
+
+    def _plugins(self) -> Iterable[DeepSpeedPlugin]:
+        """Return all plugins of the run."""
+        plugins = AcceleratorState().deepspeed_plugins if AcceleratorState.is_initialized() else None
+        return (plugins or {}).values()
 
     def _plugin(self) -> DeepSpeedPlugin:
         """Return the plugin that is selected now."""

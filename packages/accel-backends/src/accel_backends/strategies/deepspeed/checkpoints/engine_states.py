@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_backends.sharding.full_state import gathered_optimizer_state
 from accel_backends.strategies.deepspeed.checkpoints import model_state, optimizer_state
 from accel_backends.strategies.deepspeed.checkpoints.flat_groups import has_swapped_states, stepping_optimizer
 from accel_backends.strategies.deepspeed.dummies import DummyOptim
@@ -75,6 +74,8 @@ class EngineStates(TorchStrategy):
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:
         """Return the whole state on the CPU of rank 0, the groups alone on the others. All ranks must call it."""
+        from accel_backends.sharding.full_state import gathered_optimizer_state  # brings DTensor
+
         content = self.local_optimizer_state(optimizer, model)
         return gathered_optimizer_state(content, is_receiver=self.context.topology.rank == 0)
 
