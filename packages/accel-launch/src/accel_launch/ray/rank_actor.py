@@ -18,12 +18,7 @@ from accel_state.environment import snapshot
 # What is written within this time is sent together.
 _BATCH_S = 0.02
 _CHUNK = 1 << 20
-_GPU_VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "ONEAPI_DEVICE_SELECTOR",
-)
+_GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ONEAPI_DEVICE_SELECTOR")
 
 
 class RankActor:
@@ -58,9 +53,7 @@ class RankActor:
 
     def run(self, order: bytes) -> Iterator[tuple[int, bytes]]:
         """Run the rank that ``order`` tells; yield what it writes, each time with 1 for stdout or 2 for stderr."""
-        program = self._start(
-            order.replace(b"{python}", sys.executable.encode()).replace(b"{cwd}", os.getcwdb())
-        )
+        program = self._start(order.replace(b"{python}", sys.executable.encode()).replace(b"{cwd}", os.getcwdb()))
         assert program.stdout is not None
         assert program.stderr is not None
         with selectors.DefaultSelector() as selector:
