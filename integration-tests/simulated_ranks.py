@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 from typing import ClassVar
 
@@ -26,7 +28,10 @@ from accel_backends.plans.communication import step_collectives
 from accel_backends.plans.forward_sizes import forward_sizes
 from accel_backends.plans.memory import plan_memory
 from accel_backends.testing.collectives import counted_collectives
-from accel_state.mesh_layout import MeshLayout
+from accel_checkpoint.ranks import agreement
+from accel_checkpoint.ranks.agreement import CollectiveAgreement
+from accel_state import TorchContextParallelConfig
+from accel_state.mesh_layout import AXES, MeshLayout
 
 VOCABULARY, BATCH, SEQUENCE = 1000, 2, 16
 LAYOUTS = {
@@ -36,6 +41,12 @@ LAYOUTS = {
     "fsdp × tp": {"tp": 8},
     "fsdp × tp, checkpointing": {"tp": 8, "is_checkpointed": True},
     "hsdp × tp, bf16": {"dp_replicate": 4, "tp": 8, "mixed_precision": "bf16"},
+    "fsdp × cp": {"cp": 8},
+    "fsdp × cp, ring, checkpointing": {"cp": 8, "ring": True, "is_checkpointed": True},
+    "fsdp × sp, bf16": {"sp": 8, "mixed_precision": "bf16"},
+    "fsdp × sp, checkpointing": {"sp": 4, "is_checkpointed": True},
+    "experts": {"ep": 8},
+    "experts × tp, checkpointing": {"ep": 8, "tp": 2, "is_checkpointed": True},
 }
 
 
@@ -59,10 +70,36 @@ class Block(nn.Module):
         return hidden + self.scale * self.down(torch.relu(self.up(hidden)))
 
 
+class Experts(nn.Module):
+    """Experts of which all get as many tokens, so that what arrives from ranks that are not there has a size."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.num_experts = 8
+        self.weight = nn.Parameter(torch.randn(8, width, width) / width)
+
+    def forward(self, hidden, chosen, weights):
+        return torch.einsum("ti,tkio,tk->to", hidden, self.weight[chosen], weights)
+
+
+class ExpertBlock(Block):
+    def __init__(self, width):
+        super().__init__(width)
+        del self.up, self.down
+        self.router, self.experts = nn.Linear(width, 8), Experts(width)
+
+    def forward(self, hidden):
+        tokens = hidden.flatten(0, 1)
+        chosen = torch.arange(2 * len(tokens)).view(-1, 2) % 8
+        weights = self.router(tokens).softmax(-1).gather(1, chosen)
+        return hidden + self.scale * self.experts(tokens, chosen, weights).view_as(hidden)
+
+
 class Net(nn.Module):
     parallel_plan: ClassVar = {
         "units": ["embed", "blocks.*"],
         "tail": ["norm", "head"],
+        "attention": ["blocks.*"],
         "tensor": {
             "embed": "embedding_rowwise",
             "blocks.*.query": "colwise",
@@ -75,10 +112,10 @@ class Net(nn.Module):
         },
     }
 
-    def __init__(self, width=64):
+    def __init__(self, width=64, block=Block):
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(4))
+        self.blocks = nn.ModuleList(block(width) for _ in range(4))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
 
@@ -89,23 +126,50 @@ class Net(nn.Module):
         return self.head(self.norm(hidden))
 
 
+class Mixture(Net):
+    parallel_plan: ClassVar = {
+        "units": ["embed", "blocks.*"],
+        "tail": ["norm", "head"],
+        "experts": {"blocks.*.experts": "ep_dispatch_experts"},
+        "tensor": {"embed": "embedding_rowwise", "head": "colwise_gather_output"},
+    }
+
+    def __init__(self):
+        super().__init__(block=ExpertBlock)
+
+
+def model_of(name):
+    return Mixture() if "ep" in LAYOUTS[name] else Net()
+
+
 def layout_of(name, num_ranks):
-    sizes = {key: size for key, size in LAYOUTS[name].items() if key in ("dp_replicate", "tp")}
-    rest = num_ranks // (sizes.get("dp_replicate", 1) * sizes.get("tp", 1))
+    sizes = {key: size for key, size in LAYOUTS[name].items() if key in (*AXES, "ep")}
+    rest = num_ranks // math.prod(size for key, size in sizes.items() if key != "ep")
     return MeshLayout(dp_shard=rest, **sizes)
 
 
 def planned_collectives(name, num_ranks):
     """Return what `accel plan` says of the step: rows of kind, ranks of the group and bytes, and how often."""
     layout = layout_of(name, num_ranks)
-    model = Net()
+    model = model_of(name)
     plan = resolve_plan(model)
     planned = plan_memory(
-        model, plan, num_shards=layout.dp_shard, num_replicas=layout.dp_replicate, num_sharing=layout.tp
+        model,
+        plan,
+        num_shards=layout.num_param_shards,
+        num_replicas=layout.dp_replicate,
+        num_sharing=layout.tp,
+        num_expert_ranks=layout.ep,
     )
     dtype = torch.bfloat16 if "mixed_precision" in LAYOUTS[name] else None
     [sizes] = forward_sizes(
-        model, plan, batch_size=BATCH, sequence_length=SEQUENCE, num_sharing=layout.tp, dtype=dtype
+        model,
+        plan,
+        batch_size=BATCH,
+        sequence_length=SEQUENCE // (layout.cp * layout.sp),
+        layout=layout,
+        dtype=dtype,
+        has_ring=LAYOUTS[name].get("ring", False),
     )
     found = step_collectives(
         planned,
@@ -126,25 +190,36 @@ def simulate(layout):
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world_size)
 
 
-def prepared(name, layout):
+def prepared(name, layout, *, state_dict_type="SHARDED_STATE_DICT"):
     options = LAYOUTS[name]
     accelerator = Accelerator(
         cpu=True,
         mixed_precision=options.get("mixed_precision"),
-        parallelism_config=ParallelismConfig(**{f"{axis}_size": size for axis, size in layout.sizes.items()}),
+        parallelism_config=ParallelismConfig(
+            **{f"{axis}_size": size for axis, size in {**layout.sizes, "ep": layout.ep}.items()},
+            sp_backend="torch",
+            cp_handler=TorchContextParallelConfig(
+                cp_comm_strategy="alltoall" if options.get("ring") else "allgather"
+            )
+            if layout.cp > 1
+            else None,
+        ),
         fsdp_plugin=FullyShardedDataParallelPlugin(
-            fsdp_version=2, activation_checkpointing=options.get("is_checkpointed", False)
+            fsdp_version=2,
+            activation_checkpointing=options.get("is_checkpointed", False),
+            state_dict_type=state_dict_type,
         ),
     )
-    model = Net()
+    model = model_of(name)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     return accelerator, model, optimizer
 
 
 def step(accelerator, model, optimizer):
     tokens = torch.zeros(BATCH, SEQUENCE, dtype=torch.long)
-    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-    accelerator.backward(loss)
+    with accelerator.maybe_context_parallel([tokens], [1], {tokens}):
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        accelerator.backward(loss)
     optimizer.step()
     optimizer.zero_grad()
 
@@ -156,11 +231,29 @@ def counted_step(name, num_ranks):
     run = prepared(name, layout)
     with counted_collectives() as counted:
         step(*run)
-    return sorted([kind, list(ranks), size, count] for (kind, ranks, size), count in counted.items())
+    # What one rank sends another receives, which the plan does not count again.
+    return sorted(
+        [kind, list(ranks), size, count]
+        for (kind, ranks, size), count in counted.items()
+        if kind != "receive"
+    )
 
 
-def growth(num_ranks):
-    """Return what one rank does for a run of that many: groups, and collectives and seconds of each call."""
+class AlikeReports(CollectiveAgreement):
+    """Rounds of a save in which the ranks that are not there report what this one does."""
+
+    def __init__(self, *, rank, world_size, gather):
+        super().__init__(gather, rank=rank, world_size=world_size)
+        self.topics = []
+        AlikeReports.newest = self
+
+    def agree(self, topic, report, merge):
+        self.topics.append(topic.rpartition("/")[2])
+        return merge([report] * self.world_size)
+
+
+def growth(num_ranks, state_dict_type):
+    """Return what one rank does for a run of that many: groups, collectives of each call, and rounds of the save."""
     layout = MeshLayout(dp_replicate=2, dp_shard=num_ranks // 4, tp=2)
     simulate(layout)
     made = 0
@@ -174,15 +267,21 @@ def growth(num_ranks):
     dist.distributed_c10d._new_process_group_helper = counted_make
     times = [time.perf_counter()]
     with counted_collectives() as counted:
-        run = prepared("fsdp × tp", layout)
+        run = prepared("fsdp × tp", layout, state_dict_type=state_dict_type)
     in_prepare = counted.total()
     times.append(time.perf_counter())
     with counted_collectives() as counted:
         step(*run)
+    in_step = counted.total()
+    times.append(time.perf_counter())
+    agreement.agreement_of = AlikeReports  # torch's store for a fake group cannot be shared
+    with tempfile.TemporaryDirectory() as folder, counted_collectives() as counted:
+        run[0].save_state(folder)
     times.append(time.perf_counter())
     return {
         "groups": made,
-        "collectives": [in_prepare, counted.total()],
+        "collectives": [in_prepare, in_step, counted.total()],
+        "rounds of the save": AlikeReports.newest.topics,
         "seconds": [later - earlier for earlier, later in itertools.pairwise(times)],
     }
 
@@ -195,15 +294,19 @@ def in_own_processes(function, calls):
 
 def table(collectives):
     """Return the table of the guide, from collectives by layout and number of ranks."""
-    kinds = ("all_gather", "reduce_scatter", "all_reduce")
-    lines = ["| layout | ranks | all-gathers | reduce-scatters | all-reduces |", "|-|-|-|-|-|"]
+    kinds = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send")
+    lines = [
+        "| layout | ranks | all-gathers | reduce-scatters | all-reduces | all-to-alls | sends |",
+        "|-|-|-|-|-|-|-|",
+    ]
     for (name, num_ranks), rows in collectives.items():
         cells = []
         for kind in kinds:
             found = [(size, count) for this, _, size, count in rows if this == kind]
             num_bytes = sum(size * count for size, count in found)
             cells.append(f"{sum(count for _, count in found)}: {num_bytes / 1e6:.2f} MB" if found else "none")
-        sizes = [f"`{axis}` {size}" for axis, size in layout_of(name, num_ranks).sizes.items() if size > 1]
+        layout = layout_of(name, num_ranks)
+        sizes = [f"`{axis}` {size}" for axis, size in {**layout.sizes, "ep": layout.ep}.items() if size > 1]
         extra = name.partition(", ")[2]
         lines.append(
             f"| {' × '.join(sizes)}{', ' + extra if extra else ''} | {num_ranks} | {' | '.join(cells)} |"
@@ -211,8 +314,17 @@ def table(collectives):
     return "\n".join(lines) + "\n"
 
 
+def grown(sizes):
+    """Return `growth` for each kind of checkpoint and number of ranks."""
+    calls = [(num_ranks, kind) for kind in ("SHARDED_STATE_DICT", "FULL_STATE_DICT") for num_ranks in sizes]
+    return list(zip(calls, in_own_processes(growth, calls), strict=True))
+
+
 def main(arguments):
     torch.set_num_threads(1)
+    if arguments[:1] == ["growth"]:
+        print(json.dumps(grown([int(size) for size in arguments[1:]])))
+        return
     calls = [(name, num_ranks) for num_ranks in map(int, arguments or (512, 4096)) for name in LAYOUTS]
     counted = dict(zip(calls, in_own_processes(counted_step, calls), strict=True))
     if arguments:
@@ -221,10 +333,8 @@ def main(arguments):
     for call, found in counted.items():
         print(*call, "as planned" if found == planned_collectives(*call) else "NOT as planned")
     print(table(counted))
-    for num_ranks, told in zip(
-        (8, 512, 4096), in_own_processes(growth, [(8,), (512,), (4096,)]), strict=True
-    ):
-        print(num_ranks, told)
+    for call, told in grown((16, 512, 4096)):
+        print(*call, told)
 
 
 if __name__ == "__main__":

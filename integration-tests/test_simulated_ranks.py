@@ -19,6 +19,19 @@ def test_the_collectives_of_a_step_on_512_ranks_are_those_of_the_plan():
         assert found == simulated_ranks.planned_collectives(name, 512), name
 
 
+def test_prepare_step_and_save_communicate_as_often_on_more_ranks():
+    done = run_script(SCRIPT, "growth", "16", "512", timeout_s=240)
+    assert done.returncode == 0, done.stderr
+    few_sharded, sharded, few_full, full = (told for _, told in json.loads(done.stdout.splitlines()[-1]))
+    for few, many in ((few_sharded, sharded), (few_full, full)):
+        for told in (few, many):
+            del told["seconds"]
+        assert few == many
+    assert sharded["collectives"][-1] == 0  # each rank writes its own parts
+    assert full["collectives"][-1] > 0
+    assert len(sharded["rounds of the save"]) == 6
+
+
 def test_the_table_of_the_guide_is_the_one_of_the_plan():
     planned = {
         (name, num_ranks): simulated_ranks.planned_collectives(name, num_ranks)

@@ -4,7 +4,8 @@
     python docs/examples/every_axis.py --layouts tp2 pp2 --steps 20            # some of them
 
 The script starts itself with `accel launch` for each layout that it has not trained before, on the CPU, where all can
-be compared. A table tells how far each curve is from that of one process. With experts it is another model, and another curve.
+be compared. A table tells how far each curve is from that of one process. With experts it
+is another model, and another curve.
 """
 
 import argparse

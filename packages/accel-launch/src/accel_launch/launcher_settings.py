@@ -29,7 +29,9 @@ def installed_settings(
         where = f"The settings of the launcher `{launcher}`"
         for setting in settings:
             if not isinstance(setting, Setting):
-                raise ConfigError(f"{where} must be `Setting` objects, but one is a {type(setting).__name__}.")
+                raise ConfigError(
+                    f"{where} must be `Setting` objects, but one is a {type(setting).__name__}."
+                )
             names = {getattr(setting, kind) for kind in _NAMES} - {None, ""}
             if names & taken:
                 both = ", ".join(f"`{name}`" for name in sorted(names & taken))

@@ -122,13 +122,13 @@ RULES: tuple[Rule, ...] = (
         "without `--dynamo_backend`",
     ),
     _rule(("machine_rank", "master_addr", "same_network"), _has_machines, "on one machine"),
-    _rule(("rdzv_backend",), _has_machines, "on one machine"),
+    _rule(("rdzv_backend", "rdzv_id"), _has_machines, "on one machine"),
     _rule(
         ("monitor_interval",),
         _takes_route("elastic"),
         "without `--max_restarts`, `--tee` or the like",
     ),
-    _rule(("ssh_options",), _takes_route("ssh"), "without `--hosts` or `--hostfile`"),
+    _rule(("ssh_options", "no_preflight"), _takes_route("ssh"), "without `--hosts` or `--hostfile`"),
     _rule(("hosts", "hostfile"), _takes_route("ssh"), "with this `--launcher`"),
     _rule(("slurm",), _takes_route("slurm"), "with this `--launcher`"),
     _rule(("use_mpirun",), _takes_route("mpi"), "with this `--launcher`"),
@@ -150,7 +150,9 @@ RULES: tuple[Rule, ...] = (
     _rule(_OF_MEETINGS, _takes_another_route("tpu", "tpu-pod"), "on TPUs"),
     _rule(_OF_MEETINGS - {"num_machines"}, _takes_another_route("sagemaker"), "on SageMaker"),
     _rule(
-        _OF_THE_AGENT, _takes_route("elastic", "slurm", "srun", "kubernetes"), "where torch's elastic agent starts nothing"
+        _OF_THE_AGENT,
+        _takes_route("elastic", "slurm", "srun", "kubernetes"),
+        "where torch's elastic agent starts nothing",
     ),
     _rule(
         ("gpu_ids", "cpu_affinity", "report", *_OF_MEETINGS - {"num_machines", "master_port"}),

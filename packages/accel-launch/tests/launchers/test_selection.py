@@ -78,7 +78,10 @@ def registry():
 
 
 def test_a_launcher_of_another_package_comes_before_ours(request_for, registry):
-    assert [launcher.name for launcher in accepting_launchers(request_for(), registry)] == ["greedy", "single"]
+    assert [launcher.name for launcher in accepting_launchers(request_for(), registry)] == [
+        "greedy",
+        "single",
+    ]
 
 
 def test_launchers_of_other_packages_come_in_the_order_of_their_names(request_for, registry):

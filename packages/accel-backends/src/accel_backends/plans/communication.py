@@ -18,10 +18,10 @@ class Collective:
     """Collectives of one rank that are alike.
 
     Attributes:
-        kind: ``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``send``.
+        kind: ``all_gather``, ``reduce_scatter``, ``all_reduce``, ``all_to_all`` or ``send``.
         axes: The axes of the layout along which the ranks of a group differ.
         num_ranks: Ranks of a group.
-        num_bytes: Of the whole tensor: what an all-gather returns, what a reduction takes.
+        num_bytes: Of the whole tensor: what an all-gather returns, what the others take.
     """
 
     kind: str
@@ -42,12 +42,12 @@ def step_collectives(
     """Return how often a rank takes part in which collective, in forward, backward and step for one batch.
 
     Groups of one rank are left out, as are the norm of gradients (one all-reduce of 8 bytes for each axis that cuts),
-    what attention sends where ranks share sequences, and tokens on their way to experts.
+    and padding masks and positions of sequences that ranks share.
 
     Args:
         planned: The model, or one stage of it.
         layout: How the ranks are arranged.
-        sizes: Of the forward pass; without them, what is sent between layers is left out.
+        sizes: Of the forward pass; without them, what is sent in it and in the backward pass is left out.
         reshards: Whether units are gathered again for the backward pass (``reshard_after_forward``).
         is_checkpointed: Whether units compute their activations again in the backward pass.
         element_bytes: Of an element in computation, where that is not the type that is stored; gradients are reduced
@@ -74,7 +74,7 @@ def step_collectives(
                 add("all_reduce", ("dp_replicate",), parameter.gathered)
                 add("all_reduce", SHARD_AXES, parameter.gathered)
     for message in sizes.messages if sizes is not None else ():
-        add(message.kind, ("tp",), message.num_bytes, 1 + (is_checkpointed and message.is_repeated))
+        add(message.kind, message.axes, message.num_bytes, 1 + (is_checkpointed and message.is_repeated))
     return found
 
 

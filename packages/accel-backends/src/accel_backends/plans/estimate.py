@@ -29,6 +29,7 @@ class Step:
         sequence_length: Tokens of a sequence; None: activations, and what is sent between layers, are left out.
         is_checkpointed: Whether units compute their activations again in the backward pass.
         dtype: What ranks compute in, where that is not what they store.
+        has_ring: With `cp`, keys and values go around in a ring (``cp_comm_strategy`` ``alltoall``).
         num_micro_batches: Parts of a batch in a pipeline; None: as many as a run takes by itself.
     """
 
@@ -36,6 +37,7 @@ class Step:
     sequence_length: int | None = None
     is_checkpointed: bool = False
     dtype: torch.dtype | None = None
+    has_ring: bool = False
     num_micro_batches: int | None = None
 
     def num_parts(self, num_stages: int) -> int:
@@ -126,9 +128,10 @@ def stage_sizes(model: nn.Module, plan: ParallelPlan, layout: MeshLayout, step: 
         plan,
         batch_size=ceil(step.batch_size / step.num_parts(layout.pp)),
         sequence_length=_part_of_sequence(layout, step.sequence_length),
-        num_sharing=layout.tp,
+        layout=layout,
         dtype=step.dtype,
         starts=balanced_starts(model, layout.pp) if layout.pp > 1 else [],
+        has_ring=step.has_ring,
     )
 
 

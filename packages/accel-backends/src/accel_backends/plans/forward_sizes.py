@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -17,27 +17,33 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from accel_backends.pipelining.placeholders import placeholder_of, standing_in
 from accel_backends.plans.plan import ParallelPlan
+from accel_backends.plans.watched_attention import WatchedAttention
+from accel_backends.plans.watched_experts import watched_experts
+from accel_backends.transforms.expert_parallel import expert_modules, without_experts
 from accel_backends.transforms.tensor_parallel import cut_dims, cut_styles
 from accel_backends.transforms.tensor_styles import CutStyle
 from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_state.errors import ConfigError
+from accel_state.mesh_layout import MeshLayout
 
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One collective among the ranks that share a layer.
+    """One collective among the ranks that share a layer, a sequence or its experts.
 
     Attributes:
-        kind: ``all_reduce``, ``all_gather`` or ``reduce_scatter``.
-        num_bytes: Of the whole tensor.
+        kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` or ``send``.
+        num_bytes: Of the whole tensor; of what one rank has to send, in the last two.
         is_repeated: Whether it is sent again where activations are computed again in the backward pass.
+        axes: The axes of the layout along which the ranks differ.
     """
 
     kind: str
     num_bytes: int
     is_repeated: bool = False
+    axes: tuple[str, ...] = ("tp",)
 
 
 @dataclass(slots=True)
@@ -48,7 +54,7 @@ class StageSizes:
         saved: Bytes of what autograd keeps between forward and backward pass, parameters and buffers excepted.
         checkpointed: The most bytes of it at a time where each unit keeps its inputs alone and is computed again.
         received: Bytes of what the stage gets from the one before.
-        messages: What the ranks that share its layers send, in both passes.
+        messages: What the ranks that share its layers, sequences or experts send, in both passes.
     """
 
     saved: int = 0
@@ -63,9 +69,10 @@ def forward_sizes(
     *,
     batch_size: int,
     sequence_length: int,
-    num_sharing: int = 1,
+    layout: MeshLayout | None = None,
     dtype: torch.dtype | None = None,
     starts: Sequence[str] = (),
+    has_ring: bool = False,
 ) -> list[StageSizes]:
     """Run ``model`` once on tokens without values, as one rank would, and return the sizes of each stage.
 
@@ -77,13 +84,18 @@ def forward_sizes(
         plan: From `resolve_plan`.
         batch_size: Sequences of one rank and one micro-batch.
         sequence_length: Tokens of each on one rank.
-        num_sharing: Ranks that share each layer.
+        layout: Who shares layers, sequences and experts; None: nobody. Other axes do not matter.
         dtype: What the rank computes in; None: as parameters are.
         starts: The modules with which stages begin, from the second on.
+        has_ring: With `cp`, keys and values go around in a ring; otherwise they are gathered.
 
     Raises:
         ConfigError: If layers cannot be shared as the plan says, or the model cannot run without values.
     """
+    layout = MeshLayout() if layout is None else layout
+    num_sharing = layout.tp
+    experts = expert_modules(model, plan, num_ranks=layout.ep) if layout.ep > 1 else {}
+    plan = without_experts(plan, experts) if experts else plan
     tensors = named_tensors(model)
     dims = cut_dims(model, plan, num_ranks=num_sharing) if num_sharing > 1 else {}
     styles = cut_styles(model, plan.tensor, num_ranks=num_sharing) if num_sharing > 1 else {}
@@ -96,7 +108,14 @@ def forward_sizes(
     was_training = model.training
     model.train()
     try:
-        with standing_in(tensors, values), _watched(model, plan.units, styles, starts, num_sharing, recorder):
+        with (
+            standing_in(tensors, values),
+            _watched(model, plan.units, styles, starts, num_sharing, recorder),
+            watched_experts(experts, layout, send=recorder.send),
+            WatchedAttention(layout, ring=has_ring, send=recorder.send)
+            if layout.size("cp", "sp") > 1
+            else nullcontext(),
+        ):
             _run(model, tokens, recorder)
     finally:
         model.train(was_training)
@@ -144,9 +163,9 @@ class _Recorder:
                 self._unit[-1].saved += storage.nbytes()
         return tensor
 
-    def send(self, kind: str, num_bytes: int, *, in_forward: bool) -> None:
+    def send(self, kind: str, num_bytes: int, *, in_forward: bool, axes: tuple[str, ...] = ("tp",)) -> None:
         place = len(self.stage.messages)
-        self.stage.messages.append(Message(kind, num_bytes))
+        self.stage.messages.append(Message(kind, num_bytes, axes=axes))
         if self._unit and in_forward:
             self._unit[-1].messages.append(place)
 
@@ -170,8 +189,7 @@ class _Recorder:
             )
             for unit in units:
                 for place in unit.messages[: unit.num_needed]:
-                    message = stage.messages[place]
-                    stage.messages[place] = Message(message.kind, message.num_bytes, is_repeated=True)
+                    stage.messages[place] = replace(stage.messages[place], is_repeated=True)
         return self._stages
 
 

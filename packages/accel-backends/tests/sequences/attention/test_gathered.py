@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.flop_counter import FlopCounterMode
 
 from accel_backends.sequences.attention.call import AttentionCall
 from accel_backends.sequences.attention.exchanged import exchanged_attention
@@ -88,6 +89,20 @@ def test_ranks_compute_together_what_one_computes_alone(world):
             torch.testing.assert_close(
                 whole[:, :, :num_real], one[:, :, :num_real], msg=lambda text, c=(way, name): f"{c}: {text}"
             )
+
+
+def in_a_mode():
+    """Compute as usual, and within a mode that sees every operation, as selective checkpointing does."""
+    alone = shared("gathered")
+    with FlopCounterMode(display=False) as flops:
+        again = shared("gathered")
+    return alone, again, flops.get_total_flops()
+
+
+def test_operations_can_be_counted(world):
+    for alone, again, flops in world(2).run(in_a_mode):
+        torch.testing.assert_close(again, alone)
+        assert flops > 0
 
 
 def weights_with_dropout(attend):

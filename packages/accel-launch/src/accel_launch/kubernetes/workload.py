@@ -17,10 +17,20 @@ from accel_state.errors import ConfigError
 _INTERPRETER = ("python3",)
 # Said anew for the pods, or of this machine alone.
 _LEFT_OUT = frozenset(
-    {"num_processes", "num_machines", "machine_rank", "master_addr", "master_port", "rdzv_backend", "same_network"}
+    {
+        "num_processes",
+        "num_machines",
+        "machine_rank",
+        "master_addr",
+        "master_port",
+        "rdzv_backend",
+        "same_network",
+    }
     | {"gpu_ids", "cpu_affinity", "report", "aws_access_key_id", "aws_secret_access_key"}
 )
-_IS_SECRET = re.compile(r"(?:^|_)(?:API_?KEY|ACCESS_?KEY|CREDENTIALS?|PASSWORD|SECRET|TOKEN)(?:_|$)", re.IGNORECASE)
+_IS_SECRET = re.compile(
+    r"(?:^|_)(?:API_?KEY|ACCESS_?KEY|CREDENTIALS?|PASSWORD|SECRET|TOKEN)(?:_|$)", re.IGNORECASE
+)
 # Beyond the time that the ranks have: for the launcher in the pod to tell how they ended.
 _SLACK_S = 5
 # Pods are called `NAME-pods-0-INDEX-xxxxx`, and no label may be longer than 63 characters.
@@ -107,15 +117,20 @@ def _size_of_pods(request: LaunchRequest) -> tuple[int, int]:
     return num_gpus, num_local or max(1, num_gpus)
 
 
-def _command(
-    request: LaunchRequest, *, num_local: int, port: int, index_variable: str
-) -> tuple[str, ...]:
+def _command(request: LaunchRequest, *, num_local: int, port: int, index_variable: str) -> tuple[str, ...]:
     words = restated(request, without=_LEFT_OUT, interpreter=_INTERPRETER, is_self_contained=True)
     # In a manifest `$(NAME)` stands for a variable, and `$$` for the sign itself.
     words = tuple(word.replace("$", "$$") for word in words)
-    own = (f"--num_processes={num_local * request.num_machines}", f"--num_machines={request.num_machines}")
+    own: tuple[str, ...] = (
+        f"--num_processes={num_local * request.num_machines}",
+        f"--num_machines={request.num_machines}",
+    )
     if request.num_machines > 1:
-        own += (f"--machine_rank=$({index_variable})", "--main_process_ip=$(MASTER_ADDR)", f"--main_process_port={port}")
+        own += (
+            f"--machine_rank=$({index_variable})",
+            "--main_process_ip=$(MASTER_ADDR)",
+            f"--main_process_port={port}",
+        )
     end = len(_INTERPRETER) + len(("-m", "accel_launch", "launch"))
     return (*words[:end], *own, *words[end:])
 

@@ -13,7 +13,9 @@ _UNSEEN_ELSEWHERE = frozenset({"flag", "environment", "config file"})
 # Settings whose variables speak of this machine, also where nobody set them for the sake of a launch.
 OF_THIS_MACHINE = frozenset({"gpu_ids", "num_cpu_threads_per_process", "master_addr", "master_port"})
 # Chosen here, so the other `accel launch` chooses anew: by the same name it would launch another of its kind.
-_CHOSEN_HERE = frozenset({"launcher"} | {setting.name for table in SETTINGS_OF_LAUNCHER.values() for setting in table})
+_CHOSEN_HERE = frozenset(
+    {"launcher"} | {setting.name for table in SETTINGS_OF_LAUNCHER.values() for setting in table}
+)
 
 
 def restated(
@@ -36,7 +38,7 @@ def restated(
     words = [*(request.interpreter if interpreter is None else interpreter), "-m", "accel_launch", "launch"]
     if request.config.path is not None and not is_self_contained:
         words += ["--config_file", str(request.cwd / request.config.path)]
-    if request.is_given("launcher"):
+    if request.is_given("launcher") and not is_self_contained:
         words.append(f"--launcher={AUTO}")
     for setting in OPTIONS:
         given = request.settings[setting.name]

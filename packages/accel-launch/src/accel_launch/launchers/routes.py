@@ -93,7 +93,10 @@ _NEEDS: Mapping[str, tuple[Callable[[LaunchRequest], bool], str]] = {
         "`compute_environment: AMAZON_SAGEMAKER` in the config file, as `accel config` writes it",
     ),
     "slurm": (_always, ""),
-    "ssh": (lambda request: bool(request.value("hosts") or request.value("hostfile")), "`--hosts` or `--hostfile`"),
+    "ssh": (
+        lambda request: bool(request.value("hosts") or request.value("hostfile")),
+        "`--hosts` or `--hostfile`",
+    ),
     "mpi": (_always, ""),
     "tpu-pod": (lambda request: request.engine == "XLA", "`--tpu`"),
     "tpu": (lambda request: request.engine == "XLA", "`--tpu`"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from accel_launch.tables.parsers import dns_label, quantity, secret_references
-from accel_state.environment import Setting
 from accel_state.environment.parsers import choice, index, text
 from accel_state.environment.setting import rule
 
@@ -16,7 +15,10 @@ SETTINGS = (
     _setting("job_name", dns_label, None, "Name of the job; made from the script's name if omitted."),
     _setting("namespace", dns_label, None, "Namespace of the job; that of `kubectl` if omitted."),
     _setting(
-        "kind", choice("jobset", "pytorchjob"), "jobset", "Resource to make: a JobSet or Kubeflow's PyTorchJob."
+        "kind",
+        choice("jobset", "pytorchjob"),
+        "jobset",
+        "Resource to make: a JobSet or Kubeflow's PyTorchJob.",
     ),
     _setting(
         "gpus_per_node",

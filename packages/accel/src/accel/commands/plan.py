@@ -58,6 +58,12 @@ class PlanCommand:
             help="compute activations again in the backward pass",
         )
         parser.add_argument(
+            "--cp_comm_strategy",
+            choices=("allgather", "alltoall"),
+            default="allgather",
+            help="how keys and values travel with --cp_size: gathered, or in a ring",
+        )
+        parser.add_argument(
             "--mixed_precision", choices=("no", "bf16", "fp16"), default="no", help="what ranks compute in"
         )
         parser.add_argument(
@@ -160,6 +166,7 @@ def _step(arguments: argparse.Namespace) -> Step:
         batch_size=arguments.batch_size,
         sequence_length=arguments.sequence_length,
         is_checkpointed=arguments.activation_checkpointing,
+        has_ring=arguments.cp_comm_strategy == "alltoall",
         dtype={"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[arguments.mixed_precision],
     )
 

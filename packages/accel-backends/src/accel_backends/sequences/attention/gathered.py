@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
+from torch.utils._python_dispatch import _disable_current_modes
 
 from accel_backends.sequences.attention.call import AttentionCall
 
@@ -37,7 +38,9 @@ def _of_chunk(query: Tensor, keys: Tensor, values: Tensor, call: AttentionCall, 
     first = max(0, start - call.window + 1) if call.is_causal and call.window is not None else 0
     last = end if call.is_causal else tokens.num_tokens
     if call.is_causal and tokens.sees_all_earlier(call.window):
-        mask: Any = causal_lower_right(end - start, last)
+        # torch 2.13 cannot make it in a mode for dispatch, such as `FlopCounterMode` or selective checkpointing.
+        with _disable_current_modes():
+            mask: Any = causal_lower_right(end - start, last)
     else:
         mask = tokens.visible(
             torch.arange(start, end, device=query.device),
