@@ -82,8 +82,8 @@ class SequenceSharing:
                 return batch.tokens
         raise StateError(
             f"The {kind} was called with tensors that are no part of the batch whose sequences are shared now "
-            f"(`{self.setting}`), so nobody knows where their tokens stand. Compute other sequences outside of the loop "
-            "or the block in which batches are cut. If these were made of the batch, pass another tensor of it "
+            f"(`{self.setting}`), so nobody knows where their tokens stand. Compute other sequences outside of the "
+            "loop or the block in which batches are cut. If these were made of the batch, pass another tensor of it "
             "with them, such as its `position_ids` or `attention_mask`."
         )
 
