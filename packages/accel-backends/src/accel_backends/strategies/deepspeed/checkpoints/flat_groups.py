@@ -137,7 +137,8 @@ class SwappedGroup(FlatGroup):
 
     def forget_states(self) -> None:
         """Let DeepSpeed read no files of earlier states; it makes them anew when it writes the next."""
-        info = self.optimizer.optimizer_swapper.swap_params_info[self.flat.ds_id]
+        key = self.flat.ds_id  # type: ignore[attr-defined]  # set by DeepSpeed
+        info = self.optimizer.optimizer_swapper.swap_params_info[key]
         del info.tensors[1:]
         info.has_state_tensors = False
 
