@@ -1,11 +1,13 @@
 """The Python on the pages under docs/guides runs as it stands, from top to bottom."""
 
 import re
+import shlex
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from accel_launch.cli import main
 from accel_state.testing import run_script
 
 GUIDES = Path(__file__).parents[1] / "docs" / "guides"
@@ -68,3 +70,17 @@ def test_the_code_of_the_guide_to_deepspeed_runs(tmp_path):
 def test_the_pages_have_code():
     assert {"coming_from_accelerate", "deepspeed", "sharded", "training_loop"} <= set(PAGES)
     assert len(BLOCK.findall((GUIDES / "training_loop.md").read_text(encoding="utf-8"))) > 10
+
+
+COMMAND = re.compile(r"^accel launch ((?:.*\\\n)*.*)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "words", COMMAND.findall((GUIDES / "ray_and_kubernetes.md").read_text(encoding="utf-8"))
+)
+def test_launches_on_ray_and_kubernetes_can_be_planned(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert main(["launch", "--dry-run", *shlex.split(words.replace("\\\n", " "))]) == 0
+    assert capsys.readouterr().err == ""

@@ -22,6 +22,28 @@ def requirement_name(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", found[1]).lower()
 
 
+def sibling_floor(requirement: str) -> str:
+    """Return the lowest version that ``accel-ops~=0.1.3`` admits: ``0.1.3``. It admits no 0.2.
+
+    Raises:
+        ValueError: If the range has another form. ``~=0.1`` admits every version below 1.0.
+    """
+    found = re.search(r"~=\s*(\d+\.\d+\.\d+)\s*$", requirement)
+    if found is None:
+        raise ValueError(f"`{requirement}` must name three parts of a version, such as `~=0.1.0`.")
+    return found[1]
+
+
+def as_numbers(release: str) -> tuple[int, ...]:
+    """Return ``2.10`` as ``(2, 10)``."""
+    return tuple(int(part) for part in release.split("."))
+
+
+def is_admitted(version: str, floor: str) -> bool:
+    """Return True if ``~=floor`` admits ``version``."""
+    return as_numbers(version)[:2] == as_numbers(floor)[:2] and as_numbers(version) >= as_numbers(floor)
+
+
 @dataclass(frozen=True)
 class Package:
     """One folder of ``packages/``."""
@@ -44,6 +66,10 @@ class Package:
     @property
     def tests(self) -> Path:
         return self.folder / "tests"
+
+    @property
+    def changelog(self) -> Path:
+        return self.folder / "CHANGELOG.md"
 
     @property
     def dependencies(self) -> list[str]:
@@ -80,13 +106,15 @@ class Package:
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
 
 
+def read_package(folder: Path) -> Package:
+    """Return the package that lies in ``folder``."""
+    return Package(folder, tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"])
+
+
 def read_packages(root: Path = ROOT) -> dict[str, Package]:
     """Return the packages under ``root/packages``, by name."""
-    packages = {}
-    for file in sorted((root / "packages").glob("*/pyproject.toml")):
-        package = Package(file.parent, tomllib.loads(file.read_text(encoding="utf-8"))["project"])
-        packages[package.name] = package
-    return packages
+    found = [read_package(file.parent) for file in sorted((root / "packages").glob("*/pyproject.toml"))]
+    return {package.name: package for package in found}
 
 
 def owner_of(packages: Mapping[str, Package], text: str) -> Package | None:

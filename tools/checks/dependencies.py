@@ -4,6 +4,7 @@
 - An import inside a function, or guarded by ``except ImportError``, may also come from an extra.
 - Every declared dependency, in extras too, is used somewhere.
 - An extra of ours that is named anywhere, such as in ``pip install accel-trackers[wandb]``, exists.
+- The range of a sibling names three parts and admits the version of this checkout.
 - The packages agree on the releases of torch and of Python that they run on, and the README says the same.
 """
 
@@ -16,7 +17,15 @@ from pathlib import Path
 
 from tools.checks.imports import Import, Kind, imports_of
 from tools.checks.reporting import report
-from tools.workspace import ROOT, Package, owner_of, read_packages, requirement_name
+from tools.workspace import (
+    ROOT,
+    Package,
+    is_admitted,
+    owner_of,
+    read_packages,
+    requirement_name,
+    sibling_floor,
+)
 
 DISTRIBUTION_OF = {
     "IPython": "ipython",
@@ -121,6 +130,23 @@ def unknown_extras(package: Package, siblings: Mapping[str, Package]) -> Iterato
                         yield f"{file}:{number}: `{name}` has no extra `{extra}`"
 
 
+def wrong_sibling_ranges(package: Package, siblings: Mapping[str, Package]) -> Iterator[str]:
+    """Yield requirements of siblings that are not of the form ``~=0.1.0`` or do not admit the checkout's version."""
+    extras = [each for group in package.extras.values() for each in group]
+    for requirement in [*package.dependencies, *extras]:
+        sibling = siblings.get(requirement_name(requirement))
+        if sibling is None:
+            continue
+        file = f"{package.folder}/pyproject.toml"
+        try:
+            floor = sibling_floor(requirement)
+        except ValueError as problem:
+            yield f"{file}: {problem}"
+        else:
+            if not is_admitted(sibling.version, floor):
+                yield f"{file}: `{requirement}` does not admit {sibling.version}, the version of this checkout"
+
+
 def torch_requirements(package: Package) -> set[str]:
     """Return what ``package`` requires of torch: one requirement, or none."""
     return {each for each in package.dependencies if requirement_name(each) == "torch"}
@@ -162,6 +188,7 @@ def problems(root: Path) -> list[str]:
     found = list(differing_ranges(packages, root / "README.md"))
     for package in packages.values():
         found += [*undeclared(package, packages), *unused(package), *unknown_extras(package, packages)]
+        found += wrong_sibling_ranges(package, packages)
     return [line.replace(f"{root}/", "") for line in found]
 
 

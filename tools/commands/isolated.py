@@ -6,29 +6,11 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 from tools.commands.protocol import Command
+from tools.release.floors import floors_of, siblings_at_floors
 from tools.setup.environment import CONSTRAINTS, Environment
 from tools.setup.running import run, say, timed
 from tools.setup.torch_release import constraints_with_torch
-from tools.workspace import ROOT, Package, dependency_group, read_packages, requirement_name, with_siblings
-
-NO_FLOOR_RUN = {"torch"}  # its release is chosen by tools/constraints.txt or `--torch`
-
-
-def floors_of(packages: Sequence[Package]) -> list[str]:
-    """Return pins that hold third-party dependencies at the lowest version ``packages`` declare."""
-    siblings = {package.name for package in packages}
-    floors: dict[str, str] = {}
-    for package in packages:
-        for requirement in package.dependencies:
-            name = requirement_name(requirement)
-            if name in siblings or name in NO_FLOOR_RUN:
-                continue
-            if ">=" not in requirement:
-                raise ValueError(f"`{requirement}` of `{package.name}` has no floor (`>=`).")
-            version = requirement.split(">=")[1].split(",")[0].strip()
-            if floors.setdefault(name, version) != version:
-                raise ValueError(f"`{name}` has two floors: {floors[name]} and {version} (`{package.name}`).")
-    return [f"{name}=={version}" for name, version in sorted(floors.items())]
+from tools.workspace import ROOT, Package, dependency_group, read_packages, with_siblings
 
 
 def isolated_environment(
@@ -39,10 +21,10 @@ def isolated_environment(
     Args:
         packages: Every package of the checkout.
         name: The package to test.
-        floors: Hold third-party dependencies at the lowest version that is declared.
+        floors: Hold all dependencies at the lowest version that is declared; siblings come from their tags.
         torch: A release of torch, such as ``2.8``; None for the one that every other environment has.
     """
-    needed = with_siblings(packages, name)
+    needed = siblings_at_floors(packages, name) if floors else with_siblings(packages, name)
     folder = f"floors-{name}" if floors else f"isolated-{name}"
     constraints = CONSTRAINTS
     if torch is not None:
@@ -60,7 +42,8 @@ def isolated_environment(
 def test_alone(environment: Environment, package: Package, *, handed_on: Sequence[str]) -> int:
     environment.ensure()
     if environment.extra_constraints:
-        say("floors: " + " ".join(environment.extra_constraints))
+        siblings = [f"{each.name}=={each.version}" for each in environment.packages if each != package]
+        say("floors: " + " ".join([*siblings, *environment.extra_constraints]))
     tests = package.tests.relative_to(ROOT)
     with timed(f"testing {package.name} alone"):
         return run(
@@ -90,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--floors",
         action="store_true",
-        help="hold third-party dependencies at the lowest version that is declared",
+        help="hold all dependencies at the lowest version that is declared; siblings come from their tags",
     )
     parser.add_argument(
         "--torch",

@@ -1,31 +1,46 @@
-"""Build all wheels, install them where no source lies, and test what was installed."""
+"""Build all wheels, or take one that is to be published, install where no source lies, and test what was installed."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tools.commands.protocol import Command
 from tools.release.build import DIST
-from tools.setup.environment import Environment
+from tools.setup.environment import Environment, shown
 from tools.setup.failures import SetupError
 from tools.setup.presets import development, wheel_trial
 from tools.setup.running import run, timed
-from tools.workspace import ROOT, Package, read_packages
+from tools.workspace import ROOT, Package, read_packages, with_siblings
 
 SMOKE_TEST = Path(__file__).with_name("wheel_smoke.py")
 
 
-def build() -> list[Path]:
-    """Build one wheel per package into ``dist/`` and return them."""
+def build(names: Sequence[str], folder: Path) -> list[Path]:
+    """Build the wheels of packages into ``folder`` and return them."""
     environment = development().ensure()
-    command: list[str | Path] = [environment.python, "-m", "tools.release.build"]
+    command: list[str | Path] = [environment.python, "-m", "tools.release.build", "--into", folder, *names]
     with timed("building wheels"):
         if run(command, cwd=ROOT, environ=environment.child_environ()) != 0:
             raise SetupError("A wheel could not be built; hatchling says why above.")
-    return sorted(DIST.glob("*.whl"))
+    return sorted(folder.glob("*.whl"))
+
+
+def built_wheel(package: Package, folder: Path) -> Path:
+    """Return the wheel of ``package`` that lies in ``folder``.
+
+    Raises:
+        SetupError: If there is none of the package's version.
+    """
+    name = f"{package.import_name}-{package.version}-py3-none-any.whl"
+    if not (folder / name).is_file():
+        raise SetupError(
+            f"`{shown(folder / name)}` is missing. `python -m tools.release.build {package.name}`"
+        )
+    return folder / name
 
 
 def test_installed(environment: Environment, packages: list[Package], handed_on: list[str]) -> dict[str, int]:
@@ -57,10 +72,17 @@ def test_installed(environment: Environment, packages: list[Package], handed_on:
 
 
 def wheels(arguments: argparse.Namespace) -> int:
-    packages = list(read_packages().values())
-    built = build()
-    if arguments.only_build:
-        return 0
+    known = read_packages()
+    if arguments.built is None:
+        packages = list(known.values())
+        built = build([], DIST)
+        if arguments.only_build:
+            return 0
+    else:
+        packages = [known[arguments.built]]
+        siblings = [each.name for each in with_siblings(known, arguments.built)[:-1]]
+        built = [built_wheel(packages[0], DIST)]
+        built += build(siblings, ROOT / "build" / "siblings") if siblings else []
     environment = wheel_trial(built)
     environment.remove()
     results = test_installed(environment.ensure(), packages, arguments.handed_on)
@@ -71,6 +93,12 @@ def wheels(arguments: argparse.Namespace) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only-build", action="store_true", help="build into dist/ and stop")
+    parser.add_argument(
+        "--built",
+        metavar="PACKAGE",
+        choices=list(read_packages()),
+        help="build nothing of it: test the wheel of this package that lies in dist/, as it will be published",
+    )
 
 
 command = Command(

@@ -6,7 +6,10 @@ from importlib import import_module
 
 from tools.engines.protocol import Engine
 
-NAMES = ("aim", "clearml", "deepspeed", "libraries", "mpich", "openmpi", "sagemaker", "slurm", "ssh", "xla")
+NAMES = (
+    "aim", "clearml", "deepspeed", "kubernetes", "libraries", "mpich", "openmpi", "ray", "sagemaker", "slurm", "ssh",
+    "xla",
+)  # fmt: skip
 
 
 def load_engine(name: str) -> Engine:

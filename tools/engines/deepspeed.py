@@ -14,8 +14,8 @@ from tools.setup.presets import heavy_engines
 from tools.setup.running import timed
 from tools.workspace import ROOT
 
-OPERATORS = ("ShareMemCommBuilder", "CPUAdamBuilder")
-"""Of ``deepspeed.ops.op_builder.cpu``: what every run on CPUs loads, and one with optimizer states on the CPU."""
+OPERATORS = ("cpu.ShareMemCommBuilder", "cpu.CPUAdamBuilder", "AsyncIOBuilder")
+"""Of ``deepspeed.ops.op_builder``: what every run on CPUs loads, and one with optimizer states there, and on disks."""
 
 PEER = "accelerate==1.15.0"
 PEER_FOLDER = ROOT / "build" / "peer"
@@ -30,9 +30,11 @@ VARIABLES = {
 }
 COMPILE = """
 import sys
-from deepspeed.ops.op_builder import cpu
+from operator import attrgetter
+from deepspeed.ops import op_builder
+import deepspeed.ops.op_builder.cpu
 for name in sys.argv[1:]:
-    getattr(cpu, name)().load()
+    attrgetter(name)(op_builder)().load()
 """
 
 
@@ -102,6 +104,7 @@ engine = Engine(
         "integration-tests/test_checkpoint_faults.py",
         "integration-tests/test_deepspeed.py",
         "integration-tests/test_deepspeed_checkpoints.py",
+        "integration-tests/test_deepspeed_disks.py",
         "integration-tests/test_deepspeed_layers.py",
         "integration-tests/test_deepspeed_machines.py",
         "integration-tests/test_deepspeed_peer.py",
@@ -114,7 +117,16 @@ engine = Engine(
         "packages/accel-backends/tests/strategies/deepspeed/test_cpu_optimizers.py",
     ),
     environment=heavy_engines,
-    debian=("g++", "iproute2", "mpich", "openmpi-bin", "openssh-client", "openssh-server", "pdsh"),
+    debian=(
+        "g++",
+        "iproute2",
+        "libaio-dev",
+        "mpich",
+        "openmpi-bin",
+        "openssh-client",
+        "openssh-server",
+        "pdsh",
+    ),
     needs_root=True,
     variables=VARIABLES,
     prepare=prepare,

@@ -1,7 +1,8 @@
 """Give a package its next version: ``python -m tools.release.bump accel-data minor``.
 
-Rewrites the version, dates the open section of the changelog, widens the ranges of dependents that would no
-longer match, and prints the tag that releases it. It commits nothing.
+Rewrites the version, dates the open section of the changelog, raises the floors of siblings to the versions it was
+tested with, widens the ranges of dependents that would no longer match, and prints the tag that releases it. It
+commits nothing. Siblings are released first: with an open section in the changelog of one, nothing is done.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import argparse
 import datetime
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from tools.release.changelog import close_section
+from tools.release.changelog import OPEN_SECTION, close_section
 from tools.setup.failures import SetupError
-from tools.workspace import ROOT, Package, read_packages
+from tools.workspace import ROOT, Package, as_numbers, is_admitted, read_packages
 
 PARTS = ("major", "minor", "patch", "current")
 
@@ -32,13 +34,6 @@ def next_version(version: str, part: str) -> str:
     return ".".join(str(each) for each in following[part])
 
 
-def is_admitted(version: str, floor: str) -> bool:
-    """Return True if ``~=floor`` (two parts, e.g. ``0.1``) admits ``version``."""
-    wanted = [int(each) for each in floor.split(".")]
-    given = [int(each) for each in version.split(".")]
-    return given[: len(wanted) - 1] == wanted[:-1] and given >= wanted
-
-
 def write_version(package: Package, version: str) -> None:
     """Put ``version`` into the package's ``__init__.py``."""
     file = package.source / "__init__.py"
@@ -51,41 +46,66 @@ def write_version(package: Package, version: str) -> None:
     file.write_text(changed, encoding="utf-8")
 
 
-def widen_ranges(package: Package, *, sibling: str, version: str) -> bool:
-    """Let ``package`` accept ``version`` of ``sibling`` if its range would not; return True if it changed."""
+def set_floor(package: Package, *, sibling: str, version: str, where: Callable[[str], bool]) -> bool:
+    """Require ``~=version`` of ``sibling`` instead of the floors that ``where`` finds; return True if any changed."""
     file = package.folder / "pyproject.toml"
     text = file.read_text(encoding="utf-8")
-    following = ".".join(version.split(".")[:2])
-
-    def widened(found: re.Match[str]) -> str:
-        return (
-            found[0]
-            if is_admitted(version, found["floor"])
-            else f"{found['head']}~={following}{found['quote']}"
-        )
-
     pattern = rf'(?P<head>"{re.escape(sibling)}(?:\[[^\]]*\])?)\s*~=\s*(?P<floor>[\d.]+)(?P<quote>")'
-    changed = re.sub(pattern, widened, text)
+    changed = re.sub(
+        pattern,
+        lambda found: f"{found['head']}~={version}{found['quote']}" if where(found["floor"]) else found[0],
+        text,
+    )
     file.write_text(changed, encoding="utf-8")
     return changed != text
 
 
-def bump(root: Path, name: str, part: str, *, date: str) -> str:
+def required_siblings(package: Package, packages: Mapping[str, Package]) -> list[Package]:
+    """Return the siblings that ``package`` names, in extras too.
+
+    Raises:
+        SetupError: If one has changes that were not released, which ``package`` may need.
+    """
+    names = sorted((package.required_names | package.extra_names) & packages.keys())
+    siblings = [packages[name] for name in names]
+    unreleased = [
+        each.name for each in siblings if OPEN_SECTION.search(each.changelog.read_text(encoding="utf-8"))
+    ]
+    if unreleased:
+        raise SetupError(
+            f"{', '.join(unreleased)}: the changelog has an open section, and `{package.name}` may need what is in it."
+            f" Release that first, or keep the floors as they are with `--keep-floors`."
+        )
+    return siblings
+
+
+def bump(root: Path, name: str, part: str, *, date: str, keep_floors: bool = False) -> str:
     """Give package ``name`` its next version under ``root`` and return a report; its last line is the tag."""
     packages = read_packages(root)
     if name not in packages:
         raise SetupError(f"There is no package `{name}`. Known: {', '.join(packages)}.")
     package = packages[name]
     version = next_version(package.version, part)
-    changelog = package.folder / "CHANGELOG.md"
-    dated = close_section(changelog.read_text(encoding="utf-8"), version=version, date=date)
-    write_version(package, version)
-    changelog.write_text(dated, encoding="utf-8")
+    dated = close_section(package.changelog.read_text(encoding="utf-8"), version=version, date=date)
+    siblings = [] if keep_floors else required_siblings(package, packages)
     lines = [f"{name}: {package.version} -> {version}"]
+    write_version(package, version)
+    package.changelog.write_text(dated, encoding="utf-8")
+    for sibling in siblings:
+        newest = sibling.version
+        if set_floor(package, sibling=sibling.name, version=newest, where=partial(is_lower, than=newest)):
+            lines.append(f"{name}: needs {sibling.name} {newest}, the newest that is released")
     for dependent in packages.values():
-        if widen_ranges(dependent, sibling=name, version=version):
+        if set_floor(
+            dependent, sibling=name, version=version, where=lambda floor: not is_admitted(version, floor)
+        ):
             lines.append(f"{dependent.name}: now accepts {name} {version}; it needs a release of its own")
     return "\n".join([*lines, f"tag: {name}-v{version}"])
+
+
+def is_lower(version: str, *, than: str) -> bool:
+    """Return True if ``version`` is older than another."""
+    return as_numbers(version) < as_numbers(than)
 
 
 def main(words: Sequence[str]) -> int:
@@ -93,10 +113,14 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.release.bump", description=__doc__)
     parser.add_argument("package", help="e.g. accel-data")
     parser.add_argument("part", choices=PARTS, help="`current` releases the version as it stands")
+    parser.add_argument(
+        "--keep-floors", action="store_true", help="leave the lowest versions of siblings as they are"
+    )
     arguments = parser.parse_args(words)
     try:
         today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-        print(bump(ROOT, arguments.package, arguments.part, date=today))
+        report = bump(ROOT, arguments.package, arguments.part, date=today, keep_floors=arguments.keep_floors)
+        print(report)
     except SetupError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1

@@ -30,13 +30,28 @@ def close_section(text: str, *, version: str, date: str) -> str:
     return text[: found.start()] + f"## {version} ({date})" + text[found.end() :]
 
 
+def is_released(text: str, version: str) -> bool:
+    """Return True if ``version`` has a section with a date."""
+    return _released_section(text, version) is not None
+
+
 def notes_of(text: str, version: str) -> str:
     """Return what the changelog says about ``version``.
 
     Raises:
-        SetupError: If it has no section for it.
+        SetupError: If it has no section of it with a date, or a section that is still open.
     """
-    found = re.search(rf"^## {re.escape(version)}\b.*\n(?P<body>(?:(?!^## ).*\n?)*)", text, re.MULTILINE)
+    still_open = OPEN_SECTION.search(text)
+    if still_open is not None:
+        raise SetupError(
+            f"The changelog has the open section `{still_open[0].strip()}`. `python -m tools.release.bump` dates it."
+        )
+    found = _released_section(text, version)
     if found is None:
-        raise SetupError(f"The changelog has no section `## {version}`.")
+        raise SetupError(f"The changelog has no section `## {version} (YYYY-MM-DD)`.")
     return found["body"].strip() + "\n"
+
+
+def _released_section(text: str, version: str) -> re.Match[str] | None:
+    heading = rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)[ \t]*\n"
+    return re.search(heading + r"(?P<body>(?:(?!^## ).*\n?)*)", text, re.MULTILINE)

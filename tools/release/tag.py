@@ -42,7 +42,7 @@ def main(words: Sequence[str]) -> int:
     arguments = parser.parse_args(words)
     try:
         package = package_of_tag(arguments.tag, ROOT)
-        notes = notes_of((package.folder / "CHANGELOG.md").read_text(encoding="utf-8"), package.version)
+        notes = notes_of(package.changelog.read_text(encoding="utf-8"), package.version)
     except SetupError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1

@@ -38,3 +38,9 @@ def libraries() -> Environment:
     """Libraries that import `accelerate`."""
     requirements = [*dependency_group("test"), *dependency_group("libraries")]
     return Environment(ROOT / ".venvs" / "libraries", list(read_packages().values()), requirements)
+
+
+def clusters() -> Environment:
+    """All packages beside Ray and the models of Kubernetes' resources."""
+    requirements = [*dependency_group("test"), *dependency_group("clusters")]
+    return Environment(ROOT / ".venvs" / "clusters", list(read_packages().values()), requirements)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tools.setup.failures import SetupError
-from tools.workspace import ROOT, Package, requirement_name
+from tools.workspace import ROOT, Package, as_numbers, requirement_name
 
 
 def torch_floor(packages: Iterable[Package]) -> str:
@@ -19,11 +19,6 @@ def torch_floor(packages: Iterable[Package]) -> str:
         if requirement_name(requirement) == "torch"
     }
     return max(floors, key=as_numbers)
-
-
-def as_numbers(release: str) -> tuple[int, ...]:
-    """Return ``2.10`` as ``(2, 10)``."""
-    return tuple(int(part) for part in release.split("."))
 
 
 def constraints_with_torch(

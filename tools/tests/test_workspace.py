@@ -7,7 +7,7 @@ from tools.workspace import dependency_group, owner_of, read_packages, requireme
     ("requirement", "name"),
     [
         ("PyYAML>=6.0", "pyyaml"),
-        ("accel-data[torchdata]~=0.1", "accel-data"),
+        ("accel-data[torchdata]~=0.1.0", "accel-data"),
         ("a_b.c ; python_version<'4'", "a-b-c"),
     ],
 )

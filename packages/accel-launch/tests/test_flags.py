@@ -67,6 +67,7 @@ IN_PLAN = {
         '"launcher": "machines"',
     ),  # no `c10d`
     "rdzv_backend": (MACHINES, "c10d", "--rdzv-backend=c10d"),
+    "rdzv_id": ([*MACHINES, "--rdzv_backend", "c10d"], "mine", "--rdzv-id=mine"),
     "rdzv_conf": (CPU, "timeout=7", "--rdzv-conf=timeout=7"),
     "max_restarts": (CPU, "4", "--max-restarts=4"),
     "monitor_interval": ([*CPU, "--max_restarts", "1"], "0.5", "--monitor-interval=0.5"),
@@ -78,6 +79,7 @@ IN_PLAN = {
     "hosts": (["--cpu"], "h1,h2:1", '"host": "h2"'),
     "hostfile": (["--cpu"], "hosts", '"host": "worker-1"'),
     "ssh_options": (["--cpu", "--hosts", "h1,h2"], "-p 2222", '"ssh_options": "-p 2222"'),
+    "no_preflight": (["--cpu", "--hosts", "h1,h2"], "", '"no_preflight": "true"'),
     "deepspeed_hostfile": (DEEPSPEED, "hosts", "--hostfile=hosts"),
     "deepspeed_exclusion_filter": ([*DEEPSPEED, *HOSTFILE], "worker-0:1", "--exclude=worker-0:1"),
     "deepspeed_inclusion_filter": ([*DEEPSPEED, *HOSTFILE], "worker-0:1", "--include=worker-0:1"),

@@ -28,7 +28,7 @@ def test_what_reaches_the_ranks_comes_from_the_table_of_settings_except_the_gpus
         setting.name: setting.variable for setting in OPTIONS if setting.name in own and setting.variable
     }
     assert set(with_variable) == {"gpu_ids", "launcher", "ray_address"}
-    request = request_for(environ={variable: "1" for variable in with_variable.values()})
+    request = request_for(environ=dict.fromkeys(with_variable.values(), "1"))
     assert with_variable.values() & request.environ().keys() == {"CUDA_VISIBLE_DEVICES"}
 
 

@@ -94,3 +94,52 @@ def test_program_is_the_command_line_of_one_rank(request_for, kind, expected):
 )
 def test_each_flag_reaches_the_ranks_as_its_variable_and_defaults_stay_unsaid(request_for, flags, variables):
     assert request_for(flags=flags, gpus=GPUS).environ() == variables
+
+
+FSDP_ALWAYS = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_ACTIVATION_CHECKPOINTING": "false",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
+    "FSDP_MIN_NUM_PARAMS": "100000000",
+    "FSDP_OFFLOAD_PARAMS": "false",
+}
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables"),
+    [
+        (
+            {},
+            {
+                "FSDP_VERSION": "1",
+                "FSDP_SHARDING_STRATEGY": "FULL_SHARD",
+                "FSDP_FORWARD_PREFETCH": "false",
+                "FSDP_SYNC_MODULE_STATES": "true",
+                "FSDP_USE_ORIG_PARAMS": "true",
+            },
+        ),
+        (
+            {"fsdp_version": "2"},
+            {
+                "FSDP_VERSION": "2",
+                "FSDP_RESHARD_AFTER_FORWARD": "true",
+                "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": "false",
+            },
+        ),
+    ],
+)
+def test_fsdp_by_a_flag_means_what_it_means_to_accelerate(request_for, flags, variables):
+    assert request_for(flags={"use_fsdp": "true"} | flags).environ() == FSDP_ALWAYS | variables
+
+
+@pytest.mark.parametrize(
+    ("flags", "absent"),
+    [
+        ({"fsdp_sync_module_states": "false"}, {"FSDP_CPU_RAM_EFFICIENT_LOADING"}),
+        ({"fsdp_reshard_after_forward": "SHARD_GRAD_OP"}, {"FSDP_SHARDING_STRATEGY"}),
+        ({"fsdp_version": "2", "fsdp_sharding_strategy": "SHARD_GRAD_OP"}, {"FSDP_RESHARD_AFTER_FORWARD"}),
+        ({"fsdp_version": "2"}, {"FSDP_USE_ORIG_PARAMS", "FSDP_SYNC_MODULE_STATES", "FSDP_FORWARD_PREFETCH"}),
+    ],
+)
+def test_no_default_of_fsdp_contradicts_what_was_given(request_for, flags, absent):
+    assert request_for(flags={"use_fsdp": "true"} | flags).environ().keys().isdisjoint(absent)

@@ -49,3 +49,21 @@ def test_a_run_has_every_value_however_the_script_ends(train, tmp_path, ends):
     stored = {name: each["value"] for name, each in yaml.safe_load(file.read_text()).items()}
     assert (stored["lr"], stored["layers"], stored["data"]) == (0.1, [8, 8], {"name": "digits"})
     assert stored["model"] == "ReLU()"
+
+
+def test_figures_are_pictures_of_their_size_and_a_run_that_raised_has_crashed(train, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    from swanlab.proto.swanlab.run.v1 import run_pb2
+
+    body = """
+    import matplotlib.figure
+    tracker.log_figures({"curve": matplotlib.figure.Figure(figsize=(1, 1), dpi=20)}, step=3, caption="seen")
+    """
+    train("swanlab", {"mode": "offline", "log_dir": str(tmp_path / "swanlog")}, body, ends=False)
+    found = records(tmp_path)
+    (curve,) = (record.media for record in found if record.HasField("media"))
+    (item,) = curve.value.items
+    assert (curve.key, curve.step, item.caption) == ("curve", 3, "seen")
+    (file,) = tmp_path.glob("swanlog/run-*/media/image/*.png")
+    assert image.open(file).size == (20, 20)
+    assert run_pb2.RunState.Name(found[-1].finish.state) == "RUN_STATE_CRASHED"

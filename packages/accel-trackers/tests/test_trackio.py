@@ -31,3 +31,34 @@ def test_a_run_has_every_value_however_the_script_ends(train, tmp_path, ends):
     assert stored == {
         "lr": 0.1, "layers": [8, 8], "data": {"name": "digits"}, "model": "ReLU()", "seed": None,
     }  # fmt: skip
+
+
+def test_images_figures_tables_and_histograms_are_kept_with_their_steps(train, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    folder = tmp_path / "trackio"
+    train(
+        "trackio",
+        {"name": "first"},
+        """
+        import matplotlib.figure, pandas
+        log.drain()
+        tracker.log_images({"digits": torch.rand(2, 3, 4, 5)}, step=4, caption="seen")
+        tracker.log_figures({"curve": matplotlib.figure.Figure(figsize=(1, 1), dpi=20)}, step=5)
+        tracker.log_histograms({"weights": torch.tensor([0.0, 0.0, 1.0])}, step=6, num_bins=2)
+        tracker.log_table("words", columns=["word", "count"], data=[["a", 1], ["b", 2]], step=7)
+        tracker.log_table("frame", dataframe=pandas.DataFrame({"word": ["c"], "count": [3]}), step=8)
+        """,
+        env={"TRACKIO_DIR": str(folder)},
+    )
+    with sqlite3.connect(folder / "digits.db") as database:
+        rows = database.execute("select step, metrics from metrics where step > 3").fetchall()
+    logged = {step: json.loads(values) for step, values in rows}
+    digits = logged[4]
+    assert [digits[name]["caption"] for name in ("digits/0", "digits/1")] == ["seen", "seen"]
+    files = [*digits.values(), logged[5]["curve"]]
+    sizes = [image.open(folder / "media" / each["file_path"]).size for each in files]
+    assert sizes == [(5, 4), (5, 4), (20, 20)]
+    weights = logged[6]["weights"]
+    assert (weights["values"], weights["bins"]) == ([2, 1], [0.0, 0.5, 1.0])
+    assert logged[7]["words"]["_value"] == [{"word": "a", "count": 1}, {"word": "b", "count": 2}]
+    assert logged[8]["frame"]["_value"] == [{"word": "c", "count": 3}]

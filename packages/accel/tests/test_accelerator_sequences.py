@@ -218,7 +218,7 @@ def test_each_sample_counts_once_among_ranks_that_share_it(world):
 
 
 def other_sequences_in_the_loop():
-    """Compute others as long as a part, a batch made of the part, and the parts of two loaders that are read in turn."""
+    """Compute others as long as a part, a batch made of the part, and parts of two loaders."""
     handler = TorchContextParallelConfig(cuts_batches=True)
     accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=2, cp_handler=handler))
     model, first, second = accelerator.prepare(

@@ -81,6 +81,21 @@ def test_what_is_declared_ahead_must_still_be_ahead(checkout, monkeypatch):
 OPS_PROJECT = "packages/accel-ops/pyproject.toml"
 
 
+@pytest.mark.parametrize(
+    ("range_", "told"),
+    [
+        ("~=0.1", "`accel-state[yaml]~=0.1` must name three parts of a version"),
+        (">=0.1.0", "`accel-state[yaml]>=0.1.0` must name three parts of a version"),
+        ("~=0.1.1", "`accel-state[yaml]~=0.1.1` does not admit 0.1.0"),
+        ("~=0.0.9", "`accel-state[yaml]~=0.0.9` does not admit 0.1.0"),
+    ],
+)
+def test_a_range_of_a_sibling_names_three_parts_and_admits_the_checkout(checkout, range_, told):
+    checkout.replace(OPS_PROJECT, '["pyyaml>=6.0"]', f'["pyyaml>=6.0", "accel-state[yaml]{range_}"]')
+    (problem,) = problems(checkout.root)
+    assert problem.startswith(f"{OPS_PROJECT}: {told}")
+
+
 def test_packages_that_want_different_releases_of_torch_are_told(checkout):
     checkout.replace(OPS_PROJECT, '"numpy>=1.26"', '"numpy>=1.26", "torch>=2.8"')
     checkout.replace("packages/accel-data/pyproject.toml", '"numpy>=1.26"', '"numpy>=1.26", "torch>=2.9"')

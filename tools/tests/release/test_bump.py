@@ -1,7 +1,8 @@
 import pytest
 
-from tools.release.bump import bump, is_admitted, next_version
+from tools.release.bump import bump, next_version
 from tools.setup.failures import SetupError
+from tools.workspace import is_admitted
 
 DATE = "2031-02-03"
 DATA = "packages/accel-data"
@@ -11,9 +12,9 @@ DATA = "packages/accel-data"
 def released(checkout):
     """A checkout in which `accel` depends on accel-data, plainly and by an extra."""
     checkout.replace(
-        "packages/accel/pyproject.toml", '"numpy>=1.26"', '"accel-data~=0.1", "accel-data[yaml]~=0.1"'
+        "packages/accel/pyproject.toml", '"numpy>=1.26"', '"accel-data~=0.1.0", "accel-data[yaml]~=0.1.0"'
     )
-    checkout.replace("packages/accel-ops/pyproject.toml", '"numpy>=1.26"', '"accel-database~=0.1"')
+    checkout.replace("packages/accel-ops/pyproject.toml", '"numpy>=1.26"', '"accel-database~=0.1.0"')
     return checkout
 
 
@@ -26,27 +27,55 @@ def test_next_version_sets_the_smaller_parts_to_zero(part, version):
 
 @pytest.mark.parametrize(
     ("version", "floor", "admitted"),
-    [("0.2.0", "0.1", True), ("1.0.0", "0.1", False), ("0.1.9", "0.2", False), ("0.2.0", "0.1.3", False)],
+    [
+        ("0.1.3", "0.1.3", True),
+        ("0.1.10", "0.1.9", True),
+        ("0.1.2", "0.1.3", False),
+        ("0.2.0", "0.1.3", False),
+        ("1.1.4", "0.1.3", False),
+    ],
 )
 def test_is_admitted_reads_compatible_ranges(version, floor, admitted):
     assert is_admitted(version, floor) is admitted
 
 
-def test_a_minor_release_rewrites_version_and_changelog_and_leaves_ranges_that_match(released):
+def test_a_patch_release_rewrites_version_and_changelog_and_leaves_ranges_that_match(released):
     before = released.read("packages/accel/pyproject.toml")
-    report = bump(released.root, "accel-data", "minor", date=DATE)
-    assert report.splitlines() == ["accel-data: 0.1.0 -> 0.2.0", "tag: accel-data-v0.2.0"]
-    assert '__version__ = "0.2.0"' in released.read(f"{DATA}/src/accel_data/__init__.py")
-    assert "## 0.2.0 (2031-02-03)\n\n- First version." in released.read(f"{DATA}/CHANGELOG.md")
+    report = bump(released.root, "accel-data", "patch", date=DATE)
+    assert report.splitlines() == ["accel-data: 0.1.0 -> 0.1.1", "tag: accel-data-v0.1.1"]
+    assert '__version__ = "0.1.1"' in released.read(f"{DATA}/src/accel_data/__init__.py")
+    assert "## 0.1.1 (2031-02-03)\n\n- First version." in released.read(f"{DATA}/CHANGELOG.md")
     assert released.read("packages/accel/pyproject.toml") == before
 
 
-def test_a_major_release_widens_the_ranges_of_dependents_only(released):
-    report = bump(released.root, "accel-data", "major", date=DATE)
+@pytest.mark.parametrize(("part", "version"), [("minor", "0.2.0"), ("major", "1.0.0")])
+def test_a_larger_release_widens_the_ranges_of_dependents_only(released, part, version):
+    report = bump(released.root, "accel-data", part, date=DATE)
     text = released.read("packages/accel/pyproject.toml")
-    assert '"accel-data~=1.0", "accel-data[yaml]~=1.0"' in text
-    assert "accel: now accepts accel-data 1.0.0; it needs a release of its own" in report
-    assert '"accel-database~=0.1"' in released.read("packages/accel-ops/pyproject.toml")
+    assert f'"accel-data~={version}", "accel-data[yaml]~={version}"' in text
+    assert f"accel: now accepts accel-data {version}; it needs a release of its own" in report
+    assert '"accel-database~=0.1.0"' in released.read("packages/accel-ops/pyproject.toml")
+
+
+def test_a_release_needs_the_siblings_it_was_tested_with(released):
+    for part in ("current", "patch"):
+        bump(released.root, "accel-data", part, date=DATE)
+        if part == "current":
+            text = released.read(f"{DATA}/CHANGELOG.md")
+            released.write(f"{DATA}/CHANGELOG.md", f"## Unreleased\n\n- More.\n\n{text}")
+    report = bump(released.root, "accel", "current", date=DATE)
+    assert "accel: needs accel-data 0.1.1, the newest that is released" in report
+    text = released.read("packages/accel/pyproject.toml")
+    assert '"accel-data~=0.1.1", "accel-data[yaml]~=0.1.1"' in text
+
+
+def test_a_sibling_with_unreleased_changes_is_released_first_unless_floors_are_kept(released):
+    with pytest.raises(SetupError, match="accel-data: the changelog has an open section.*`--keep-floors`"):
+        bump(released.root, "accel", "minor", date=DATE)
+    assert '__version__ = "0.1.0"' in released.read("packages/accel/src/accel/__init__.py")
+    before = released.read("packages/accel/pyproject.toml")
+    bump(released.root, "accel", "minor", date=DATE, keep_floors=True)
+    assert released.read("packages/accel/pyproject.toml") == before
 
 
 def test_current_releases_the_version_as_it_stands(released):

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from tools.release.changelog import notes_of
@@ -24,5 +26,19 @@ def test_notes_are_the_section_of_the_version_alone():
     text = "# Log\n\n## 0.2.0 (2031-01-01)\n\n- Second.\n\n## 0.1.0 (2030-01-01)\n\n- First.\n"
     assert notes_of(text, "0.2.0") == "- Second.\n"
     assert notes_of(text, "0.1.0") == "- First.\n"
-    with pytest.raises(SetupError, match="no section `## 0.3.0`"):
+    with pytest.raises(SetupError, match="no section `## 0.3.0 "):
         notes_of(text, "0.3.0")
+
+
+@pytest.mark.parametrize("heading", ["## Unreleased", "## 0.2.0 (unreleased)"])
+def test_a_changelog_that_is_still_open_is_refused(heading):
+    text = f"# Log\n\n{heading}\n\n- Second.\n\n## 0.1.0 (2030-01-01)\n\n- First.\n"
+    for version in ("0.1.0", "0.2.0"):
+        with pytest.raises(SetupError, match=f"open section `{re.escape(heading)}`"):
+            notes_of(text, version)
+
+
+@pytest.mark.parametrize("heading", ["## 0.2.0", "## 0.2.0 (soon)", "## 0.2.0.1 (2031-01-01)"])
+def test_a_section_without_a_date_is_no_release(heading):
+    with pytest.raises(SetupError, match="no section `## 0.2.0 \\(YYYY-MM-DD\\)`"):
+        notes_of(f"# Log\n\n{heading}\n\n- Second.\n", "0.2.0")

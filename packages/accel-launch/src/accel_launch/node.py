@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from accel_launch.accelerators.detection import find_accelerators
+from accel_launch.cpu_cores import num_cpu_cores, threads_of
 from accel_launch.plan import ProcessPlan
 from accel_launch.processes.ending import exit_code_for_shell
 from accel_launch.processes.output import MESSAGE_MARK
@@ -31,9 +33,10 @@ def main() -> int:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as orders:
         plan = json.loads(orders.readline())
     processes = [process_from(data) for data in plan["processes"]]
+    threads = _threads(len(processes), use_cpu=plan["use_cpu"])
     ending = run_processes(
         processes,
-        host_environ=snapshot(),
+        host_environ={"OMP_NUM_THREADS": threads} | snapshot(),
         grace_period_s=plan["grace_period_s"],
         remote_signals=RemoteSignals.of_standard_input(),
     )
@@ -44,6 +47,12 @@ def main() -> int:
         key=lambda child: child.failed_at or 0.0,
     )
     return exit_code_for_shell(failed[0].return_code) if failed else 0
+
+
+def _threads(num_ranks: int, *, use_cpu: bool) -> str:
+    """Return the threads of each rank where nobody has set them, by the cores and accelerators of this machine."""
+    is_on_cpu = use_cpu or not find_accelerators(snapshot()).names
+    return str(threads_of(num_cpu_cores(), num_ranks=num_ranks, is_on_cpu=is_on_cpu))
 
 
 def process_from(data: Mapping[str, Any]) -> ProcessPlan:

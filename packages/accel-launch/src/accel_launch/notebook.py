@@ -22,6 +22,8 @@ from accel_launch.gpu_users import has_used_gpu, import_that_uses_gpu
 from accel_launch.gpus import visible_gpus
 from accel_launch.launchers.ports import held_port
 from accel_launch.processes.child import ChildEnding
+from accel_launch.processes.forking import require_fork
+from accel_launch.processes.signals import known_signals
 from accel_launch.reports.run_report import RankEnding, make_report
 from accel_state.environment import find_setting, patch_environment, read, snapshot
 from accel_state.errors import ConfigError, LaunchError, StateError
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 _FORKED = {"FORK_LAUNCHED": "1"}  # what `PartialState.fork_launched` is read from
 # What torch's agent handles, as long as it runs and beyond.
-_AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_AGENT_SIGNALS = known_signals("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 
 class Rank:
@@ -90,6 +92,7 @@ def notebook_launcher(
 
     Raises:
         ConfigError: If a value is wrong.
+        NotAvailableError: For several processes on Windows, which cannot fork.
         LaunchError: If a process fails; it says which failed first, and with what. It is a `ChildFailedError` of
             torch, too.
         StateError: If this process has used a GPU or built an `Accelerator` already, so that it cannot be forked;
@@ -110,6 +113,7 @@ def notebook_launcher(
         with patch_environment(**settings):
             function(*args)
         return
+    require_fork("`notebook_launcher` with several processes")
     _check_no_accelerator("notebook_launcher")
     if gpus:
         _check_gpus_survive_a_fork()
@@ -146,8 +150,10 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
         args: Positional arguments for it.
         num_processes: How many.
 
-    Blocks until all have ended; the exception of one that fails is raised here.
+    Blocks until all have ended; the exception of one that fails is raised here. Windows, which cannot fork, raises a
+    `NotAvailableError`.
     """
+    require_fork("`debug_launcher`")
     _check_no_accelerator("debug_launcher")
     from torch.multiprocessing.spawn import start_processes
 

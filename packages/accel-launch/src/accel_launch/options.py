@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -97,7 +97,7 @@ SETTINGS_OF_LAUNCHER: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
 # Booleans whose flag takes no value; the flags of all others take `true` or `false`.
 _SWITCHES = """
     cpu_affinity debug_mode downcast_bf16 drop_in dynamo_use_dynamic dynamo_use_fullgraph
-    dynamo_use_regional_compilation fp8_use_autocast_during_eval ipex multi_gpu no_tpu_cluster same_network
+    dynamo_use_regional_compilation fp8_use_autocast_during_eval ipex multi_gpu no_preflight no_tpu_cluster same_network
     slurm slurm_requeue tpu tpu_cluster tpu_use_sudo use_cpu use_deepspeed use_fsdp use_megatron_lm use_mpirun
     use_parallelism_config use_xpu
 """
@@ -132,7 +132,7 @@ _METAVARS = {boolean: "{true,false}", count: "N", index: "N", number: "X", durat
 # Where the table has no default, but a launch does.
 _DEFAULTS = {
     "num_processes": "one for each GPU, or 1",
-    "num_cpu_threads_per_process": "the cores, divided among the processes",
+    "num_cpu_threads_per_process": "1 beside a GPU, else the cores, divided among the processes",
     "master_port": "a free one",
 }
 
@@ -147,12 +147,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the text of each setting that was given as a flag."""
-    found = {setting.name: getattr(arguments, setting.name) for setting in OPTIONS if setting.flag}
+    """Return the text of each setting that was given as a flag, or that a program wrote into the namespace."""
+    found = {setting: getattr(arguments, setting.name, None) for setting in OPTIONS if setting.flag}
     return {
-        name: ",".join(value) if isinstance(value, list) else value
-        for name, value in found.items()
-        if value is not None
+        setting.name: setting.text_of(value)
+        for setting, value in found.items()
+        if value is not None and not (value is False and setting.name in SWITCHES)
     }
 
 
@@ -167,9 +167,22 @@ def _spellings(setting: Setting) -> Iterator[tuple[tuple[str, ...], str]]:
 
 def _kind(setting: Setting) -> dict[str, Any]:
     if setting.name in SWITCHES:
-        return {"action": "store_const", "const": "true"}
+        return {"action": "store_const", "const": True}
     action = "append" if setting.name in _REPEATED else "store"
-    return {"action": action, "metavar": _metavar(setting)}
+    return {"action": action, "metavar": _metavar(setting), "type": _number_or_text(setting)}
+
+
+def _number_or_text(setting: Setting) -> Callable[[str], int | float | str]:
+    """Return what makes numbers of the texts of a setting that are some; the rest is checked where all settings are."""
+
+    def convert(text: str) -> int | float | str:
+        try:
+            value = setting.parse(text)
+        except (ValueError, KeyError):
+            return text
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else text
+
+    return convert
 
 
 def _metavar(setting: Setting) -> str:

@@ -57,8 +57,9 @@ class LaunchPlan:
     """What a launcher is going to do; nothing has happened yet.
 
     ``processes`` are those that the launcher itself starts; an agent among them may start the ranks, whose
-    number is ``num_ranks``. ``port`` must be free; None lets one be found while starting. ``is_quiet`` leaves
-    out the report on the screen that says how a run failed; ``report`` is a file to write it to as JSON.
+    number is ``num_ranks`` (0: other machines' accelerators decide). ``port`` must be free; None lets one be found
+    while starting. ``is_quiet`` leaves out the report on the screen that says how a run failed; ``report`` is a file
+    to write it to as JSON.
     ``options`` is what else this launcher has to know to run the plan, ``secrets`` what of that nobody may see.
     ``document`` is what it hands to another program instead of starting processes, for a file or a pipe; it is then
     the description, and nothing else.
@@ -97,7 +98,8 @@ class LaunchPlan:
         """Return it as a text for people, with commands that can be pasted into a shell; or its document."""
         if self.document is not None:
             return self.document.rstrip("\n")
-        lines = [f"launcher     {self.launcher}", f"ranks        {self.num_ranks}"]
+        ranks = self.num_ranks or "one for each accelerator"
+        lines = [f"launcher     {self.launcher}", f"ranks        {ranks}"]
         if any("MASTER_ADDR" in process.environ for process in self.processes):
             lines.append(f"port         {self.port or 'a free one'}")
         lines += [] if self.report is None else [f"report       {self.report}"]

@@ -12,6 +12,7 @@ from accel_launch.config.file import ConfigFile
 from accel_launch.deepspeed_checks import check_deepspeed, fields_of_config_file
 from accel_launch.engine import choose_engine, with_engine
 from accel_launch.fsdp_checks import check_fsdp
+from accel_launch.fsdp_defaults import fsdp_defaults
 from accel_launch.gpus import selected_gpus
 from accel_launch.options import OPTIONS
 from accel_launch.resolution import Resolved, resolve
@@ -27,6 +28,10 @@ _OF_THE_LAUNCHER = frozenset({"launcher", "num_processes", "master_addr", "maste
 _CHECKS: Mapping[str | None, Callable[[Mapping[str, Resolved]], None]] = {
     "DEEPSPEED": check_deepspeed,
     "FSDP": check_fsdp,
+}
+# What the ranks are told of an engine where nobody said it.
+_DEFAULTS: Mapping[str | None, Callable[[Mapping[str, Resolved]], Mapping[str, Any]]] = {
+    "FSDP": fsdp_defaults
 }
 _DROP_INS = "accel.drop_ins"
 """Entry points whose module runs what follows it with the package of their name replaced."""
@@ -87,8 +92,10 @@ class LaunchRequest:
         return (*self.interpreter, *python_options, *drop_in, *module, *self.command)
 
     def environ(self) -> dict[str, str]:
-        """Return the variables that carry to the ranks what was decided; defaults stay unsaid."""
-        found = {
+        """Return the variables that carry to the ranks what was decided; defaults stay unsaid, but for an engine's."""
+        defaults = _DEFAULTS[self.engine](self.settings) if self.engine in _DEFAULTS else {}
+        found = {SETTINGS[name].variable: SETTINGS[name].text_of(value) for name, value in defaults.items()}
+        found |= {
             setting.variable: setting.text_of(self.value(setting.name))
             for setting in OPTIONS
             if setting.variable
@@ -169,6 +176,10 @@ def _drop_in() -> tuple[str, ...]:
 
 def _num_processes(settings: Mapping[str, Resolved], machine: Machine, num_machines: int) -> int:
     asked: int | None = settings["num_processes"].value
+    if settings["hosts"].value or settings["hostfile"].value:
+        return (
+            asked or num_machines
+        )  # how many each host runs is for its accelerators to say, not for those here
     if asked is not None and asked % num_machines:
         raise ConfigError(
             f"`--num_processes` is {asked}, which cannot be divided among {num_machines} machines equally. "

@@ -10,7 +10,8 @@ INFORMATION = (
 
 
 def told(*uuids: str, excluded: str = "No") -> dict[str, str]:
-    return {
+    devices = {f"dev/nvidia{place}": "" for place in range(len(uuids))}
+    return devices | {
         f"proc/driver/nvidia/gpus/0000:0{place}:00.0/information": INFORMATION.format(
             uuid=uuid, minor=place, excluded=excluded
         )
@@ -126,3 +127,23 @@ def test_mig_shows_in_the_drivers_files(machine):
     assert visible(root) == ("1",)
     assert visible(root, "0") == ("0",)
     assert visible(root, "MIG-9") == ("MIG-9",)
+
+
+def test_a_container_has_the_gpus_whose_device_files_it_has(machine):
+    files = told("GPU-aa", "GPU-bb", "GPU-cc")
+    del files["dev/nvidia0"], files["dev/nvidia2"]
+    root = machine(files)
+    assert visible(root) == ("0",)
+    assert visible(root, "GPU-b") == ("0",)
+    assert visible(root, "GPU-a") == ()
+
+
+def test_a_container_without_device_files_has_no_gpu(machine):
+    files = told("GPU-aa")
+    del files["dev/nvidia0"]
+    assert visible(machine(files)) == ()
+
+
+def test_windows_linux_has_a_gpu_where_its_driver_lies(machine):
+    assert visible(machine(["dev/dxg"])) == ()
+    assert visible(machine(["dev/dxg", "usr/lib/wsl/lib/libcuda.so.1"])) == ("0",)

@@ -39,3 +39,29 @@ def test_both_are_subcommands_of_another_program_too(capsys):
     assert f"{' '.join(interpreter_command())} train.py -x" in capsys.readouterr().out
     assert parser.parse_args(["config", "default"]).action == "default"
     assert get_config_parser().prog == "accel config"
+
+
+def test_a_program_sets_what_the_script_gets_and_which_it_is(tmp_path, capfd):
+    (tmp_path / "own.py").write_text("import sys; print(sys.argv[1:])\n")
+    given = launch_command_parser().parse_args(["--cpu", "--num_processes", "1", "train.py", "0"])
+    assert (given.training_script, given.training_script_args) == ("train.py", ["0"])
+    given.training_script, given.training_script_args = str(tmp_path / "own.py"), ["--lr", 0.1]
+    launch_command(given)
+    assert capfd.readouterr().out == "['--lr', '0.1']\n"
+
+
+def test_numbers_are_numbers_and_switches_are_booleans_as_programs_compare_them():
+    numbers = ["--num_processes", "4", "--fsdp_min_num_params", "100", "--monitor_interval", "0.5"]
+    given = launch_command_parser().parse_args(
+        [*numbers, "--use_fsdp", "--mixed_precision", "no", "train.py"]
+    )
+    assert (given.num_processes, given.fsdp_min_num_params, given.monitor_interval) == (4, 100, 0.5)
+    assert given.use_fsdp is True
+    assert given.mixed_precision == "no"
+
+
+def test_numbers_and_booleans_that_a_program_sets_count(capsys):
+    given = launch_command_parser().parse_args(["--cpu", "--dry-run", "train.py", "0"])
+    given.num_processes, given.multi_gpu = 2, False
+    launch_command(given)
+    assert "ranks        2" in capsys.readouterr().out

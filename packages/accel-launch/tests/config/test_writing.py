@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import yaml
 
 from accel_launch.config.file import read_config
 from accel_launch.config.writing import BASIS_HERE, BASIS_SAGEMAKER, document_of, write_config
+from accel_state.errors import ConfigError
 
 
 def test_every_file_has_the_keys_that_files_always_had():
@@ -42,3 +44,9 @@ def test_names_of_layers_are_one_text_and_machines_are_a_list():
     document = document_of(values)
     assert document["fsdp_config"] == {"fsdp_transformer_layer_cls_to_wrap": "A,B"}
     assert document["tpu_vm"] == ["a", "b"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written: .* Name another with `--config_file`"):
+        write_config(tmp_path / "file" / "config.yaml", {})

@@ -93,3 +93,14 @@ def test_the_agent_of_another_machine_writes_a_report_of_its_own(request_for):
 def test_machines_without_a_meeting_place_are_refused(request_for):
     with pytest.raises(ConfigError, match="need `--main_process_ip`"):
         agent_of(request_for, **TWO)
+
+
+def test_jobs_that_share_one_meeting_place_have_names_of_their_own(request_for):
+    def job(*command, **environ):
+        flags = {"use_cpu": "true", "num_processes": "2", "num_machines": "2", "master_addr": "etcd"}
+        request = request_for(*command, flags=flags | {"rdzv_backend": "etcd-v2"}, environ=environ)
+        (found,) = [word for word in ElasticLauncher().plan(request).processes[0].argv if "--rdzv-id" in word]
+        return found
+
+    assert job("train.py") == job("train.py") != job("train.py", "--lr", "1")
+    assert job("train.py", SLURM_JOB_ID="77") == "--rdzv-id=accel-77"

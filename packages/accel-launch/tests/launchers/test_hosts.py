@@ -43,7 +43,11 @@ def test_what_names_no_host_is_refused(request_for, flags, message):
 @pytest.mark.parametrize(
     ("flags", "number"),
     [
-        ({"hosts": "a,b"}, 1),
+        ({"hosts": "a,b"}, None),
+        ({"hosts": "a,b", "use_cpu": "true"}, 1),
+        ({"hosts": "a,b", "gpu_ids": "0,1,5"}, 3),
+        ({"hosts": "a,b", "use_cpu": "true", "num_machines": "2"}, 1),
+        ({"hosts": "a,b", "num_machines": "2", "num_processes": "8"}, 4),
         ({"hosts": "a:3,b:3"}, 3),
         ({"hosts": "a:3,b"}, 3),
         ({"hosts": "a,b", "num_processes": "8"}, 4),
@@ -57,6 +61,7 @@ def test_each_host_runs_equally_many_processes(request_for, flags, number):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        ({"hosts": "a,b,c", "num_machines": "2"}, "`--num_machines` is 2, but 3 hosts are named"),
         ({"hosts": "a:1,b:2"}, r"equally many processes, but theirs are \[1, 2\]"),
         ({"hosts": "a,b", "num_processes": "3"}, "`--num_processes` is 3, .* there are 2 hosts"),
         ({"hosts": "a:2,b:2", "num_processes": "6"}, "2 hosts with 2 each"),
@@ -66,3 +71,8 @@ def test_processes_that_cannot_be_shared_are_refused(request_for, flags, message
     request = request_for(flags=flags)
     with pytest.raises(ConfigError, match=message):
         num_ranks_on_each(request, hosts_of(request))
+
+
+def test_neither_the_accelerators_here_nor_the_machines_of_the_file_count(request_for):
+    request = request_for(flags={"hosts": "a,b"}, config={"num_machines": 2}, gpus=("0", "1", "2"))
+    assert num_ranks_on_each(request, hosts_of(request)) is None

@@ -6,7 +6,7 @@ import pytest
 
 from accel_launch.launchers.local import LocalLauncher
 from accel_launch.plan import LaunchPlan
-from accel_state.errors import LaunchError
+from accel_state.errors import ConfigError, LaunchError
 
 
 def plan(request_for, *command, **given) -> LaunchPlan:
@@ -106,3 +106,17 @@ def test_a_port_in_use_is_refused_before_anything_starts(request_for):
         made = plan(request_for, flags={"master_port": str(port)})
         with pytest.raises(LaunchError, match=f"`--main_process_port` is {port}, .* Choose another, or 0"):
             LocalLauncher().run(made)
+
+
+def test_more_ranks_than_accelerators_are_refused(request_for):
+    with pytest.raises(ConfigError, match="asks for 4 on this machine, but a process can use only 2"):
+        plan(request_for, flags={"num_processes": "4"}, gpus=("0", "1"))
+    assert plan(request_for, flags={"num_processes": "4", "use_cpu": "true"}, gpus=("0", "1")).num_ranks == 4
+    assert plan(request_for, flags={"num_processes": "4"}).num_ranks == 4
+
+
+def test_ranks_beside_accelerators_have_one_thread_and_what_the_person_set_stays(request_for):
+    environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    (first, *_) = plan(request_for, gpus=("0", "1"), environ=environ).processes
+    assert first.environ["OMP_NUM_THREADS"] == "1"
+    assert first.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from accel_launch.launchers.restated import restated
 
 
@@ -24,3 +26,16 @@ def test_where_neither_file_nor_environment_is_flags_say_it_all(request_for):
         *("python3", "-m", "accel_launch", "launch", "--num_processes=2", "--mixed_precision=bf16"),
         *("--fsdp_version=2", "-m", "--", "train.py"),
     )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"flags": {"launcher": "slurm"}},
+        {"environ": {"ACCEL_LAUNCHER": "slurm"}},
+        {"config": {"launcher": "slurm"}},
+    ],
+)
+def test_the_other_launch_chooses_a_launcher_of_its_own(request_for, given):
+    """By the same name, the job that a launch submits would submit another one."""
+    assert restated(request_for(**given))[-3:] == ("--launcher=auto", "--", "train.py")

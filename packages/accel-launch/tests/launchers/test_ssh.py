@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 
 import pytest
 
+from accel_launch.cpu_cores import num_cpu_cores
 from accel_launch.fingerprint import differences, fingerprint
 from accel_launch.launchers.hosts import Host
 from accel_launch.launchers.preflight import ssh_command
-from accel_launch.launchers.ssh import SSHLauncher
+from accel_launch.launchers.ssh import SSHLauncher, _fitting, _with_ranks
 from accel_launch.plan import LaunchPlan
 from accel_state.errors import LaunchError
 
@@ -36,10 +38,10 @@ def fake_ssh(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
 
 
-def plan(request_for, script: Path, *arguments: str, **flags: str) -> LaunchPlan:
+def plan(request_for, script: Path, *arguments: str, environ=None, **flags: str) -> LaunchPlan:
     from dataclasses import replace
 
-    request = request_for(str(script), *arguments, flags={"use_cpu": "true"} | flags)
+    request = request_for(str(script), *arguments, flags={"use_cpu": "true"} | flags, environ=environ)
     import sys
 
     request = replace(request, cwd=script.parent, interpreter=(sys.executable,))
@@ -98,15 +100,86 @@ def test_a_host_that_cannot_be_reached_ends_it_before_it_begins(request_for, tmp
     assert not (tmp_path / "started").exists()
 
 
-def test_what_differs_is_named(tmp_path):
+def test_what_differs_is_named_and_told_apart_by_whether_it_breaks_a_run(tmp_path):
     (tmp_path / "t.py").write_text("pass")
     here = fingerprint(str(tmp_path), "t.py")
-    assert differences(here, here) == []
-    packages = {**here["packages"], "pytest": "0.1"}
+    assert differences(here, here) == ([], [])
+    packages = {**here["packages"], "pytest": "0.1", "torch": "1.0"}
     assert packages.pop("psutil")
-    there = here | {"python": "2.7", "packages": packages, "script": "other"}
-    found = differences(here, there)
-    assert found[:2] == [f"Python is 2.7 instead of {here['python']}", "the script is another"]
-    assert f"`psutil` is missing instead of {here['packages']['psutil']}" in found
-    assert f"`pytest` is 0.1 instead of {here['packages']['pytest']}" in found
-    assert differences(here, here | {"directory": None}) == [f"the directory `{tmp_path}` is missing"]
+    breaking, small = differences(here, here | {"python": "2.7.1", "packages": packages, "script": "other"})
+    assert breaking[:2] == [f"Python is 2.7.1 instead of {here['python']}", "the script is another"]
+    assert breaking[2:] == [f"`torch` is 1.0 instead of {here['packages']['torch']}"]
+    assert small == [
+        f"`psutil` is missing instead of {here['packages']['psutil']}",
+        f"`pytest` is 0.1 instead of {here['packages']['pytest']}",
+    ]
+    assert differences(here, here | {"directory": None})[0] == [f"the directory `{tmp_path}` is missing"]
+    patch = ".".join(here["python"].split(".")[:2]) + ".99"
+    assert differences(here, here | {"python": patch}) == (
+        [],
+        [f"Python is {patch} instead of {here['python']}"],
+    )
+
+
+def test_a_package_that_is_removed_by_half_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "gone-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "gone" not in fingerprint(str(tmp_path), None)["packages"]
+
+
+def test_hosts_that_differ_are_refused_unless_nothing_is_compared(
+    request_for, tmp_path, fake_ssh, monkeypatch, capfd
+):
+    script = tmp_path / "t.py"
+    script.write_text("print('ran')")
+    # Python there reads the file too; here only the line of the search path is missing.
+    other = tmp_path / "other" / "torch-0.1.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 0.1\n")
+    monkeypatch.setenv("PYTHONPATH", f"{other.parent}:{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(LaunchError, match="h1: `torch` is "):
+        SSHLauncher().run(plan(request_for, script, hosts="h1"))
+    assert SSHLauncher().run(plan(request_for, script, hosts="h1", no_preflight="true")) == 0
+    assert "ran" in capfd.readouterr().out
+
+
+def test_libraries_variables_reach_the_hosts_through_the_connection_and_the_plan_hides_them(
+    request_for, tmp_path, fake_ssh, capfd
+):
+    script = tmp_path / "t.py"
+    script.write_text(
+        "import os\nprint(*(os.environ.get(n) for n in ('HF_TOKEN', 'NCCL_SOCKET_IFNAME', 'MASTER_ADDR', 'OTHER')))"
+    )
+    environ = {"HF_TOKEN": "hush", "NCCL_SOCKET_IFNAME": "eth7", "MASTER_ADDR": "10.9.9.9", "OTHER": "x"}
+    made = plan(request_for, script, hosts="h1", environ=environ)
+    assert "hush" not in made.describe() + json.dumps(made.to_dict()) + repr(made)
+    assert SSHLauncher().run(made) == 0
+    assert capfd.readouterr().out == "[h1] hush eth7 h1 None\n"
+
+
+def test_ranks_follow_the_accelerators_of_the_hosts(request_for, tmp_path):
+    made = plan(request_for, tmp_path / "t.py", hosts="a,b", use_cpu="false")
+    assert made.num_ranks == 0
+    assert "one for each accelerator" in made.describe()
+    full = _fitting(made, {"a": 2, "b": 2})
+    assert [(process.host, process.environ["RANK"]) for process in full.processes] == [
+        ("a", "0"),
+        ("a", "1"),
+        ("b", "2"),
+        ("b", "3"),
+    ]
+    assert _fitting(made, {"a": 0, "b": 0}).num_ranks == 2
+    with pytest.raises(LaunchError, match=r"differ in their number of accelerators \(a: 2, b: 1\)"):
+        _fitting(made, {"a": 2, "b": 1})
+    with pytest.raises(LaunchError, match="to run 2 processes, but that is more"):
+        _fitting(_with_ranks(made, 2), {"a": 2, "b": 1})
+
+
+def test_threads_are_those_of_the_host(request_for, tmp_path, fake_ssh, monkeypatch, capfd):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    script = tmp_path / "t.py"
+    script.write_text("import os; print(os.environ['OMP_NUM_THREADS'])")
+    made = plan(request_for, script, hosts="h1")
+    assert "OMP_NUM_THREADS" not in made.processes[0].environ
+    assert SSHLauncher().run(made) == 0
+    assert capfd.readouterr().out == f"[h1] {num_cpu_cores()}\n"

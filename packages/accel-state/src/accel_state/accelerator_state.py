@@ -120,7 +120,8 @@ class AcceleratorState(ProcessView):
         if config is None and layout.num_data_ranks < layout.world_size:
             from accel_state.parallelism_config import ParallelismConfig
 
-            config = ParallelismConfig(**{f"{axis}_size": size for axis, size in layout.sizes.items()})
+            sizes: dict[str, Any] = {f"{axis}_size": size for axis, size in layout.sizes.items()}
+            config = ParallelismConfig(**sizes)
         if config is not None:
             config.fit_to(runtime.topology.world_size, default=layout)
             layout = config.layout

@@ -55,7 +55,7 @@ class ParallelismConfig:
         sp_backend: Who does that: ``deepspeed`` where DeepSpeed trains, ``torch`` elsewhere.
         pp_size: Stages of the pipeline.
         ep_size: Processes over which the experts of a layer are spread; no further processes, but a divisor of
-            ``dp_shard_size * cp_size * sp_size * tp_size``. As the only size above 1, or the only one beside ``pp_size``, it is ``dp_shard_size`` too.
+            ``dp_shard_size * cp_size * sp_size * tp_size``. Alone, or with ``pp_size``, it is ``dp_shard_size`` too.
 
     Raises:
         ConfigError: If a size is not a whole number of at least 1, or sizes exclude each other.

@@ -60,7 +60,7 @@ class DVCLiveTracker(ServiceTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Log images by name, one or many each (see `accel_trackers.images.pictures`), as PNG files of a step.
+        """Log images by name, one or many each (see `accel_trackers.images.pictures`), as PNG files ``name/step.png``.
 
         Args:
             values: By name; of many, each has its place as a name: ``name/0``, ``name/1``, ….
@@ -70,11 +70,11 @@ class DVCLiveTracker(ServiceTracker):
         if step is not None:
             live.step = step
         for name, image in by_place(values).items():
-            live.log_image(f"{name}.png", image)
+            live.log_image(f"{name}/{live.step}.png", image)  # one of the same name would be replaced
 
     @on_main_process
     def log_figures(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Log figures of matplotlib as PNG files of a step, by name."""
+        """Log figures of matplotlib as PNG files ``name/step.png``, by name."""
         self.log_images(values, step=step)
 
     @on_main_process

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,7 +51,10 @@ class SharedInputs(WrappedForward):
 
 
 def share_inputs(model: nn.Module, sharing: SequenceSharing) -> None:
-    """Let a model, and the outermost modules in it that take padding masks or positions, have them of whole sequences."""
+    """Let a model, or the outermost modules in it that take padding masks or positions, have them of whole sequences.
+
+    The model itself is always one that tells whether it is given parts of what is shared.
+    """
     if not isinstance(model.forward, SharedInputs):
         model.forward = SharedInputs(model, sharing)
     if not _takes_any(model):

@@ -59,8 +59,8 @@ class SequenceSharing:
         """
         if self._batches and self._batches[-1].parts is not None:
             raise StateError(
-                f"A module inside of a model was called where sequences are shared (`{self.setting}`), and nobody knows "
-                "which tokens it was given. Call the model that `accelerator.prepare` returned."
+                f"A module inside of a model was called where sequences are shared (`{self.setting}`), and nobody "
+                "knows which tokens it was given. Call the model that `accelerator.prepare` returned."
             )
         return self._batches[-1].tokens if self._batches else None
 
@@ -82,9 +82,9 @@ class SequenceSharing:
                 return batch.tokens
         raise StateError(
             f"The {kind} was called with tensors that are no part of the batch whose sequences are shared now "
-            f"(`{self.setting}`), so nobody knows where their tokens stand. Compute other sequences outside of the loop "
-            "or the block in which batches are cut. If these were made of the batch, pass another tensor of it with "
-            "them, such as its `position_ids` or `attention_mask`."
+            f"(`{self.setting}`), so nobody knows where their tokens stand. Compute other sequences outside of the "
+            "loop or the block in which batches are cut. If these were made of the batch, pass another tensor of it "
+            "with them, such as its `position_ids` or `attention_mask`."
         )
 
     @property

@@ -33,6 +33,12 @@ FILLED = [
         "/a",
         "x",
     ),
+    (
+        "zero_optimization.sub_group_size",
+        {"offload_optimizer_device": Said("nvme", "x")},
+        1,
+        "accel: DeepSpeed reads gradients of several parameters from NVMe wrongly",
+    ),
     ("zero_optimization.offload_param.device", {"offload_param_device": Said("nvme", "x")}, "nvme", "x"),
     ("zero_optimization.offload_param.nvme_path", {"offload_param_nvme_path": Said("/b", "x")}, "/b", "x"),
     (

@@ -41,6 +41,7 @@ def test_without_a_config_one_is_made_of_the_arguments():
         "zero_optimization": {
             "stage": 3,
             "offload_optimizer": {"device": "nvme", "nvme_path": "/fast"},
+            "sub_group_size": 1,
             "offload_param": {"device": "cpu"},
             "stage3_gather_16bit_weights_on_model_save": True,
         },

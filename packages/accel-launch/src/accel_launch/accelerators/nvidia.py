@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,6 +15,7 @@ from accel_launch.accelerators.reading import entries, fields_of
 
 # One of them is there wherever a driver is; the last under Windows' Linux.
 _TRACES = ("proc/driver/nvidia", "dev/nvidiactl", "dev/dxg")
+_TRACES_OF_WSL = ("dev/dxg", "usr/lib/wsl/lib/libcuda.so.1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,14 @@ def _from_files(root: Path) -> list[Gpu]:
     folders = sorted((driver / "gpus").glob("*/information"))
     told = [fields_of(path, ":") for path in folders]
     present = [fields for fields in told if fields.get("GPU Excluded", "No") == "No"]
-    if not present:
-        return [Gpu() for _ in entries(root / "dev", r"nvidia(\d+)")]
+    devices = [path for path in entries(root / "dev", r"nvidia(\d+)") if os.access(path, os.R_OK | os.W_OK)]
+    if not devices and all((root / trace).exists() for trace in _TRACES_OF_WSL):
+        return [Gpu()]  # Windows' Linux has one file for all; with NVML they are counted
+    if not told:
+        return [Gpu() for _ in devices]
+    # A container sees all GPUs of its host in `/proc`, but has the device files of its own only.
+    own = {path.name.removeprefix("nvidia") for path in devices}
+    present = [fields for fields in present if fields.get("Device Minor") in own]
     return [
         Gpu(fields.get("GPU UUID", ""), is_cut=_is_cut(driver, fields.get("Device Minor", "")))
         for fields in present

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from accel_launch.accelerators.detection import find_accelerators
 from accel_launch.config.file import find_config
+from accel_launch.cpu_cores import num_cpu_cores
 from accel_launch.engine_installed import check_engine_installed
 from accel_launch.interpreter import interpreter_command
 from accel_launch.launchers.allocation import flags_of_step
-from accel_launch.launchers.selection import accepting_launchers
 from accel_launch.launchers.routes import BUILT_IN
+from accel_launch.launchers.selection import accepting_launchers
 from accel_launch.messages import inform, show, warn
 from accel_launch.options import add_options, given_flags
 from accel_launch.relevance import without_effect
@@ -35,6 +36,22 @@ What follows SCRIPT is the script's, also what looks like a flag of ours.
 """
 
 
+class _ScriptAndArguments(argparse.Action):
+    """Takes everything from the script on: a positional for the script alone would make argparse swallow a `--`."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        words = list(values or ())
+        words = words[1:] if words[:1] == ["--"] else words
+        script, *rest = words or [None]
+        namespace.training_script, namespace.training_script_args = script, rest
+
+
 class LaunchCommand:
     """``accel launch``."""
 
@@ -43,8 +60,9 @@ class LaunchCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.usage = "accel launch [options] SCRIPT [arguments of the script]"
         parser.epilog = EXAMPLES
-        # One positional takes everything: a separate one for the script would make argparse swallow a `--`.
-        parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+        parser.add_argument(
+            "training_script", nargs=argparse.REMAINDER, action=_ScriptAndArguments, help=argparse.SUPPRESS
+        )
         parser.add_argument("--config_file", metavar="FILE", help="Config file to use instead of your own.")
         kind = parser.add_mutually_exclusive_group()
         kind.add_argument(
@@ -66,7 +84,7 @@ class LaunchCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         if arguments.json and not arguments.dry_run:
             arguments.refuse("`--json` goes with `--dry-run` only")
-        if arguments.command in ([], ["--"]):
+        if not arguments.training_script:
             arguments.refuse("there is nothing to launch; name a script")
         request = request_of(arguments)
         launcher, *others = accepting_launchers(request)
@@ -100,10 +118,10 @@ def request_of(arguments: argparse.Namespace) -> LaunchRequest:
     kind: CommandKind = "module" if arguments.module else "executable" if arguments.no_python else "script"
     accelerators = find_accelerators(environ)
     request = make_request(
-        _checked_command(arguments.command, kind),
+        _checked_command((str(arguments.training_script), *map(str, arguments.training_script_args)), kind),
         flags=_flags(arguments, environ),
         config=config,
-        machine=Machine(_num_cpu_cores(), accelerators.names, environ, accelerators.variable),
+        machine=Machine(num_cpu_cores(), accelerators.names, environ, accelerators.variable),
         cwd=Path.cwd(),
         kind=kind,
         interpreter=interpreter_command(),
@@ -121,16 +139,9 @@ def _flags(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
     return given if by_hand else flags_of_step(environ) | given
 
 
-def _checked_command(given: list[str], kind: CommandKind) -> tuple[str, ...]:
-    command = given[1:] if given[:1] == ["--"] else given
+def _checked_command(command: tuple[str, ...], kind: CommandKind) -> tuple[str, ...]:
     if kind == "script" and not Path(command[0]).exists():
         raise ConfigError(
             f"The script `{command[0]}` does not exist in `{Path.cwd()}`. For a module, use `-m`."
         )
-    return tuple(command)
-
-
-def _num_cpu_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return command

@@ -26,7 +26,7 @@ def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str]
 
 def prepare_multi_gpu_env(args: argparse.Namespace) -> dict[str, str]:
     """Return the whole environment of a launch on several GPUs; see `prepare_simple_launcher_cmd_env`."""
-    args.multi_gpu = "true"
+    args.multi_gpu = True
     return prepare_simple_launcher_cmd_env(args)[1]
 
 
@@ -35,7 +35,7 @@ def prepare_deepspeed_cmd_env(args: argparse.Namespace) -> tuple[list[str], dict
 
     On several machines the command is DeepSpeed's runner, which starts the ranks; on one it is rank 0.
     """
-    args.use_deepspeed = "true"
+    args.use_deepspeed = True
     return prepare_simple_launcher_cmd_env(args)
 
 
@@ -51,11 +51,11 @@ def simple_launcher(args: argparse.Namespace) -> None:
 
 def multi_gpu_launcher(args: argparse.Namespace) -> None:
     """Launch on several GPUs, and wait for the end; see `simple_launcher`."""
-    args.multi_gpu = "true"
+    args.multi_gpu = True
     launch_command(args)
 
 
 def deepspeed_launcher(args: argparse.Namespace) -> None:
     """Launch with DeepSpeed, and wait for the end; see `simple_launcher`."""
-    args.use_deepspeed = "true"
+    args.use_deepspeed = True
     launch_command(args)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from accel_launch.config.keys import ALIASES
+from accel_state.errors import ConfigError
 
 # What stands in every file for a run on machines of one's own, and for a job on SageMaker.
 BASIS_HERE: Mapping[str, Any] = MappingProxyType(
@@ -72,17 +73,26 @@ def document_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_config(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a config file; ``.json`` in its name makes it JSON. A file that is there is replaced at once, or kept."""
+    """Write a config file; ``.json`` in its name makes it JSON. A file that is there is replaced at once, or kept.
+
+    Raises:
+        ConfigError: If it cannot be written there.
+    """
     document = document_of(values)
     text = (
         json.dumps(document, indent=2, sort_keys=True) + "\n"
         if path.suffix == ".json"
         else _as_yaml(document)
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"The config file `{path}` cannot be written: {error.strerror}. Name another with `--config_file`."
+        ) from error
 
 
 def _plain(key: str, value: Any) -> Any:

@@ -19,7 +19,7 @@ _PYTORCH_CONTAINER, _PYTORCH_PORT = "pytorch", "pytorchjob-port"
 def jobset(workload: Workload) -> Manifest:
     """Return a JobSet of one indexed job; it brings a headless service, by which the pods find the first."""
     address = f"{workload.name}-{_PODS}-0-0.{workload.name}"
-    variables = [
+    variables: list[Manifest] = [
         {"name": _INDEX_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": _INDEX}}},
         {"name": "MASTER_ADDR", "value": address},
     ]
@@ -109,7 +109,7 @@ def _pod(workload: Workload, *, container: str, variables: list[Manifest]) -> Ma
                     "env": env,
                     **resources,
                     # The default of 64 MB is too small for the workers of data loaders.
-                    "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
+                    "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],  # noqa: S108
                 }
             ],
             "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}],

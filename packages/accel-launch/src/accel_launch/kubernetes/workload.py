@@ -28,9 +28,6 @@ _LEFT_OUT = frozenset(
     }
     | {"gpu_ids", "cpu_affinity", "report", "aws_access_key_id", "aws_secret_access_key"}
 )
-_IS_SECRET = re.compile(
-    r"(?:^|_)(?:API_?KEY|ACCESS_?KEY|CREDENTIALS?|PASSWORD|SECRET|TOKEN)(?:_|$)", re.IGNORECASE
-)
 # Beyond the time that the ranks have: for the launcher in the pod to tell how they ended.
 _SLACK_S = 5
 # Pods are called `NAME-pods-0-INDEX-xxxxx`, and no label may be longer than 63 characters.
@@ -64,7 +61,7 @@ def workload_of(request: LaunchRequest, *, index_variable: str) -> Workload:
     """Return what ``request`` asks for on Kubernetes, where each pod finds its index in ``index_variable``.
 
     Raises:
-        ConfigError: If the image or the size of the pods is not said, or a secret would stand in the manifest.
+        ConfigError: If the image or the size of the pods is not said, or the name is too long.
     """
     image: str | None = request.value("kubernetes_image")
     if not image:
@@ -121,7 +118,10 @@ def _command(request: LaunchRequest, *, num_local: int, port: int, index_variabl
     words = restated(request, without=_LEFT_OUT, interpreter=_INTERPRETER, is_self_contained=True)
     # In a manifest `$(NAME)` stands for a variable, and `$$` for the sign itself.
     words = tuple(word.replace("$", "$$") for word in words)
-    own = (f"--num_processes={num_local * request.num_machines}", f"--num_machines={request.num_machines}")
+    own: tuple[str, ...] = (
+        f"--num_processes={num_local * request.num_machines}",
+        f"--num_machines={request.num_machines}",
+    )
     if request.num_machines > 1:
         own += (
             f"--machine_rank=$({index_variable})",
@@ -138,14 +138,7 @@ def _environ(request: LaunchRequest, secrets: dict[str, tuple[str, str]]) -> dic
     without_flag = {setting.variable for setting in OPTIONS if not setting.flag}
     found = forwarded_to_images(request.machine.environ)
     found |= {name: value for name, value in of_settings.items() if name in without_flag}
-    found = {name: value.replace("$", "$$") for name, value in found.items() if name not in secrets}
-    open_secrets = sorted(name for name in found if _IS_SECRET.search(name))
-    if open_secrets:
-        raise ConfigError(
-            f"`{open_secrets[0]}` would stand in the manifest for everyone to read. Put it into a secret of the "
-            f"cluster, and give `--kubernetes_secrets {open_secrets[0]}=SECRET:KEY`."
-        )
-    return found
+    return {name: value.replace("$", "$$") for name, value in found.items() if name not in secrets}
 
 
 def _secrets(request: LaunchRequest) -> dict[str, tuple[str, str]]:

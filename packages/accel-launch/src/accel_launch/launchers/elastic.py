@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
+import hashlib
 import math
 from typing import ClassVar
 
 from accel_launch.launchers.inheritance import variables_of_outer_run
 from accel_launch.launchers.machines import meeting_address, meeting_port
 from accel_launch.launchers.ports import held_port
-from accel_launch.launchers.ranks import asked_port, report_file, threads_per_process
+from accel_launch.launchers.ranks import asked_port, check_accelerators, report_file, threads_per_process
 from accel_launch.launchers.routes import route
 from accel_launch.messages import complain
 from accel_launch.plan import LaunchPlan, ProcessPlan
@@ -19,6 +21,8 @@ from accel_state.environment import snapshot
 
 # The agent ends the ranks within the grace period; only then is it ended itself.
 _SLACK_S = 1.5
+# Under which schedulers tell a job its number.
+_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 # Settings that torch's agent knows by the same name.
 _AGENT_FLAGS = ("max_restarts", "monitor_interval", "role", "tee", "log_dir")
 
@@ -32,6 +36,7 @@ class ElasticLauncher:
         return route(request) == self.name
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
+        check_accelerators(request)
         grace_period_s: float = request.value("grace_period_s")
         report = report_file(request)
         process = ProcessPlan(
@@ -103,7 +108,11 @@ class ElasticLauncher:
                 f"--master-addr={address}",
                 f"--master-port={port}",
             ]
-        return [f"--rdzv-backend={backend}", f"--rdzv-endpoint={address}:{port}", "--rdzv-id=accel"]
+        return [
+            f"--rdzv-backend={backend}",
+            f"--rdzv-endpoint={address}:{port}",
+            f"--rdzv-id={_job_id(request)}",
+        ]
 
     def _rendezvous_settings(self, request: LaunchRequest) -> list[str]:
         asked: str = request.value("rdzv_conf") or ""
@@ -121,3 +130,17 @@ class ElasticLauncher:
             # them now and then (seen with torch 2.13).
             environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         return environ
+
+
+def _job_id(request: LaunchRequest) -> str:
+    """Return what all machines of this job, and no others, call it: several jobs may share one etcd."""
+    environ = request.machine.environ
+    if request.value("rdzv_id"):
+        return str(request.value("rdzv_id"))
+    of_scheduler = [environ[name] for name in _JOB_VARIABLES if name in environ]
+    if of_scheduler:
+        return f"accel-{of_scheduler[0]}"
+    if request.value("rdzv_backend") == "c10d":
+        return "accel"  # its meeting place is a port of rank 0's machine, which is the job's own
+    told = "\0".join((getpass.getuser(), str(request.num_processes), *request.command))
+    return f"accel-{hashlib.sha256(told.encode()).hexdigest()[:12]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 # Beside the settings of the run. Anything not named here stays here: it may be a secret.
 FORWARDED = (
@@ -18,8 +18,20 @@ FORWARDED = (
     "PATH",
     "PYTHONPATH",
 )
-
+# Variables of the libraries that a run works with, by how their names begin.
+_PREFIXES = ("FI_", "GLOO_", "HF_", "NCCL_", "PYTORCH_", "TORCH_", "UCX_", "WANDB_")
 _OF_THIS_MACHINE = frozenset({"LD_LIBRARY_PATH", "PATH", "PYTHONPATH"})
+_SECRET_WORDS = ("CREDENTIAL", "KEY", "PASSWORD", "SECRET", "TOKEN")
+
+
+def library_variables(environ: Mapping[str, str], *, named: Collection[str] = ()) -> dict[str, str]:
+    """Return the variables of libraries, and those in ``named``; some are secrets (``HF_TOKEN``)."""
+    return {name: value for name, value in environ.items() if name.startswith(_PREFIXES) or name in named}
+
+
+def is_secret(name: str) -> bool:
+    """Tell whether a variable of this name must not stand on a command line, where all users of a machine see it."""
+    return any(word in name for word in _SECRET_WORDS)
 
 
 def forwarded_to_images(environ: Mapping[str, str]) -> dict[str, str]:

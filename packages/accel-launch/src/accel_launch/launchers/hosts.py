@@ -44,21 +44,35 @@ def hosts_of(request: LaunchRequest) -> tuple[Host, ...]:
     return hosts
 
 
-def num_ranks_on_each(request: LaunchRequest, hosts: tuple[Host, ...]) -> int:
-    """Return how many processes each host runs: the same number on all."""
+def num_ranks_on_each(request: LaunchRequest, hosts: tuple[Host, ...]) -> int | None:
+    """Return how many processes each host runs, the same number on all; None if their accelerators decide.
+
+    Raises:
+        ConfigError: If the numbers that were given contradict each other.
+    """
+    machines = request.settings["num_machines"]
+    if machines.source == "flag" and machines.value != len(hosts):
+        raise ConfigError(f"`--num_machines` is {machines.value}, but {len(hosts)} hosts are named.")
     slots = {host.slots for host in hosts if host.slots is not None}
     if len(slots) > 1:
         raise ConfigError(f"All hosts must run equally many processes, but theirs are {sorted(slots)}.")
     asked: int | None = request.value("num_processes")
     here = slots.pop() if slots else None
     if asked is None:
-        return here or request.num_processes
+        return here or _num_unasked(request)
     if asked % len(hosts) or (here is not None and asked != here * len(hosts)):
         raise ConfigError(
             f"`--num_processes` is {asked}, which counts the processes of all hosts, but there are {len(hosts)} "
             f"hosts{'' if here is None else f' with {here} each'}."
         )
     return asked // len(hosts)
+
+
+def _num_unasked(request: LaunchRequest) -> int | None:
+    if request.value("use_cpu"):
+        return 1
+    selection = request.settings["gpu_ids"]
+    return len(selection.value.split(",")) if selection.source in ("flag", "config file") else None
 
 
 def _from_names(text: str) -> tuple[Host, ...]:

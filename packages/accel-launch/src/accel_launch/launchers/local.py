@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from accel_launch.launchers.ranks import asked_port, plan_ranks, report_file, run_with_port
+from accel_launch.launchers.ranks import (
+    asked_port,
+    check_accelerators,
+    plan_ranks,
+    report_file,
+    run_with_port,
+)
 from accel_launch.launchers.routes import route
 from accel_launch.plan import LaunchPlan
 from accel_launch.request import LaunchRequest
@@ -19,6 +25,7 @@ class LocalLauncher:
         return route(request) == self.name
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
+        check_accelerators(request)
         return LaunchPlan(
             self.name,
             plan_ranks(request, num_here=request.num_processes),

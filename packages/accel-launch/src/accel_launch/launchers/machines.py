@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from accel_launch.launchers.ranks import plan_ranks, report_file, run_here, run_with_port
+from accel_launch.launchers.ranks import check_accelerators, plan_ranks, report_file, run_here, run_with_port
 from accel_launch.launchers.routes import route
 from accel_launch.plan import LaunchPlan
 from accel_launch.request import LaunchRequest
@@ -22,6 +22,7 @@ class MachinesLauncher:
         return route(request) == self.name
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
+        check_accelerators(request)
         port = meeting_port(request)
         processes = plan_ranks(
             request,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
-from accel_launch.launchers.forwarding import FORWARDED
+from accel_launch.launchers.forwarding import FORWARDED, is_secret, library_variables
 from accel_launch.launchers.machines import DEFAULT_PORT
 from accel_launch.launchers.ports import held_port
 from accel_launch.launchers.ranks import asked_port, report_file, run_here, threads_per_process
@@ -163,7 +163,8 @@ def _environ(request: LaunchRequest, *, is_on_machines: bool) -> dict[str, str]:
 
 
 def _on_list(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: environ[name] for name in FORWARDED if name in environ}
+    found = library_variables(environ, named=FORWARDED)
+    return {name: value for name, value in found.items() if not is_secret(name)}
 
 
 def _forwarded(mpi: Implementation, environ: Mapping[str, str]) -> list[str]:

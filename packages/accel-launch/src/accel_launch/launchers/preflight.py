@@ -11,6 +11,7 @@ from typing import Any
 
 from accel_launch.fingerprint import differences, fingerprint
 from accel_launch.launchers.hosts import Host
+from accel_launch.messages import warn
 from accel_state.errors import LaunchError
 
 _TIMEOUT_S = 60
@@ -34,11 +35,13 @@ def check_hosts(
     interpreter: Sequence[str],
     cwd: Path,
     script: str | None,
-) -> int:
-    """Compare Python, packages and script of all hosts with those here; return a port that is free on the first.
+    is_compared: bool = True,
+) -> list[dict[str, Any]]:
+    """Return what each host says of itself; warn where Python, packages or script differ a little from those here.
 
     Raises:
-        LaunchError: If a host cannot be reached or differs; all of them are named, each with what is wrong.
+        LaunchError: If a host cannot be reached or differs in what breaks a run; all of them are named, each with
+            what is wrong.
     """
     question = json.dumps({"cwd": str(cwd), "script": script}) + "\n"
     program = (*interpreter, "-P", "-m", "accel_launch.fingerprint")
@@ -54,19 +57,27 @@ def check_hosts(
     ]
     here = fingerprint(str(cwd), script)
     answers = [_answer(process, question, interpreter[0]) for process in started]
-    complaints = []
+    complaints, remarks = [], []
     for host, answer in zip(hosts, answers, strict=True):
-        wrong = [answer] if isinstance(answer, str) else differences(here, answer)
-        if wrong:
-            more = f", and {len(wrong) - _NUM_NAMED} more" if len(wrong) > _NUM_NAMED else ""
-            complaints.append(f"  {host.name}: {', '.join(wrong[:_NUM_NAMED])}{more}")
+        if isinstance(answer, str):
+            complaints.append(f"  {host.name}: {answer}")
+            continue
+        breaking, small = differences(here, answer) if is_compared else ([], [])
+        complaints += [f"  {host.name}: {_named(breaking)}"] if breaking else []
+        remarks += [f"{host.name} differs from this machine: {_named(small)}."] if small else []
     if complaints:
         raise LaunchError(
-            "Nothing was started, since not all hosts are like this one:\n" + "\n".join(complaints)
+            "Nothing was started, since not all hosts are like this one (`--no_preflight` compares nothing):\n"
+            + "\n".join(complaints)
         )
-    first = answers[0]
-    assert not isinstance(first, str)
-    return int(first["free_port"])
+    for remark in remarks:
+        warn(remark)
+    return [answer for answer in answers if not isinstance(answer, str)]
+
+
+def _named(differing: Sequence[str]) -> str:
+    more = f", and {len(differing) - _NUM_NAMED} more" if len(differing) > _NUM_NAMED else ""
+    return ", ".join(differing[:_NUM_NAMED]) + more
 
 
 def _answer(process: subprocess.Popen[str], question: str, python: str) -> dict[str, Any] | str:
@@ -82,5 +93,7 @@ def _answer(process: subprocess.Popen[str], question: str, python: str) -> dict[
         return f"cannot be reached: {last_line}"
     if process.returncode != 0:
         return f"`{python} -m accel_launch` cannot be run there: {last_line}"
+    if not stdout.strip():
+        return f"`{python} -m accel_launch` said nothing there: {last_line}"
     answer: dict[str, Any] = json.loads(stdout.splitlines()[-1])
     return answer

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from accel_launch.cpu_cores import threads_of
 from accel_launch.launchers.inheritance import variables_of_outer_run
 from accel_launch.launchers.ports import held_port
 from accel_launch.plan import LaunchPlan, ProcessPlan
@@ -15,6 +16,10 @@ from accel_launch.reports.run_report import RankEnding, make_report
 from accel_launch.reports.telling import tell
 from accel_launch.request import LaunchRequest
 from accel_state.environment import snapshot
+from accel_state.errors import ConfigError
+
+# Variables of torchrun's that keep what a person has set.
+_LEFT_ALONE = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)
 
 
 def plan_ranks(
@@ -34,6 +39,9 @@ def plan_ranks(
             machine_rank=machine_rank,
             num_machines=request.num_machines,
         )
+        own |= {
+            name: request.machine.environ[name] for name in _LEFT_ALONE if name in request.machine.environ
+        }
         environ = threads | request.environ() | own | {"MASTER_ADDR": master_addr}
         unset = tuple(name for name in of_outer_run if name not in environ and name != "MASTER_PORT")
         processes.append(ProcessPlan(request.program("-u"), request.cwd, environ, unset, rank=rank))
@@ -76,9 +84,25 @@ def rank_variables(
 
 
 def threads_per_process(request: LaunchRequest, num_here: int) -> int:
-    """Return the number of CPU threads of each rank: as asked for, or the cores divided among them."""
+    """Return the number of CPU threads of each rank: as asked for, else what `threads_of` gives it."""
     asked: int | None = request.value("num_cpu_threads_per_process")
-    return asked or max(1, request.machine.num_cpu_cores // num_here)
+    has_accelerator = bool(request.machine.gpus) or request.engine == "XLA"
+    is_on_cpu = request.value("use_cpu") or not has_accelerator
+    return asked or threads_of(request.machine.num_cpu_cores, num_ranks=num_here, is_on_cpu=is_on_cpu)
+
+
+def check_accelerators(request: LaunchRequest) -> None:
+    """Refuse more ranks on this machine than it has accelerators; where it has none, they run on the CPU.
+
+    Raises:
+        ConfigError: With the two numbers.
+    """
+    gpus = request.machine.gpus
+    if gpus and not request.value("use_cpu") and request.num_local_processes > len(gpus):
+        raise ConfigError(
+            f"`--num_processes` asks for {request.num_local_processes} on this machine, but a process can use only "
+            f"{len(gpus)} of its accelerators ({', '.join(gpus)}). Ask for fewer, or add `--cpu`."
+        )
 
 
 def report_file(request: LaunchRequest) -> Path | None:

@@ -28,6 +28,8 @@ from accel_state.errors import ConfigError, NotAvailableError
 # Beyond the time that the ranks have: for the way to the nodes and back, and for the cluster to end.
 _SLACK_S = 15.0
 _NODE = "a node of the Ray cluster"
+# Known to the nodes only.
+PYTHON_THERE, FOLDER_THERE = "{python}", "{cwd}"
 
 
 class RayLauncher:
@@ -45,20 +47,20 @@ class RayLauncher:
         address: str | None = request.value("ray_address")
         if address is not None and address.startswith("ray://"):
             raise ConfigError(
-                f"`--ray_address` is `{address}`, but ranks cannot be started through Ray's client. Give the address of "
-                "the head node, such as `10.0.0.1:6379`, from a machine that can reach it."
+                f"`--ray_address` is `{address}`, but ranks cannot be started through Ray's client. Give the address "
+                "of the head node, such as `10.0.0.1:6379`, from a machine that can reach it."
             )
         resources = _resources(request)
         num_ranks = _num_ranks(request)
         runtime_env = _runtime_env(request)
         brings_files = "working_dir" in runtime_env
-        there = replace(request, interpreter=("{python}", *request.interpreter[1:]))
+        there = replace(request, interpreter=(PYTHON_THERE, *request.interpreter[1:]))
         threads = request.value("num_cpu_threads_per_process") or int(resources["CPU"])
         environ = forwarded_to_images(request.machine.environ) | {"OMP_NUM_THREADS": str(threads)}
         processes = tuple(
             ProcessPlan(
                 there.program("-u"),
-                Path("{cwd}") if brings_files else request.cwd,
+                Path(FOLDER_THERE) if brings_files else request.cwd,
                 environ | request.environ() | {"RANK": str(rank), "WORLD_SIZE": str(num_ranks)},
                 variables_of_outer_run(request.machine.environ),
                 host=_NODE,

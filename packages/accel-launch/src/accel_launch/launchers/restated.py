@@ -38,7 +38,7 @@ def restated(
     words = [*(request.interpreter if interpreter is None else interpreter), "-m", "accel_launch", "launch"]
     if request.config.path is not None and not is_self_contained:
         words += ["--config_file", str(request.cwd / request.config.path)]
-    if request.is_given("launcher"):
+    if request.is_given("launcher") and not is_self_contained:
         words.append(f"--launcher={AUTO}")
     for setting in OPTIONS:
         given = request.settings[setting.name]

@@ -6,15 +6,16 @@ import json
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from accel_launch.interpreter import interpreter_command
+from accel_launch.launchers.forwarding import library_variables
 from accel_launch.launchers.hosts import Host, hosts_of, num_ranks_on_each
 from accel_launch.launchers.preflight import check_hosts, ssh_command
-from accel_launch.launchers.ranks import asked_port, plan_ranks, report_file
+from accel_launch.launchers.ranks import rank_variables, report_file
 from accel_launch.launchers.routes import route
 from accel_launch.messages import complain
 from accel_launch.plan import LaunchPlan, ProcessPlan
@@ -27,7 +28,7 @@ from accel_launch.reports.run_report import RankEnding, make_report
 from accel_launch.reports.telling import tell
 from accel_launch.request import LaunchRequest
 from accel_state.environment import snapshot
-from accel_state.errors import NotAvailableError
+from accel_state.errors import LaunchError, NotAvailableError
 
 # Beyond the time the hosts give their ranks, for the way there and back.
 _SLACK_S = 3.0
@@ -43,29 +44,29 @@ class SSHLauncher:
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         hosts = hosts_of(request)
-        num_on_each = num_ranks_on_each(request, hosts)
-        whole = replace(request, num_processes=num_on_each * len(hosts), num_machines=len(hosts))
-        address: str = request.value("master_addr") or hosts[0].address
-        processes = [
-            replace(process, host=host.name, unset=())
-            for machine_rank, host in enumerate(hosts)
-            for process in plan_ranks(
-                whole, num_here=num_on_each, machine_rank=machine_rank, master_addr=address
-            )
-        ]
-        return LaunchPlan(
+        meeting = request.settings["master_addr"]
+        # A variable of the shell may be that of a run before.
+        address = meeting.value if meeting.source in ("flag", "config file") else hosts[0].address
+        port = request.settings["master_port"]
+        environ = request.environ() | {"MASTER_ADDR": address}
+        plan = LaunchPlan(
             self.name,
-            tuple(processes),
-            num_ranks=whole.num_processes,
+            tuple(ProcessPlan(request.program("-u"), request.cwd, environ, host=host.name) for host in hosts),
+            num_ranks=0,
             grace_period_s=request.value("grace_period_s"),
-            port=asked_port(request) or None,
+            port=(port.value if port.source in ("flag", "config file") else None) or None,
             is_quiet=request.is_quiet,
             report=report_file(request),
             options={
                 "ssh_options": request.value("ssh_options") or "",
                 "script": request.command[0] if request.kind == "script" else "",
+                "use_cpu": _flag(request.value("use_cpu")),
+                "no_preflight": _flag(request.value("no_preflight")),
             },
+            secrets=library_variables(request.machine.environ),
         )
+        num_on_each = num_ranks_on_each(request, hosts)
+        return plan if num_on_each is None else _with_ranks(plan, num_on_each)
 
     def run(self, plan: LaunchPlan) -> int:
         if shutil.which("ssh", path=snapshot().get("PATH")) is None:
@@ -73,14 +74,18 @@ class SSHLauncher:
         hosts = [Host(name) for name in dict.fromkeys(process.host for process in plan.processes)]
         options = shlex.split(plan.options["ssh_options"])
         interpreter = interpreter_command()
-        free_port = check_hosts(
+        answers = check_hosts(
             hosts,
             options=options,
             interpreter=interpreter,
             cwd=plan.processes[0].cwd,
             script=plan.options["script"] or None,
+            is_compared=not plan.options["no_preflight"],
         )
-        port = str(plan.port or free_port)
+        plan = _fitting(
+            plan, {host.name: told["num_accelerators"] for host, told in zip(hosts, answers, strict=True)}
+        )
+        port = str(plan.port or answers[0]["free_port"])
         node = (*interpreter, "-P", "-m", "accel_launch.node")
         ending = run_processes(
             [ProcessPlan(ssh_command(host, options, node), Path.cwd()) for host in hosts],
@@ -92,13 +97,71 @@ class SSHLauncher:
         return _tell(plan, hosts, ending)
 
 
+def _flag(is_on: bool) -> str:
+    return "true" if is_on else ""
+
+
+def _with_ranks(plan: LaunchPlan, num_on_each: int) -> LaunchPlan:
+    """Return a plan of one process for each host with ``num_on_each`` ranks in its place."""
+    num_hosts = len(plan.processes)
+    ranks = [
+        replace(
+            process,
+            rank=host * num_on_each + local_rank,
+            environ={
+                **rank_variables(
+                    rank=host * num_on_each + local_rank,
+                    world_size=num_hosts * num_on_each,
+                    local_rank=local_rank,
+                    local_world_size=num_on_each,
+                    machine_rank=host,
+                    num_machines=num_hosts,
+                ),
+                **process.environ,
+            },
+        )
+        for host, process in enumerate(plan.processes)
+        for local_rank in range(num_on_each)
+    ]
+    return replace(plan, processes=tuple(ranks), num_ranks=len(ranks))
+
+
+def _fitting(plan: LaunchPlan, num_accelerators: Mapping[str, int]) -> LaunchPlan:
+    """Return the plan with as many ranks on each host as it has accelerators, unless that is decided.
+
+    Raises:
+        LaunchError: If hosts differ in that number, or have fewer accelerators than they are to run ranks.
+    """
+    told = ", ".join(f"{host}: {number}" for host, number in num_accelerators.items())
+    if plan.num_ranks == 0:
+        if len(set(num_accelerators.values())) > 1:
+            raise LaunchError(
+                f"The hosts differ in their number of accelerators ({told}), and all must run equally many processes. "
+                "Say how many with `--num_processes`, which counts those of all hosts."
+            )
+        plan = _with_ranks(plan, max(1, *num_accelerators.values()))
+    num_on_each = plan.num_ranks // len(num_accelerators)
+    if not plan.options["use_cpu"] and any(0 < number < num_on_each for number in num_accelerators.values()):
+        raise LaunchError(
+            f"Each host is to run {num_on_each} processes, but that is more than there are accelerators ({told}). "
+            "Ask for fewer, or add `--cpu`."
+        )
+    return plan
+
+
 def _order(plan: LaunchPlan, host: Host, port: str) -> bytes:
+    """Return what the host is told through the connection: no command line shows it."""
     processes = [
-        process.with_variables(MASTER_PORT=port).to_dict()
+        replace(process, environ={**process.environ, **plan.secrets, "MASTER_PORT": port}).to_dict()
         for process in plan.processes
         if process.host == host.name
     ]
-    return json.dumps({"grace_period_s": plan.grace_period_s, "processes": processes}).encode() + b"\n"
+    order = {
+        "grace_period_s": plan.grace_period_s,
+        "processes": processes,
+        "use_cpu": bool(plan.options["use_cpu"]),
+    }
+    return json.dumps(order).encode() + b"\n"
 
 
 def _prefixes(hosts: Sequence[Host]) -> list[str]:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import termios
-import tty
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -140,6 +138,9 @@ class Output:
 def _open_way(destination: int) -> tuple[int, int]:
     """Return the reading and the writing end of a terminal, if ``destination`` is one, or else of a pipe."""
     if os.isatty(destination):
+        import termios  # Windows has none
+        import tty
+
         reader, writer = os.openpty()
         tty.setraw(writer, termios.TCSANOW)  # the terminal that we write to does what terminals do
         _copy_window_size(destination, reader)
@@ -150,6 +151,8 @@ def _open_way(destination: int) -> tuple[int, int]:
 
 
 def _copy_window_size(source: int, target: int) -> None:
+    import termios
+
     try:
         size = termios.tcgetwinsize(source)
         if size != termios.tcgetwinsize(target):

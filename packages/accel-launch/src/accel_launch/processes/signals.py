@@ -8,9 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+def known_signals(*names: str) -> tuple[signal.Signals, ...]:
+    """Return those of the signals that this operating system has; Windows lacks most."""
+    return tuple(signal.Signals[name] for name in names if hasattr(signal, name))
+
+
+ENDING_SIGNALS = known_signals("SIGINT", "SIGTERM", "SIGHUP")
 # They mean what the program takes them for, and do not end a run.
-USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+USER_SIGNALS = known_signals("SIGUSR1", "SIGUSR2")
 FORWARDED_SIGNALS = (*ENDING_SIGNALS, *USER_SIGNALS)
 
 

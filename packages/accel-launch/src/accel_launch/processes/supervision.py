@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from accel_launch.plan import ProcessPlan
 from accel_launch.processes.ending import describe_ending
+from accel_launch.processes.forking import require_fork
 from accel_launch.processes.remote_signals import RemoteSignals
 from accel_launch.processes.signals import FORWARDED_SIGNALS, blocked, clear_events, signals_as_events
 from accel_launch.processes.supervisor import RunEnding, Supervisor
@@ -52,12 +53,15 @@ def run_processes(
     given. Children with ``orders`` get those, and signals as lines, through their standard input (see `Child`), and
     no terminal. ``remote_signals`` is a further source of signals; at its end the run is killed.
 
-    Must be called from the main thread, on POSIX.
+    Must be called from the main thread.
 
     Raises:
+        NotAvailableError: On Windows, which cannot fork.
         LaunchError: If the supervisor is killed; what it has started is, too.
         OSError: If a process cannot be started, as in a folder that does not exist.
     """
+
+    require_fork("A launch")
 
     def supervise(guard: socket.socket) -> RunEnding:
         supervisor = Supervisor(

@@ -21,7 +21,7 @@ from typing import IO, Any
 from accel_launch.messages import complain
 from accel_launch.processes.output import MESSAGE_MARK
 from accel_launch.processes.signals import ENDING_SIGNALS, FORWARDED_SIGNALS
-from accel_launch.ray.placement import PlacedRank, Place, placed_ranks
+from accel_launch.ray.placement import Place, PlacedRank, placed_ranks
 from accel_launch.ray.rank_actor import RankActor
 from accel_state.errors import AccelError, LaunchError
 
@@ -157,8 +157,8 @@ class _Run:
         for signum in FORWARDED_SIGNALS:
             signal.signal(signum, lambda signum, frame: self._signals.append(signum))
         streams = {
-            self._actors[rank].run.options(num_returns="streaming").remote(order): rank
-            for rank, order in self._orders().items()
+            self._actors[rank].run.options(num_returns="streaming").remote(plan): rank
+            for rank, plan in self._plans().items()
         }
         while streams:
             self._handle_signals()
@@ -174,7 +174,7 @@ class _Run:
                 self._deadline = None
         self._write_result()
 
-    def _orders(self) -> dict[int, bytes]:
+    def _plans(self) -> dict[int, dict[str, Any]]:
         import ray
 
         is_one_node = len({rank.place.node for rank in self._ranks.values()}) == 1
@@ -184,15 +184,14 @@ class _Run:
             "MASTER_ADDR": "127.0.0.1" if is_one_node else first.place.address,
             "MASTER_PORT": str(port),
         }
-        orders = {}
+        plans = {}
         for rank, process in enumerate(self._order["processes"]):
             environ = process["environ"] | self._ranks[rank].environ | meeting
-            plan = {
+            plans[rank] = {
                 "grace_period_s": self._order["grace_period_s"],
                 "processes": [process | {"environ": environ}],
             }
-            orders[rank] = json.dumps(plan).encode()
-        return orders
+        return plans
 
     def _pass_on(self, rank: int, stream: Any) -> bool:
         """Pass on what a rank has written; return whether there may be more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
@@ -10,15 +11,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import IO
+from pathlib import Path
+from typing import IO, Any
 
+from accel_launch.launchers.ray import FOLDER_THERE, PYTHON_THERE
 from accel_launch.ray.placement import Place
 from accel_state.environment import snapshot
 
 # What is written within this time is sent together.
 _BATCH_S = 0.02
 _CHUNK = 1 << 20
-_GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ONEAPI_DEVICE_SELECTOR")
+_GPU_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ONEAPI_DEVICE_SELECTOR",
+)
 
 
 class RankActor:
@@ -51,9 +59,9 @@ class RankActor:
             port: int = probe.getsockname()[1]
             return port
 
-    def run(self, order: bytes) -> Iterator[tuple[int, bytes]]:
-        """Run the rank that ``order`` tells; yield what it writes, each time with 1 for stdout or 2 for stderr."""
-        program = self._start(order.replace(b"{python}", sys.executable.encode()).replace(b"{cwd}", os.getcwdb()))
+    def run(self, plan: dict[str, Any]) -> Iterator[tuple[int, bytes]]:
+        """Run the rank of ``plan``; yield what it writes, each time with 1 for stdout or 2 for stderr."""
+        program = self._start(json.dumps(_as_seen_here(plan)).encode())
         assert program.stdout is not None
         assert program.stderr is not None
         with selectors.DefaultSelector() as selector:
@@ -92,3 +100,14 @@ class RankActor:
         program.stdin.write(order + b"\n")
         self._input = program.stdin
         return program
+
+
+def _as_seen_here(plan: dict[str, Any]) -> dict[str, Any]:
+    """Return the plan with the Python and the folder of this actor, where it leaves them open."""
+    (process,) = plan["processes"]
+    python, *rest = process["argv"]
+    here = {
+        "argv": [sys.executable if python == PYTHON_THERE else python, *rest],
+        "cwd": str(Path.cwd()) if process["cwd"] == FOLDER_THERE else process["cwd"],
+    }
+    return plan | {"processes": [process | here]}

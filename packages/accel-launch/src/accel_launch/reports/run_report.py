@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from accel_launch.processes.child import ChildEnding
 from accel_launch.processes.ending import describe_ending, exit_code_for_shell, signal_name
+from accel_launch.processes.signals import known_signals
 from accel_launch.reports.tracebacks import FoundException, find_exception
 
 Outcome = Literal["succeeded", "failed", "interrupted"]
@@ -148,7 +149,7 @@ def _exit_code(first: RankEnding | None, cause: RankEnding | None, interrupted_b
 
 # How plainly a rank is the cause of what happened, from "it failed of itself" to "it was told to end".
 _CAUSE, _WAS_FAILING, _LOST_A_PEER, _WAS_ENDED = range(4)
-_ENDED_BY_US = (-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)
+_ENDED_BY_US = (*(-each for each in known_signals("SIGTERM", "SIGKILL")), 128 + signal.SIGTERM)
 
 
 def _weight(rank: RankEnding, exception: FoundException | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from accel_launch.tables.parsers import shell_words
 from accel_state.environment import Setting
-from accel_state.environment.parsers import text
+from accel_state.environment.parsers import boolean, text
 
 TITLE = "several machines over ssh"
 
@@ -32,5 +32,13 @@ SETTINGS = (
         None,
         "Further options for `ssh`, as in `--ssh_options='-p 2222 -i KEY'`.",
         flag="--ssh_options",
+    ),
+    Setting(
+        "no_preflight",
+        "",
+        boolean,
+        False,
+        "Start on hosts without comparing their versions and files.",
+        flag="--no_preflight",
     ),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from accel_launch.tables.parsers import dns_label, quantity, secret_references
-from accel_state.environment import Setting
 from accel_state.environment.parsers import choice, index, text
 from accel_state.environment.setting import rule
 

@@ -46,6 +46,14 @@ SETTINGS = (
         config_key="rdzv_backend",
     ),
     Setting(
+        "rdzv_id",
+        "",
+        text,
+        None,
+        "Name of the job on all its machines. Default: the scheduler's number, or made of user and command.",
+        flag="--rdzv_id",
+    ),
+    Setting(
         "rdzv_conf",
         "",
         pairs,

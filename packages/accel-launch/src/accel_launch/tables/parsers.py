@@ -13,8 +13,8 @@ _PAIRS = re.compile(r"[^=,]+=[^,]+(,[^=,]+=[^,]+)*")
 # Names and quantities as Kubernetes takes them.
 _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?")
-_SECRET = r"[A-Za-z_]\w*=[a-z0-9][-.a-z0-9]*:[-._a-zA-Z0-9]+"
-_SECRETS = re.compile(rf"{_SECRET}(,{_SECRET})*")
+_REFERENCE = r"[A-Za-z_]\w*=[a-z0-9][-.a-z0-9]*:[-._a-zA-Z0-9]+"
+_REFERENCES = re.compile(rf"{_REFERENCE}(,{_REFERENCE})*")
 
 
 def _matching(pattern: re.Pattern[str]) -> Callable[[str], str]:
@@ -37,5 +37,5 @@ shell_words = Parser("words as for a shell, with each quote closed", _to_shell_w
 dns_label = Parser("lower-case letters, digits and dashes, at most 63", _matching(_LABEL))
 quantity = Parser("a quantity as Kubernetes writes it, such as `4`, `500m` or `64Gi`", _matching(_QUANTITY))
 secret_references = Parser(
-    "`VARIABLE=SECRET:KEY`, or several of them with commas between", _matching(_SECRETS)
+    "`VARIABLE=SECRET:KEY`, or several of them with commas between", _matching(_REFERENCES)
 )

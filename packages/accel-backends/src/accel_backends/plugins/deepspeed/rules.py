@@ -100,6 +100,14 @@ def _whole_logits(facts: Facts, config: Config) -> Said | None:
     return _default(False, "logits of the whole vocabulary") if autotp_size(config) > 1 else None
 
 
+def _parameters_apart(facts: Facts, config: Config) -> Said | None:
+    if value_of(config, f"{_ZERO}.offload_optimizer.device") != "nvme":
+        return None
+    return Said(
+        1, "accel: DeepSpeed reads gradients of several parameters from NVMe wrongly", is_default=True
+    )
+
+
 def _enabled(precision: str) -> Find:
     def find(facts: Facts, config: Config) -> Said | None:
         said = facts.mixed_precision
@@ -176,6 +184,7 @@ RULES: tuple[Rule, ...] = (
         _of("offload_optimizer_nvme_path"),
         "`offload_optimizer_nvme_path`",
     ),
+    Rule(f"{_ZERO}.sub_group_size", _parameters_apart, is_always_written=True),
     Rule(f"{_ZERO}.offload_param.device", _of("offload_param_device"), "`offload_param_device`"),
     Rule(f"{_ZERO}.offload_param.nvme_path", _of("offload_param_nvme_path"), "`offload_param_nvme_path`"),
     Rule(

@@ -18,7 +18,7 @@ from accel_backends.strategies.deepspeed.half_precision import convert_inputs_an
 from accel_backends.strategies.deepspeed.pairing import Part
 from accel_backends.strategies.deepspeed.sequences import SharedSequences
 from accel_backends.strategies.deepspeed.shared_layers import SharedLayers
-from accel_backends.strategies.deepspeed.unserved import check_served
+from accel_backends.strategies.deepspeed.unserved import check_served, check_swapped_gradients
 from accel_backends.transforms.compile_in_place import compile_regions_deepspeed
 from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError
@@ -77,6 +77,7 @@ def start_engine(
     if layers is not None:
         options["mpu"] = layers.attach(part.model, config)
     engine, *_ = deepspeed.initialize(model=part.model, config=config, dist_init_required=False, **options)
+    check_swapped_gradients(engine)
     if layers is not None:
         layers.finish(part.model)
     dtype = _dtype_of(config)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from accel_backends.plugins.deepspeed.config_tree import value_of
+from accel_backends.strategies.deepspeed.checkpoints.flat_groups import has_swapped_states
 from accel_state.errors import ConfigError
 
 _QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
@@ -24,3 +25,29 @@ def check_served(config: Mapping[str, Any], *, device_type: str) -> None:
                 f"`{key}` is true, but DeepSpeed quantizes on accelerators only, and this run is on the CPU. Remove "
                 "the key here."
             )
+
+
+def check_swapped_gradients(engine: Any) -> None:
+    """Refuse groups of parameters whose gradients DeepSpeed 0.19.8 reads wrongly from NVMe, without an error.
+
+    It reads each into its place in the buffer of the group; where that is not aligned, something else is there.
+
+    Raises:
+        ConfigError: If there is such a parameter.
+    """
+    optimizer = engine.optimizer
+    if not has_swapped_states(engine):
+        return
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    swapper = optimizer.optimizer_swapper
+    for members in optimizer.fp16_groups:
+        start = 0
+        for parameter in members:
+            numel = parameter.partition_numel()
+            if start % swapper.numel_alignment and swapper.is_swappable_tensor(numel=numel):
+                raise ConfigError(
+                    "`zero_optimization.sub_group_size` of the DeepSpeed config puts parameters of many sizes into one "
+                    f"group on NVMe, from which DeepSpeed would read wrong gradients of `{names[id(parameter)]}`. "
+                    "Leave the key out: each parameter is a group of its own then."
+                )
+            start += numel

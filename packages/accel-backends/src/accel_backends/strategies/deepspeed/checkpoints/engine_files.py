@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 
+from accel_backends.strategies.deepspeed.checkpoints.flat_groups import has_swapped_states
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.torch_archive import write_torch_archive
 from accel_checkpoint.saving.pending_files import PendingFile
@@ -62,10 +63,10 @@ def scripts(engine: Any) -> list[PendingFile]:
 
 
 def _refuse_other_writers(engine: Any) -> None:
-    if getattr(engine.optimizer, "swap_optimizer", False):
+    if has_swapped_states(engine):
         raise CheckpointError(
-            '`offload_optimizer` with `"device": "nvme"` keeps the states of the optimizer in files of its own, from '
-            'which DeepSpeed 0.19.8 does not resume. Use `"device": "cpu"`, or save the model alone with `save_model`.'
+            '`offload_optimizer` with `"device": "nvme"` keeps the states of the optimizer in files, which DeepSpeed '
+            "0.19.8 saves but does not load again. Leave `checkpoint_format` out, or save in the format `full`."
         )
     if engine.has_moe_layers:
         raise CheckpointError(
@@ -74,8 +75,8 @@ def _refuse_other_writers(engine: Any) -> None:
         )
     if getattr(engine, "mp_world_size", 1) > 1:
         raise CheckpointError(
-            "DeepSpeed's tensor parallelism cuts weights in ways that only DeepSpeed joins again. Save with the "
-            "engine's `save_checkpoint`."
+            "In DeepSpeed's own format each of the ranks that share layers (`tp_size`) writes its parts of them, which "
+            "are not read here. Leave `checkpoint_format` out, or save in the format `full`."
         )
     kind = type(engine.checkpoint_engine).__name__
     if kind != "TorchCheckpointEngine":

@@ -10,7 +10,7 @@ from torch import nn
 
 from accel_backends.sharding.full_state import gathered_optimizer_state
 from accel_backends.strategies.deepspeed.checkpoints import model_state, optimizer_state
-from accel_backends.strategies.deepspeed.checkpoints.flat_groups import stepping_optimizer
+from accel_backends.strategies.deepspeed.checkpoints.flat_groups import has_swapped_states, stepping_optimizer
 from accel_backends.strategies.deepspeed.dummies import DummyOptim
 from accel_backends.strategies.torch_strategy import TorchStrategy
 
@@ -23,8 +23,11 @@ class EngineStates(TorchStrategy):
 
     @property
     def checkpoint_format(self) -> str:
-        """The format in which models and optimizers are saved: what DeepSpeed writes, unless it has cut layers."""
-        return "deepspeed" if self.context.layout.tp == 1 else "full"
+        """The format in which models and optimizers are saved: what DeepSpeed writes, if it can go on from it."""
+        is_in_its_files = self.context.layout.tp == 1 and not any(
+            map(has_swapped_states, self.live_engines())
+        )
+        return "deepspeed" if is_in_its_files else "full"
 
     def live_engines(self) -> Iterable[Any]:
         """Return the `deepspeed.DeepSpeedEngine`s of the run."""

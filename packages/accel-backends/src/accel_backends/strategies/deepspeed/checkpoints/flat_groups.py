@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,7 +38,7 @@ class Part:
     numel: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FlatGroup:
     """Parameters whose fp32 values lie in one flat tensor.
 
@@ -69,7 +70,8 @@ class FlatGroup:
             values: The flat tensor, or one of its shape.
         """
         cut = self.cuts.get(name)
-        own = self._gathered_part(name, values, self.shapes[name] if cut is None else cut.own_shape)
+        with self.in_memory():
+            own = self._gathered_part(name, values, self.shapes[name] if cut is None else cut.own_shape)
         return own if cut is None else cut.gathered(own)
 
     def _gathered_part(self, name: str, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -88,7 +90,7 @@ class FlatGroup:
 
         Args:
             name: The parameter.
-            values: The flat tensor, or one of its shape.
+            values: The flat tensor `in_memory`, or one of its shape.
             whole: A tensor, deferred or not.
         """
         part = self.parts.get(name)
@@ -103,6 +105,43 @@ class FlatGroup:
         else:
             values.detach().narrow(0, part.start, part.numel).copy_(own)
 
+    def in_memory(self, *, is_changed: bool = False) -> AbstractContextManager[None]:
+        """Return a context in which the flat tensor and its states are in memory; they may change if that is said."""
+        return nullcontext()
+
+    def forget_states(self) -> None:
+        """Prepare for other states of the flat tensor than it had."""
+
+
+@dataclass(frozen=True)
+class SwappedGroup(FlatGroup):
+    """Parameters whose values lie in files (NVMe), which DeepSpeed brings into its buffers one group at a time.
+
+    Attributes:
+        optimizer: The engine's, which does so.
+        index: Which of its groups this is.
+    """
+
+    optimizer: Any = None
+    index: int = 0
+
+    @contextmanager
+    def in_memory(self, *, is_changed: bool = False) -> Iterator[None]:
+        """Read the files, and write them afterwards if ``is_changed``."""
+        self.optimizer._optimizer_states_and_gradient_swap_in(self.index)
+        yield
+        if is_changed:
+            self.optimizer._optimizer_states_and_gradient_swap_out(self.index)
+        else:
+            self.optimizer._release_swap_buffers(self.index)
+
+    def forget_states(self) -> None:
+        """Let DeepSpeed read no files of earlier states; it makes them anew when it writes the next."""
+        key = self.flat.ds_id  # type: ignore[attr-defined]
+        info = self.optimizer.optimizer_swapper.swap_params_info[key]
+        del info.tensors[1:]
+        info.has_state_tensors = False
+
 
 def stepping_optimizer(engine: Any) -> torch.optim.Optimizer | None:
     """Return the optimizer that steps the flat tensors of an engine; None if it only evaluates."""
@@ -111,6 +150,11 @@ def stepping_optimizer(engine: Any) -> torch.optim.Optimizer | None:
         return optimizer
     inner = getattr(optimizer, "optimizer", None)
     return inner if isinstance(inner, torch.optim.Optimizer) else None
+
+
+def has_swapped_states(engine: Any) -> bool:
+    """Tell whether the states of the optimizer of an engine lie in files (NVMe)."""
+    return bool(getattr(engine.optimizer, "swap_optimizer", False))
 
 
 def flat_groups(engine: Any) -> list[FlatGroup]:
@@ -125,7 +169,6 @@ def flat_groups(engine: Any) -> list[FlatGroup]:
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     for attribute, groups_of in _KINDS.items():
         if hasattr(optimizer, attribute):
-            _refuse_disks(optimizer)
             return list(_whole(groups_of(optimizer, names, engine.device), engine.module))
     if optimizer is inner:
         return list(_whole(_plain_groups(inner, names, engine.device), engine.module))
@@ -142,14 +185,6 @@ def _whole(groups: Iterator[FlatGroup], model: nn.Module) -> Iterator[FlatGroup]
         own = {name: cut for name, cut in cuts.items() if name in group.shapes}
         shapes = {name: own[name].shape if name in own else shape for name, shape in group.shapes.items()}
         yield replace(group, shapes=shapes, cuts=own)
-
-
-def _refuse_disks(optimizer: Any) -> None:
-    if getattr(optimizer, "swap_optimizer", False):
-        raise CheckpointError(
-            '`offload_optimizer` with `"device": "nvme"` keeps the states of the optimizer in files of its own, which '
-            'are neither saved nor loaded here. Use `"device": "cpu"`, or save the model alone with `save_model`.'
-        )
 
 
 def _sharded_parameters(
@@ -169,7 +204,11 @@ def _sharded_parameters(
                 parts[name] = Part(start, offset, numel)
             start += size
         number = optimizer.sub_group_to_group_id[index]
-        yield FlatGroup(flat, number, shapes, parts, members[0].ds_process_group, device)
+        ranks = members[0].ds_process_group
+        if optimizer._swappable_optimizer_subgroup(index):
+            yield SwappedGroup(flat, number, shapes, parts, ranks, device, optimizer=optimizer, index=index)
+        else:
+            yield FlatGroup(flat, number, shapes, parts, ranks, device)
 
 
 def _sharded_states(optimizer: Any, names: Mapping[int, str], device: torch.device) -> Iterator[FlatGroup]:

@@ -108,7 +108,8 @@ def load_model_state(engine: Any, state: Mapping[str, Any], *, strict: bool = Tr
             if isinstance(value, nn.Parameter):
                 _set_parameter(value, state[name], cuts.get(name))
                 if name in groups:
-                    groups[name].put(name, groups[name].flat, state[name])
+                    with groups[name].in_memory(is_changed=True):
+                        groups[name].put(name, groups[name].flat, state[name])
             elif isinstance(value, torch.Tensor):
                 value.copy_(fetched(state[name]))
     if isinstance(state, SavedWeights):

@@ -67,7 +67,11 @@ def load_optimizer_state(engine: Any, content: Mapping[str, Any]) -> None:
     in_order = iter(numbers)
     for group in flat_groups(engine):
         states = {name: content["state"].get(next(in_order)) for name in group.shapes}
-        optimizer.state[group.flat] = _flattened(group, {name: one for name, one in states.items() if one})
+        group.forget_states()
+        with group.in_memory(is_changed=True):
+            optimizer.state[group.flat] = _flattened(
+                group, {name: one for name, one in states.items() if one}
+            )
     for settings, saved in zip(optimizer.param_groups, content["param_groups"], strict=True):
         settings.update({name: value for name, value in saved.items() if name != "params"})
     restore_step_counts(optimizer)

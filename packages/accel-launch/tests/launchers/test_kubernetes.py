@@ -1,0 +1,145 @@
+"""What the pods of a manifest do: its containers' commands, run here with the variables that Kubernetes sets."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from accel_launch.cli import main
+
+REDUCE = """
+import os, sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor(float(dist.get_rank() + 1))
+dist.all_reduce(total)
+print(sys.argv[1], os.environ["GROUP_RANK"], os.environ["RANK"], dist.get_world_size(), total.item())
+dist.destroy_process_group()
+"""
+REFERENCE = re.compile(r"\$\$|\$\((\w+)\)")
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf_home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(REDUCE)
+    return tmp_path
+
+
+@pytest.fixture
+def manifest(capsys):
+    def make(*arguments: str) -> dict:
+        flags = ("--launcher", "kubernetes", "--kubernetes_image", "image:1")
+        assert main(["launch", "--dry-run", *flags, *arguments]) == 0
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return yaml.safe_load(captured.out)
+
+    return make
+
+
+def expanded(word: str, environ: dict[str, str]) -> str:
+    """Do what the kubelet does to a word of a command."""
+    return REFERENCE.sub(lambda found: "$" if found[0] == "$$" else environ.get(found[1], found[0]), word)
+
+
+def pods_of(manifest: dict) -> list[tuple[dict, dict[str, str]]]:
+    """Return the container of each pod and what the controller adds to its variables; all pods are this machine."""
+    if manifest["kind"] == "JobSet":
+        (replicated,) = manifest["spec"]["replicatedJobs"]
+        job = replicated["template"]["spec"]
+        (container,) = job["template"]["spec"]["containers"]
+        index, address = container["env"][:2]
+        assert index["valueFrom"]["fieldRef"]["fieldPath"].endswith(
+            "['batch.kubernetes.io/job-completion-index']"
+        )
+        name, network = manifest["metadata"]["name"], manifest["spec"]["network"]
+        assert address["value"] == f"{name}-{replicated['name']}-0-0.{network['subdomain']}"
+        return [
+            (container, {index["name"]: str(pod), "MASTER_ADDR": "127.0.0.1"})
+            for pod in range(job["completions"])
+        ]
+    pods = []
+    for replica in manifest["spec"]["pytorchReplicaSpecs"].values():
+        (container,) = replica["template"]["spec"]["containers"]
+        pods += [container] * replica["replicas"]
+    return [(container, {"RANK": str(pod), "MASTER_ADDR": "127.0.0.1"}) for pod, container in enumerate(pods)]
+
+
+@pytest.mark.parametrize("kind", ["jobset", "pytorchjob"])
+def test_the_commands_of_two_pods_meet_and_reduce(manifest, kind, monkeypatch):
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    made = manifest(
+        *("--kubernetes_kind", kind, "--cpu", "--num_processes", "2", "--num_machines", "2"),
+        *("--main_process_port", str(port), "train.py", "$(RANK)"),
+    )
+    processes = []
+    for container, environ in pods_of(made):
+        command = [expanded(word, environ) for word in container["command"]]
+        assert command[0] == "python3"
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        processes.append(subprocess.Popen([sys.executable, *command[1:]], stdout=subprocess.PIPE, text=True))
+    said = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert said == ["$(RANK) 0 0 2 3.0\n", "$(RANK) 1 1 2 3.0\n"]
+
+
+def test_the_manifest_is_written_to_a_file(workplace, capsys):
+    flags = ("--launcher", "kubernetes", "--kubernetes_image", "image:1", "--cpu")
+    assert main(["launch", *flags, "--kubernetes_manifest", "job.yaml", "train.py"]) == 0
+    assert capsys.readouterr().out == f"Wrote {workplace / 'job.yaml'}\n"
+    assert yaml.safe_load((workplace / "job.yaml").read_text())["kind"] == "JobSet"
+    assert main(["launch", *flags, "--kubernetes_manifest", "no/job.yaml", "train.py"]) == 1
+    assert "no/job.yaml` cannot be written: No such file or directory." in capsys.readouterr().err
+
+
+def stand_in(folder: Path, text: str) -> None:
+    program = folder / "bin" / "kubectl"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+
+
+def test_the_manifest_goes_to_kubectl(workplace, capsys, monkeypatch):
+    stand_in(workplace, 'cat > got.yaml; echo "jobset.jobset.x-k8s.io/$1 $2 $3"')
+    monkeypatch.setenv("PATH", f"{workplace / 'bin'}:/usr/bin:/bin")
+    flags = ("--launcher", "kubernetes", "--kubernetes_image", "image:1", "--cpu")
+    assert main(["launch", *flags, "train.py"]) == 0
+    assert capsys.readouterr().out == "jobset.jobset.x-k8s.io/create --filename -\n"
+    assert yaml.safe_load((workplace / "got.yaml").read_text())["metadata"] == {"name": "accel-train"}
+
+
+def test_what_kubectl_refuses_is_told(workplace, capsys, monkeypatch):
+    stand_in(workplace, 'echo "Error: jobsets.jobset.x-k8s.io \\"accel-train\\" already exists" >&2; exit 1')
+    monkeypatch.setenv("PATH", f"{workplace / 'bin'}:/usr/bin:/bin")
+    flags = ("--launcher", "kubernetes", "--kubernetes_image", "image:1", "--cpu")
+    assert main(["launch", *flags, "train.py"]) == 1
+    expected = (
+        'error: `kubectl` refused the job: Error: jobsets.jobset.x-k8s.io "accel-train" already exists\n'
+    )
+    assert capsys.readouterr().err == expected
+
+
+def test_without_kubectl_there_is_a_way_out(capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert shutil.which("kubectl") is None
+    flags = ("--launcher", "kubernetes", "--kubernetes_image", "image:1", "--cpu")
+    assert main(["launch", *flags, "train.py"]) == 1
+    assert (
+        "needs the program `kubectl`, which is not installed here. Print the manifest with `--dry-run`"
+        in (capsys.readouterr().err)
+    )
