@@ -211,6 +211,7 @@ def test_flags_fill_what_is_auto_in_a_config_of_deepspeeds_own(plugin_of_ranks, 
             "stage3_gather_16bit_weights_on_model_save": True,
             "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"},
             "offload_param": {"device": "cpu"},
+            "sub_group_size": 1,  # on NVMe, each parameter is a group of its own
         },
         "gradient_clipping": 1.0,
         "gradient_accumulation_steps": 5,

@@ -1,6 +1,7 @@
 """Build wheels into ``dist/``: ``python -m tools.release.build [--sdist] [--into FOLDER] [PACKAGE …]``.
 
-Needs hatchling. The folder is emptied once, before the first package; `hatch build --all --clean` would empty it before each.
+Needs hatchling. The folder is emptied once, before the first package; `hatch build --all --clean` would empty it before
+each.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ def _packages() -> dict[str, str]:
 
 def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Say in words what is not the same ``there``: what breaks a run, and what may not matter."""
-    breaking, small = [], []
+    breaking: list[str] = []
+    small: list[str] = []
     if here["python"] != there["python"]:
         is_minor = here["python"].split(".")[:2] != there["python"].split(".")[:2]
         (breaking if is_minor else small).append(f"Python is {there['python']} instead of {here['python']}")

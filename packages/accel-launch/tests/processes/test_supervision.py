@@ -115,8 +115,8 @@ def test_a_second_interrupt_does_not_wait_for_the_grace_period():
     assert supervisor.end() == "-9 2"
 
 
-def test_what_the_child_started_ends_with_it():
-    supervisor = Supervisor(WITH_GRANDCHILD)
+def test_what_the_child_started_ends_with_it_or_is_killed_after_the_grace_period():
+    supervisor = Supervisor(WITH_GRANDCHILD, grace_period_s=0.5)
     supervisor.send(signal.SIGTERM)
     assert supervisor.end() == "-15 15"
     assert is_gone(supervisor.pids_told[0])

@@ -31,8 +31,8 @@ from accel_backends.strategies.fsdp2 import FullyShardedStrategy
 from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.transforms.compile_units import compile_units
 from accel_backends.transforms.low_precision import LowPrecisionTransform
-from accel_backends.transforms.protocol import apply_transforms
 from accel_backends.transforms.own_random_numbers import own_random_numbers
+from accel_backends.transforms.protocol import apply_transforms
 from accel_backends.transforms.tensor_parallel import share_random_state
 from accel_ops.nested.structures import recursively_apply
 from accel_state.enums import DynamoBackend

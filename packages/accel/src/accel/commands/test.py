@@ -26,7 +26,13 @@ class TestCommand:
         add_options(parser)
         # What `accel launch` has besides, so that the same code can run it.
         parser.set_defaults(
-            refuse=parser.error, json=False, module=True, no_python=False, quiet=False, command=[CHECK_MODULE]
+            refuse=parser.error,
+            json=False,
+            module=True,
+            no_python=False,
+            quiet=False,
+            training_script=CHECK_MODULE,
+            training_script_args=[],
         )
 
     def run(self, arguments: argparse.Namespace) -> int:

@@ -47,7 +47,7 @@ def check_swapped_gradients(engine: Any) -> None:
             if start % swapper.numel_alignment and swapper.is_swappable_tensor(numel=numel):
                 raise ConfigError(
                     "`zero_optimization.sub_group_size` of the DeepSpeed config puts parameters of many sizes into one "
-                    f"group on NVMe, from which DeepSpeed would read wrong gradients of `{names[id(parameter)]}`. Leave "
-                    "the key out: each parameter is a group of its own then."
+                    f"group on NVMe, from which DeepSpeed would read wrong gradients of `{names[id(parameter)]}`. "
+                    "Leave the key out: each parameter is a group of its own then."
                 )
             start += numel

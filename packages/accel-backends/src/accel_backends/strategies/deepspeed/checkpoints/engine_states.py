@@ -22,7 +22,7 @@ class EngineStates(TorchStrategy):
 
     @property
     def checkpoint_format(self) -> str:
-        """The format in which models and optimizers are saved: what DeepSpeed writes, unless it could not go on from it."""
+        """The format in which models and optimizers are saved: what DeepSpeed writes, if it can go on from it."""
         is_in_its_files = self.context.layout.tp == 1 and not any(
             map(has_swapped_states, self.live_engines())
         )

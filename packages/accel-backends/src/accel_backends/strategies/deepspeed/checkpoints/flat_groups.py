@@ -106,7 +106,7 @@ class FlatGroup:
             values.detach().narrow(0, part.start, part.numel).copy_(own)
 
     def in_memory(self, *, is_changed: bool = False) -> AbstractContextManager[None]:
-        """Return a context in which the flat tensor and its states are in memory, and may be changed if that is said."""
+        """Return a context in which the flat tensor and its states are in memory; they may change if that is said."""
         return nullcontext()
 
     def forget_states(self) -> None:
@@ -137,7 +137,7 @@ class SwappedGroup(FlatGroup):
 
     def forget_states(self) -> None:
         """Let DeepSpeed read no files of earlier states; it makes them anew when it writes the next."""
-        key = self.flat.ds_id  # type: ignore[attr-defined]  # set by DeepSpeed
+        key = self.flat.ds_id  # type: ignore[attr-defined]
         info = self.optimizer.optimizer_swapper.swap_params_info[key]
         del info.tensors[1:]
         info.has_state_tensors = False
