@@ -52,6 +52,7 @@ def test_ranks_are_told_which_keys_the_config_file_says(request_for):
     ("flags", "message"),
     [
         ({"deepspeed_offload_param_device": "cpu"}, "no effect with `zero_stage` 2: it needs stage 3"),
+        ({"deepspeed_offload_optimizer_device": "nvme"}, "no effect with `zero_stage` 2: it needs stage 3"),
         (
             {"deepspeed_zero_stage": "0", "deepspeed_offload_optimizer_device": "cpu"},
             "no effect with `zero_stage` 0: it needs stage 1",

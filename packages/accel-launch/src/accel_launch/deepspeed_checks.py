@@ -55,8 +55,9 @@ def _check_beside_config(settings: Mapping[str, Resolved]) -> None:
 
 def _check_offload(settings: Mapping[str, Resolved]) -> None:
     stage = settings["deepspeed_zero_stage"].value
-    for name, least in (("optimizer", 1), ("param", 3)):
+    for name in ("optimizer", "param"):
         device = settings[f"deepspeed_offload_{name}_device"].value
+        least = 1 if (name, device) == ("optimizer", "cpu") else 3
         if device != "none" and stage < least:
             raise ConfigError(
                 f"`offload_{name}_device` is `{device}`, which has no effect with `zero_stage` {stage}: it needs stage "

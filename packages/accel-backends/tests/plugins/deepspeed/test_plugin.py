@@ -143,6 +143,10 @@ WRONG = [
     ({"gradient_accumulation_steps": 0}, "`gradient_accumulation_steps` is `0`"),
     ({"zero_stage": 2, "offload_param_device": "cpu"}, "no effect with ZeRO stage 2: it needs stage 3"),
     ({"zero_stage": 0, "offload_optimizer_device": "cpu"}, "no effect with ZeRO stage 0: it needs stage 1"),
+    (
+        {"zero_stage": 2, "offload_optimizer_device": "nvme", "offload_optimizer_nvme_path": "/fast"},
+        "no effect with ZeRO stage 2: it needs stage 3",
+    ),
     ({"zero_stage": 3, "offload_param_device": "nvme"}, "`offload_param_nvme_path` names no folder"),
     ({"hf_ds_config": {"bf16": {"enabled": True}}}, "has no `zero_optimization`. Add"),
     ({"hf_ds_config": "missing.json"}, "does not exist"),

@@ -48,6 +48,19 @@ def test_a_file_is_filled_as_far_as_it_is_known(tmp_path):
     assert seen["zero_optimization.reduce_bucket_size"][1].startswith("not known yet: needs a model")
 
 
+def test_ranks_that_share_layers_are_told_by_the_flag_or_the_file(tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}))
+    arguments = {"deepspeed_config_file": (str(file), "x"), "num_processes": (8, "x")}
+    seen = rows(**arguments, parallelism_tp_size=(2, "`--tp`"))
+    assert seen["tensor_parallel.autotp_size"] == ("2", "`--tp`")
+    assert seen["train_batch_size"][0] == "16"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "tensor_parallel": {"autotp_size": 4}}))
+    assert rows(**arguments)["train_batch_size"][0] == "8"
+    with pytest.raises(ConfigError, match="`tensor_parallel.autotp_size` is 4 by .*, but 2 by `--tp`"):
+        rows(**arguments, parallelism_tp_size=(2, "`--tp`"))
+
+
 def test_contradictions_are_told_here_too(tmp_path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 2}}))

@@ -45,7 +45,7 @@ class DeepSpeedPlugin:
         gradient_clipping: Norm that gradients are clipped to; 0.0 is off, as it is where nobody says it.
         zero_stage: What ZeRO shards: nothing (0), optimizer states (1), gradients too (2), parameters too (3).
         is_train_batch_min: Whether the smallest batch size of the loaders that are prepared counts, not the largest.
-        offload_optimizer_device: Where optimizer states are kept: ``none``, ``cpu``, ``nvme`` (ZeRO 2 and 3).
+        offload_optimizer_device: Where optimizer states are kept: ``none``, ``cpu`` (ZeRO 1 to 3), ``nvme`` (ZeRO 3).
         offload_param_device: Where parameters are kept (ZeRO 3).
         offload_optimizer_nvme_path: Folder for optimizer states on NVMe.
         offload_param_nvme_path: Folder for parameters on NVMe.

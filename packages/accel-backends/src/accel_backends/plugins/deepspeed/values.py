@@ -147,8 +147,9 @@ def check_stage(stage: Any, facts: Facts, config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: If it would have no effect.
     """
-    for name, least in (("optimizer", 1), ("param", 3)):
+    for name in ("optimizer", "param"):
         device = value_of(config, f"zero_optimization.offload_{name}.device", "none")
+        least = 1 if (name, device) == ("optimizer", "cpu") else 3
         if device in ("cpu", "nvme") and isinstance(stage, int) and stage < least:
             raise ConfigError(
                 f"`offload_{name}_device` is `{device}`, which has no effect with ZeRO stage {stage}: it needs stage "
