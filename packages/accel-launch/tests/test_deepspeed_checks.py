@@ -57,7 +57,10 @@ def test_ranks_are_told_which_keys_the_config_file_says(request_for):
             {"deepspeed_zero_stage": "0", "deepspeed_offload_optimizer_device": "cpu"},
             "no effect with `zero_stage` 0: it needs stage 1",
         ),
-        ({"deepspeed_offload_optimizer_device": "nvme"}, "`offload_optimizer_nvme_path` names no folder"),
+        (
+            {"deepspeed_zero_stage": "3", "deepspeed_offload_optimizer_device": "nvme"},
+            "`offload_optimizer_nvme_path` names no folder",
+        ),
     ],
 )
 def test_offloading_that_cannot_be_is_refused_before_the_launch(request_for, flags, message):

@@ -1,8 +1,8 @@
 """Memory that `save_model` takes of 402 MB that two gloo processes share by ZeRO 3: of the writer, and of the other.
 
-The highest resident memory over that at the start, when each process has its shard. The largest tensor has 8 MiB. Whatever
-is freed is given back at once, from the beginning: else the save hides in what building the model has freed, or what it frees
-itself is counted.
+The highest resident memory over that at the start, when each process has its shard. The largest tensor has 8 MiB.
+Whatever is freed is given back at once, from the beginning: else the save hides in what building the model has freed,
+or what it frees itself is counted.
 """
 
 from tools.bench.case import Case
