@@ -52,8 +52,8 @@ def load_deepspeed(runtime: Runtime) -> ModuleType:
 
 
 def join_group(deepspeed: ModuleType) -> None:
-    """Let DeepSpeed know the process group, which on CPUs loads one of its operators; it does so itself for an engine.
+    """Let DeepSpeed know the process group, which on CPUs loads one of its operators.
 
-    Its `zero.Init` needs it before: that reads the number of ranks before it would look for a group.
+    Its `zero.Init` needs it before there is an engine: that reads the number of ranks before it would look for a group.
     """
     deepspeed.init_distributed(dist_backend=backend_of_group(), dist_init_required=False)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from accel_backends.plugins.deepspeed.config_tree import value_of
-from accel_backends.plugins.deepspeed.loading import load_deepspeed
+from accel_backends.plugins.deepspeed.loading import join_group, load_deepspeed
 from accel_backends.plugins.dynamo import TorchDynamoPlugin
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.deepspeed.cpu_optimizers import map_pytorch_optim_to_deepspeed
@@ -62,6 +62,7 @@ def start_engine(
         )
     check_served(config, device_type=context.device.type)
     deepspeed = load_deepspeed(context.runtime)
+    join_group(deepspeed)
     options: dict[str, Any] = {}
     if part.optimizer is None:
         for section in ("optimizer", "scheduler"):

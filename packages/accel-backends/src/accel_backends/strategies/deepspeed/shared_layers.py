@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from accel_backends.plugins.deepspeed.config_tree import value_of
-from accel_backends.plugins.deepspeed.loading import join_group
 from accel_backends.strategies.deepspeed.layer_cuts import is_cut
 from accel_backends.transforms.tensor_parallel import share_random_state
 from accel_state.errors import ConfigError
@@ -56,10 +55,8 @@ class SharedLayers:
             for tensor in [*model.parameters(), *model.buffers()]:
                 tensor.data = tensor.data.to(self._device)
                 dist.broadcast(tensor.data, group_src=0, group=group)
-        import deepspeed
         from deepspeed.utils import groups
 
-        join_group(deepspeed)
         groups._init_tp_mesh_device(tensor_model_parallel_size=size)
         return groups
 
