@@ -72,7 +72,8 @@ def test_diffusers_trains_and_resumes(tmp_path, num_processes):
 def test_diffusers_offloads(tmp_path):
     found = run("offloading", tmp_path, num_processes=1)
     for name in ("enable_model_cpu_offload", "enable_sequential_cpu_offload"):
-        assert found[name] == found["whole"] * 2  # hooks hold for more than one call
+        # Hooks hold for more than one call. A weight in other memory may be multiplied in another order.
+        assert found[name] == pytest.approx(found["whole"] * 2, rel=1e-5, abs=1e-6)
 
 
 def test_pytorch_accelerated_trains_measures_and_resumes(tmp_path, num_processes):

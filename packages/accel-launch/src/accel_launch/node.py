@@ -33,10 +33,13 @@ def main() -> int:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as orders:
         plan = json.loads(orders.readline())
     processes = [process_from(data) for data in plan["processes"]]
-    threads = _threads(len(processes), use_cpu=plan["use_cpu"])
+    # Without the key, the environment of the ranks says how many threads each has.
+    threads = (
+        {"OMP_NUM_THREADS": _threads(len(processes), use_cpu=plan["use_cpu"])} if "use_cpu" in plan else {}
+    )
     ending = run_processes(
         processes,
-        host_environ={"OMP_NUM_THREADS": threads} | snapshot(),
+        host_environ=threads | snapshot(),
         grace_period_s=plan["grace_period_s"],
         remote_signals=RemoteSignals.of_standard_input(),
     )
