@@ -50,8 +50,8 @@ if Path("preempted").exists():
     accelerator.load_state("preempted")
     last = steps.number + 3
 who = f"rank {accelerator.process_index} in run {os.environ.get('SLURM_RESTART_COUNT', '0')}"
-print(who, "begins after step", steps.number, flush=True)
 with accelerator.handle_preemption():
+    print(who, "begins after step", steps.number, flush=True)
     while steps.number < last:
         accelerator.backward(model(torch.ones(1, 1)).sum())
         optimizer.step()
