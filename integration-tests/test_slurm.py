@@ -152,7 +152,8 @@ def preempted_job(folder, *, cluster):
     flags = ["--slurm", "--slurm_requeue", "--num_machines=2", "--slurm_options=--output=train.out"]
     job = cluster.run(*ACCEL, *flags, "once_more.py").split()[-1]
     output = cluster.folder / "train.out"
-    wait_for(output, "rank 1 in run 0 begins after step 0\n")
+    for rank in (0, 1):
+        wait_for(output, f"rank {rank} in run 0 begins after step 0\n")
     cluster.run("scancel", "--signal=TERM", "--batch", job)
     wait_for(output, "rank 0 in run 1 is through")
     text = wait_for(output, "rank 1 in run 1 is through")
