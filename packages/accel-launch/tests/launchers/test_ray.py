@@ -46,6 +46,7 @@ def test_the_python_of_the_nodes_runs_the_script(request_for):
 def test_variables_of_the_run_go_along_and_paths_of_this_machine_do_not(request_for):
     environ = {
         "NCCL_DEBUG": "INFO",
+        "NCCL_ALGO": "Ring",
         "PATH": "/bin",
         "HF_TOKEN": "hf_x",
         "RAY_ADDRESS": "a:1",
@@ -54,6 +55,7 @@ def test_variables_of_the_run_go_along_and_paths_of_this_machine_do_not(request_
     made = plan(request_for, {"mixed_precision": "bf16", "ray_cpus_per_process": "4"}, environ=environ)
     assert made.processes[0].environ == {
         "ACCELERATE_MIXED_PRECISION": "bf16",
+        "NCCL_ALGO": "Ring",
         "NCCL_DEBUG": "INFO",
         "OMP_NUM_THREADS": "4",
         "RANK": "0",

@@ -35,5 +35,9 @@ def is_secret(name: str) -> bool:
 
 
 def forwarded_to_images(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what containers and clusters with a file system of their own get: everything but paths of this one."""
-    return {name: environ[name] for name in FORWARDED if name in environ and name not in _OF_THIS_MACHINE}
+    """Return what containers and clusters with a file system of their own get: no secrets, and no search paths."""
+    return {
+        name: value
+        for name, value in library_variables(environ, named=FORWARDED).items()
+        if name not in _OF_THIS_MACHINE and not is_secret(name)
+    }

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any, ClassVar
 
 from accel_launch.kubernetes.manifests import KINDS
 from accel_launch.kubernetes.workload import workload_of
 from accel_launch.launchers.routes import route
+from accel_launch.launchers.submission import submit
 from accel_launch.messages import show
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.request import LaunchRequest
-from accel_state.environment import snapshot
-from accel_state.errors import LaunchError, NotAvailableError
-
-_TIMEOUT_S = 120
+from accel_state.errors import LaunchError
 
 
 class KubernetesLauncher:
@@ -46,23 +42,14 @@ class KubernetesLauncher:
         if "file" in plan.options:
             return _write(plan.document, Path(plan.options["file"]))
         (kubectl,) = plan.processes
-        if shutil.which("kubectl", path=snapshot().get("PATH")) is None:
-            raise NotAvailableError(
-                "`--launcher kubernetes` needs the program `kubectl`, which is not installed here. Print the manifest "
-                "with `--dry-run`, or write it with `--kubernetes_manifest FILE`, and create it where `kubectl` is."
-            )
-        created = subprocess.run(
-            kubectl.argv,
-            input=plan.document,
-            cwd=kubectl.cwd,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
+        answer = submit(
+            kubectl,
+            plan.document,
+            asked_by="--launcher kubernetes",
+            otherwise="Print the manifest with `--dry-run`, or write it with `--kubernetes_manifest FILE`, and create "
+            "it where `kubectl` is.",
         )
-        if created.returncode != 0:
-            raise LaunchError(f"`kubectl` refused the job: {created.stderr.strip()}")
-        show(created.stdout.strip())
+        show(answer)
         return 0
 
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import shutil
-import subprocess
 from typing import ClassVar
 
 from accel_launch.launchers.restated import restated
 from accel_launch.launchers.routes import route
+from accel_launch.launchers.submission import submit
 from accel_launch.messages import show
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.request import LaunchRequest
-from accel_state.environment import snapshot
-from accel_state.errors import ConfigError, LaunchError, NotAvailableError
+from accel_state.errors import ConfigError
 
 _OWN_SETTINGS = ("slurm", "slurm_options", "slurm_array", "slurm_requeue", "num_machines")
 _ARRAY = re.compile(r"[\d,:-]+(%\d+)?")
-_TIMEOUT_S = 60
 # What the end of a job takes beyond the time that the ranks are given to save.
 _END_S = 30
 
@@ -68,23 +65,13 @@ class SLURMLauncher:
 
     def run(self, plan: LaunchPlan) -> int:
         (sbatch,) = plan.processes
-        if shutil.which("sbatch", path=snapshot().get("PATH")) is None:
-            raise NotAvailableError(
-                "`--slurm` needs the program `sbatch`, which is not installed here. Run it on a login node of the "
-                "cluster, or see the script with `--dry-run`."
-            )
-        submitted = subprocess.run(
-            sbatch.argv,
-            input=plan.options["script"],
-            cwd=sbatch.cwd,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
+        answer = submit(
+            sbatch,
+            plan.options["script"],
+            asked_by="--slurm",
+            otherwise="Run it on a login node of the cluster, or see the script with `--dry-run`.",
         )
-        if submitted.returncode != 0:
-            raise LaunchError(f"`sbatch` refused the job: {submitted.stderr.strip()}")
-        show(f"Submitted batch job {submitted.stdout.strip().partition(';')[0]}")
+        show(f"Submitted batch job {answer.partition(';')[0]}")
         return 0
 
 
