@@ -32,6 +32,14 @@ def siblings(model: nn.Module, name: str) -> Sequence[nn.Module]:
     return [module for module in model.get_submodule(name.rpartition(".")[0]).children() if module is not own]
 
 
+def modules_around(model: nn.Module, name: str) -> Sequence[nn.Module]:
+    """Return the modules beside those that contain the one called ``name``, such as the embedding and the head."""
+    found: list[nn.Module] = []
+    while name := name.rpartition(".")[0]:
+        found += siblings(model, name)
+    return found
+
+
 class Everywhere(TorchFunctionMode):
     """Replaces tensors among the operands of every operation of torch; costs some microseconds for each."""
 
