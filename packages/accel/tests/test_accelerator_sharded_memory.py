@@ -1,6 +1,5 @@
 """What a step of a sharded model holds, beside what `accel plan` tells of it."""
 
-from itertools import accumulate
 from typing import ClassVar
 
 import pytest
@@ -8,7 +7,10 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_backends import resolve_plan
@@ -106,6 +108,31 @@ def save_deep(folder):
     Accelerator(cpu=True).save_model(Wide(**DEEP), folder)
 
 
+class LiveBytes(TorchDispatchMode):
+    """Counts the memory of tensors made in the block, as long as somebody has them: also threads of collectives."""
+
+    def __init__(self):
+        super().__init__()
+        self.most = 0
+        self._made = {}
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        given = {storage._cdata for storage in _storages((args, kwargs))}
+        for storage in _storages(result):
+            if storage._cdata not in given and storage._cdata not in self._made:
+                self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._made = {key: pair for key, pair in self._made.items() if not pair[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self._made.values()))
+        return result
+
+
+def _storages(data):
+    """Return the memory of tensors on the CPU; of those that are cut, of the local parts."""
+    tensors = [getattr(one, "_local_tensor", one) for one in tree_leaves(data)]
+    return [one.untyped_storage() for one in tensors if type(one) is torch.Tensor and one.device.type == "cpu"]
+
+
 def memory_of_stages(folder, sizes):
     """Return the bytes of the parameters that this rank keeps, and what it allocated until it computes with them.
 
@@ -121,7 +148,8 @@ def memory_of_stages(folder, sizes):
         model = Wide(**DEEP)
     calls = iter([lambda model, tokens: model(tokens).mean()])  # the run without values; then there is none
 
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    live = LiveBytes()
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, live:
         model = accelerator.prepare(model)
         with torch.no_grad(), pytest.raises(StopIteration):
             accelerator.forward_backward(
@@ -129,8 +157,7 @@ def memory_of_stages(folder, sizes):
             )
     accelerator.strategy.local_model_state(model)  # nothing stays gathered
     events = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
-    changes = [one.nbytes() for one in sorted(events, key=lambda one: one.start_ns())]
-    return bytes_of(model.parameters()), sum(max(one, 0) for one in changes), max(accumulate(changes))
+    return bytes_of(model.parameters()), sum(max(one.nbytes(), 0) for one in events), live.most
 
 
 @pytest.mark.parametrize(
