@@ -67,12 +67,10 @@ def counted_step(layout, schedule):
         optimizer.step()
         optimizer.zero_grad()
     held = [one.to_local() if isinstance(one, DTensor) else one for one in model.parameters()]
-    of_all = tuple(range(layout.world_size))  # on which ranks agree
     found = Counter()
     for (kind, ranks, size), count in counted.items():
-        if kind == "send":
-            found[kind, size] += count
-        elif kind != "receive" and ranks != of_all and len(ranks) < layout.world_size:
+        is_agreement = len(ranks) == layout.world_size and kind != "send"
+        if kind != "receive" and not is_agreement:
             found[kind, size] += count
     return sum(one.untyped_storage().nbytes() for one in held), found
 

@@ -130,7 +130,9 @@ class LiveBytes(TorchDispatchMode):
 def _storages(data):
     """Return the memory of tensors on the CPU; of those that are cut, of the local parts."""
     tensors = [getattr(one, "_local_tensor", one) for one in tree_leaves(data)]
-    return [one.untyped_storage() for one in tensors if type(one) is torch.Tensor and one.device.type == "cpu"]
+    return [
+        one.untyped_storage() for one in tensors if type(one) is torch.Tensor and one.device.type == "cpu"
+    ]
 
 
 def memory_of_stages(folder, sizes):

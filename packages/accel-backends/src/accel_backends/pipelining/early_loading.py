@@ -17,7 +17,9 @@ from accel_checkpoint.formats.deferred import DeferredTensor, fetched
 from accel_ops.named_tensors import NamedTensor
 
 
-def state_before_loading(state: Mapping[str, Any], *, is_sender: bool, device: torch.device) -> dict[str, Any]:
+def state_before_loading(
+    state: Mapping[str, Any], *, is_sender: bool, device: torch.device
+) -> dict[str, Any]:
     """Return a model's state, for a format to read into; without reading what is on the meta device.
 
     Args:
@@ -41,7 +43,9 @@ def state_before_loading(state: Mapping[str, Any], *, is_sender: bool, device: t
     return {name: before(value) for name, value in state.items()}
 
 
-def take_early(tensors: Sequence[NamedTensor], state: Mapping[str, Any], *, is_sender: bool) -> dict[str, Any]:
+def take_early(
+    tensors: Sequence[NamedTensor], state: Mapping[str, Any], *, is_sender: bool
+) -> dict[str, Any]:
     """Give the tensors on the meta device their values on the rank that will send them; return the rest of the state.
 
     Args:

@@ -21,7 +21,10 @@ def filling(values: Mapping[int, torch.Tensor]) -> Callable[..., Any]:
     """Return a forward pre-hook that replaces tensors among the arguments of a module."""
 
     def fill(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return with_values((args, kwargs), values) if values else None
+        given = (*args, *kwargs.values())
+        if all(isinstance(one, torch.Tensor) and id(one) not in values for one in given):
+            return None
+        return with_values((args, kwargs), values)
 
     return fill
 
