@@ -38,7 +38,7 @@ class StageRoot(nn.Module):
         self._whole.setdefault(stage, []).append(parameter)
 
     def leave_units_to_themselves(self) -> None:
-        """Let the root gather no unit ahead in a backward pass, where torch takes the one that ran last in any stage."""
+        """Let the root gather no unit ahead in a backward pass; torch would take the last one that ran in any stage."""
         root = cast(FSDPModule, self)
         root.set_modules_to_backward_prefetch([root])
 

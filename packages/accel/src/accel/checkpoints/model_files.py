@@ -124,7 +124,7 @@ def _is_of_sharding(hook: Any) -> bool:
 
 
 def _reject_meta_parameters(model: nn.Module, own: Mapping[str, Any], *, into: str) -> None:
-    """Reject parameters on the meta device, except those of offloaded weights and deferred ones, which can be loaded."""
+    """Reject parameters on the meta device, except offloaded weights and what is deferred, which can be loaded."""
     for name, parameter in model.named_parameters():
         if isinstance(own.get(name), DeferredTensor):
             continue
