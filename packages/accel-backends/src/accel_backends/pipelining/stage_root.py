@@ -14,8 +14,8 @@ from torch.distributed.fsdp import FSDPModule
 class StageRoot(nn.Module):
     """The root of the sharded stages of a rank: its forward is a run of one of them.
 
-    A run goes from what the stage is handed to what it hands on, so `fully_shard` sees these as inputs and outputs. What
-    no unit has is gathered with each of the stages.
+    A run goes from what the stage is handed to what it hands on, so `fully_shard` sees these as inputs and outputs.
+    What no unit has is gathered with each of the stages.
 
     Args:
         model: The whole model.
