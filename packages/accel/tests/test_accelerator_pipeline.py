@@ -1,5 +1,6 @@
 """A pipeline trains a model as one process would that accumulates the same micro-batches."""
 
+from collections import Counter
 from math import prod
 
 import pytest
@@ -9,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from accel import Accelerator, ParallelismConfig
 from accel.utils import FullyShardedDataParallelPlugin, GradScalerKwargs
 from accel_backends.pipelining.chunks import in_chunks
+from accel_backends.testing.collectives import counted_collectives
 from accel_backends.testing.models import make_batches, make_model
 from accel_state import PipelineParallelConfig
 from accel_state.errors import ConfigError, DistributedOperationException, StateError
@@ -31,9 +33,16 @@ def make_optimizer(model):
 
 
 def make_accelerator(
-    *, num_stages=2, schedule="1f1b", num_micro_batches=4, split_points="auto", sizes=None, **options
+    *,
+    num_stages=2,
+    schedule="1f1b",
+    num_micro_batches=4,
+    split_points="auto",
+    stages_per_rank=None,
+    sizes=None,
+    **options,
 ):
-    handler = PipelineParallelConfig(schedule, num_micro_batches, split_points)
+    handler = PipelineParallelConfig(schedule, num_micro_batches, split_points, stages_per_rank)
     config = ParallelismConfig(pp_size=num_stages, pp_handler=handler, **(sizes or {}))
     return Accelerator(cpu=True, parallelism_config=config, **options)
 
@@ -128,10 +137,14 @@ def sgd(model):
     return torch.optim.SGD((one for one in model.parameters() if one.requires_grad), lr=0.1, momentum=0.9)
 
 
-def train_in_sharded_stages(kind, sizes, schedule, is_checkpointed):
+def train_in_sharded_stages(kind, sizes, schedule, is_checkpointed, stages_per_rank=None):
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing=is_checkpointed)
     accelerator = make_accelerator(
-        sizes=sizes, schedule=schedule, fsdp_plugin=plugin, gradient_accumulation_steps=2
+        sizes=sizes,
+        schedule=schedule,
+        stages_per_rank=stages_per_rank,
+        fsdp_plugin=plugin,
+        gradient_accumulation_steps=2,
     )
     layout = accelerator.parallelism_config.layout
     own = layout.data_rank(accelerator.process_index)
@@ -189,9 +202,17 @@ SHARDED = [
 
 @pytest.mark.parametrize(("kind", "sizes", "schedule", "is_checkpointed"), SHARDED)
 def test_sharded_stages_train_like_one_process(world, kind, sizes, schedule, is_checkpointed):
+    check_sharded_stages(world, kind, sizes, schedule, is_checkpointed)
+
+
+def test_zero_bubble_takes_several_sharded_stages_of_a_rank(world):
+    check_sharded_stages(world, "scaled", {"dp_shard_size": 2}, "zero_bubble", False, 2)
+
+
+def check_sharded_stages(world, kind, sizes, *settings):
     losses, norms, gradients, state = world(1).run(train_alone_on, kind)[0]
     num_processes = 2 * prod(sizes.values())
-    each = world(num_processes).run(train_in_sharded_stages, kind, sizes, schedule, is_checkpointed)
+    each = world(num_processes).run(train_in_sharded_stages, kind, sizes, *settings)
     assert torch.tensor([own[0] for own in each]).mean(0).tolist() == pytest.approx(losses, rel=1e-5)
     for _, own_norms, own_gradients, _ in each:
         assert own_norms == each[0][1] == pytest.approx(norms, rel=1e-5)
@@ -221,6 +242,20 @@ def test_gradients_of_several_calls_add_up_also_those_of_a_shared_weight(world):
         assert found
         for name, value in found.items():
             torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+def collectives_of_a_step():
+    accelerator = make_accelerator()
+    model = accelerator.prepare(make_model("odd"))
+    accelerator.forward_backward(model, batches()[0], loss_of)
+    with counted_collectives() as counted:
+        accelerator.forward_backward(model, batches()[0], loss_of)
+    return Counter(kind for kind, *_ in counted.elements())
+
+
+def test_a_step_agrees_twice_and_tells_the_loss_on_the_way(world):
+    sent = {"send": 4, "receive": 4}  # of each micro-batch, forward or back
+    assert world(2).run(collectives_of_a_step) == [{"all_gather": 2, **sent}] * 2
 
 
 def save_from_stages(folder, form="SHARDED_STATE_DICT"):

@@ -36,7 +36,7 @@ class Net(nn.Module):
     def __init__(self, kind):
         super().__init__()
         self.kind = kind
-        self.first = nn.Linear(4, 4)
+        self.first = Block()
         self.blocks = nn.ModuleList([kind(), Block(), Block()])
 
     def forward(self, rows):
@@ -58,13 +58,14 @@ def test_a_stage_returns_the_same_with_and_without_calls_of_earlier_stages(kind,
     staged = StagedModel(model, ["blocks.2"], device=torch.device("cpu"))
     trace = staged.trace(lambda: model(rows))
     staged.decide(1, trace)
-    for block in model.blocks:
+    for block in (model.first, *model.blocks):
         block.num_calls = 0
     for _ in range(2):
         with staged.without_other_ranks():
             output = staged.run(1, lambda: model(rows), [hidden], trace)
         assert torch.equal(output.result, expected)
     assert [block.num_calls for block in model.blocks] == [2 * num_calls, 0, 2]
+    assert model.first.num_calls == 0
     assert torch.equal(model(rows), expected)
 
 
