@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from accel_launch.processes.tail import Tail
+from accel_launch.processes.output import Tail
 
 
 def test_lines_may_come_in_pieces_and_progress_bars_are_one_line():
