@@ -21,7 +21,7 @@ from accel_launch.cpu_cores import num_cpu_cores, threads_of
 from accel_launch.plan import ProcessPlan
 from accel_launch.processes.ending import exit_code_for_shell
 from accel_launch.processes.output import MESSAGE_MARK
-from accel_launch.processes.remote_signals import RemoteSignals
+from accel_launch.processes.signals import RemoteSignals
 from accel_launch.processes.supervision import run_processes
 from accel_launch.processes.supervisor import RunEnding
 from accel_state.environment import snapshot

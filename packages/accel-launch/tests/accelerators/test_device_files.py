@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from accel_launch.accelerators.device_files import ASCEND, CAMBRICON, HABANA, MOORE_THREADS, TECORIGIN
+from accel_launch.accelerators.device_files import (
+    ASCEND,
+    CAMBRICON,
+    HABANA,
+    MOORE_THREADS,
+    TECORIGIN,
+    num_tpu_chips,
+)
 
 # The files of each driver without their number, and one that is no device.
 FILES = [
@@ -24,3 +31,15 @@ def test_device_files_are_counted_and_the_variable_chooses(machine, vendor, pref
     root = machine([*(f"dev/{prefix}{number}" for number in range(3)), f"dev/{other}"])
     environ = {} if selection is None else {vendor.variable: selection}
     assert vendor.visible(environ, root) == seen
+
+
+@pytest.mark.parametrize(
+    ("files", "number"),
+    [
+        (["dev/accel0", "dev/accel1"], 2),
+        (["dev/vfio/0", "dev/vfio/1", "dev/vfio/vfio"], 2),
+        (["dev/null"], 0),
+    ],
+)
+def test_chips_are_counted(machine, files, number):
+    assert num_tpu_chips(machine(files)) == number

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accel_launch.accelerators.choosing import chosen, ordinals
-from accel_launch.accelerators.installed import is_installed
-from accel_launch.accelerators.reading import entries
+from accel_launch.accelerators.protocol import MACHINE
+from accel_launch.accelerators.reading import entries, is_installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +54,9 @@ HABANA = DeviceFiles(
 TECORIGIN = DeviceFiles(
     "sdaa", "SDAA_VISIBLE_DEVICES", "MULTI_SDAA", "torch_sdaa", (("dev", r"tcaicard(\d+)"),)
 )
+
+
+def num_tpu_chips(root: Path = MACHINE) -> int:
+    """Return the number of TPU chips of this machine; they are asked for, never found by chance."""
+    older = entries(root / "dev", r"accel(\d+)")
+    return len(older or entries(root / "dev" / "vfio", r"(\d+)"))

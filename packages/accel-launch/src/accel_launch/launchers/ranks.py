@@ -11,8 +11,8 @@ from accel_launch.cpu_cores import threads_of
 from accel_launch.launchers.nested_launch import variables_of_outer_run
 from accel_launch.launchers.ports import held_port
 from accel_launch.plan import LaunchPlan, LogSettings, ProcessPlan
+from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.logs import log_folder
-from accel_launch.processes.restarts import Restarts
 from accel_launch.processes.supervision import run_processes
 from accel_launch.reports.rendering import tell
 from accel_launch.reports.run_report import RankEnding, make_report

@@ -1,4 +1,4 @@
-"""One start of the processes of a run: its children, until they and all that they have started have ended."""
+"""One start of the processes of a run, until all that they have started has ended; and how often they start."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import selectors
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from accel_launch.plan import ProcessPlan
 from accel_launch.processes.child import Child
 from accel_launch.processes.descendants import adopt_orphans, kill, rest_of_run
+from accel_launch.processes.logs import LogFolder
+from accel_launch.processes.output import Output
 from accel_launch.processes.signals import ENDING_SIGNALS, send_to_own_group
 
 if TYPE_CHECKING:
@@ -21,6 +25,44 @@ _KILL_INTERVAL_S = 0.005
 _PATIENCE_S = 0.1
 # How often it is looked whether anything is left of children that have ended.
 _LOOK_INTERVAL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """How often all processes of a run start again once one has failed, and with what.
+
+    ``logs`` keeps their output in files. ``rendezvous`` is a program that gives them their ranks before each start and
+    may call for another one (see `accel_launch.rendezvous`).
+    """
+
+    maximum: int = 0
+    logs: LogFolder | None = None
+    rendezvous: ProcessPlan | None = None
+
+    def child(
+        self,
+        plan: ProcessPlan,
+        place: int,
+        *,
+        attempt: int,
+        restarts: int,
+        prefix: str,
+        is_by_line: bool,
+        orders: bytes | None,
+    ) -> Child:
+        """Return the process at ``place`` in an attempt, with the variables that torchrun has for it.
+
+        ``attempt`` counts the starts on this machine, ``restarts`` those that followed a failure on any.
+        """
+        variables = {"TORCHELASTIC_RESTART_COUNT": str(restarts)} if restarts else {}
+        logs = None if self.logs is None else self.logs.of(attempt, place)
+        if logs is not None:
+            variables["TORCHELASTIC_ERROR_FILE"] = str(logs.error_file)
+        output = Output(prefix=prefix, is_by_line=is_by_line, logs=logs)
+        return Child(plan.with_variables(**variables), output, orders=orders)
+
+
+NO_RESTARTS = Restarts()
 
 
 class Attempt:

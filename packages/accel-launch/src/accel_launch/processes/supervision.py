@@ -19,10 +19,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from accel_launch.plan import ProcessPlan
+from accel_launch.processes.attempt import NO_RESTARTS, Restarts
 from accel_launch.processes.ending import describe_ending
-from accel_launch.processes.remote_signals import RemoteSignals
-from accel_launch.processes.restarts import NO_RESTARTS, Restarts
-from accel_launch.processes.signals import FORWARDED_SIGNALS, blocked, clear_events, signals_as_events
+from accel_launch.processes.signals import (
+    FORWARDED_SIGNALS,
+    RemoteSignals,
+    blocked,
+    clear_events,
+    signals_as_events,
+)
 from accel_launch.processes.supervisor import RunEnding, Supervisor
 from accel_launch.processes.terminal import LentTerminal, lend_terminal
 from accel_state.errors import LaunchError, NotAvailableError

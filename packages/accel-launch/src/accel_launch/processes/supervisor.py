@@ -12,13 +12,11 @@ from dataclasses import dataclass
 
 from accel_launch.messages import compact, write_beside
 from accel_launch.plan import ProcessPlan
-from accel_launch.processes.attempt import Attempt
+from accel_launch.processes.attempt import Attempt, Restarts
 from accel_launch.processes.child import ChildEnding
-from accel_launch.processes.ending import describe_ending
-from accel_launch.processes.memory_kills import counter_files, num_memory_kills
+from accel_launch.processes.ending import counter_files, describe_ending, num_memory_kills
 from accel_launch.processes.output import Channel
 from accel_launch.processes.rendezvous_client import RendezvousClient, placed
-from accel_launch.processes.restarts import Restarts
 from accel_launch.processes.signals import (
     ENDING_SIGNALS,
     FORWARDED_SIGNALS,
