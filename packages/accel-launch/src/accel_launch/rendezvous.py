@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         DistError,
         ValueError,
     ) as error:  # a backend that nobody knows, no such address, ...
-        told = str(error.__cause__ or error).partition("\n")[0]  # what follows is a stack
+        cause = error.__cause__ if isinstance(error, RendezvousError) else None
+        told = str(cause or error).partition("\n")[0]  # what follows is a stack
         complain(
             f"The machines do not meet by `--rdzv_backend {given.backend}` at `{given.endpoint}`: {told}"
         )

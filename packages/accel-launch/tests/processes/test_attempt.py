@@ -75,12 +75,13 @@ def test_each_rank_may_keep_other_streams(tee, streams):
 
 def test_files_keep_what_ranks_write_in_each_attempt(tmp_path, capfd):
     settings = LogSettings("0:3,1:2", tmp_path / "logs", "me")
-    code = COUNT + (
+    write = COUNT + (
         "import sys\nprint('out', flush=True)\nprint('err', file=sys.stderr, flush=True)\n"
-        "open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').close()\nraise SystemExit(count == 0)"
+        "file = os.environ['TORCHELASTIC_ERROR_FILE']\nopen(file, 'w').close()\n"
     )
+    wait = "while not os.path.exists(file.replace('/1/', '/0/')): pass\nraise SystemExit(count == 0)"
     with log_folder(settings) as logs:
-        ending = run(code, code, restarts=Restarts(maximum=1, logs=logs))
+        ending = run(write, write + wait, restarts=Restarts(maximum=1, logs=logs))
     assert codes_of(ending) == [0, 0]
     (folder,) = (tmp_path / "logs").iterdir()
     for attempt in (0, 1):
