@@ -29,7 +29,7 @@ from accel_launch.launchers.ports import free_port
 from accel_launch.messages import complain, warn
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed.distributed_c10d import Store
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 _NUM_DONE, _ALL_DONE = "accel/num-done", "accel/all-done"

@@ -9,13 +9,16 @@ from contextlib import contextmanager
 
 from accel_state.errors import LaunchError
 
+# Elsewhere two sockets cannot be bound to one port, unless both ask for more than torch's store does.
+_SHARES_PORTS = sys.platform == "linux"
+
 
 @contextmanager
 def held_port(port: int | None, *, asked_with: str = "--main_process_port") -> Iterator[int]:
     """Yield ``port``, or a free one for None, which nobody else is given meanwhile.
 
-    On Linux it is bound but not listened to, and marked as reusable, so that rank 0 can still take it. Elsewhere two
-    sockets cannot be bound to one port, so it is only found, and somebody else may take it before rank 0 does.
+    On Linux it is bound but not listened to, and marked as reusable, so that rank 0 can still take it. Elsewhere it
+    is only found, and somebody else may take it before rank 0 does.
 
     Raises:
         LaunchError: If ``port`` is taken; it names what it was ``asked_with``.
@@ -30,7 +33,7 @@ def held_port(port: int | None, *, asked_with: str = "--main_process_port") -> I
                 "Choose another, or 0 for one that is free."
             ) from error
         found: int = holder.getsockname()[1]
-        if sys.platform == "linux":
+        if _SHARES_PORTS:
             yield found
             return
     yield found

@@ -105,7 +105,7 @@ def _route_of_ranks(request: LaunchRequest) -> str:
 
 def wants_rendezvous(request: LaunchRequest) -> bool:
     """Whether the machines have to agree on anything while they run."""
-    return request.value("rdzv_backend") != "static" or request.value("max_restarts") > 0
+    return bool(request.value("rdzv_backend") != "static" or request.value("max_restarts"))
 
 
 def wants_deepspeed_runner(request: LaunchRequest) -> bool:
