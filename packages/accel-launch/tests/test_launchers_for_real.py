@@ -234,8 +234,11 @@ def test_machines_start_again_together(script, no_user_config, backend):
         ) in stderr
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_machine_that_waits_for_others_can_be_ended(script, no_user_config, signum):
+@pytest.mark.parametrize(
+    ("signum", "exit_code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_a_machine_that_waits_for_others_can_be_ended(script, no_user_config, signum, exit_code):
     flags = ["--num_machines=2", "--num_processes=2", "--main_process_ip=127.0.0.1", "--rdzv_backend=c10d"]
     process = start(*flags, f"--main_process_port={free_port()}", script(""), env=no_user_config)
     deadline = time.monotonic() + 60
@@ -245,7 +248,7 @@ def test_a_machine_that_waits_for_others_can_be_ended(script, no_user_config, si
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signum)
-    assert finish(process)[0] == 128 + signum
+    assert finish(process)[0] == exit_code
     assert are_gone([p.pid for p in rendezvous], within_s=10)
 
 
