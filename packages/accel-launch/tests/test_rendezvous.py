@@ -64,24 +64,38 @@ class Program:
         return json.loads(self.process.stdout.readline())
 
 
-@pytest.mark.slow
-def test_a_machine_that_starts_anew_calls_the_other():
+@pytest.fixture
+def programs():
     port = free_port()
-    programs = [Program(0, port), Program(1, port)]
-    try:
-        for program in programs:
-            program.ask(meet=0)
-        first = [program.answer()["meeting"] for program in programs]
-        assert [meeting["first_rank"] for meeting in first] == [0, 1]
-        programs[1].ask(meet=1)
-        assert programs[0].answer() == {"called": True}
-        programs[0].ask(meet=0)
-        second = [program.answer()["meeting"] for program in programs]
-        assert [meeting["restarts"] for meeting in second] == [1, 1]
-        for program in programs:
-            program.ask(leave=False)
-        assert [program.process.wait(timeout=60) for program in programs] == [0, 0]
-    finally:
-        for program in programs:
-            program.process.kill()
-            program.process.communicate()
+    started = [Program(0, port), Program(1, port)]
+    for program in started:
+        program.ask(meet=0)
+    yield started
+    for program in started:
+        program.process.kill()
+        program.process.communicate()
+
+
+@pytest.mark.slow
+def test_a_machine_that_starts_anew_calls_the_other(programs):
+    first = [program.answer()["meeting"] for program in programs]
+    assert [meeting["first_rank"] for meeting in first] == [0, 1]
+    programs[1].ask(meet=1)
+    assert programs[0].answer() == {"called": True}
+    programs[0].ask(meet=0)
+    second = [program.answer()["meeting"] for program in programs]
+    assert [meeting["restarts"] for meeting in second] == [1, 1]
+    for program in programs:
+        program.ask(leave=False)
+    assert [program.process.wait(timeout=60) for program in programs] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", [{"leave": True}, {"meet": 1}])
+def test_a_machine_that_has_succeeded_does_not_wait_for_one_that_has_not(programs, question):
+    for program in programs:
+        program.answer()
+    programs[0].ask(leave=False)
+    programs[1].ask(**question)
+    assert programs[0].process.wait(timeout=60) == 0
+    assert programs[1].process.wait(timeout=60) == ("meet" in question)

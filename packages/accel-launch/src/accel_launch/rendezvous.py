@@ -148,13 +148,14 @@ class Rendezvous:
             self._handler.shutdown()
 
     def _wait_for_others(self, store: Store) -> None:
-        """Wait until the ranks of all machines have succeeded, or one wants to start anew, which is too late."""
-        assert self._handler is not None
+        """Wait until the ranks of all machines have succeeded, or some have not: it is too late to start them again."""
+        handler = self._handler
+        assert handler is not None
         if store.add(_NUM_DONE, 1) == len(self._members):
             store.set(_ALL_DONE, "")
         deadline = time.monotonic() + _LEAVE_TIMEOUT_S
-        while not store.check([_ALL_DONE]) and self._handler.num_nodes_waiting() == 0:
-            if time.monotonic() > deadline:
+        while time.monotonic() < deadline and not store.check([_ALL_DONE]):
+            if handler.is_closed() or handler.num_nodes_waiting() > 0:
                 return
             time.sleep(self._given.monitor_interval)
 
