@@ -16,7 +16,7 @@ def make_parser(
     """Return the parser of ``command``: that of a program, or of one more subcommand among ``subparsers``."""
     settings: dict[str, Any] = {
         "description": f"{command.help}.",
-        "formatter_class": _HelpFormatter,
+        "formatter_class": HelpFormatter,
         "allow_abbrev": False,
     }
     parser = (
@@ -81,6 +81,8 @@ def _accept_both_spellings(parser: argparse.ArgumentParser) -> None:
                 _accept_both_spellings(inner)
 
 
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of descriptions, and leaves long flags room."""
+
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)

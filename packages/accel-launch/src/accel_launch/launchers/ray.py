@@ -160,7 +160,7 @@ def _order(plan: LaunchPlan, result: Path) -> dict[str, Any]:
         "runtime_env": json.loads(plan.secrets["runtime_env"]),
         "grace_period_s": plan.grace_period_s,
         "port": plan.port,
-        "processes": [process.to_dict() for process in plan.processes],
+        "processes": [process.to_dict() | {"environ": process.variables()} for process in plan.processes],
         "result": str(result),
     }
 

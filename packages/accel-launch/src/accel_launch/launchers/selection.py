@@ -5,7 +5,7 @@ from __future__ import annotations
 from accel_launch.launchers.protocol import LAUNCHER_GROUP, Launcher
 from accel_launch.launchers.routes import BUILT_IN, check_named, route
 from accel_launch.request import LaunchRequest
-from accel_launch.tables.launcher import AUTO
+from accel_launch.settings import AUTO
 from accel_state.errors import LaunchError
 from accel_state.registry import Registry
 
