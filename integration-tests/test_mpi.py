@@ -109,7 +109,12 @@ def test_two_ranks_add_up(start, tmp_path: Path):
 
 @pytest.mark.parametrize("flags", [(), ("--num_processes=2",)])
 def test_each_task_of_mpirun_becomes_one_rank(start, tmp_path, flags):
-    mpirun = ("mpirun", "-n", "2", *(["--oversubscribe"] if "openmpi" in os.readlink(tmp_path / "bin/mpirun") else []))
+    mpirun = (
+        "mpirun",
+        "-n",
+        "2",
+        *(["--oversubscribe"] if "openmpi" in os.readlink(tmp_path / "bin/mpirun") else []),
+    )
     code, stderr = finish(start(SUM, str(tmp_path), flags=flags, mpirun=mpirun))
     assert (code, [line for line in stderr.splitlines() if "error" in line.lower()]) == (0, [])
     for rank in (0, 1):
@@ -156,7 +161,12 @@ def test_another_machine_gets_the_settings_and_a_list_but_no_secret(start, tmp_p
     ssh.write_text(SSH)
     ssh.chmod(0o755)
     (tmp_path / "hosts").write_text("elsewhere\n")
-    flags = ["--use_mpirun", "--num_processes=1", f"--mpirun_hostfile={tmp_path / 'hosts'}", "--mixed_precision=bf16"]
+    flags = [
+        "--use_mpirun",
+        "--num_processes=1",
+        f"--mpirun_hostfile={tmp_path / 'hosts'}",
+        "--mixed_precision=bf16",
+    ]
     code, stderr = finish(start(TELL, str(tmp_path), flags=flags, WANDB_API_KEY="secret", NCCL_DEBUG="INFO"))
     assert (code, stderr) == (0, "")
     seen = json.loads((tmp_path / "environ.json").read_text())

@@ -113,7 +113,9 @@ def test_the_installed_programs_start(program, usage):
 @pytest.mark.parametrize("arguments", [["--help"], ["launch", "--help", "all"], ["env"]])
 def test_a_reader_that_has_gone_is_no_traceback(no_user_config, arguments):
     command = [sys.executable, "-m", "accel_launch", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=no_user_config) as child:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | no_user_config
+    ) as child:
         child.stdout.close()
         assert child.stderr.read() == b""
     assert child.returncode == 1
@@ -121,7 +123,9 @@ def test_a_reader_that_has_gone_is_no_traceback(no_user_config, arguments):
 
 def test_without_an_output_nothing_is_said(no_user_config):
     command = [sys.executable, "-m", "accel_launch", "launch"]
-    done = subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *command], env=no_user_config, check=False)
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&- 2>&-', "sh", *command], env=os.environ | no_user_config, check=False
+    )
     assert done.returncode == 2
 
 
@@ -130,7 +134,9 @@ def test_ctrl_c_is_no_traceback(tmp_path, no_user_config):
     pipe = tmp_path / "c.yaml"
     os.mkfifo(pipe)
     command = [sys.executable, "-m", "accel_launch", "config", "show", "--config_file", str(pipe)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=no_user_config) as child:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | no_user_config
+    ) as child:
         with open(pipe, "w"):  # opens once it is read
             child.send_signal(signal.SIGINT)
             assert child.stderr.read() == "error: Interrupted.\n"

@@ -16,7 +16,7 @@ from accel_state.environment.parsers import boolean, count
 
 SETTINGS = (
     Setting("pigeon_count", "PIGEON_COUNT", count, 1, "Number of pigeons.", "--pigeons", "pigeon_config.count"),
-    Setting("pigeon_homing", "", boolean, False, "Send homing pigeons.", "--homing", "pigeon_config.homing", is_switch=True),
+    Setting("pigeon_homing", "", boolean, False, "Homing.", "--homing", "pigeon_config.homing", is_switch=True),
 )
 
 

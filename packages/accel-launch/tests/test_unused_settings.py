@@ -107,5 +107,7 @@ def test_the_table_names_conditions_and_places_that_exist():
 def test_gpus_that_a_scheduler_chose_win_over_the_file_and_it_is_said(request_for):
     environ = {"CUDA_VISIBLE_DEVICES": "4,5"}
     (sentence,) = unused_settings(request_for(environ=environ, config={"gpu_ids": "0,1"}))
-    assert sentence.startswith("`gpu_ids` in `config.yaml` is `0,1`, but the variable `CUDA_VISIBLE_DEVICES` says")
+    assert sentence.startswith(
+        "`gpu_ids` in `config.yaml` is `0,1`, but the variable `CUDA_VISIBLE_DEVICES` says"
+    )
     assert unused_settings(request_for(environ=environ, config={"gpu_ids": "all"})) == []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from accel_launch import __version__
 from accel_launch.commands.parsing import make_parser
 from accel_launch.commands.protocol import COMMAND_GROUP, Command, summary_of
-from accel_launch.messages import complain, drop_broken_output, flush, show
+from accel_launch.messages import ReaderGone, complain, flush, show
 from accel_state.entry_points import entry_points
 from accel_state.errors import AccelError, UnknownNameError, did_you_mean
 from accel_state.registry import Registry
@@ -83,9 +83,7 @@ def _without_traceback(action: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         complain("Interrupted.")
         return INTERRUPTED
-    except BrokenPipeError:
-        if not drop_broken_output():
-            raise
+    except ReaderGone:
         return FAILURE
 
 

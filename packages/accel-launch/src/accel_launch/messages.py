@@ -7,14 +7,24 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class ReaderGone(Exception):
+    """Nobody reads our standard output any more, as after `| head`."""
 
 
 def show(text: str) -> None:
-    """Write an answer that was asked for."""
-    if sys.stdout is None:
-        return
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(f"{text}\n".encode(encoding, "backslashreplace").decode(encoding))
+    """Write an answer that was asked for.
+
+    Raises:
+        ReaderGone: If nobody reads it; nothing more is said there then.
+    """
+    if sys.stdout is not None:
+        encoding = sys.stdout.encoding or "utf-8"
+        with _told_of_the_reader():
+            sys.stdout.write(f"{text}\n".encode(encoding, "backslashreplace").decode(encoding))
 
 
 def inform(text: str) -> None:
@@ -36,25 +46,22 @@ def flush() -> None:
     """Write out what was said.
 
     Raises:
-        BrokenPipeError: If nobody reads it any more.
+        ReaderGone: If nobody reads it; nothing more is said there then.
     """
     if sys.stdout is not None:
-        sys.stdout.flush()
+        with _told_of_the_reader():
+            sys.stdout.flush()
 
 
-def drop_broken_output() -> bool:
-    """Tell whether the reader of stdout is gone, as after `| head`; then nothing more is said there.
-
-    Python would otherwise complain of it at its end.
-    """
+@contextmanager
+def _told_of_the_reader() -> Iterator[None]:
     try:
-        flush()
+        yield
     except BrokenPipeError:
-        null = os.open(os.devnull, os.O_WRONLY)
+        null = os.open(os.devnull, os.O_WRONLY)  # Python would complain of the rest at its end
         os.dup2(null, sys.stdout.fileno())
         os.close(null)
-        return True
-    return False
+        raise ReaderGone from None
 
 
 def _to_stderr(line: str) -> None:

@@ -94,16 +94,14 @@ def add_options(parser: argparse.ArgumentParser, topics: Iterable[Topic] = tuple
 
 
 def add_option(group: argparse._ActionsContainer, setting: Setting) -> None:
-    """Add the flag of one setting, if it has one."""
-    if setting.flag is not None:
-        group.add_argument(
-            *setting.other_flags,
-            setting.flag,
-            dest=setting.name,
-            default=None,
-            help=_help(setting),
-            **_kind(setting),
-        )
+    """Add the flag of one setting, if it has one; of its other spellings the help shows those of one letter."""
+    if setting.flag is None:
+        return
+    short = [flag for flag in setting.other_flags if not flag.startswith("--")]
+    long = [flag for flag in setting.other_flags if flag.startswith("--")]
+    for flags, text in (([*short, setting.flag], _help(setting)), (long, argparse.SUPPRESS)):
+        if flags:
+            group.add_argument(*flags, dest=setting.name, default=None, help=text, **_kind(setting))
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, str]:

@@ -54,9 +54,7 @@ def _to_assignments(given: str) -> tuple[str, ...]:
 
 
 tee = Parser("0, 1, 2 or 3, or such a number for each local rank, as in `0:3,1:1`", _matching(_TEE))
-pairs = Parser(
-    "`KEY=VALUE`, or several of them with commas between", _matching(_PAIRS), metavar="KEY=VALUE"
-)
+pairs = Parser("`KEY=VALUE`, or several of them with commas between", _matching(_PAIRS), metavar="KEY=VALUE")
 shell_words = Parser("words as for a shell, with each quote closed", _to_shell_words)
 dns_label = Parser("lower-case letters, digits and dashes, at most 63", _matching(_LABEL))
 quantity = Parser("a quantity as Kubernetes writes it, such as `4`, `500m` or `64Gi`", _matching(_QUANTITY))
@@ -69,5 +67,7 @@ three_booleans = Parser(
     "true or false, or three of them with commas between", _to_three_booleans, metavar="BOOL,BOOL,BOOL"
 )
 assignments = Parser(
-    "`NAME=VALUE` or `NAME`, with commas or line ends between several", _to_assignments, metavar="NAME[=VALUE]"
+    "`NAME=VALUE` or `NAME`, with commas or line ends between several",
+    _to_assignments,
+    metavar="NAME[=VALUE]",
 )

@@ -88,7 +88,7 @@ class LaunchPlan:
         object.__setattr__(self, "secrets", MappingProxyType(dict(self.secrets)))
 
     def with_private(self, variables: Mapping[str, str]) -> LaunchPlan:
-        """Return it with these variables for each process that the launcher starts; no description shows their values."""
+        """Return it with these variables for each process; no description shows their values."""
         processes = tuple(replace(process, private=variables) for process in self.processes)
         return replace(self, processes=processes)
 

@@ -107,15 +107,14 @@ def unused_settings(request: LaunchRequest) -> list[str]:
 
 def shared_needs(settings: Iterable[Setting]) -> str | None:
     """Return what all of ``settings`` need, as in "without `--use_fsdp`"; None if there is no such thing."""
-    needs = {
-        f"without `--launcher {_LAUNCHER_OF[setting.name]}`"
-        if setting.name in _LAUNCHER_OF
-        else CONDITIONS[setting.needs[0]].otherwise
-        if setting.needs
-        else None
-        for setting in settings
-    }
+    needs = {_first_need(setting) for setting in settings}
     return needs.pop() if len(needs) == 1 else None
+
+
+def _first_need(setting: Setting) -> str | None:
+    if setting.name in _LAUNCHER_OF:
+        return f"without `--launcher {_LAUNCHER_OF[setting.name]}`"
+    return CONDITIONS[setting.needs[0]].otherwise if setting.needs else None
 
 
 def _flags_and_keys(request: LaunchRequest) -> Iterator[str]:
@@ -129,8 +128,9 @@ def _flags_and_keys(request: LaunchRequest) -> Iterator[str]:
 
 def _lacking(setting: Setting, request: LaunchRequest, launcher: str) -> str | None:
     """Return what the launch lacks to act on a setting, None if nothing."""
-    if _LAUNCHER_OF.get(setting.name, launcher) != launcher:
-        return f"without `--launcher {_LAUNCHER_OF[setting.name]}`"
+    owner = _LAUNCHER_OF.get(setting.name)
+    if owner is not None:
+        return None if launcher == owner else f"without `--launcher {owner}`"
     conditions = [
         *(CONDITIONS[name] for name in setting.needs),
         *(PLACES[name] for name in setting.not_on),

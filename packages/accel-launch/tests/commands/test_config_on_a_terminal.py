@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -348,7 +349,12 @@ def terminal(tmp_path):
         child = pexpect.spawn(
             sys.executable,
             ["-m", "accel_launch", "config", "--config_file", str(path)],
-            env={"TERM": "xterm", "HF_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+            env={
+                "TERM": "xterm",
+                "HF_HOME": str(tmp_path),
+                "PATH": "/usr/bin:/bin",
+                "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            },
             encoding="utf-8",
             timeout=60,
             dimensions=dimensions,

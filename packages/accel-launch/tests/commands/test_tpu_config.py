@@ -72,7 +72,7 @@ def test_the_config_file_and_the_file_of_commands_say_the_rest(printed, tmp_path
     (tmp_path / "commands.sh").write_text("echo hello\n\necho world\n")
     config = tmp_path / "c.yaml"
     config.write_text(f"tpu_name: pod\ntpu_zone: here\ncommand_file: {tmp_path / 'commands.sh'}\n")
-    expected = f"{SSH}'cd /usr/share; echo hello; echo world' --worker all"
+    expected = f"{SSH}'set -e; cd /usr/share; echo hello; echo world' --worker all"
     assert printed("--config_file", str(config)) == expected
     config.write_text("tpu_name: pod\ntpu_zone: other\ncommands: [echo hello, echo world]\n")
     assert printed("--config_file", str(config), "--tpu_zone", "here") == expected
@@ -84,7 +84,10 @@ def test_the_config_file_and_the_file_of_commands_say_the_rest(printed, tmp_path
         (["--command", "a"], "`--tpu_name` is missing"),
         (["--tpu_name", "pod", "--command", "a"], "`--tpu_zone` is missing"),
         (WHERE, "There is nothing to run on the pod"),
-        ([*WHERE, "--command", "a", "--install_accel", "--accel_version", "dev"], "the address of the sources"),
+        (
+            [*WHERE, "--command", "a", "--install_accel", "--accel_version", "dev"],
+            "the address of the sources",
+        ),
         ([*WHERE, "--command", "a", "--accel_version", "1"], "no effect without `--install_accel`"),
         ([*WHERE, "--command_file", "none.sh"], "The file of commands `none.sh` cannot be read"),
     ],

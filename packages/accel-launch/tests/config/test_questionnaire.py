@@ -195,7 +195,9 @@ def test_every_group_of_settings_with_keys_is_covered():
 )
 def test_several_machines_are_started_by_whom_one_says(request_for, answers, expected):
     """What is said by hand is asked only where a person does it, and the file has an effect as it is."""
-    values = fill_in(ByText({"type of machine": "multi-GPU", "How many machines": "2", "processes in all": "4"} | answers))
+    values = fill_in(
+        ByText({"type of machine": "multi-GPU", "How many machines": "2", "processes in all": "4"} | answers)
+    )
     assert expected.items() <= values.items()
     assert ("machine_rank" in values) is (not answers)
     name = select_launcher(request_for(config=values, gpus=("0", "1"))).name

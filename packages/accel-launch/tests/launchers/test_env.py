@@ -97,7 +97,12 @@ def test_an_mpirun_that_writes_values_on_command_lines_gets_no_secrets(request_f
 
 
 def test_deepspeeds_runner_gets_none(request_for):
-    flags = {"use_deepspeed": "true", "num_machines": "2", "num_processes": "2", "deepspeed_hostfile": "hosts"}
+    flags = {
+        "use_deepspeed": "true",
+        "num_machines": "2",
+        "num_processes": "2",
+        "deepspeed_hostfile": "hosts",
+    }
     with pytest.raises(ConfigError, match="writes variables on command lines"):
         DeepSpeedLauncher().plan(request_for(flags=flags | {"env": "A=1"}))
 
@@ -105,19 +110,24 @@ def test_deepspeeds_runner_gets_none(request_for):
 def test_actors_on_ray_have_them(request_for):
     request = request_for(flags={"launcher": "ray", "num_processes": "2", "env": "MY_TOKEN"}, environ=HERE)
     plan = RayLauncher().plan(request).with_private(request.named_variables())
-    assert [process["environ"]["MY_TOKEN"] for process in _order(plan, Path("r"))["processes"]] == ["hush"] * 2
+    assert [process["environ"]["MY_TOKEN"] for process in _order(plan, Path("r"))["processes"]] == [
+        "hush"
+    ] * 2
 
 
 def test_a_manifest_holds_no_secrets(request_for):
     flags = {"launcher": "kubernetes", "kubernetes_image": "i", "use_cpu": "true"}
-    request = request_for(flags=flags | {"env": "A=1,NCCL_DEBUG"}, environ=HERE)
+    request = request_for(flags=flags | {"env": "NCCL_DEBUG,A=1"}, environ=HERE)
     workload = workload_of(request, index_variable="I")
     assert {"A": "1", "NCCL_DEBUG": "INFO"}.items() <= workload.environ.items()
     assert not any("--env" in word for word in workload.command)
     with pytest.raises(ConfigError, match="name that with `--kubernetes_secrets`"):
         workload_of(request_for(flags=flags | {"env": "MY_TOKEN"}, environ=HERE), index_variable="I")
     from_cluster = {"env": "MY_TOKEN", "kubernetes_secrets": "MY_TOKEN=store:key"}
-    assert "MY_TOKEN" in workload_of(request_for(flags=flags | from_cluster, environ=HERE), index_variable="I").secrets
+    assert (
+        "MY_TOKEN"
+        in workload_of(request_for(flags=flags | from_cluster, environ=HERE), index_variable="I").secrets
+    )
 
 
 def test_a_pod_of_tpus_gets_no_secrets(request_for):

@@ -13,7 +13,12 @@ from accel_launch.launchers.selection import select_launcher
 from accel_launch.unused_settings import unused_settings
 from accel_state.errors import ConfigError
 
-OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+OPEN_MPI = (
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
 MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 AS_RANK = {"num_processes": "1", "num_machines": "1"}
 
@@ -81,7 +86,9 @@ def test_one_task_per_machine_is_a_launcher_of_the_ranks_there():
     assert flags_of_task(environ, {"machine_rank": "0"}) == {}
 
 
-@pytest.mark.parametrize("extra", [{"TORCHELASTIC_RUN_ID": "x"}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}])
+@pytest.mark.parametrize(
+    "extra", [{"TORCHELASTIC_RUN_ID": "x"}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}]
+)
 def test_a_rank_of_a_run_within_is_no_task(extra):
     assert flags_of_task(task(OPEN_MPI, 0, 2, 0, 2) | extra, {}) == {}
 

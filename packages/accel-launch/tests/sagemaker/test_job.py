@@ -20,7 +20,9 @@ BASIS = {
 def test_the_whole_request_of_a_file_that_accelerate_wrote(request_for):
     """But for the versions in it, with which no container runs accel."""
     config = dict(read_config(PEER_FILE).values)
-    with pytest.raises(ConfigError, match=r"`py_version` in the config file is `py38`, but accel needs 3.11 or newer"):
+    with pytest.raises(
+        ConfigError, match=r"`py_version` in the config file is `py38`, but accel needs 3.11 or newer"
+    ):
         job_of(request_for("code/train.py", config=config))
     for key in ("py_version", "pytorch_version", "transformers_version"):
         del config[key]
@@ -99,7 +101,7 @@ def test_the_job_installs_accel_unless_its_folder_says_how(request_for, tmp_path
 
 
 def test_variables_of_env_are_the_jobs_but_no_secrets(request_for):
-    job = job_of(request_for(config=BASIS, flags={"env": "A=1,NCCL_DEBUG"}, environ={"NCCL_DEBUG": "INFO"}))
+    job = job_of(request_for(config=BASIS, flags={"env": "NCCL_DEBUG,A=1"}, environ={"NCCL_DEBUG": "INFO"}))
     environ = job["estimator"]["environment"]
     assert (environ["A"], environ["NCCL_DEBUG"]) == ("1", "INFO")
     with pytest.raises(ConfigError, match="`--env HF_TOKEN` looks like a secret"):

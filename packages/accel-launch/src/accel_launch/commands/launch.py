@@ -31,6 +31,7 @@ class LaunchCommand:
     """``accel launch``."""
 
     help = "Start a script, in as many processes as asked for"
+    has_own_help = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_flags(parser)

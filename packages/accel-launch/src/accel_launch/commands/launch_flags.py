@@ -35,9 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "training_script", nargs=argparse.REMAINDER, action=_ScriptAndArguments, help=argparse.SUPPRESS
     )
-    parser.conflict_handler = "resolve"  # in place of a help without topics
     _add_help(parser)
-    parser.conflict_handler = "error"
     kind = parser.add_mutually_exclusive_group()
     _add_common(parser, kind)
     kind.add_argument(
@@ -85,9 +83,7 @@ def _add_help(container: argparse._ActionsContainer) -> None:
 
 def _add_common(container: argparse._ActionsContainer, kind: argparse._ActionsContainer) -> None:
     container.add_argument("--config_file", metavar="FILE", help="Config file to use instead of your own.")
-    kind.add_argument(
-        "-m", "--module", action="store_true", help="SCRIPT is a module, as for `python -m`."
-    )
+    kind.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as for `python -m`.")
     container.add_argument(
         "--dry-run", action="store_true", help="Print what would be started, and start nothing."
     )
@@ -115,9 +111,7 @@ class _TopicHelp(argparse.Action):
             show(help_text(topic, parser.description or ""))
         else:
             known = [*TOPICS, ALL]
-            parser.error(
-                f"unknown topic `{topic}`. Known: {', '.join(known)}.{did_you_mean(topic, known)}"
-            )
+            parser.error(f"unknown topic `{topic}`. Known: {', '.join(known)}.{did_you_mean(topic, known)}")
         parser.exit()
 
 

@@ -18,6 +18,7 @@ def make_parser(
         "description": f"{command.help}.",
         "formatter_class": HelpFormatter,
         "allow_abbrev": False,
+        "add_help": not getattr(command, "has_own_help", False),
     }
     parser = (
         argparse.ArgumentParser(prog=prog, **settings)

@@ -54,10 +54,10 @@ SECTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
 )
 
 # Keys whose value may be a list, and those whose value may hold keys of its own.
-LIST_KEYS = frozenset(
-    {"commands", "fp8_config.override_linear_precision"}
-    | {key for key, setting in _OF_SETTINGS.items() if setting.parse in (names, assignments)}
-)
+_LISTS = {"commands", "fp8_config.override_linear_precision"} | {
+    key for key, setting in _OF_SETTINGS.items() if setting.parse in (names, assignments)
+}
+LIST_KEYS = frozenset(_LISTS | {alias for alias, key in ALIASES.items() if key in _LISTS})
 MAPPING_KEYS = frozenset({"additional_args"})
 
 

@@ -139,5 +139,7 @@ def _made(kind: type[_Made], values: Mapping[str, Any], *, where: str) -> _Made:
     known = {field.name: value for field in fields(kind) if (value := values.get(field.name)) is not None}
     missing = [field.name for field in fields(kind) if field.default is MISSING and field.name not in known]
     if missing:
-        raise ConfigError(f"`{where}` lacks {', '.join(f'`{name}`' for name in missing)}. Add that to the file.")
+        raise ConfigError(
+            f"`{where}` lacks {', '.join(f'`{name}`' for name in missing)}. Add that to the file."
+        )
     return kind(**known)

@@ -31,13 +31,23 @@ run = rule("{}", "ACCELERATE_{}", "--{}", "{}")
 only_variable = rule("{}", "ACCELERATE_{}")
 process = rule("{}", "{}", "--{}", "{}")
 fsdp = rule("fsdp_{}", "FSDP_{}", "--fsdp_{}", "fsdp_config.fsdp_{}", needs=("fsdp",))
-deepspeed = rule("deepspeed_{}", "ACCELERATE_DEEPSPEED_{}", "--{}", "deepspeed_config.{}", needs=("deepspeed",))
+deepspeed = rule(
+    "deepspeed_{}", "ACCELERATE_DEEPSPEED_{}", "--{}", "deepspeed_config.{}", needs=("deepspeed",)
+)
 parallelism = rule("parallelism_{}", "PARALLELISM_CONFIG_{}", "--parallelism_config_{}", "parallelism_config.parallelism_config_{}", needs=("parallelism_config",))  # fmt: skip
 only_size = rule("parallelism_{}", "PARALLELISM_CONFIG_{}")
-dynamo = rule("dynamo_{}", "ACCELERATE_DYNAMO_{}", "--dynamo_{}", "dynamo_config.dynamo_{}", needs=("dynamo_backend",))
+dynamo = rule(
+    "dynamo_{}", "ACCELERATE_DYNAMO_{}", "--dynamo_{}", "dynamo_config.dynamo_{}", needs=("dynamo_backend",)
+)
 fp8 = rule("fp8_{}", "ACCELERATE_FP8_{}", "--fp8_{}", "fp8_config.{}", needs=("fp8",))
 transformer_engine = rule("fp8_{}", "FP8_{}")
-megatron = rule("megatron_lm_{}", "MEGATRON_LM_{}", "--megatron_lm_{}", "megatron_lm_config.megatron_lm_{}", needs=("megatron_lm",))
+megatron = rule(
+    "megatron_lm_{}",
+    "MEGATRON_LM_{}",
+    "--megatron_lm_{}",
+    "megatron_lm_config.megatron_lm_{}",
+    needs=("megatron_lm",),
+)
 
 _STRATEGIES = numbered("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _WRAP_POLICIES = numbered("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
