@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import io
+
 import pytest
 
-from accel_launch.config.menu import moved
+from accel_launch.config.menu import make_asker, moved
+from accel_launch.config.prompts import PlainAsker
 
 UP, DOWN = b"\x1b[A", b"\x1b[B"
 
@@ -25,3 +28,8 @@ def test_keys_move_through_a_menu_of_twelve(keys, place):
     for key in keys:
         typed, at = moved(key, typed, at, 12)
     assert at == place
+
+
+def test_what_is_piped_is_asked_plainly(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert type(make_asker({"TERM": "xterm"})) is PlainAsker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from accel_launch.config.prompts import make_asker
+from accel_launch.config.menu import make_asker
 from accel_launch.config.basic import location_of, write_basic_config
 from accel_launch.config.engine_views import as_table, engine_rows
 from accel_launch.config.file import find_config

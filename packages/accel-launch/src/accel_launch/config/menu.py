@@ -6,12 +6,11 @@ import os
 import select
 import shutil
 import sys
-import termios
-import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 
-from accel_launch.config.prompts import PlainAsker
+from accel_launch.config.prompts import Asker, PlainAsker
 
 _UP = frozenset({b"\x1b[A", b"\x1bOA", b"k"})
 _DOWN = frozenset({b"\x1b[B", b"\x1bOB", b"j"})
@@ -53,6 +52,15 @@ class MenuAsker(PlainAsker):
         sys.stdout.flush()
 
 
+def make_asker(environ: Mapping[str, str]) -> Asker:
+    """Return an asker with menus where there is a terminal that can draw them, else one with plain lines."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    has_termios = find_spec("termios") is not None  # Windows has none
+    if not (is_terminal and has_termios) or environ.get("TERM", "dumb") == "dumb":
+        return PlainAsker()
+    return MenuAsker()
+
+
 def moved(key: bytes, typed: str, place: int, num_labels: int) -> tuple[str, int]:
     """Return the digits typed so far and the place after one more key; what means nothing changes nothing."""
     if key in _UP:
@@ -79,6 +87,9 @@ def _keys(terminal: int) -> Iterator[bytes]:
 @contextmanager
 def _keys_as_typed(terminal: int) -> Iterator[None]:
     """Get each key at once and unseen; Ctrl-C still interrupts. What was typed ahead is kept."""
+    import termios
+    import tty
+
     before = termios.tcgetattr(terminal)
     tty.setcbreak(terminal, termios.TCSADRAIN)
     try:

@@ -1,10 +1,8 @@
-"""Asking a person: with plain lines, also from a pipe; with menus where there is a terminal that can draw them."""
+"""Asking a person with plain lines: one question, one answer, also from a pipe."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Sequence
 from typing import Protocol
 
 from accel_launch.messages import show
@@ -50,17 +48,6 @@ class PlainAsker:
 
     def say(self, line: str) -> None:
         show(line)
-
-
-def make_asker(environ: Mapping[str, str]) -> Asker:
-    """Return an asker with menus where there is a terminal that can draw them, else one with plain lines."""
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    has_termios = find_spec("termios") is not None  # Windows has none
-    if not (is_terminal and has_termios) or environ.get("TERM", "dumb") == "dumb":
-        return PlainAsker()
-    from accel_launch.config.menu import MenuAsker
-
-    return MenuAsker()
 
 
 def place_of(given: str, labels: Sequence[str]) -> int | None:
