@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -115,7 +116,10 @@ def test_each_task_of_mpirun_becomes_one_rank(start, tmp_path, flags):
         "2",
         *(["--oversubscribe"] if "openmpi" in os.readlink(tmp_path / "bin/mpirun") else []),
     )
-    code, stderr = finish(start(SUM, str(tmp_path), flags=flags, mpirun=mpirun))
+    with socket.socket() as taken:  # nobody can find a free port for tasks that do not know of each other
+        taken.bind(("127.0.0.1", 0))
+        port = f"--main_process_port={taken.getsockname()[1]}"
+    code, stderr = finish(start(SUM, str(tmp_path), flags=(*flags, port), mpirun=mpirun))
     assert (code, [line for line in stderr.splitlines() if "error" in line.lower()]) == (0, [])
     for rank in (0, 1):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == [rank, 2, rank, 3.0]
