@@ -18,8 +18,8 @@ _SHOWN_OPTIONS = {"slurm": "script", "sagemaker": "job"}
 class ProcessPlan:
     """One process to start. Its environment is the host's, less ``unset``, plus ``environ``, plus ``private``.
 
-    ``private`` holds variables whose values nobody may see. ``rank`` is the rank that the process is; None for one that is
-    more, or none at all.
+    ``private`` holds variables whose values nobody may see.
+    ``rank`` is the rank that the process is; None for one that is more, or none at all.
     """
 
     argv: tuple[str, ...]

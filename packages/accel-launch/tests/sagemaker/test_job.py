@@ -64,7 +64,7 @@ def test_data_parallel_on_several_machines(request_for):
         "dynamo_config.dynamo_backend": "INDUCTOR",
     }
     estimator = job_of(request_for(config=config))["estimator"]
-    assert estimator["distribution"] == {"smdistributed": {"dataparallel": {"enabled": True}}}
+    assert estimator["distribution"] == {"torch_distributed": {"enabled": True}}
     assert estimator["instance_count"] == 2
     assert estimator["environment"]["ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE"] == "DATA_PARALLEL"
     assert estimator["environment"]["ACCELERATE_DYNAMO_BACKEND"] == "INDUCTOR"

@@ -18,7 +18,8 @@ from accel_state.errors import ConfigError
 
 _DISTRIBUTIONS: Mapping[str, Mapping[str, Any]] = {
     "NO": {},
-    "DATA_PARALLEL": {"smdistributed": {"dataparallel": {"enabled": True}}},
+    # torchrun on each machine; Amazon's own library ends with PyTorch 2.3.
+    "DATA_PARALLEL": {"torch_distributed": {"enabled": True}},
 }
 
 
