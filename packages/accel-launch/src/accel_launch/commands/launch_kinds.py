@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from accel_launch.commands.launch import request_of
+from accel_launch.commands.launch import plan_of, request_of
 from accel_launch.commands.parsing import launch_command
 from accel_launch.launchers.selection import select_launcher
 from accel_state.environment import snapshot
@@ -20,7 +20,7 @@ def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str]
         ConfigError: If the settings contradict each other.
     """
     request = request_of(args)
-    process = select_launcher(request).plan(request).processes[0]
+    process = plan_of(request, select_launcher(request)).processes[0]
     return list(process.argv), process.environ_on(snapshot())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from accel_launch.accelerators.device_files import num_tpu_chips
-from accel_launch.launchers.nested_launch import variables_of_outer_run
+from accel_launch.launchers.outer_task import variables_of_outer_run
 from accel_launch.launchers.ranks import report_file, run_here
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
