@@ -97,7 +97,7 @@ class Accelerator:
         project_config: Folders, and how checkpoints are named and kept.
         gradient_accumulation_plugin: Accumulation with its finer choices.
         step_scheduler_with_optimizer: Whether schedulers are stepped as often as optimizers.
-        kwargs_handlers: Settings of parts: DDP, autocast, gradient scaler, process group, profiler.
+        kwargs_handlers: Settings of parts: DDP, autocast, gradient scaler, process group, profiler, 8-bit training.
         dynamo_backend: Compile models with this backend.
         dynamo_plugin: Compile models, with finer choices.
         deepspeed_plugins: The same as ``deepspeed_plugin``.
@@ -105,6 +105,8 @@ class Accelerator:
         scheduler_unit: How far a prepared scheduler moves in one step. `process`: once per process, so that a
             schedule counted in one process's batches ends on time with several; the learning rate at a given
             sample then depends on how many there are. `optimizer_step`: once, as in plain PyTorch.
+        fp8_backend: Which library computes in 8 bits: `AO` (torchao), `TE` (Transformer Engine) or `MSAMP`; its handler
+            in ``kwargs_handlers`` says the same, with its settings.
 
     Raises:
         ConfigError: If arguments contradict each other, or ask for what is not there.
@@ -145,6 +147,7 @@ class Accelerator:
         parallelism_config: ParallelismConfig | None = None,
         *,
         scheduler_unit: Literal["process", "optimizer_step"] = "process",
+        fp8_backend: FP8BackendType | str | None = None,
     ) -> None:
         plugins = {
             "deepspeed_plugin": one_of(
@@ -171,6 +174,7 @@ class Accelerator:
             dynamo_backend=dynamo_backend,
             dynamo_plugin=dynamo_plugin,
             scheduler_unit=scheduler_unit,
+            fp8_backend=fp8_backend,
         )
         self.state = engine.make_state(self.configuration, mixed_precision=mixed_precision, cpu=cpu)
         self.processes = PartialState()
@@ -445,7 +449,7 @@ class Accelerator:
     @property
     def fp8_backend(self) -> FP8BackendType:
         """Which library does the 8-bit arithmetic; `NO` in the precisions that have none."""
-        return FP8BackendType(getattr(self._precision, "fp8_backend", FP8BackendType.NO))
+        return self._precision.fp8_backend
 
     def maybe_context_parallel(
         self,
