@@ -22,7 +22,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from accel import Accelerator
-from accel.utils import AORecipeKwargs, TERecipeKwargs, set_seed
+from accel_backends import AORecipeKwargs, TERecipeKwargs
+from accel_ops import set_seed
 from accel_state import AcceleratorState
 from accel_state.kwargs_handler import KwargsHandler
 
@@ -60,9 +61,11 @@ class Block(nn.Module):
         """Return ``(batch, tokens, width)`` from the same."""
         batch, tokens, width = hidden.shape
         heads = self.qkv(self.norm_1(hidden)).view(batch, tokens, 3, self.num_heads, -1).transpose(1, 3)
-        attended = F.scaled_dot_product_attention(*heads.unbind(2), is_causal=True)
+        queries, keys, values = heads.unbind(2)
+        attended = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         hidden = hidden + self.out(attended.transpose(1, 2).reshape(batch, tokens, width))
-        return hidden + self.down(F.gelu(self.up(self.norm_2(hidden))))
+        wider: torch.Tensor = self.down(F.gelu(self.up(self.norm_2(hidden))))
+        return hidden + wider
 
 
 class Network(nn.Module):
@@ -145,17 +148,25 @@ def wait(accelerator: Accelerator) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run both and print a table; return 1 if they lie too far apart."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--backend", choices=["TE", "AO"], required=True)
-    parser.add_argument("--scaling", choices=["delayed", "current", "block", "mxfp8"], default="delayed", help="of TE")
+    parser.add_argument(
+        "--scaling", choices=["delayed", "current", "block", "mxfp8"], default="delayed", help="of TE"
+    )
     parser.add_argument("--recipe", default="tensorwise", help="of torchao")
     parser.add_argument("--compiled", action="store_true", help="compile both with inductor")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--distance", type=float, default=0.1, help="between the mean losses of the last 10 steps")
+    parser.add_argument(
+        "--distance", type=float, default=0.1, help="between the mean losses of the last 10 steps"
+    )
     args = parser.parse_args(arguments)
     size = SMALL if args.small else Size()
-    handler = TERecipeKwargs(scaling=args.scaling) if args.backend == "TE" else AORecipeKwargs(config=args.recipe)
+    handler = (
+        TERecipeKwargs(scaling=args.scaling) if args.backend == "TE" else AORecipeKwargs(config=args.recipe)
+    )
     runs = {
         "bf16": train("bf16", [], size, cpu=args.cpu, compiled=args.compiled),
         "fp8": train("fp8", [handler], size, cpu=args.cpu, compiled=args.compiled),

@@ -36,7 +36,12 @@ def test_without_anything_the_documented_defaults_hold():
 def test_the_launchers_variables_fill_what_is_not_given():
     with patch_environment(**VARIABLES):
         handler, level, ao = TERecipeKwargs(margin=5), MSAMPRecipeKwargs(), AORecipeKwargs(pad_inner_dim=True)
-    assert (handler.margin, handler.interval, handler.fp8_format, handler.amax_history_len) == (5, 4, "E4M3", 16)
+    assert (handler.margin, handler.interval, handler.fp8_format, handler.amax_history_len) == (
+        5,
+        4,
+        "E4M3",
+        16,
+    )
     assert (handler.amax_compute_algo, handler.use_autocast_during_eval) == ("max", True)
     assert handler.override_linear_precision == (True, False, True)
     assert handler.scaling == "mxfp8"
@@ -84,5 +89,7 @@ def test_the_older_handler_stands_for_one_of_the_two(values, kind, field):
 
 @pytest.mark.filterwarnings("ignore:`FP8RecipeKwargs`:FutureWarning")
 def test_the_older_handler_knows_no_torchao():
-    with pytest.raises(ConfigError, match="must be `TE` or `MSAMP`, got `AO`. For torchao pass `AORecipeKwargs`"):
+    with pytest.raises(
+        ConfigError, match="must be `TE` or `MSAMP`, got `AO`. For torchao pass `AORecipeKwargs`"
+    ):
         FP8RecipeKwargs(backend="AO")

@@ -37,7 +37,8 @@ class SingleStrategy(TorchStrategy):
         if len(bundle.models) != 1 or len(bundle.optimizers) != 1:
             raise ConfigError(
                 f"`mixed_precision={self.context.precision.name}` converts a model together with its optimizer, but "
-                f"this call has {len(bundle.models)} models and {len(bundle.optimizers)} optimizers. Prepare one of each."
+                f"this call has {len(bundle.models)} models and {len(bundle.optimizers)} optimizers. Prepare "
+                "one of each."
             )
         model = place_model(bundle.models[0], self.context.device)
         given = bundle.optimizers[0]

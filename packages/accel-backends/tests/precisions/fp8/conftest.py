@@ -150,7 +150,9 @@ class TransformerEngine:
                 weight = self.weight
                 if stand_in.depth:
                     weight = weight + (weight.to(torch.float8_e4m3fn).to(weight.dtype) - weight).detach()
-                return F.linear(inp, weight.to(inp.dtype), self.bias.to(inp.dtype) if self.bias.numel() else None)
+                return F.linear(
+                    inp, weight.to(inp.dtype), self.bias.to(inp.dtype) if self.bias.numel() else None
+                )
 
         class LayerNorm(Layer):
             def __init__(
@@ -173,8 +175,10 @@ class TransformerEngine:
             def forward(self, inp):
                 return F.layer_norm(inp, self.weight.shape, self.weight, self.bias, self.eps)
 
-        class autocast:  # noqa: N801 -- the library's name
-            def __init__(self, enabled=True, calibrating=False, recipe=None, amax_reduction_group=None, _graph=False):
+        class autocast:
+            def __init__(
+                self, enabled=True, calibrating=False, recipe=None, amax_reduction_group=None, _graph=False
+            ):
                 self.enabled, self.recipe = enabled, recipe
 
             def __enter__(self):

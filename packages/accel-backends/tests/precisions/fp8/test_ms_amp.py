@@ -4,11 +4,19 @@ import pytest
 import torch
 from torch import nn
 
-from accel_backends import Bundle, MSAMPRecipeKwargs, StrategyContext, collect, select_precision, select_strategy
+from accel_backends import (
+    Bundle,
+    MSAMPRecipeKwargs,
+    StrategyContext,
+    collect,
+    select_precision,
+    select_strategy,
+)
 from accel_state import current_runtime
 from accel_state.devices import device_backend
 from accel_state.enums import FP8BackendType
 from accel_state.errors import ConfigError, NotAvailableError
+
 
 def strategy(gpu, level="O2"):
     handlers = collect([MSAMPRecipeKwargs(opt_level=level)])
@@ -48,7 +56,7 @@ def test_what_cannot_be_had_is_refused(msamp, gpu):
 
 
 def test_a_missing_package_is_an_error(gpu):
-    with pytest.raises(NotAvailableError, match="`fp8_backend=MSAMP` cannot be had: `ms-amp` is not installed"):
+    with pytest.raises(
+        NotAvailableError, match="`fp8_backend=MSAMP` cannot be had: `ms-amp` is not installed"
+    ):
         select_precision("fp8", device_backend=gpu, handlers=collect([MSAMPRecipeKwargs()]))
-
-

@@ -35,7 +35,9 @@ def installed(monkeypatch):
 @pytest.mark.parametrize("name", ["fp8", PrecisionType.FP8])
 def test_without_a_library_it_is_an_error_and_no_other_precision(installed, gpu, name):
     installed()
-    with pytest.raises(NotAvailableError, match="`mixed_precision=fp8` needs a library. `fp8` is not installed"):
+    with pytest.raises(
+        NotAvailableError, match="`mixed_precision=fp8` needs a library. `fp8` is not installed"
+    ):
         select_precision(name, device_backend=gpu)
 
 
@@ -44,17 +46,23 @@ def test_what_is_installed_is_taken_where_nobody_chooses(installed, te, gpu):
     assert select_precision("fp8", device_backend=gpu).fp8_backend == FP8BackendType.TE
 
 
-@pytest.mark.parametrize(("variable", "package"), [("AO", "torchao"), ("TE", "transformer_engine"), ("MSAMP", "msamp")])
+@pytest.mark.parametrize(
+    ("variable", "package"), [("AO", "torchao"), ("TE", "transformer_engine"), ("MSAMP", "msamp")]
+)
 def test_what_the_launcher_names_is_taken_or_is_an_error(installed, gpu, variable, package):
     installed()
     with patch_environment(ACCELERATE_FP8_BACKEND=variable):
-        with pytest.raises(NotAvailableError, match=f"`fp8_backend={variable}` cannot be had: `{package}` is not"):
+        with pytest.raises(
+            NotAvailableError, match=f"`fp8_backend={variable}` cannot be had: `{package}` is not"
+        ):
             select_precision("fp8", device_backend=gpu)
 
 
 def test_the_script_wins_over_the_launcher_which_is_told(te, gpu):
     with patch_environment(ACCELERATE_FP8_BACKEND="AO"):
-        with pytest.warns(UserWarning, match="asks for `fp8_backend` AO, the script for TE; the script's holds"):
+        with pytest.warns(
+            UserWarning, match="asks for `fp8_backend` AO, the script for TE; the script's holds"
+        ):
             found = select_precision("fp8", device_backend=gpu, handlers=collect([TERecipeKwargs()]))
     assert found.fp8_backend == FP8BackendType.TE
 

@@ -39,9 +39,7 @@ def network():
 
 
 def fp8(gpu, **settings):
-    return select_precision(
-        "fp8", device_backend=gpu, handlers=collect([TERecipeKwargs(**settings)])
-    )
+    return select_precision("fp8", device_backend=gpu, handlers=collect([TERecipeKwargs(**settings)]))
 
 
 def test_every_layer_is_looked_at_beyond_the_first_odd_shape(te):
@@ -116,7 +114,9 @@ def test_a_model_with_layers_of_the_library_keeps_them(te, gpu):
 
 
 def test_nothing_converted_is_an_error(te, gpu):
-    with pytest.raises(ConfigError, match="converts none of the 1 linear layers.*10 features are not multiples"):
+    with pytest.raises(
+        ConfigError, match="converts none of the 1 linear layers.*10 features are not multiples"
+    ):
         fp8(gpu).convert(nn.Sequential(nn.Linear(10, 10)))
     with pytest.raises(ConfigError, match="48 → 32 features are not multiples of 32"):
         fp8(gpu, scaling="mxfp8").convert(nn.Sequential(nn.Linear(48, 32)))
@@ -176,7 +176,9 @@ def test_other_devices_and_a_missing_library_are_refused_by_name(te, gpu, monkey
 
 
 def test_a_library_that_is_not_installed_is_an_error_and_no_other_precision(gpu):
-    with pytest.raises(NotAvailableError, match="`fp8_backend=TE` cannot be had: `transformer-engine` is not inst"):
+    with pytest.raises(
+        NotAvailableError, match="`fp8_backend=TE` cannot be had: `transformer-engine` is not inst"
+    ):
         fp8(gpu)
 
 

@@ -106,7 +106,9 @@ def prepare_extend_env_parallelism_config(
     return _extended(current_env, args, chosen)
 
 
-def setup_fp8_env(args: argparse.Namespace, current_env: MutableMapping[str, str]) -> MutableMapping[str, str]:
+def setup_fp8_env(
+    args: argparse.Namespace, current_env: MutableMapping[str, str]
+) -> MutableMapping[str, str]:
     """Add to an environment what the launcher's arguments say about 8-bit training, and return it.
 
     Args:

@@ -142,8 +142,8 @@ def resolve_handlers(
             handlers.replace(type(asked), asked)
         elif recipe.library != asked.library:
             raise ConfigError(
-                f"`fp8_backend` is `{asked.library}`, but `kwargs_handlers` has a recipe of `{recipe.library}`. Pass the "
-                "recipe alone."
+                f"`fp8_backend` is `{asked.library}`, but `kwargs_handlers` has a recipe of `{recipe.library}`. Pass "
+                "the recipe alone."
             )
     return handlers
 

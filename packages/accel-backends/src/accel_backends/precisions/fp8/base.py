@@ -38,8 +38,8 @@ class FP8Precision(BF16Precision):
         super().__init__(device_backend=device_backend, handlers=handlers)
         if not self.handler.enabled:
             raise ConfigError(
-                "`AutocastKwargs(enabled=False)` leaves nothing in bf16, which `mixed_precision=fp8` computes in beside "
-                "8 bits. Leave it out."
+                "`AutocastKwargs(enabled=False)` leaves nothing in bf16, which `mixed_precision=fp8` computes in "
+                "beside 8 bits. Leave it out."
             )
 
     def is_converted(self, model: nn.Module) -> bool:

@@ -60,7 +60,9 @@ class MSAMPPrecision(FP8Precision):
         try:
             self._msamp: Any = importlib.import_module("msamp")
         except (ImportError, OSError) as error:
-            raise NotAvailableError(f"MS-AMP is installed, but cannot be imported: {error}. {_OTHERS}") from error
+            raise NotAvailableError(
+                f"MS-AMP is installed, but cannot be imported: {error}. {_OTHERS}"
+            ) from error
         self._level = recipe.opt_level
         self._paired: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         logger.warning_once("MS-AMP is no longer developed. %s", _OTHERS)

@@ -46,7 +46,9 @@ def given_recipe(handlers: Handlers) -> Recipe | None:
     given: list[Any] = [handlers[kind] for kind in (FP8RecipeKwargs, *RECIPES.values()) if kind in handlers]
     if len(given) > 1:
         names = " and ".join(f"`{type(handler).__name__}`" for handler in given)
-        raise ConfigError(f"`kwargs_handlers` has {names}, but one library computes in 8 bits. Pass one of them.")
+        raise ConfigError(
+            f"`kwargs_handlers` has {names}, but one library computes in 8 bits. Pass one of them."
+        )
     if not given:
         return None
     recipe: Recipe = given[0].recipe() if isinstance(given[0], FP8RecipeKwargs) else given[0]

@@ -1,4 +1,4 @@
-"""The forward of a model in the 8 bits of Transformer Engine: in training, and in evaluation where that is asked for."""
+"""The forward of a model in the 8 bits of Transformer Engine, in training and, where asked for, in evaluation."""
 
 from __future__ import annotations
 

@@ -85,12 +85,9 @@ def has_transformer_engine_layers(model: nn.Module) -> bool:
 
 
 def _is_convertible_norm(layer: nn.Module) -> bool:
-    return (
-        type(layer) is nn.LayerNorm
-        and len(layer.normalized_shape) == 1
-        and layer.weight is not None
-        and layer.bias is not None
-    )
+    if type(layer) is not nn.LayerNorm or len(layer.normalized_shape) != 1:
+        return False
+    return {name for name, value in layer._parameters.items() if value is not None} == {"weight", "bias"}
 
 
 def _linear(te: Any, layer: Any) -> Any:
@@ -133,8 +130,8 @@ def _leave_out_scales(model: nn.Module) -> None:
     if model.__dict__.get("_accel_leaves_out_scales"):
         return
     model.__dict__["_accel_leaves_out_scales"] = True
-    model.register_state_dict_post_hook(_drop_scales)
-    model.register_load_state_dict_post_hook(_miss_no_scales)
+    model.register_state_dict_post_hook(_drop_scales)  # type: ignore[no-untyped-call]
+    model.register_load_state_dict_post_hook(_miss_no_scales)  # type: ignore[no-untyped-call]
 
 
 def _drop_scales(model: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

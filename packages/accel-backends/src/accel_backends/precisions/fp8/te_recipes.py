@@ -38,13 +38,11 @@ def make_recipe(settings: TERecipeKwargs) -> Any:
     kind = getattr(recipes(), _CLASSES[scaling], None)
     if kind is None:
         raise NotAvailableError(
-            f"This Transformer Engine has no `{_CLASSES[scaling]}`, which `scaling={scaling!r}` needs. Run `pip install "
-            "-U 'transformer_engine[pytorch]'`."
+            f"This Transformer Engine has no `{_CLASSES[scaling]}`, which `scaling={scaling!r}` needs. Run `pip "
+            "install -U 'transformer_engine[pytorch]'`."
         )
     known = {field.name for field in dataclasses.fields(kind)}
-    values = {
-        name: value for name, value in settings.to_kwargs().items() if name not in _NOT_OF_THE_RECIPE
-    }
+    values = {name: value for name, value in settings.to_kwargs().items() if name not in _NOT_OF_THE_RECIPE}
     if scaling == "delayed":
         # Its defaults are not those of the library.
         values |= {name: getattr(settings, name) for name in _ALWAYS_SAID}
@@ -57,7 +55,9 @@ def make_recipe(settings: TERecipeKwargs) -> Any:
     values |= _override(settings, known)
     if "fp8_format" in values:
         if values["fp8_format"] == "E5M2":
-            raise ConfigError("`fp8_format=E5M2` cannot train, says Transformer Engine. Use `HYBRID` or `E4M3`.")
+            raise ConfigError(
+                "`fp8_format=E5M2` cannot train, says Transformer Engine. Use `HYBRID` or `E4M3`."
+            )
         values["fp8_format"] = recipes().Format[values["fp8_format"]]
     return kind(**values)
 

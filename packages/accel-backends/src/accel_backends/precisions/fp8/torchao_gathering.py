@@ -96,8 +96,8 @@ class Float8Gathering:
 
     def _add(self, layer: nn.Module) -> None:
         self._layers.append(weakref.ref(layer))
-        layer.register_state_dict_post_hook(_store_plain)
-        layer.register_load_state_dict_post_hook(_forget_scale)
+        layer.register_state_dict_post_hook(_store_plain)  # type: ignore[no-untyped-call]
+        layer.register_load_state_dict_post_hook(_forget_scale)  # type: ignore[no-untyped-call]
 
 
 def stored(parameter: torch.Tensor) -> torch.Tensor:

@@ -83,7 +83,9 @@ def filter_linear_layers(module: nn.Module, fqn: str, layers_to_filter: Sequence
         fqn: Its name.
         layers_to_filter: Names of modules that shall not.
     """
-    return isinstance(module, nn.Linear) and fqn not in layers_to_filter and odd_shape(module, _MULTIPLE) is None
+    return (
+        isinstance(module, nn.Linear) and fqn not in layers_to_filter and odd_shape(module, _MULTIPLE) is None
+    )
 
 
 def filter_first_and_last_linear_layers(module: nn.Module, fqn: str) -> bool:
