@@ -421,3 +421,52 @@ def prepare_sharded():
 def test_a_model_that_is_sharded_already_is_refused_rather_than_left_in_bf16(world):
     with pytest.raises(Exception, match="is sharded already and has no layers of torchao"):
         world(2).run(prepare_sharded)
+
+
+def train_on_tokens(layout):
+    """Train where ranks share sequences, and return the losses of two steps."""
+    from torchao.float8 import Float8LinearConfig
+
+    from accel import ParallelismConfig
+    from accel_backends.testing.models import make_model
+    from accel_state import TorchContextParallelConfig
+
+    accelerator = Accelerator(
+        cpu=True,
+        mixed_precision="fp8",
+        kwargs_handlers=[AORecipeKwargs(config=Float8LinearConfig(emulate=True))],  # its sizes are odd
+        parallelism_config=ParallelismConfig(
+            **layout,
+            sp_backend="torch",
+            cp_handler=TorchContextParallelConfig(cuts_batches=True) if "cp_size" in layout else None,
+        )
+        if layout
+        else None,
+    )
+    model = make_model("tokens")
+    ids = torch.randint(1, 19, (4, 8), generator=torch.Generator().manual_seed(1))
+    rows = [{"input_ids": one, "labels": one} for one in ids]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(rows, batch_size=2))
+    assert has_ao_layers(model)
+    losses = []
+    for batch in loader:
+        labels = batch.pop("shift_labels", None)
+        if labels is None:
+            labels = F.pad(batch["labels"], (0, 1), value=-100)[:, 1:]
+        batch.pop("labels", None)
+        summed = F.cross_entropy(model(**batch).flatten(0, 1), labels.flatten(), reduction="sum")
+        num = (labels != -100).sum()
+        accelerator.backward(summed / num, num_items=num)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append((accelerator.reduce(summed.detach()) / accelerator.reduce(num)).item())
+    return losses
+
+
+@pytest.mark.parametrize("layout", [{"cp_size": 2}, {"sp_size": 2}])
+def test_ranks_that_share_sequences_train_as_one_process_does(world, layout):
+    alone = world(1).run(train_on_tokens, {})[0]
+    first, second = world(2).run(train_on_tokens, layout)
+    assert first == second
+    assert first == pytest.approx(alone, abs=0.05)

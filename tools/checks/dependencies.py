@@ -49,8 +49,7 @@ OF_THE_DEVICE = {
     "torch_xla",
     "transformer_engine",
 }
-"""They come with a vendor's software for its device, or are built for it: no extra of ours brings them. Inside functions
-only."""
+"""They come with a vendor's software, or are built for its device: no extra brings them. Inside functions only."""
 
 MODULES_OF_EXTRA = {"accel_state.testing": "testing"}
 """Modules that are of no use without an extra and may import it at module level."""
