@@ -30,6 +30,7 @@ from accel.run.prepared_objects import PreparedObjects
 from accel.run.preparer import Preparer
 from accel.run.profiling import traced
 from accel.run.project import ProjectConfiguration
+from accel.run.throughput import Throughput, device_name
 from accel.run.trackers import Trackers
 from accel.run.trigger import Trigger
 from accel_backends import (
@@ -51,6 +52,7 @@ from accel_state import (
     PartialState,
     current_runtime,
 )
+from accel_state.devices.peak_flops import peak_flops
 from accel_state.enums import (
     DistributedType,
     DynamoBackend,
@@ -800,6 +802,25 @@ class Accelerator:
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
         """Run the block in the run's precision, as the prepared models' forward does by itself."""
         return self._precision.autocast(autocast_handler)
+
+    def throughput(self, *, count_flops: bool = True) -> Throughput:
+        """Return what measures the steps of a training loop, for `log`.
+
+            throughput = accelerator.throughput()
+            for batch in loader:
+                with throughput.step(num_items=batch["input_ids"].numel()):
+                    ...
+                accelerator.log(throughput.figures())
+
+        Args:
+            count_flops: Count the operations of the first step, which is slower for that and is not timed.
+        """
+        return Throughput(
+            self.device,
+            num_ranks=current_runtime().layout.num_data_ranks,
+            peak_flops=peak_flops(device_name(self.device)),
+            counts_flops=count_flops,
+        )
 
     def profile(
         self, profile_handler: ProfileKwargs | None = None
