@@ -15,8 +15,8 @@ class Throughput:
     """Measures the steps of a training loop, each a block of its own.
 
     The operations are counted once, in the first block, which is slower for that and is not timed. They are those of
-    torch's `FlopCounterMode`: products of matrices, convolutions and attention, forward and backward, activations that are
-    computed again included; what a compiler or a library computes in kernels of its own is not seen.
+    torch's `FlopCounterMode`: products of matrices, convolutions and attention, forward and backward, activations that
+    are computed again included; what a compiler or a library computes in kernels of its own is not seen.
 
     Args:
         device: Where the model computes.
