@@ -11,8 +11,8 @@ _AMD = "https://www.amd.com/en/products/accelerators/instinct/"
 class Peak(NamedTuple):
     """The peak of one kind of device.
 
-    ``name`` is part of what torch calls it, ``flops`` counts operations in bf16 (fp16 where there is no bf16), and ``source``
-    is the data sheet.
+    ``name`` is part of what torch calls it, ``flops`` counts operations in bf16 (fp16 where there is no bf16), and
+    ``source`` is the data sheet.
     """
 
     name: str
