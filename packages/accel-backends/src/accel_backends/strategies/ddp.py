@@ -28,7 +28,7 @@ class DDPStrategy(TorchStrategy):
     """The strategy `ddp`, on any device that torch has a process group for."""
 
     name: ClassVar[str] = "ddp"
-    capabilities: ClassVar[Capabilities] = Capabilities(accumulation=Sync.LATER)
+    capabilities: ClassVar[Capabilities] = Capabilities(accumulation=Sync.LATER, takes_exchanged_layers=True)
 
     def setup(self, context: StrategyContext) -> None:
         """Take in the run.

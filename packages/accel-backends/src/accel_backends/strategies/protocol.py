@@ -42,6 +42,7 @@ class Capabilities:
             nothing can be left out.
         copies_loaded_states: `load_optimizer_state` copies what it is given, which may be mapped from a file.
         mesh_axes: Axes of `ParallelismConfig` along which the strategy splits the work; others may not be on.
+        takes_exchanged_layers: Layers of a model may be exchanged for those of a library that computes in 8 bits.
         sp_backend: What `ParallelismConfig` must name as the one who shares sequences along the axis ``sp``.
     """
 
@@ -50,6 +51,7 @@ class Capabilities:
     accumulation: Sync = Sync.NOW
     copies_loaded_states: bool = False
     mesh_axes: frozenset[str] = frozenset({"dp_replicate"})
+    takes_exchanged_layers: bool = False
     sp_backend: str = "torch"
 
 
