@@ -75,6 +75,7 @@ def make_strategy(
         topology=runtime.topology,
         plugin=configuration.plugin,
         layout=runtime.layout,
+        device_type=runtime.device.type,
     )
     strategy.setup(
         StrategyContext(
