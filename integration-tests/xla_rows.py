@@ -96,13 +96,15 @@ def accelerated(folder, *, plugin=None, mixed_precision=None, dropout=0.0, save_
     """Train through `Accelerator`; save in the middle of epoch ``save_in``, or go on from there."""
     from torch_xla.debug import metrics
 
-    from accel import Accelerator, set_seed
+    from accel import Accelerator
+    from accel.utils import set_seed
 
     set_seed(5)
     accelerator = Accelerator(
         gradient_accumulation_steps=ACCUMULATE, fsdp_plugin=plugin, mixed_precision=mixed_precision
     )
     made, optimizer, scheduler, loader = make(dropout)
+    made.dtypes.clear()
     model, optimizer, scheduler, loader = accelerator.prepare(made, optimizer, scheduler, loader)
     parameters = list(model.parameters())
     losses, norms, compiled, spread = [], [], [], set()

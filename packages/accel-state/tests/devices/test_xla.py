@@ -30,7 +30,7 @@ def calls(monkeypatch):
         global_ordinal=lambda: 6,
         local_ordinal=lambda: 2,
     )
-    package = types.SimpleNamespace(device=lambda: torch.device("xla", 0))
+    package = types.SimpleNamespace(device=lambda: torch.device("xla", 0), sync=lambda: None)
     modules = {"": package, ".core": None, ".core.xla_model": model, ".runtime": runtime}
     modules |= {".distributed": None, ".distributed.xla_backend": types.SimpleNamespace()}
     for name, module in modules.items():

@@ -14,6 +14,10 @@ from accel_state.devices.vendors import Vendor
 from accel_state.topology import Topology
 
 
+def _package() -> Any:
+    return importlib.import_module("torch_xla")
+
+
 def _model() -> Any:
     return importlib.import_module("torch_xla.core.xla_model")
 
@@ -26,6 +30,7 @@ class XlaRng:
     """XLA's random state, one number per device, here as a tensor."""
 
     def get_state(self) -> torch.Tensor:
+        _package().sync()  # the state moves on when what has been traced is run
         return torch.tensor(_model().get_rng_state(), dtype=torch.int64)
 
     def set_state(self, state: torch.Tensor) -> None:
@@ -52,7 +57,7 @@ class XlaBackend(VendorBackend):
         return int(_runtime().local_device_count())
 
     def device(self, local_rank: int) -> torch.device:
-        device: torch.device = importlib.import_module("torch_xla").device()
+        device: torch.device = _package().device()
         return device
 
     def place(self, topology: Topology) -> torch.device:
