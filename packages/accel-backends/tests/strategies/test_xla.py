@@ -307,7 +307,7 @@ def test_fields_without_an_effect_are_refused(fields, message, version):
 
 def test_floats_that_would_be_stored_otherwise_are_refused(one_process):
     with (
-        patch_environment(ACCELERATE_DOWNCAST_BF16="true"),
+        patch_environment(ACCELERATE_DOWNCAST_BF16="true", XLA_DOWNCAST_BF16="0"),
         pytest.raises(ConfigError, match="`downcast_bf16` has no effect here"),
     ):
         runtime = xla_runtime()

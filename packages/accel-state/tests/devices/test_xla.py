@@ -30,7 +30,7 @@ def calls(monkeypatch):
         global_ordinal=lambda: 6,
         local_ordinal=lambda: 2,
     )
-    package = types.SimpleNamespace(device=lambda: torch.device("xla", 0), sync=lambda: None)
+    package = types.SimpleNamespace(device=lambda: torch.device("xla", 0))
     modules = {"": package, ".core": None, ".core.xla_model": model, ".runtime": runtime}
     modules |= {".distributed": None, ".distributed.xla_backend": types.SimpleNamespace()}
     for name, module in modules.items():
@@ -70,6 +70,21 @@ def test_xla_random_state_and_memory(calls):
     backend.rng.set_state(state + 1)
     assert backend.rng.get_state().item() == 13
     assert backend.free_and_total_bytes() == (60, 100)
+
+
+def test_xla_random_states_have_64_bits_without_a_sign(calls):
+    backend = device_backend("xla")
+    backend.rng.seed(2**64 - 3)
+    state = backend.rng.get_state()
+    assert state.item() == -3
+    backend.rng.set_state(state)
+    assert sys.modules["torch_xla.core.xla_model"].get_rng_state() == 2**64 - 3
+
+
+def test_xla_refuses_fp16(calls):
+    backend = device_backend("xla")
+    assert backend.supports(torch.bfloat16)
+    assert not backend.supports(torch.float16)
 
 
 def test_xla_is_not_available_without_the_package():

@@ -228,6 +228,15 @@ class FullyShardedDataParallelPlugin:
             num_shards = topology.local_world_size
         return MeshLayout(dp_replicate=topology.world_size // num_shards, dp_shard=num_shards)
 
+    def before_device(self) -> None:
+        """Settle how this process drives its devices, before it opens them.
+
+        Raises:
+            ConfigError: If it has opened them otherwise.
+        """
+        if self.xla_fsdp_v2:
+            xla_fsdp.use_spmd()
+
     def set_auto_wrap_policy(self, model: nn.Module) -> None:
         """Complete ``auto_wrap_policy`` with what only the model knows: the classes of its layers.
 

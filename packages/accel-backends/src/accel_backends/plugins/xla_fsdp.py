@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, ShardingStrategy, StateDictType
 
 from accel_state.errors import ConfigError
+from accel_state.runtime import has_runtime
 
 if TYPE_CHECKING:
     from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
@@ -53,6 +55,26 @@ def check_fields(plugin: FullyShardedDataParallelPlugin) -> None:
             f"`xla_fsdp_settings` has {_listed(unknown)}, which `xla_fsdp_v2` does not know. It knows: "
             f"{_listed(_SETTINGS)}. Leave out the rest."
         )
+
+
+def use_spmd() -> None:
+    """Let this process drive all its XLA devices as one, which must be settled before it opens them.
+
+    Raises:
+        ConfigError: If it has opened one.
+    """
+    try:
+        runtime = importlib.import_module("torch_xla.runtime")
+    except ModuleNotFoundError:
+        return  # there is no such device; the strategy says so
+    if runtime.is_spmd():
+        return
+    if has_runtime():
+        raise ConfigError(
+            "`xla_fsdp_v2` comes too late: this process has opened one XLA device alone, by an earlier `Accelerator` or "
+            "`PartialState`. Call `torch_xla.runtime.use_spmd()` before those, or build this `Accelerator` first."
+        )
+    runtime.use_spmd()
 
 
 def _refuse(names: list[str], reason: str) -> None:

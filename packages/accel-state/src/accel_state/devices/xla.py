@@ -14,10 +14,6 @@ from accel_state.devices.vendors import Vendor
 from accel_state.topology import Topology
 
 
-def _package() -> Any:
-    return importlib.import_module("torch_xla")
-
-
 def _model() -> Any:
     return importlib.import_module("torch_xla.core.xla_model")
 
@@ -27,14 +23,16 @@ def _runtime() -> Any:
 
 
 class XlaRng:
-    """XLA's random state, one number per device, here as a tensor."""
+    """XLA's random state, one number of 64 bits per device, here as a tensor with these bits."""
 
     def get_state(self) -> torch.Tensor:
-        _package().sync()  # the state moves on when what has been traced is run
-        return torch.tensor(_model().get_rng_state(), dtype=torch.int64)
+        bits = int(_model().get_rng_state())
+        # While a step is traced, the next one would go on from where this one began: from now on it does from here.
+        _model().set_rng_state(bits)
+        return torch.tensor(bits - 2**64 if bits >= 2**63 else bits, dtype=torch.int64)
 
     def set_state(self, state: torch.Tensor) -> None:
-        _model().set_rng_state(int(state.item()))
+        _model().set_rng_state(int(state.item()) % 2**64)
 
     def seed(self, seed: int) -> None:
         _model().set_rng_state(seed)
@@ -57,7 +55,7 @@ class XlaBackend(VendorBackend):
         return int(_runtime().local_device_count())
 
     def device(self, local_rank: int) -> torch.device:
-        device: torch.device = _package().device()
+        device: torch.device = importlib.import_module("torch_xla").device()
         return device
 
     def place(self, topology: Topology) -> torch.device:

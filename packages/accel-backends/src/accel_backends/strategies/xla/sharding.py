@@ -82,9 +82,10 @@ class FullyShardedModels:
             for unit in units:
                 packages.fsdp().checkpoint_module(unit)
         self.spread(model)
-        for unit in [*units, model]:
+        for unit in units:
             packages.spmd().apply_backward_optimization_barrier(unit)
-            unit.register_forward_hook(self._spread_output)
+        for module in [*units, model]:
+            module.register_forward_hook(self._spread_output)
 
     def spread(self, model: nn.Module) -> None:
         """Mark the parameters of ``model`` as spread, those again that have been so before."""

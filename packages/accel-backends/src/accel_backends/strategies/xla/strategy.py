@@ -53,9 +53,8 @@ class XlaStrategy(TorchStrategy):
         super().setup(context)
         plugin = context.plugin if isinstance(context.plugin, FullyShardedDataParallelPlugin) else None
         runtime = packages.runtime()
-        if plugin is not None and not runtime.is_spmd():
+        if plugin is not None:
             self._check_one_process("`xla_fsdp_v2`")
-            runtime.use_spmd()
         set_storage(dtype=context.precision.dtype)
         self._sharding: FullyShardedModels | None = None
         if runtime.is_spmd():
