@@ -80,3 +80,25 @@ def test_bf16_computes_in_it_and_stores_fp32(tmp_path):
     assert {value.dtype for value in found["state"].values()} == {torch.float32}
     assert any((value != value.bfloat16().float()).any() for value in found["state"].values())
     assert found["losses"] == pytest.approx(xla_rows.plain()["losses"], abs=0.05)
+
+
+def test_downcast_bf16_stores_what_it_computes_in(tmp_path):
+    found = run_case("bf16", tmp_path, ACCELERATE_DOWNCAST_BF16="true")
+    for value in found["state"].values():
+        torch.testing.assert_close(value, value.bfloat16().float(), rtol=0, atol=0)
+
+
+def test_operations_take_tensors_of_the_device(tmp_path):
+    found = run_case("operations", tmp_path)
+    assert found["gathered"] == found["reduced"] == found["padded"] == [0, 1, 2]
+    assert found["device"] == "xla"
+    torch.testing.assert_close(found["gradients"], found["expected"], rtol=0, atol=1e-6)
+    assert len(found["saved"]) == len(found["state"])
+    torch.testing.assert_close(found["saved"], found["state"], rtol=0, atol=0)
+
+
+def test_what_would_silently_be_something_else_is_refused(tmp_path):
+    fp16, stored, late = run_case("refusals", tmp_path, XLA_USE_BF16="1")
+    assert "`mixed_precision=fp16` is not supported on this `xla` device" in fp16
+    assert "`XLA_USE_BF16` makes this process store fp32 as bf16" in stored
+    assert "`xla_fsdp_v2` comes too late" in late

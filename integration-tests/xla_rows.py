@@ -165,7 +165,59 @@ def spmd(folder, **arguments):
     return accelerated(folder, **arguments)
 
 
+def operations(folder):
+    """Return what collectives, weighted losses, clipped values and `save_model` make of tensors on the device."""
+    from safetensors.torch import load_file
+
+    from accel import Accelerator
+
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    model, optimizer, _, loader = make()
+    tokens = next(iter(loader))[0]
+    model, optimizer = accelerator.prepare(model, optimizer)
+    numbers = torch.arange(3, device=accelerator.device)
+    for rows in (tokens[:1], tokens[1:]):
+        with accelerator.accumulate(model):
+            loss = loss_of(model, rows.to(accelerator.device))
+            accelerator.backward(loss, num_items=len(rows))
+            accelerator.clip_grad_value_(model.parameters(), 0.1)
+    gradients = {name: one.grad.cpu() for name, one in model.named_parameters()}
+    accelerator.save_model(model, str(folder / "model"))
+    expected, *_ = make()
+    loss_of(expected, tokens).backward()
+    nn.utils.clip_grad_value_(expected.parameters(), 0.1)
+    return {
+        "gathered": accelerator.gather(numbers).tolist(),
+        "reduced": accelerator.reduce(numbers, "sum").tolist(),
+        "padded": accelerator.pad_across_processes(numbers).tolist(),
+        "device": accelerator.gather(numbers).device.type,
+        "gradients": gradients,
+        "expected": {name: one.grad for name, one in expected.named_parameters()},
+        "saved": load_file(folder / "model" / "model.safetensors"),
+        "state": {name: value.cpu() for name, value in model.named_parameters()},
+    }
+
+
+def refusals(folder):
+    """Return the messages of what cannot be."""
+    from accel import Accelerator
+    from accel.state import AcceleratorState
+    from accel_state.errors import ConfigError
+
+    messages = []
+    for arguments in ({"mixed_precision": "fp16"}, {"mixed_precision": "no"}, {"fsdp_plugin": fsdp()}):
+        try:
+            Accelerator(**arguments)
+        except ConfigError as error:
+            messages.append(str(error))
+        if AcceleratorState.is_initialized() and len(messages) < 2:
+            AcceleratorState._reset_state()
+    return messages
+
+
 CASES = {
+    "operations": operations,
+    "refusals": refusals,
     "single": accelerated,
     "spmd": spmd,
     "fsdp": lambda folder: accelerated(folder, plugin=fsdp()),
