@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from accel import DeepSpeedPlugin, ParallelismConfig
 from accel.utils import set_seed
+from accel_state.errors import ConfigError
 
 ACCUMULATE, CLIP, RATE, NUM_BATCHES = 2, 0.5, 0.01, 4
 
@@ -22,6 +23,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "zero1": {"stage": 1},
     "zero2": {"stage": 2},
     "offload2": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    "bf16": {"stage": 1},
 }
 
 
@@ -44,7 +46,9 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 RESUMED = ("zero0", "zero2")
-CASES = {"zero0": "tied", "zero1": "odd", "zero2": "tied", "offload2": "odd"}
+CASES = {"zero0": "tied", "zero1": "odd", "zero2": "tied", "offload2": "odd", "bf16": "odd"}
+TOLERANCES = {"bf16": 2e-2}
+"""How far a parameter or loss may be from that of one process, where it is not 1e-6."""
 
 
 def make_optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -64,6 +68,7 @@ class Run:
             deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config),
             parallelism_config=sizes,
             gradient_accumulation_steps=ACCUMULATE,
+            mixed_precision="bf16" if section == "bf16" else "no",
         )
         model = tiny.make_model(**MODELS[kind])
         for parameter in model.parameters():
@@ -126,10 +131,23 @@ def resume(section: str, folder: Path) -> dict[str, Any]:
     return {"saved": saved, "whole": whole, "resumed": resumed, "of four": of_four, "back": back.end(first=2)}
 
 
+def refused() -> str:
+    """Return what an Accelerator says for which other ranks would share layers than for the one before it."""
+    before = Run("zero1", "odd")
+    try:
+        Run("zero1", "odd", num_sharing=1)
+    except ConfigError as error:
+        return str(error)
+    finally:
+        before.accelerator.free_memory()
+    return "nothing"
+
+
 def main() -> None:
     place = Path(sys.argv[1])
     results: dict[str, Any] = {section: train(section, kind) for section, kind in CASES.items()}
     results |= {f"resume-{section}": resume(section, place) for section in RESUMED}
+    results["refused"] = refused()
     accelerator = begin()
     torch.save(results, place / f"{accelerator.process_index}.pt")
     accelerator.end_training()

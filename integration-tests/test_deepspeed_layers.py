@@ -16,6 +16,7 @@ from deepspeed_layers import (
     MODELS,
     NUM_BATCHES,
     RESUMED,
+    TOLERANCES,
     loss_of,
     make_optimizer,
     rows,
@@ -57,14 +58,17 @@ def train_alone(kind: str) -> dict[str, Any]:
 @pytest.mark.parametrize("section", CASES)
 def test_ranks_that_share_layers_train_as_one_process(outcome, section):
     expected = train_alone(CASES[section])
+    tolerance = TOLERANCES.get(section, 1e-6)
     for rank, ranks in enumerate(outcome[1]):
         found = ranks[section]
         losses = [pair[rank // 2] for pair in expected["losses"]]
-        torch.testing.assert_close(found["losses"], losses, rtol=1e-6, atol=1e-6)
-        assert found["norms"] == pytest.approx(expected["norms"], rel=1e-5)
+        torch.testing.assert_close(found["losses"], losses, rtol=tolerance, atol=tolerance, check_dtype=False)
+        assert found["norms"] == pytest.approx(expected["norms"], rel=10 * tolerance)
         if rank == 0:
             assert list(found["state"]) == list(expected["state"])
-            torch.testing.assert_close(found["state"], dict(expected["state"]), rtol=0, atol=1e-6)
+            torch.testing.assert_close(
+                found["state"], dict(expected["state"]), rtol=0, atol=tolerance, check_dtype=False
+            )
 
 
 @everything
@@ -72,6 +76,13 @@ def test_loaders_deal_to_data_ranks_and_each_sample_is_gathered_once(outcome):
     wanted = torch.stack([row["input_ids"] for row in rows()])
     for found in outcome[1]:
         assert torch.equal(found["zero1"]["seen"], wanted)
+
+
+@everything
+def test_another_number_of_ranks_that_share_layers_is_refused_while_the_first_lives(outcome):
+    for found in outcome[1]:
+        assert "`tp_size` is 1" in found["refused"]
+        assert "free_memory" in found["refused"]
 
 
 @everything

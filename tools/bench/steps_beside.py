@@ -36,6 +36,9 @@ such for the plain copy."""
 WIDE = MODEL.replace("256", "1024").replace("128", "512")
 """The same four times as wide: 13.1 million parameters, by which fixed costs weigh less."""
 
+LONG = MODEL.replace("(4, 32)", "(4, 512)")
+"""The same with 2,048 tokens instead of 128, by which costs of each parameter weigh less."""
+
 LANGUAGE = """
 import copy, time, torch
 import torch.distributed as dist

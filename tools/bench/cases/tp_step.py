@@ -7,7 +7,7 @@ The peer refuses `tp_size` on CPUs.
 
 from tools.bench.case import Case
 from tools.bench.loops import FAREWELL, TWO_RANKS
-from tools.bench.steps_beside import CLOCK, MODEL, WIDE
+from tools.bench.steps_beside import CLOCK, LONG, MODEL, WIDE
 
 SHARED = """
 from torch.distributed.fsdp import fully_shard
@@ -62,6 +62,9 @@ case = Case(
             TWO_RANKS + MODEL + SHARED + BESIDE_SHARDED + OURS + CLOCK + FAREWELL
         ),
         "ours (parallelize_module)": TWO_RANKS + MODEL + SHARED + BESIDE + OURS + CLOCK + FAREWELL,
+        "ours, 2,048 tokens (parallelize_module)": (
+            TWO_RANKS + LONG + SHARED + BESIDE + OURS + CLOCK + FAREWELL
+        ),
         "ours, wide (parallelize_module)": TWO_RANKS + WIDE + SHARED + BESIDE + OURS + CLOCK + FAREWELL,
     },
     baseline="raw (parallelize_module, fully_shard)",

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.utils.data import DataLoader
 
+import accel_data
 from accel.preemption.sync import PreemptionSync
-from accel_data import keep_workers
 from accel_state import current_runtime
 from accel_state.errors import ConfigError, StateError
 
@@ -96,7 +96,7 @@ class Preemption:
 
     def keep_workers(self, loader: DataLoader[Any]) -> None:
         """Keep workers that `loader` starts before `close` alive when a signal arrives: the run still needs them."""
-        keep_workers(loader, self._signals)
+        accel_data.keep_workers(loader, self._signals)
 
     def __enter__(self) -> Preemption:
         return self

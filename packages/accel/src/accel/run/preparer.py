@@ -22,7 +22,6 @@ from accel_backends.stepping.stepper import Stepper
 from accel_backends.strategies.bundle_builder import BundleBuilder
 from accel_backends.strategies.own_mesh import check_own_mesh
 from accel_backends.strategies.prepare_checks import check_parameters, check_placement
-from accel_data import override_even_batches
 from accel_state import PartialState
 from accel_state.errors import ConfigError
 from accel_state.runtime import current_runtime
@@ -142,7 +141,7 @@ class Preparer:
         with ExitStack() as stack:
             if even_batches is not None and self._processes.use_distributed:
                 for loader in self._prepared.loaders:
-                    stack.enter_context(override_even_batches(loader, even_batches))
+                    stack.enter_context(accel_data.override_even_batches(loader, even_batches))
             stack.enter_context(self._stepper.over_uneven_inputs())
             stack.enter_context(self._strategy.join_uneven_inputs(joinables))
             yield

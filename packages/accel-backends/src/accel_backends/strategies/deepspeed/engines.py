@@ -16,13 +16,13 @@ from accel_backends.strategies.deepspeed.cpu_optimizers import map_pytorch_optim
 from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
 from accel_backends.strategies.deepspeed.half_precision import convert_inputs_and_outputs
 from accel_backends.strategies.deepspeed.pairing import Part
-from accel_backends.strategies.deepspeed.sequences import SharedSequences
 from accel_backends.strategies.deepspeed.unserved import check_served, check_swapped_gradients
 from accel_backends.transforms.compile_in_place import compile_regions_deepspeed
 from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:
+    from accel_backends.strategies.deepspeed.sequences import SharedSequences
     from accel_backends.strategies.deepspeed.shared_layers import SharedLayers
 
 

@@ -56,6 +56,14 @@ class LayerCut:
         return part
 
 
+def num_sharing() -> int:
+    """Return how many ranks DeepSpeed lets share layers now; 1 where none do."""
+    from deepspeed.utils import groups
+
+    group = groups._TENSOR_MODEL_PARALLEL_GROUP
+    return 1 if group is None else dist.get_world_size(group)
+
+
 def is_cut(model: nn.Module) -> bool:
     """Tell whether DeepSpeed has cut any parameter of a model."""
     return any(hasattr(parameter, _MARK) for parameter in model.parameters())

@@ -24,8 +24,8 @@ from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummySchedul
 from accel_backends.strategies.deepspeed.engine_set import EngineSet
 from accel_backends.strategies.deepspeed.engines import place_for_evaluation, start_engine
 from accel_backends.strategies.deepspeed.gathering import gather_facts
+from accel_backends.strategies.deepspeed.layer_cuts import num_sharing
 from accel_backends.strategies.deepspeed.pairing import Part, check_combination, pair, refuse_without_model
-from accel_backends.strategies.deepspeed.sequences import SharedSequences
 from accel_backends.strategies.deepspeed.wrappers import (
     DeepSpeedEngineWrapper,
     DeepSpeedOptimizerWrapper,
@@ -37,6 +37,7 @@ from accel_state import AcceleratorState
 from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:
+    from accel_backends.strategies.deepspeed.sequences import SharedSequences
     from accel_backends.strategies.deepspeed.shared_layers import SharedLayers
 
 _NOTHING = nullcontext()
@@ -64,8 +65,8 @@ class DeepSpeedStrategy(EngineStates):
 
         Raises:
             NotAvailableError: If DeepSpeed is not installed.
-            ConfigError: If it was imported for another device, losses are to be scaled by torch, or ranks are to share
-                both sequences and layers.
+            ConfigError: If it was imported for another device, losses are to be scaled by torch, ranks are to share
+                both sequences and layers, or others share layers already.
         """
         super().setup(context)
         if GradScalerKwargs in context.handlers:
@@ -136,10 +137,17 @@ class DeepSpeedStrategy(EngineStates):
         config = AcceleratorState().parallelism_config
         assert config is not None  # it says `sp_size`
         assert config.sp_handler is not None
+        from accel_backends.strategies.deepspeed.sequences import SharedSequences  # few runs need it
+
         return SharedSequences(layout.sp, rank, config.sp_handler)
 
     def _shared_layers(self) -> SharedLayers | None:
         layout = self.context.layout
+        if num_sharing() not in (1, layout.tp):
+            raise ConfigError(
+                f"`tp_size` is {layout.tp}, but an `Accelerator` made before lets other ranks share layers, and "
+                "DeepSpeed knows one such number for the whole process. Call the `free_memory()` of that one first."
+            )
         if layout.tp == 1:
             return None
         if layout.sp > 1:
