@@ -39,7 +39,7 @@ def assert_followed(found):
     assert found["is_same_model"]
     assert found["steps_the_model"]
     assert not found["skipped"]
-    first, second, third = found["compiled"]
+    _, second, third = found["compiled"]
     assert second == third, "programs are compiled again in the third epoch"
 
 

@@ -107,7 +107,9 @@ def train(body):
     try:
         strategy = set_up(XlaStrategy())
         rank, gradient = current_runtime().topology.rank, strategy.context.gradient
-        made, made_optimizer = make(rank)  # the processes begin with different weights, and go on with those of rank 0
+        made, made_optimizer = make(
+            rank
+        )  # the processes begin with different weights, and go on with those of rank 0
         prepared = strategy.prepare(Bundle(models=[made], optimizers=[made_optimizer]))
         model, optimizer = prepared.models[0], prepared.optimizers[0]
         seen, synced = [], []
@@ -257,7 +259,9 @@ def test_the_plugin_chooses_the_strategy():
 def refuse_several_processes():
     sys.modules.update(modules_of(Collectives(), num_processes=2))
     try:
-        with pytest.raises(ConfigError, match="`xla_fsdp_v2` is not possible on XLA devices with 2 processes"):
+        with pytest.raises(
+            ConfigError, match="`xla_fsdp_v2` is not possible on XLA devices with 2 processes"
+        ):
             set_up(XlaStrategy(), plugin=FullyShardedDataParallelPlugin(xla_fsdp_v2=True))
         with pytest.raises(ConfigError, match="`join_uneven_inputs` is not possible"):
             set_up(XlaStrategy()).join_uneven_inputs([])
@@ -288,11 +292,23 @@ def test_an_optimizer_made_before_follows_parameters_with_its_state(one_process)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"xla_fsdp_grad_ckpt": True}, "`xla_fsdp_grad_ckpt` would have no effect without `xla_fsdp_v2=True`"),
+        (
+            {"xla_fsdp_grad_ckpt": True},
+            "`xla_fsdp_grad_ckpt` would have no effect without `xla_fsdp_v2=True`",
+        ),
         ({"xla_fsdp_v2": True, "cpu_offload": True}, "`cpu_offload` would have no effect with `xla_fsdp_v2`"),
-        ({"xla_fsdp_v2": True, "sharding_strategy": "NO_SHARD"}, "`sharding_strategy`, `reshard_after_forward`"),
-        ({"xla_fsdp_v2": True, "mixed_precision_policy": "bf16"}, "`mixed_precision_policy` would have no effect"),
-        ({"xla_fsdp_v2": True, "state_dict_type": "SHARDED_STATE_DICT"}, "`state_dict_type` would have no effect"),
+        (
+            {"xla_fsdp_v2": True, "sharding_strategy": "NO_SHARD"},
+            "`sharding_strategy`, `reshard_after_forward`",
+        ),
+        (
+            {"xla_fsdp_v2": True, "mixed_precision_policy": "bf16"},
+            "`mixed_precision_policy` would have no effect",
+        ),
+        (
+            {"xla_fsdp_v2": True, "state_dict_type": "SHARDED_STATE_DICT"},
+            "`state_dict_type` would have no effect",
+        ),
         ({"xla_fsdp_v2": True, "activation_checkpointing": True}, "`activation_checkpointing` would have no"),
         ({"xla_fsdp_v2": True, "xla_fsdp_settings": {"compute_dtype": "bf16"}}, "`compute_dtype`, which"),
     ],
@@ -300,7 +316,10 @@ def test_an_optimizer_made_before_follows_parameters_with_its_state(one_process)
 @pytest.mark.parametrize("version", [1, 2])
 def test_fields_without_an_effect_are_refused(fields, message, version):
     if version == 2 and "sharding_strategy" in fields:
-        fields, message = {**fields, "sharding_strategy": "SHARD_GRAD_OP"}, "`reshard_after_forward` would have"
+        fields, message = (
+            {**fields, "sharding_strategy": "SHARD_GRAD_OP"},
+            "`reshard_after_forward` would have",
+        )
     with pytest.raises(ConfigError, match=message):
         FullyShardedDataParallelPlugin(fsdp_version=version, **fields)
 

@@ -68,14 +68,19 @@ def test_a_simple_launch_runs_the_script(monkeypatch, tmp_path):
 
 def test_a_launch_on_a_tpu_adds_what_xla_reads(monkeypatch, tmp_path):
     flags = ("--mixed_precision", "bf16", "--downcast_bf16")
-    args, environ = prepared(monkeypatch, tmp_path, *flags, prepare=lambda args: prepare_tpu(args, {"A": "1"}))
+    args, environ = prepared(
+        monkeypatch, tmp_path, *flags, prepare=lambda args: prepare_tpu(args, {"A": "1"})
+    )
     assert args.tpu
     assert environ == {"A": "1", "PJRT_DEVICE": "TPU", "XLA_DOWNCAST_BF16": "1"}
 
 
 @pytest.mark.parametrize(
     ("launcher", "message"),
-    [(tpu_launcher, "`--no_python` cannot go with `--tpu`"), (tpu_pod_launcher, "`--tpu_cluster` needs `--tpu_name`")],
+    [
+        (tpu_launcher, "`--no_python` cannot go with `--tpu`"),
+        (tpu_pod_launcher, "`--tpu_cluster` needs `--tpu_name`"),
+    ],
 )
 def test_launches_on_tpus_are_those_of_their_flags(monkeypatch, tmp_path, launcher, message):
     flags = ("--no_python",) if launcher is tpu_launcher else ()

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import torch
 
-
 _WITHOUT_ADDRESS = ("meta", "xla")
 
 

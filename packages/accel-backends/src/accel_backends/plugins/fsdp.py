@@ -194,7 +194,7 @@ class FullyShardedDataParallelPlugin:
         self._set_first_state_dict_type()
         self.ignored_modules = values.modules_of(self.ignored_modules)
         self._complete_precision()
-        xla_fsdp.check_fields(self)
+        xla_fsdp.check_fields(vars(self))
 
     @property
     def strategy(self) -> str:

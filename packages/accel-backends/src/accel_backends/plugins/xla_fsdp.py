@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, ShardingStrategy, StateDictType
 
 from accel_state.errors import ConfigError
 from accel_state.runtime import has_runtime
-
-if TYPE_CHECKING:
-    from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 
 _SETTINGS = ("shard_output",)
 # Values of other fields, once completed, that ask for nothing else than what the compiler does.
@@ -31,25 +29,27 @@ _MEANT: dict[str, tuple[Any, ...]] = {
 }
 
 
-def check_fields(plugin: FullyShardedDataParallelPlugin) -> None:
-    """Refuse fields that would have no effect with ``xla_fsdp_v2``, and its own fields without it.
+def check_fields(fields: Mapping[str, Any]) -> None:
+    """Refuse fields of the plugin that would have no effect with ``xla_fsdp_v2``, and its own fields without it.
+
+    Args:
+        fields: All of them, once completed.
 
     Raises:
         ConfigError: Naming the fields.
     """
-    if not plugin.xla_fsdp_v2:
+    if not fields["xla_fsdp_v2"]:
         _refuse(
-            [name for name in ("xla_fsdp_settings", "xla_fsdp_grad_ckpt") if getattr(plugin, name)],
+            [name for name in ("xla_fsdp_settings", "xla_fsdp_grad_ckpt") if fields[name]],
             "without `xla_fsdp_v2=True`: the first version of FSDP on XLA devices is not part of accel",
         )
         return
-    idle = [name for name, meant in _MEANT.items() if getattr(plugin, name) not in meant]
-    if isinstance(plugin.cpu_offload, CPUOffloadPolicy) or (
-        isinstance(plugin.cpu_offload, CPUOffload) and plugin.cpu_offload.offload_params
-    ):
+    idle = [name for name, meant in _MEANT.items() if fields[name] not in meant]
+    offload = fields["cpu_offload"]
+    if isinstance(offload, CPUOffloadPolicy) or (isinstance(offload, CPUOffload) and offload.offload_params):
         idle.append("cpu_offload")
     _refuse(idle, "with `xla_fsdp_v2`, where XLA's compiler decides")
-    unknown = [name for name in plugin.xla_fsdp_settings or {} if name not in _SETTINGS]
+    unknown = [name for name in fields["xla_fsdp_settings"] or {} if name not in _SETTINGS]
     if unknown:
         raise ConfigError(
             f"`xla_fsdp_settings` has {_listed(unknown)}, which `xla_fsdp_v2` does not know. It knows: "
@@ -71,8 +71,8 @@ def use_spmd() -> None:
         return
     if has_runtime():
         raise ConfigError(
-            "`xla_fsdp_v2` comes too late: this process has opened one XLA device alone, by an earlier `Accelerator` or "
-            "`PartialState`. Call `torch_xla.runtime.use_spmd()` before those, or build this `Accelerator` first."
+            "`xla_fsdp_v2` comes too late: this process has opened one XLA device alone, by an `Accelerator` or "
+            "`PartialState`. Call `torch_xla.runtime.use_spmd()` before those, or build this one first."
         )
     runtime.use_spmd()
 

@@ -36,7 +36,8 @@ class GradientReduction:
         for parameter in parameters:
             if parameter.requires_grad and parameter not in self._is_open:
                 self._is_open[parameter] = parameter.grad is not None
-                parameter.register_post_accumulate_grad_hook(self._note)
+                # torch leaves it unannotated
+                parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
 
     def reduce(self, parameters: Iterable[torch.Tensor]) -> None:
         """Average those gradients of ``parameters`` that have not been since they were computed. Communicates."""
@@ -44,7 +45,7 @@ class GradientReduction:
             return
         chosen = [parameter for parameter in parameters if parameter.grad is not None]
         self.watch(chosen)  # one that was unfrozen after its model was prepared
-        opened = [parameter for parameter in chosen if self._is_open.get(parameter)]
+        opened = [parameter for parameter in chosen if self._is_open[parameter]]
         if opened:
             gradients = [parameter.grad for parameter in opened]
             packages.model().all_reduce("sum", gradients, scale=1.0 / self._num_processes)

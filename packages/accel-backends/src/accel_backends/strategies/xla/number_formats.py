@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 
 import torch
 
 from accel_backends.strategies.xla import packages
-from accel_state.environment import read
+from accel_state.environment import door, find_setting
 from accel_state.errors import ConfigError
 
-_VARIABLES = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
+_SETTINGS = ("xla_use_bf16", "xla_downcast_bf16")
 _ONE_AND_A_BIT = 1.0 + 2.0**-12
 """A number that fp32 can hold and bf16 cannot."""
 
@@ -25,9 +24,9 @@ def set_storage(*, dtype: torch.dtype | None) -> None:
     Raises:
         ConfigError: If floats would be stored in another format than the run asks for.
     """
-    wants_bf16 = dtype is torch.bfloat16 and read("downcast_bf16")
+    wants_bf16 = dtype is torch.bfloat16 and door.read("downcast_bf16")
     if wants_bf16:
-        os.environ["XLA_DOWNCAST_BF16"] = "1"
+        door.write("xla_downcast_bf16", True)
     is_bf16 = torch.tensor(_ONE_AND_A_BIT, device=packages.package().device()).item() != _ONE_AND_A_BIT
     if wants_bf16 and not is_bf16:
         raise ConfigError(
@@ -36,10 +35,10 @@ def set_storage(*, dtype: torch.dtype | None) -> None:
             "`model.to(torch.bfloat16)`."
         )
     if is_bf16 and dtype is None:
-        given = " and ".join(f"`{name}`" for name in _VARIABLES if os.environ.get(name)) or "`torch_xla`"
+        variables = [f"`{find_setting(name).variable}`" for name in _SETTINGS if door.read(name)]
         raise ConfigError(
-            f"{given} makes this process store fp32 as bf16, but the run has `mixed_precision=no`. Unset it, or pass "
-            '`mixed_precision="bf16"`.'
+            f"{' and '.join(variables) or '`torch_xla`'} makes this process store fp32 as bf16, but the run has "
+            '`mixed_precision=no`. Unset it, or pass `mixed_precision="bf16"`.'
         )
     if is_bf16 and not wants_bf16:
         warnings.warn(

@@ -37,7 +37,9 @@ def mesh_of_run(*, shards_parameters: bool) -> Any:
     mesh = spmd.get_global_mesh()
     if mesh is None:
         number = int(packages.runtime().global_runtime_device_count())
-        mesh = spmd_mesh(MeshLayout(dp_shard=number) if shards_parameters else MeshLayout(dp_replicate=number))
+        mesh = spmd_mesh(
+            MeshLayout(dp_shard=number) if shards_parameters else MeshLayout(dp_replicate=number)
+        )
         spmd.set_global_mesh(mesh)
     elif not row_axes(mesh) or (shards_parameters and SHARD_AXIS not in mesh.axis_names):
         raise ConfigError(
