@@ -191,7 +191,9 @@ class FullyShardedDataParallelPlugin:
         self._complete_units()
         self.set_cpu_offload()
         self.validate_cpu_offload()
-        self._set_first_state_dict_type()
+        if self.xla_fsdp_v2 and values.given_or_set("state_dict_type", self.state_dict_type) is None:
+            self.state_dict_type = "FULL_STATE_DICT"
+        self.set_state_dict_type()
         self.ignored_modules = values.modules_of(self.ignored_modules)
         self._complete_precision()
         xla_fsdp.check_fields(vars(self))
@@ -307,10 +309,6 @@ class FullyShardedDataParallelPlugin:
     def validate_mixed_precision_policy(self) -> None:
         """Refuse a ``mixed_precision_policy`` that is not of the version's kind."""
         values.check_policy(self._version(), self.mixed_precision_policy)
-
-    def _set_first_state_dict_type(self) -> None:
-        asked = values.given_or_set("state_dict_type", self.state_dict_type)
-        self.set_state_dict_type("FULL_STATE_DICT" if self.xla_fsdp_v2 and asked is None else asked)
 
     def _version(self) -> int:
         version = door.read("fsdp_version") if self.fsdp_version is None else self.fsdp_version
