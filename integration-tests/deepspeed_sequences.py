@@ -46,7 +46,9 @@ def train(stage: int, *, by_items: bool, folder: Path | None = None, resumes: bo
     model = tiny.make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(rows(), batch_size=2))
-    losses, norms, batches = [], [], []
+    losses, norms, batches, drawn = [], [], [], []
+    layers = accelerator.unwrap_model(model).get_input_embeddings()
+    layers.register_forward_hook(lambda *_: drawn.append(torch.rand(3)))
     if resumes:
         accelerator.load_state(folder)
         loader = accelerator.skip_first_batches(loader, 1)
@@ -73,7 +75,10 @@ def train(stage: int, *, by_items: bool, folder: Path | None = None, resumes: bo
     shapes = [{name: tuple(value.shape) for name, value in batch.items()} for batch in batches]
     positions = batches[0]["position_ids"]
     accelerator.free_memory()
-    return {"losses": losses, "norms": norms, "state": state, "shapes": shapes, "positions": positions}
+    return {
+        "losses": losses, "norms": norms, "state": state, "shapes": shapes, "positions": positions,
+        "drawn": drawn, "drawn after": torch.rand(3),
+    }  # fmt: skip
 
 
 def main() -> None:

@@ -65,3 +65,14 @@ def test_ranks_that_share_sequences_go_on_from_a_checkpoint_bit_for_bit(outcome,
         assert (resumed["losses"], resumed["norms"]) == (whole["losses"][1:], whole["norms"][1:])
         assert resumed["state"].keys() == whole["state"].keys()
         assert all(torch.equal(value, whole["state"][name]) for name, value in resumed["state"].items())
+
+
+@pytest.mark.parametrize("outcome", [run_all], indirect=True)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_ranks_with_other_tokens_draw_other_numbers_in_the_model_alone(outcome, stage):
+    first, second = (found[f"zero{stage}"] for found in outcome)
+    for one, other in zip(first["drawn"], second["drawn"], strict=True):
+        assert not torch.equal(one, other)
+    assert torch.equal(first["drawn after"], second["drawn after"])
+    for found in outcome:  # the state of a checkpoint is all there is
+        assert torch.equal(found[f"zero{stage}"]["drawn"][1], found[f"resumed{stage}"]["drawn"][0])

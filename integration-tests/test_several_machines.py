@@ -124,7 +124,7 @@ def test_a_host_that_cannot_be_reached_is_named_before_anything_starts(launch, t
     code, stdout, stderr = finish(launch("open('started', 'w')", hosts=hosts))
     assert code == 1
     assert stdout == ""
-    assert stderr.startswith("error: Nothing was started, since not all hosts are like this one (")
+    assert stderr.startswith("error: Nothing was started, since not all hosts can take part (")
     assert "  127.0.0.9: cannot be reached: " in stderr
     assert not (tmp_path / "started").exists()
 

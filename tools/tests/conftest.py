@@ -58,7 +58,7 @@ class Checkout:
             self._add_package(name)
         for name in TORCH_FREE:
             self.write(f"packages/accel-state/src/accel_state/{name}.py", "")
-        self.write("packages/accel-launch/src/accel_launch/elastic_agent.py", "")
+        self.write("packages/accel-launch/src/accel_launch/rendezvous.py", "")
         for name in ("plugins", "strategies"):
             self.write(f"packages/accel-backends/src/accel_backends/{name}/__init__.py", "")
 

@@ -13,7 +13,7 @@ LIGHT = """
 import sys
 from accel_launch.cli import main
 code = main(sys.argv[1:])
-heavy = sorted({"torch", "numpy", "yaml", "psutil", "accel_launch.elastic_agent"} & set(sys.modules))
+heavy = sorted({"torch", "numpy", "yaml", "psutil", "accel_launch.rendezvous"} & set(sys.modules))
 print("heavy:", *heavy, file=sys.stderr)
 sys.exit(code)
 """

@@ -47,6 +47,7 @@ ON_DEVICES = {
 # Flags that never reach the ranks as a variable: the other flags they need, and what the plan then says.
 CPU = ["--cpu", "--num_processes", "2"]
 MACHINES = ["--cpu", "--num_processes", "2", "--num_machines", "2", "--main_process_ip", "10.0.0.1"]
+ELASTIC = [*MACHINES, "--rdzv_backend", "c10d"]
 DEEPSPEED = ["--use_deepspeed", *MACHINES[1:]]
 HOSTFILE = ["--deepspeed_hostfile", "hosts"]
 RAY = [*CPU, "--launcher", "ray"]
@@ -66,14 +67,14 @@ IN_PLAN = {
         "",
         '"launcher": "machines"',
     ),  # no `c10d`
-    "rdzv_backend": (MACHINES, "c10d", "--rdzv-backend=c10d"),
-    "rdzv_id": ([*MACHINES, "--rdzv_backend", "c10d"], "mine", "--rdzv-id=mine"),
-    "rdzv_conf": (CPU, "timeout=7", "--rdzv-conf=timeout=7"),
-    "max_restarts": (CPU, "4", "--max-restarts=4"),
-    "monitor_interval": ([*CPU, "--max_restarts", "1"], "0.5", "--monitor-interval=0.5"),
-    "role": (CPU, "trainer", "--role=trainer"),
-    "tee": (CPU, "3", "--tee=3"),
-    "log_dir": (CPU, "logs", "--log-dir=logs"),
+    "rdzv_backend": (MACHINES, "c10d", "--backend=c10d"),
+    "rdzv_id": (ELASTIC, "mine", "--id=mine"),
+    "rdzv_conf": (ELASTIC, "timeout=7", "--conf=timeout=7"),
+    "max_restarts": (CPU, "4", '"max_restarts": 4'),
+    "monitor_interval": (ELASTIC, "0.5", "--monitor-interval=0.5"),
+    "role": (CPU, "trainer", '"ROLE_NAME": "trainer"'),
+    "tee": (CPU, "3", '"tee": "3"'),
+    "log_dir": (CPU, "logs", '/logs"'),
     "grace_period_s": (["--cpu"], "7.5", '"grace_period_s": 7.5'),
     "report": (["--cpu"], "crash.json", "/crash.json"),
     "hosts": (["--cpu"], "h1,h2:1", '"host": "h2"'),
@@ -96,7 +97,7 @@ IN_PLAN = {
     "slurm_options": (["--cpu", "--slurm"], "--partition=gpu -v", "#SBATCH --partition=gpu\\n#SBATCH -v"),
     "slurm_array": (["--cpu", "--slurm"], "0-3", "#SBATCH --array=0-3"),
     "slurm_requeue": (["--cpu", "--slurm"], "", "#SBATCH --requeue"),
-    "launcher": (CPU, "elastic", '"launcher": "elastic"'),
+    "launcher": (MACHINES, "elastic", '"launcher": "elastic"'),
     "ray_address": (RAY, "10.0.0.1:6379", '"address": "10.0.0.1:6379"'),
     "ray_cpus_per_process": (RAY, "3", '\\"CPU\\": 3'),
     "ray_resources": (RAY, "a=2", '\\"a\\": 2'),

@@ -42,6 +42,10 @@ def test_to_dict_survives_json():
         "port": 29500,
         "is_quiet": False,
         "report": None,
+        "max_restarts": 0,
+        "tee": "0",
+        "log_dir": None,
+        "rendezvous": None,
         "options": {},
         "processes": [
             {

@@ -40,9 +40,9 @@ from accel_launch.relevance import RULES, without_effect
         ),
         (
             {"monitor_interval": "2", "num_processes": "2"},
-            ["`--monitor_interval` has no effect without `--max_restarts`, `--tee` or the like."],
+            ["`--monitor_interval` has no effect where machines do not meet by `--rdzv_backend`."],
         ),
-        ({"monitor_interval": "2", "max_restarts": "1"}, []),
+        ({"monitor_interval": "2", "max_restarts": "1", "num_machines": "2", "master_addr": "h"}, []),
         ({"ssh_options": "-p 22"}, ["`--ssh_options` has no effect without `--hosts` or `--hostfile`."]),
         ({"mpirun_ccl": "2"}, ["`--mpirun_ccl` has no effect without `--use_mpirun`."]),
         ({"slurm_array": "0-3"}, ["`--slurm_array` has no effect without `--slurm`."]),
@@ -54,7 +54,7 @@ from accel_launch.relevance import RULES, without_effect
         ({"gpu_ids": "0", "tpu": "true"}, ["`--gpu_ids` has no effect on TPUs."]),
         (
             {"max_restarts": "1", "hosts": "a,b"},
-            ["`--max_restarts` has no effect where torch's elastic agent starts nothing."],
+            ["`--max_restarts` has no effect where another program starts the ranks."],
         ),
         ({"same_network": "true"}, ["`--same_network` has no effect on one machine."]),
         ({"aws_access_key_id": "x"}, ["`--aws_access_key_id` has no effect outside of SageMaker."]),

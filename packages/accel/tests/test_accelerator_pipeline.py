@@ -1,5 +1,6 @@
 """A pipeline trains a model as one process would that accumulates the same micro-batches."""
 
+from collections import Counter
 from math import prod
 
 import pytest
@@ -9,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from accel import Accelerator, ParallelismConfig
 from accel.utils import FullyShardedDataParallelPlugin, GradScalerKwargs
 from accel_backends.pipelining.chunks import in_chunks
+from accel_backends.testing.collectives import counted_collectives
 from accel_backends.testing.models import make_batches, make_model
 from accel_state import PipelineParallelConfig
 from accel_state.errors import ConfigError, DistributedOperationException, StateError
@@ -31,9 +33,16 @@ def make_optimizer(model):
 
 
 def make_accelerator(
-    *, num_stages=2, schedule="1f1b", num_micro_batches=4, split_points="auto", sizes=None, **options
+    *,
+    num_stages=2,
+    schedule="1f1b",
+    num_micro_batches=4,
+    split_points="auto",
+    stages_per_rank=None,
+    sizes=None,
+    **options,
 ):
-    handler = PipelineParallelConfig(schedule, num_micro_batches, split_points)
+    handler = PipelineParallelConfig(schedule, num_micro_batches, split_points, stages_per_rank)
     config = ParallelismConfig(pp_size=num_stages, pp_handler=handler, **(sizes or {}))
     return Accelerator(cpu=True, parallelism_config=config, **options)
 
@@ -128,8 +137,15 @@ def sgd(model):
     return torch.optim.SGD((one for one in model.parameters() if one.requires_grad), lr=0.1, momentum=0.9)
 
 
-def train_in_sharded_stages(kind, sizes):
-    accelerator = make_accelerator(sizes=sizes, gradient_accumulation_steps=2)
+def train_in_sharded_stages(kind, sizes, schedule, is_checkpointed, stages_per_rank=None):
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing=is_checkpointed)
+    accelerator = make_accelerator(
+        sizes=sizes,
+        schedule=schedule,
+        stages_per_rank=stages_per_rank,
+        fsdp_plugin=plugin,
+        gradient_accumulation_steps=2,
+    )
     layout = accelerator.parallelism_config.layout
     own = layout.data_rank(accelerator.process_index)
     model = make_model(kind)
@@ -168,18 +184,35 @@ def train_alone_on(kind):
     return losses, norms, gradients, model.state_dict()
 
 
-@pytest.mark.parametrize(
-    ("kind", "sizes"),
-    [
-        ("tied", {"dp_shard_size": 2}),
-        ("adapted", {"dp_replicate_size": 2}),
-        ("shared-tied", {"tp_size": 2}),
-        pytest.param("shared-tied", {"tp_size": 2, "dp_shard_size": 2}, marks=pytest.mark.slow),
-    ],
-)
-def test_sharded_stages_train_like_one_process(world, kind, sizes):
+SHARDED = [
+    # model, ranks of a stage, schedule, whether activations are computed again
+    ("tied", {"dp_shard_size": 2}, "1f1b", False),
+    ("tied", {"dp_shard_size": 2}, "interleaved_1f1b", False),
+    ("tied", {"dp_shard_size": 2}, "zero_bubble", False),
+    ("scaled", {"dp_shard_size": 2}, "interleaved_1f1b", True),
+    ("scaled", {"dp_shard_size": 2}, "zero_bubble", True),
+    ("adapted", {"dp_replicate_size": 2}, "1f1b", False),
+    ("adapted", {"dp_replicate_size": 2}, "zero_bubble", False),
+    ("shared-tied", {"tp_size": 2}, "1f1b", False),
+    ("shared-tied", {"tp_size": 2}, "interleaved_1f1b", False),
+    ("shared-tied", {"tp_size": 2}, "zero_bubble", False),
+    pytest.param("shared-tied", {"tp_size": 2, "dp_shard_size": 2}, "1f1b", False, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("kind", "sizes", "schedule", "is_checkpointed"), SHARDED)
+def test_sharded_stages_train_like_one_process(world, kind, sizes, schedule, is_checkpointed):
+    check_sharded_stages(world, kind, sizes, schedule, is_checkpointed)
+
+
+def test_zero_bubble_takes_several_sharded_stages_of_a_rank(world):
+    check_sharded_stages(world, "scaled", {"dp_shard_size": 2}, "zero_bubble", False, 2)
+
+
+def check_sharded_stages(world, kind, sizes, *settings):
     losses, norms, gradients, state = world(1).run(train_alone_on, kind)[0]
-    each = world(2 * prod(sizes.values())).run(train_in_sharded_stages, kind, sizes)
+    num_processes = 2 * prod(sizes.values())
+    each = world(num_processes).run(train_in_sharded_stages, kind, sizes, *settings)
     assert torch.tensor([own[0] for own in each]).mean(0).tolist() == pytest.approx(losses, rel=1e-5)
     for _, own_norms, own_gradients, _ in each:
         assert own_norms == each[0][1] == pytest.approx(norms, rel=1e-5)
@@ -211,8 +244,23 @@ def test_gradients_of_several_calls_add_up_also_those_of_a_shared_weight(world):
             torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
 
 
-def save_from_stages(folder):
+def collectives_of_a_step():
     accelerator = make_accelerator()
+    model = accelerator.prepare(make_model("odd"))
+    accelerator.forward_backward(model, batches()[0], loss_of)
+    with counted_collectives() as counted:
+        accelerator.forward_backward(model, batches()[0], loss_of)
+    return Counter(kind for kind, *_ in counted.elements())
+
+
+def test_a_step_agrees_twice_and_tells_the_loss_on_the_way(world):
+    sent = {"send": 4, "receive": 4}  # of each micro-batch, forward or back
+    assert world(2).run(collectives_of_a_step) == [{"all_gather": 2, **sent}] * 2
+
+
+def save_from_stages(folder, form="SHARDED_STATE_DICT"):
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=form)
+    accelerator = make_accelerator(fsdp_plugin=plugin)
     model = make_model("tied")
     model, optimizer = accelerator.prepare(model, make_optimizer(model))
     accelerator.forward_backward(model, batches()[0], loss_of)
@@ -248,6 +296,30 @@ def test_a_checkpoint_of_stages_goes_on_in_stages_and_in_one_process(world, tmp_
     (alone,) = world(1).run(load_in_one_process, str(tmp_path / "saved"))
     for name, value in alone.items():
         torch.testing.assert_close(after[name], value, rtol=0, atol=1e-6, msg=name)
+
+
+def resume_before_the_first_batch(folder, num_with_values):
+    """Go on as `save_from_stages` does, with a model that few ranks have values of, or none."""
+    accelerator = make_accelerator()
+    has_values = accelerator.process_index < num_with_values
+    with torch.device("cpu" if has_values else "meta"):
+        model = make_model("tied", seed=8)
+        model, optimizer = accelerator.prepare(model, make_optimizer(model))
+    accelerator.load_state(folder)
+    accelerator.forward_backward(model, batches()[1], loss_of)
+    optimizer.step()
+    return accelerator.get_state_dict(model)
+
+
+@pytest.mark.parametrize("form", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+def test_a_model_without_values_is_loaded_before_the_first_batch(world, tmp_path, form):
+    folder = str(tmp_path / "saved")
+    (after, _), _ = world(2).run(save_from_stages, folder, form)
+    for num_with_values in (2, 1, 0):
+        state, _ = world(2).run(resume_before_the_first_batch, folder, num_with_values)
+        assert list(state) == list(after)
+        for name, value in after.items():
+            assert state[name].equal(value), (name, num_with_values)
 
 
 def use_wrongly():

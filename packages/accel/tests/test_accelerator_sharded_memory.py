@@ -7,7 +7,10 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_backends import resolve_plan
@@ -105,8 +108,37 @@ def save_deep(folder):
     Accelerator(cpu=True).save_model(Wide(**DEEP), folder)
 
 
+class LiveBytes(TorchDispatchMode):
+    """Counts the memory of tensors made in the block, as long as somebody has them: also threads of collectives."""
+
+    def __init__(self):
+        super().__init__()
+        self.most = 0
+        self._made = {}
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        given = {storage._cdata for storage in _storages((args, kwargs))}
+        for storage in _storages(result):
+            if storage._cdata not in given and storage._cdata not in self._made:
+                self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._made = {key: pair for key, pair in self._made.items() if not pair[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self._made.values()))
+        return result
+
+
+def _storages(data):
+    """Return the memory of tensors on the CPU; of those that are cut, of the local parts."""
+    tensors = [getattr(one, "_local_tensor", one) for one in tree_leaves(data)]
+    return [
+        one.untyped_storage() for one in tensors if type(one) is torch.Tensor and one.device.type == "cpu"
+    ]
+
+
 def memory_of_stages(folder, sizes):
-    """Return the bytes of the parameters that this rank keeps, and all that it allocated until it computes with them.
+    """Return the bytes of the parameters that this rank keeps, and what it allocated until it computes with them.
+
+    That is the sum, and the most at a time beside what there was before.
 
     The model is on the meta device, with a folder on all ranks, else on all but the first.
     """
@@ -118,7 +150,8 @@ def memory_of_stages(folder, sizes):
         model = Wide(**DEEP)
     calls = iter([lambda model, tokens: model(tokens).mean()])  # the run without values; then there is none
 
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    live = LiveBytes()
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, live:
         model = accelerator.prepare(model)
         with torch.no_grad(), pytest.raises(StopIteration):
             accelerator.forward_backward(
@@ -126,7 +159,7 @@ def memory_of_stages(folder, sizes):
             )
     accelerator.strategy.local_model_state(model)  # nothing stays gathered
     events = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
-    return bytes_of(model.parameters()), sum(max(one.nbytes(), 0) for one in events)
+    return bytes_of(model.parameters()), sum(max(one.nbytes(), 0) for one in events), live.most
 
 
 @pytest.mark.parametrize(
@@ -135,6 +168,7 @@ def memory_of_stages(folder, sizes):
         (2, {"pp_size": 2}, False),
         (2, {"pp_size": 2}, True),
         (4, {"pp_size": 2, "dp_shard_size": 2}, True),
+        (4, {"pp_size": 2, "dp_shard_size": 2}, False),
     ],
 )
 def test_each_rank_keeps_its_stage_of_a_model_on_the_meta_device_alone_and_reads_no_more(
@@ -144,9 +178,11 @@ def test_each_rank_keeps_its_stage_of_a_model_on_the_meta_device_alone_and_reads
     if folder is not None:
         world(1).run(save_deep, folder)
     num_shards = num // 2
-    for rank, (kept, allocated) in enumerate(world(num).run(memory_of_stages, folder, sizes)):
+    for rank, (kept, allocated, peak) in enumerate(world(num).run(memory_of_stages, folder, sizes)):
         # What stands for a parameter of the other stage has one value.
         assert kept == pytest.approx(STAGES[rank // num_shards] / num_shards, abs=1000)
         if has_files:  # else it receives each tensor of the other stage, too, and frees it
             gathered = 0 if num_shards == 1 else 2 * END  # the root of the stage, from a copy of its shards
             assert kept <= allocated < kept + gathered + BLOCK // 4
+        # Rank 0 has the model, and the others receive one unit at a time, or one tensor where it is not cut.
+        assert kept <= peak < kept + max(BLOCK, END) + BLOCK // 4 or rank == 0

@@ -20,7 +20,7 @@ def test_a_tidy_checkout_is_fine(checkout):
         ("accel-launch", "def f():\n    import torch\n", "accel_launch is not allowed to import torch"),
         (
             "accel-launch",
-            "import accel_launch.elastic_agent\n",
+            "import accel_launch.rendezvous\n",
             "Programs that run as children are imported by nothing",
         ),
     ],
@@ -38,12 +38,13 @@ def test_the_torch_free_half_may_not_reach_torch_by_a_detour(checkout):
 
 
 def test_the_notebook_launcher_may_reach_torch(checkout):
-    checkout.write(f"{src('accel-launch')}/notebook.py", "def f():\n    import torch\n")
+    checkout.write(f"{src('accel-launch')}/notebook/__init__.py", "")
+    checkout.write(f"{src('accel-launch')}/notebook/launching.py", "def f():\n    import torch\n")
     assert not list(statement_problems(checkout.root))
 
 
 def test_a_program_for_child_processes_may_import_torch(checkout):
-    checkout.write(f"{src('accel-launch')}/elastic_agent.py", "def main():\n    import torch\n")
+    checkout.write(f"{src('accel-launch')}/rendezvous.py", "def main():\n    import torch\n")
     assert not list(statement_problems(checkout.root))
 
 

@@ -36,7 +36,7 @@ class Net(nn.Module):
     def __init__(self, kind):
         super().__init__()
         self.kind = kind
-        self.first = nn.Linear(4, 4)
+        self.first = Block()
         self.blocks = nn.ModuleList([kind(), Block(), Block()])
 
     def forward(self, rows):
@@ -58,31 +58,33 @@ def test_a_stage_returns_the_same_with_and_without_calls_of_earlier_stages(kind,
     staged = StagedModel(model, ["blocks.2"], device=torch.device("cpu"))
     trace = staged.trace(lambda: model(rows))
     staged.decide(1, trace)
-    for block in model.blocks:
+    for block in (model.first, *model.blocks):
         block.num_calls = 0
     for _ in range(2):
-        with staged.without_other_stages():
+        with staged.without_other_ranks():
             output = staged.run(1, lambda: model(rows), [hidden], trace)
         assert torch.equal(output.result, expected)
     assert [block.num_calls for block in model.blocks] == [2 * num_calls, 0, 2]
+    assert model.first.num_calls == 0
     assert torch.equal(model(rows), expected)
 
 
 class CallsNeighbour(Block):
-    """Calls the block beside it, so that calls of that one cannot be counted."""
+    """Calls the block beside it, which is called less often where this one is skipped."""
 
     def forward(self, hidden):
         return super().forward(self.neighbour[0](hidden))
 
 
-def test_calls_that_cannot_be_told_apart_are_made_again():
+def test_a_block_that_another_one_calls_is_called_again():
     model, rows = Net(CallsNeighbour), torch.randn(3, 4)
     model.blocks[0].neighbour = [model.blocks[1]]  # in a list, so that it is no child
     expected = model(rows)
     staged = StagedModel(model, ["blocks.2"], device=torch.device("cpu"))
     trace = staged.trace(lambda: model(rows))
     staged.decide(1, trace)
-    assert not trace.calls
+    assert model.blocks[0] in trace.calls
+    assert model.blocks[1] not in trace.calls
     hidden = model.blocks[1](model.blocks[0](model.first(rows)))
-    with staged.without_other_stages():
+    with staged.without_other_ranks():
         assert torch.equal(staged.run(1, lambda: model(rows), [hidden], trace).result, expected)

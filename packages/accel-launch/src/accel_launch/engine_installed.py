@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accel_launch.launchers.routes import route
+from accel_launch.launchers.selection import route
 from accel_launch.messages import warn
 from accel_launch.request import LaunchRequest
 from accel_state.availability import why_not

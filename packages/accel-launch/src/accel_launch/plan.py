@@ -53,13 +53,23 @@ class ProcessPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What of the ranks' output is kept in files: ``tee`` as its flag says it, in ``folder``; None: in a new one."""
+
+    tee: str = "0"
+    folder: Path | None = None
+    role: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """What a launcher is going to do; nothing has happened yet.
 
-    ``processes`` are those that the launcher itself starts; an agent among them may start the ranks, whose
+    ``processes`` are those that the launcher itself starts; another program among them may start the ranks, whose
     number is ``num_ranks`` (0: other machines' accelerators decide). ``port`` must be free; None lets one be found
     while starting. ``is_quiet`` leaves out the report on the screen that says how a run failed; ``report`` is a file
-    to write it to as JSON.
+    to write it to as JSON. ``max_restarts`` says how often all processes start again after one has failed,
+    ``rendezvous`` is the program that tells those of this machine their ranks each time.
     ``options`` is what else this launcher has to know to run the plan, ``secrets`` what of that nobody may see.
     ``document`` is what it hands to another program instead of starting processes, for a file or a pipe; it is then
     the description, and nothing else.
@@ -72,6 +82,9 @@ class LaunchPlan:
     port: int | None = None
     is_quiet: bool = False
     report: Path | None = None
+    max_restarts: int = 0
+    logs: LogSettings | None = None
+    rendezvous: ProcessPlan | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     document: str | None = None
@@ -89,6 +102,10 @@ class LaunchPlan:
             "port": self.port,
             "is_quiet": self.is_quiet,
             "report": None if self.report is None else str(self.report),
+            "max_restarts": self.max_restarts,
+            "tee": "0" if self.logs is None else self.logs.tee,
+            "log_dir": None if self.logs is None or self.logs.folder is None else str(self.logs.folder),
+            "rendezvous": None if self.rendezvous is None else list(self.rendezvous.argv),
             "options": dict(self.options),
             **({} if self.document is None else {"document": self.document}),
             "processes": [process.to_dict() for process in self.processes],
@@ -103,6 +120,8 @@ class LaunchPlan:
         if any("MASTER_ADDR" in process.environ for process in self.processes):
             lines.append(f"port         {self.port or 'a free one'}")
         lines += [] if self.report is None else [f"report       {self.report}"]
+        lines += [f"restarts     {self.max_restarts}"] if self.max_restarts else []
+        lines += [] if self.rendezvous is None else [f"rendezvous   {shlex.join(self.rendezvous.argv)}"]
         for process in self.processes:
             lines += ["", f"host         {process.host}"]
             lines += [] if process.rank is None else [f"rank         {process.rank}"]

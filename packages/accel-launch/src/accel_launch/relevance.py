@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from accel_launch.config.keys import is_inert
 from accel_launch.engine import SAGEMAKER
-from accel_launch.launchers.routes import BUILT_IN
-from accel_launch.launchers.selection import select_launcher
+from accel_launch.launchers.selection import BUILT_IN, SETTINGS_OF_OWN_RANKS, select_launcher
 from accel_launch.options import OPTION_GROUPS, OPTIONS, SETTINGS_OF_LAUNCHER
 from accel_launch.request import LaunchRequest
 
@@ -29,7 +28,6 @@ _OF_RANKS_HERE = ("gpu_ids", "cpu_affinity", "num_cpu_threads_per_process")
 _OF_MEETINGS = frozenset(
     {"num_machines", "machine_rank", "master_addr", "master_port", "rdzv_backend", "same_network"}
 )
-_OF_THE_AGENT = ("max_restarts", "rdzv_conf", "tee", "log_dir", "role")
 
 
 class Rule(NamedTuple):
@@ -124,9 +122,9 @@ RULES: tuple[Rule, ...] = (
     _rule(("machine_rank", "master_addr", "same_network"), _has_machines, "on one machine"),
     _rule(("rdzv_backend", "rdzv_id"), _has_machines, "on one machine"),
     _rule(
-        ("monitor_interval",),
-        _takes_route("elastic"),
-        "without `--max_restarts`, `--tee` or the like",
+        ("monitor_interval", "rdzv_conf"),
+        _takes_route("elastic", "slurm", "srun", "kubernetes"),
+        "where machines do not meet by `--rdzv_backend`",
     ),
     _rule(("ssh_options", "no_preflight"), _takes_route("ssh"), "without `--hosts` or `--hostfile`"),
     _rule(("hosts", "hostfile"), _takes_route("ssh"), "with this `--launcher`"),
@@ -150,9 +148,9 @@ RULES: tuple[Rule, ...] = (
     _rule(_OF_MEETINGS, _takes_another_route("tpu", "tpu-pod"), "on TPUs"),
     _rule(_OF_MEETINGS - {"num_machines"}, _takes_another_route("sagemaker"), "on SageMaker"),
     _rule(
-        _OF_THE_AGENT,
-        _takes_route("elastic", "slurm", "srun", "kubernetes"),
-        "where torch's elastic agent starts nothing",
+        SETTINGS_OF_OWN_RANKS,
+        _takes_route("local", "machines", "elastic", "slurm", "srun", "kubernetes"),
+        "where another program starts the ranks",
     ),
     _rule(
         ("gpu_ids", "cpu_affinity", "report", *_OF_MEETINGS - {"num_machines", "master_port"}),

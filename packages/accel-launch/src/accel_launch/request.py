@@ -8,12 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from accel_launch.accelerators.choosing import asked_for
 from accel_launch.config.file import ConfigFile
 from accel_launch.deepspeed_checks import check_deepspeed, fields_of_config_file
 from accel_launch.engine import choose_engine, with_engine
 from accel_launch.fsdp_checks import check_fsdp
 from accel_launch.fsdp_defaults import fsdp_defaults
-from accel_launch.gpus import selected_gpus
 from accel_launch.options import OPTIONS
 from accel_launch.resolution import Resolved, resolve
 from accel_state.entry_points import entry_points
@@ -195,7 +195,7 @@ def _num_gpus(settings: Mapping[str, Resolved], machine: Machine, num_local_proc
     selection = settings["gpu_ids"]
     if selection.source not in ("flag", "config file"):
         return len(machine.gpus)
-    gpus = selected_gpus(selection.value, machine.gpus)
+    gpus = asked_for(selection.value, machine.gpus)
     if len(gpus) != len(selection.value.split(",")):
         raise ConfigError(
             f"`--gpu_ids` is `{selection.value}`, but the GPUs of this machine "

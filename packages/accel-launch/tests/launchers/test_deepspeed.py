@@ -90,6 +90,15 @@ def test_only_what_is_on_the_list_is_forwarded(request_for):
     assert made.processes[0].unset == ("MLFLOW_TRACKING_PASSWORD",)  # which the runner would send by itself
 
 
+def test_variables_of_libraries_are_forwarded_but_for_secrets_and_what_a_shell_reads(request_for):
+    environ = {"NCCL_IB_GID_INDEX": "3", "WANDB_PROJECT": "p", "WANDB_API_KEY": "s", "WANDB_NOTES": "a $HOME"}
+    options = plan(request_for, environ=environ).options
+    lines = set(options["forwarded"].splitlines())
+    assert {"NCCL_IB_GID_INDEX=3", "WANDB_PROJECT=p"} <= lines
+    assert not any(line.startswith(("WANDB_API_KEY", "WANDB_NOTES")) for line in lines)
+    assert options["held_back"] == "WANDB_API_KEY,WANDB_NOTES"
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -167,10 +176,13 @@ def test_what_a_person_wrote_for_the_runner_is_forwarded_too(runner, tmp_path):
 
 
 def test_what_is_held_back_is_named(runner, capsys):
-    held = replace(runner, processes=(replace(runner.processes[0], unset=("MLFLOW_TRACKING_TOKEN",)),))
+    process = replace(runner.processes[0], unset=("MLFLOW_TRACKING_TOKEN",))
+    held = replace(runner, processes=(process,), options={**runner.options, "held_back": "HF_TOKEN"})
     assert DeepSpeedLauncher().run(held) == 0
     told = capsys.readouterr().err
-    assert "`MLFLOW_TRACKING_TOKEN` may hold a secret and stays on this machine" in told
+    assert (
+        "`MLFLOW_TRACKING_TOKEN`, `HF_TOKEN` may hold a secret, or what a shell would read, and stays" in told
+    )
     assert "write it into `.deepspeed_env`" in told
 
 

@@ -22,7 +22,7 @@ def plan(request_for, *command, **given) -> LaunchPlan:
         ({"flags": {"num_processes": "2"}, "config": {"num_machines": 2}}, False),
         ({"config": {"distributed_type": "FSDP"}}, True),
         ({"gpus": ("0", "1")}, True),
-        ({"flags": {"num_processes": "2", "max_restarts": "1"}}, False),
+        ({"flags": {"num_processes": "2", "max_restarts": "1"}}, True),
     ],
 )
 def test_takes_several_processes_on_one_machine_and_engines_that_want_a_rank(request_for, given, accepts):

@@ -13,6 +13,7 @@ def test_takes_several_machines_that_meet_at_a_fixed_place(request_for):
     assert accepts(request_for(flags=TWO))
     assert not accepts(request_for(flags={"num_processes": "4"}))
     assert not accepts(request_for(flags=TWO | {"rdzv_backend": "c10d"}))
+    assert not accepts(request_for(flags=TWO | {"max_restarts": "1"}))
 
 
 @pytest.mark.parametrize(("machine_rank", "ranks"), [("0", [0, 1]), ("1", [2, 3])])

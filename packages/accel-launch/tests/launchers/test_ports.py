@@ -28,3 +28,9 @@ def test_a_port_in_use_is_named():
         port = taken.getsockname()[1]
         with pytest.raises(LaunchError, match=f"`--main_process_port` is {port}"), held_port(port):
             pass
+
+
+def test_where_two_sockets_cannot_be_bound_to_one_port_it_is_let_go_for_rank_0(monkeypatch):
+    monkeypatch.setattr("accel_launch.launchers.ports._SHARES_PORTS", False)
+    with held_port(None) as port, socket.socket() as rank_0:
+        rank_0.bind(("", port))

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from accel_launch.launchers.routes import BUILT_IN, route
-from accel_launch.launchers.selection import accepting_launchers, select_launcher
+from accel_launch.launchers.selection import BUILT_IN, accepting_launchers, route, select_launcher
 from accel_launch.launchers.single import SingleProcessLauncher
 from accel_state.entry_points import entry_points
 from accel_state.errors import ConfigError, LaunchError, UnknownNameError
@@ -52,8 +51,10 @@ def test_the_launcher_follows_from_the_request(request_for, given, name):
         ({"flags": {"use_mpirun": "true", "num_processes": "2"}}, "mpi"),
         ({"flags": {"hosts": "a,b"}}, "ssh"),
         ({"flags": {"slurm": "true"}}, "slurm"),
-        ({"flags": {"max_restarts": "1"}}, "elastic"),
-        ({"flags": {"tee": "3"}}, "elastic"),
+        ({"flags": {"max_restarts": "1"}}, "local"),
+        ({"flags": {"tee": "3"}}, "local"),
+        ({"flags": TWO | {"tee": "3"}}, "machines"),
+        ({"flags": TWO | {"max_restarts": "1"}}, "elastic"),
         ({"flags": TWO | {"rdzv_backend": "c10d"}}, "elastic"),
         ({"environ": ALLOCATION}, "srun"),
         ({"environ": ALLOCATION | {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}}, "single"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_launch.launchers.allocation import flags_of_step
+from accel_launch.launchers.nested_launch import flags_of_slurm_task
 from accel_launch.launchers.slurm import SLURMLauncher, batch_script
 from accel_launch.launchers.srun import SRunLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
@@ -45,7 +45,7 @@ STEP = {
     ],
 )
 def test_a_task_of_srun_knows_its_machines(change, flags):
-    assert flags_of_step(STEP | change) == flags
+    assert flags_of_slurm_task(STEP | change) == flags
 
 
 def script(request_for, *command, kind="script", **flags) -> list[str]:
@@ -123,7 +123,7 @@ def test_the_shell_of_a_job_starts_a_launch_on_each_node(request_for):
     assert argv[:4] == ("srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1")
     assert argv[4:7] == ("--input=all", "--kill-on-bad-exit=1", "--wait=40")
     assert argv[7:] == (
-        *("python", "-P", "-m", "accel_launch.step", "33.0"),
+        *("python", "-P", "-m", "accel_launch.srun_task", "33.0"),
         *("python", "-m", "accel_launch", "launch", "--config_file", "/srv/config.yaml"),
         *("--num_processes=8", "-m", "--", "train.py"),
     )

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from accel_launch import __version__
 from accel_launch.cpu_cores import num_cpu_cores
-from accel_launch.fingerprint import differences, fingerprint
+from accel_launch.fingerprint import differences, faults, fingerprint
 from accel_launch.launchers.hosts import Host
 from accel_launch.launchers.preflight import ssh_command
 from accel_launch.launchers.ssh import SSHLauncher, _fitting, _with_ranks
@@ -20,7 +21,10 @@ FAKE_SSH = """#!{python}
 import os, shlex, sys
 host, text = sys.argv[-3], sys.argv[-1]
 if host.startswith("far"):
-    sys.exit("ssh: no route to host") if False else (sys.stderr.write("no route\\n"), os._exit(255))
+    sys.stderr.write("no route\\n")
+    sys.exit(255)
+if host == os.environ.get("OTHER_HOST"):
+    os.environ["PYTHONPATH"] = os.environ["OTHER_PYTHONPATH"]
 words = shlex.split(text)
 os.environ["FAKE_HOST"] = host
 os.execv(words[0], words)
@@ -113,12 +117,24 @@ def test_what_differs_is_named_and_told_apart_by_whether_it_breaks_a_run(tmp_pat
         f"`psutil` is missing instead of {here['packages']['psutil']}",
         f"`pytest` is 0.1 instead of {here['packages']['pytest']}",
     ]
-    assert differences(here, here | {"directory": None})[0] == [f"the directory `{tmp_path}` is missing"]
     patch = ".".join(here["python"].split(".")[:2]) + ".99"
     assert differences(here, here | {"python": patch}) == (
         [],
         [f"Python is {patch} instead of {here['python']}"],
     )
+
+
+def test_what_keeps_a_host_from_running_ranks_is_named(tmp_path):
+    (tmp_path / "t.py").write_text("pass")
+    there = fingerprint(str(tmp_path), "t.py")
+
+    def wrong(**other):
+        return faults(there | other, cwd="/srv", launcher=__version__)
+
+    assert wrong() == wrong(script="") == []
+    assert wrong(directory=None, script=None) == ["the directory `/srv` is missing"]
+    assert wrong(script=None) == ["the script is missing"]
+    assert wrong(packages={}) == [f"`accel-launch` is missing instead of {__version__}, as here"]
 
 
 def test_a_package_that_is_removed_by_half_is_passed_over(tmp_path, monkeypatch):
@@ -127,20 +143,23 @@ def test_a_package_that_is_removed_by_half_is_passed_over(tmp_path, monkeypatch)
     assert "gone" not in fingerprint(str(tmp_path), None)["packages"]
 
 
-def test_hosts_that_differ_are_refused_unless_nothing_is_compared(
+def test_hosts_that_differ_from_each_other_are_refused_unless_nothing_is_compared(
     request_for, tmp_path, fake_ssh, monkeypatch, capfd
 ):
     script = tmp_path / "t.py"
     script.write_text("print('ran')")
-    # Python there reads the file too; here only the line of the search path is missing.
     other = tmp_path / "other" / "torch-0.1.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 0.1\n")
-    monkeypatch.setenv("PYTHONPATH", f"{other.parent}:{os.environ.get('PYTHONPATH', '')}")
-    with pytest.raises(LaunchError, match="h1: `torch` is "):
-        SSHLauncher().run(plan(request_for, script, hosts="h1"))
-    assert SSHLauncher().run(plan(request_for, script, hosts="h1", no_preflight="true")) == 0
-    assert "ran" in capfd.readouterr().out
+    monkeypatch.setenv("OTHER_HOST", "h2")
+    monkeypatch.setenv("OTHER_PYTHONPATH", f"{other.parent}:{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(LaunchError, match="h2: `torch` is 0.1 instead of "):
+        SSHLauncher().run(plan(request_for, script, hosts="h1,h2"))
+    assert SSHLauncher().run(plan(request_for, script, hosts="h1,h2", no_preflight="true")) == 0
+    assert capfd.readouterr().out.count("ran") == 2
+    # This machine only types: that it differs from the one that runs ranks is nobody's concern.
+    assert SSHLauncher().run(plan(request_for, script, hosts="h2")) == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_libraries_variables_reach_the_hosts_through_the_connection_and_the_plan_hides_them(

@@ -47,12 +47,16 @@ while True:
 """
 
 
+# A rank whose supervisor somebody waits for.
+NOTICE = SUPERVISOR.replace("Path.cwd())", "Path.cwd(), rank=3)")
+
+
 @pytest.fixture
 def terminal():
     spawned = []
 
-    def start(code: str, grace_period_s: float = 120.0):
-        arguments = ["-c", SUPERVISOR, code, str(grace_period_s)]
+    def start(code: str, grace_period_s: float = 120.0, supervisor: str = SUPERVISOR):
+        arguments = ["-c", supervisor, code, str(grace_period_s)]
         spawned.append(pexpect.spawn(sys.executable, arguments, timeout=60, encoding="utf-8"))
         return spawned[-1]
 
@@ -89,6 +93,15 @@ def test_a_second_ctrl_c_ends_a_script_that_hangs_at_once(terminal):
     session.expect_exact("up")
     session.sendintr()
     session.expect_exact("heard")
+    session.sendintr()
+    session.expect_exact("ended -9 2", timeout=30)
+
+
+def test_somebody_who_waits_after_ctrl_c_is_told_for_whom_and_what_to_do(terminal):
+    session = terminal(HANG, supervisor=NOTICE)
+    session.expect_exact("up")
+    session.sendintr()
+    session.expect(r"Waiting up to \d+ s for rank 3 to end\. Press Ctrl-C again to end the run now\.\r\n")
     session.sendintr()
     session.expect_exact("ended -9 2", timeout=30)
 

@@ -725,7 +725,7 @@ class Accelerator:
             **kwargs: Passed to `Tensor.backward` or the engine's own.
 
         Raises:
-            ConfigError: If `num_items` is negative or not finite.
+            ConfigError: If there is no loss, or `num_items` is negative or not finite.
             StateError: If only some micro-batches of an accumulation have `num_items`, or one has it twice.
         """
         self._stepper.backward(loss, num_items, **kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -32,15 +32,21 @@ class AddedHooks:
                 self._added[place] = self._added.get(place, set()) | new
 
     @contextmanager
-    def left_out(self) -> Iterator[None]:
-        """Let the model run without them in the block; other hooks stay."""
+    def left_out(self, modules: Container[nn.Module] | None = None) -> Iterator[None]:
+        """Let the model run without them in the block, or without those of some modules; other hooks stay."""
         with ExitStack() as stack:
             for (module, name), added in self._added.items():
+                if modules is not None and module not in modules:
+                    continue
                 hooks = getattr(module, name)
                 stack.callback(setattr, module, name, hooks)
                 kept = [(number, hook) for number, hook in hooks.items() if number not in added]
                 setattr(module, name, type(hooks)(kept))
             yield
+
+    def has_any(self, module: nn.Module) -> bool:
+        """Tell whether some were added to ``module`` itself."""
+        return any((module, name) in self._added for name in _HOOKS)
 
     def _all(self) -> Iterator[tuple[tuple[nn.Module, str], Any]]:
         for module in self._model.modules():

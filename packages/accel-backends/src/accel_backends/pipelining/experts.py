@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,8 +41,27 @@ class TraceableExperts(WrappedForward):
 
 def make_experts_traceable(model: nn.Module, plan: ParallelPlan) -> None:
     """Let the modules with experts that ``plan`` names run without values, whatever their forward is now."""
-    modules = dict(model.named_modules())
-    for name, style in plan.experts.items():
-        experts = modules.get(name)
-        if style == DISPATCHED and experts is not None and not isinstance(experts.forward, TraceableExperts):
+    for experts in _experts(model, plan):
+        if not isinstance(experts.forward, TraceableExperts):
             experts.forward = TraceableExperts(experts)
+
+
+@contextmanager
+def traceable_experts(model: nn.Module, plan: ParallelPlan) -> Iterator[None]:
+    """Let these modules run without values in the block."""
+    before = [(experts, vars(experts).get("forward")) for experts in _experts(model, plan)]
+    make_experts_traceable(model, plan)
+    try:
+        yield
+    finally:
+        for experts, forward in before:
+            if forward is None:
+                del experts.forward
+            else:
+                experts.forward = forward
+
+
+def _experts(model: nn.Module, plan: ParallelPlan) -> list[nn.Module]:
+    modules = dict(model.named_modules())
+    styles = plan.experts.items()
+    return [modules[name] for name, style in styles if style == DISPATCHED and name in modules]

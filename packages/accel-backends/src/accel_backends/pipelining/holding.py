@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from accel_backends.pipelining.stage_root import StageRoot
 from accel_backends.pipelining.stages import StagedModel
 from accel_backends.sharding.settings import ShardSettings
 from accel_backends.sharding.shard import cut_group, reduce_unused, values_in_files
@@ -18,50 +19,40 @@ from accel_backends.sharding.values import check_same_model, take_values_of_rank
 from accel_ops.named_tensors import NamedTensor
 
 
-class StageRoot(nn.Module):
-    """The root of a sharded stage: its forward is a run of the stage, from what it is handed to what it hands on.
-
-    Args:
-        model: The whole model.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self, run: Callable[[Sequence[torch.Tensor]], object], received: Sequence[torch.Tensor]
-    ) -> object:
-        """Return what ``run`` returns for the received tensors."""
-        return run(received)
-
-
 @dataclass(frozen=True, slots=True)
 class StageSharding:
-    """How a stage is cut over the ranks that it has.
+    """How the stages of a rank are cut over the ranks that have the same ones.
 
-    A group of which every parameter belongs to the stage alone is gathered by itself; what is left, with the stage.
+    A group of which every parameter belongs to one stage alone is gathered by itself; what is left, with each stage.
 
     Attributes:
-        root: The root of the stage.
+        root: The root of the stages.
         plan: How the whole model would be sharded.
-        settings: How the stage is.
+        settings: How the stages are.
     """
 
     root: StageRoot
     plan: ShardPlan
     settings: ShardSettings
 
-    def cut(self, group: ShardGroup, owned: Sequence[NamedTensor]) -> None:
-        """Cut one group, whose parameters have their values."""
-        model = self.root.model
+    def cut_unit(self, group: ShardGroup, owned: Sequence[NamedTensor], *, stage: int) -> None:
+        """Cut a group that one stage alone computes with; its parameters have their values."""
+        members = [self.root.model.get_submodule(name) for name in group.modules]
+        self._cut(members, group, owned)
+        self.root.add_unit(stage, members[0])
+
+    def cut_root(self, group: ShardGroup, owned: Sequence[NamedTensor]) -> None:
+        """Cut what is left, the parameters of which have their values."""
+        self._cut([self.root], group, owned)
+
+    def _cut(self, members: list[nn.Module], group: ShardGroup, owned: Sequence[NamedTensor]) -> None:
         chosen = {id(found.tensor) for found in owned}
         cut_group(
-            [self.root] if ROOT in group.modules else [model.get_submodule(name) for name in group.modules],
+            members,
             group,
             owned,
             self.settings,
-            ignored={parameter for parameter in model.parameters() if id(parameter) not in chosen},
+            ignored={one for one in self.root.model.parameters() if id(one) not in chosen},
             cut_layers=self.plan.cut_layers,
         )
 
@@ -104,12 +95,15 @@ def hold_stage(
                 staged.drop(found)
         if sharding is None or group is None:
             continue
+        stages = frozenset[int]().union(*(staged.users_of(one) for one in members if one.is_parameter))
         if ROOT in group.modules:
             cut = [*left, *cut]
-        elif not cut or any(not staged.is_alone(found) for found in members if found.is_parameter):
+            sharding.cut_root(group, cut)
+        elif cut and len(stages) == 1:
+            sharding.cut_unit(group, cut, stage=min(stages))
+        else:
             left += cut
             continue
-        sharding.cut(group, cut)
         for found in cut:
             if values is not None and found.names[0] in in_files:
                 values.fill_shard(found, device=sharding.settings.shard_device)
@@ -117,6 +111,9 @@ def hold_stage(
         values.finish()
     if sharding is not None:
         reduce_unused(sharding.root)
+        _note_whole(staged, sharding)
+        if staged.num_stages > staged.num_ranks:
+            sharding.root.leave_units_to_themselves()
     staged.refresh()
 
 
@@ -138,3 +135,11 @@ def _is_sharded(found: NamedTensor, staged: StagedModel, sharding: StageSharding
     """Tell whether a tensor of the stage is cut: a parameter that something computes with, and not to stay whole."""
     is_whole = found.names[0] in sharding.plan.whole or not staged.users_of(found)
     return found.is_parameter and not is_whole
+
+
+def _note_whole(staged: StagedModel, sharding: StageSharding) -> None:
+    for found in staged.tensors:
+        if found.names[0] in sharding.plan.whole and staged.is_held(found):
+            parameter = sharding.root.model.get_parameter(found.names[0])
+            for stage in staged.users_of(found) if parameter.requires_grad else ():
+                sharding.root.add_whole(stage, parameter)

@@ -32,7 +32,7 @@ class Neighbour:
 
     def receive(self, like: Sequence[torch.Tensor], *, device: torch.device) -> list[torch.Tensor]:
         """Wait for tensors of the shapes and dtypes of ``like``, and return them."""
-        received = zeros_like(like, device)
+        received = [torch.empty(one.shape, dtype=one.dtype, device=device) for one in like]
         for tensor in received:
             dist.recv(tensor.reshape(-1).view(torch.uint8), self._rank, group=self._group)
         return received

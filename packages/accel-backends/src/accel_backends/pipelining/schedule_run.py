@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from accel_backends.pipelining.passing import Inbox, Key, Neighbour, zeros_like
 from accel_backends.pipelining.schedules import Action, Pass
 from accel_backends.pipelining.split_backward import SplitBackward
+from accel_backends.pipelining.stage_root import StageRoot
 from accel_backends.pipelining.stages import StagedModel
 from accel_backends.pipelining.trace import Trace
 from accel_state.errors import ConfigError
@@ -52,7 +52,7 @@ class ScheduleRun:
         traces: For each, what the call hands over.
         weights: For each, what its loss counts.
         device: Where this rank computes.
-        root: The root of the stage where it is sharded.
+        root: The root of this rank's stages where they are sharded.
         scaled: Returns, for a weighted loss, what gradients are computed of.
         schedule_of: Returns what the rank at a place of the pipeline does.
     """
@@ -66,7 +66,7 @@ class ScheduleRun:
         traces: Sequence[Trace],
         weights: Sequence[float],
         device: torch.device,
-        root: nn.Module | None,
+        root: StageRoot | None,
         scaled: Callable[[torch.Tensor], torch.Tensor],
         schedule_of: Callable[[int], list[Action]],
     ) -> None:
@@ -119,18 +119,12 @@ class ScheduleRun:
             }
         for action in actions:
             if action.kind in passes:
-                with self._only(action.stage):
-                    passes[action.kind](action.stage, action.micro_batch)
+                passes[action.kind](action.stage, action.micro_batch)
         self._to_following.finish()
         self._to_previous.finish()
         if self._error is not None:
             raise self._error
         return self._losses
-
-    def _only(self, stage: int) -> AbstractContextManager[None]:
-        """Return a block in which other stages of this rank have no values either, so that nothing runs twice."""
-        has_one = self._staged.num_stages == self._staged.num_ranks
-        return nullcontext() if has_one else self._staged.without_other_stages(stage)
 
     def _like(self, stage: int, number: int) -> tuple[torch.Tensor, ...]:
         """Return placeholders of what a stage hands on."""
@@ -157,7 +151,8 @@ class ScheduleRun:
         """Return what the next stage gets of a micro-batch, or from the last one the loss."""
 
         def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-            output = self._staged.run(stage, self._calls[number], tensors, self._traces[number])
+            with self._staged.without_other_stages(stage):
+                output = self._staged.run(stage, self._calls[number], tensors, self._traces[number])
             return (_checked_loss(output.result),) if stage == self._last else output.tensors
 
         outputs: tuple[torch.Tensor, ...] = run(received) if self._root is None else self._root(run, received)
@@ -169,24 +164,50 @@ class ScheduleRun:
     def _backward(self, stage: int, number: int) -> None:
         received, outputs = self._open.pop((stage, number))
         roots, gradients = self._roots(stage, number, outputs)
+
+        def compute() -> None:
+            with self._ending(stage):
+                torch.autograd.backward(roots, gradients)
+
         if roots:
-            self._attempt(lambda: torch.autograd.backward(roots, gradients), None)
+            self._attempt(compute, None)
         self._hand_back(stage, received)
 
     def _backward_to_inputs(self, stage: int, number: int) -> None:
         received, outputs = self._open.pop((stage, number))
         roots, gradients = self._roots(stage, number, outputs)
+        inputs = _differentiable(received)
+
+        def compute() -> None:
+            if self._root is not None and inputs:
+                self._root.gather(stage)
+            split = SplitBackward(roots, gradients, inputs, self._staged.trained_in(stage))
+            with self._ending(None):
+                split.to_inputs()
+            self._split[stage, number] = split
+
         if roots:
-            split = self._split[stage, number] = SplitBackward(
-                roots, gradients, _differentiable(received), self._staged.trained
-            )
-            self._attempt(split.to_inputs, None)
+            self._attempt(compute, None)
         self._hand_back(stage, received)
 
     def _backward_to_weights(self, stage: int, number: int) -> None:
         split = self._split.pop((stage, number), None)
         if split is not None:
-            self._attempt(split.to_weights, None)
+            self._attempt(lambda: self._complete(split, stage), None)
+
+    def _complete(self, split: SplitBackward, stage: int) -> None:
+        if self._root is None or split.is_whole:  # an ordinary backward pass
+            with self._ending(stage):
+                split.to_weights()
+            return
+        self._root.gather(stage)
+        with self._ending(None):
+            split.to_weights()
+        self._root.finish(stage)
+
+    def _ending(self, stage: int | None) -> AbstractContextManager[None]:
+        """Return a block in which backward passes are those of one sharded stage, or do not end."""
+        return nullcontext() if self._root is None else self._root.ending(stage)
 
     def _roots(
         self, stage: int, number: int, outputs: Sequence[torch.Tensor]

@@ -54,12 +54,12 @@ class CallRecord:
         self._of_model = frozenset(map(id, tensors))
         self._current_stage = current_stage
         self._begun: list[tuple[int, frozenset[int]]] = []
-        self._is_nested = False
+        self._called_inside: set[nn.Module] = set()
 
     @property
     def calls(self) -> Calls:
-        """What was seen; nothing if one of the modules called another, whose calls cannot be told apart then."""
-        return {} if self._is_nested else self._calls
+        """What was seen; not of modules that another one called, which is not called where that one is skipped."""
+        return {module: seen for module, seen in self._calls.items() if module not in self._called_inside}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -79,7 +79,8 @@ class CallRecord:
                 hook.remove()
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._is_nested |= bool(self._begun)
+        if self._begun:
+            self._called_inside.add(module)
         given = frozenset(map(id, iterate_leaves((args, kwargs))))
         self._begun.append((self._current_stage(), given | self._of_model))
 

@@ -17,7 +17,7 @@ class SplitBackward:
         roots: What the stage computed, or its loss.
         gradients: Of them; None for a loss.
         inputs: What the stage was handed; without any, everything is computed in the second half.
-        weights: The trained parameters that this rank holds.
+        weights: The trained parameters that the stage computes with.
     """
 
     def __init__(
@@ -32,6 +32,11 @@ class SplitBackward:
         self._inputs = list(inputs)
         self._weights = list(weights)
         self._groups: list[dict[str, Any]] = []
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the second half is all of it."""
+        return not self._inputs
 
     def to_inputs(self) -> None:
         """Compute the gradients of the inputs."""

@@ -7,8 +7,9 @@ the place of placeholders, and where the next stage begins, the run ends. The co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,8 @@ from torch import nn
 
 from accel_backends.pipelining.bare_forward import AddedHooks
 from accel_backends.pipelining.placeholders import held, is_placeholder, placeholder_of, put, standing_in
-from accel_backends.pipelining.skipping import skipping
-from accel_backends.pipelining.substitution import Everywhere, filling, siblings, with_values
+from accel_backends.pipelining.skipping import Calls, skipping
+from accel_backends.pipelining.substitution import Everywhere, filling, modules_around, siblings, with_values
 from accel_backends.pipelining.trace import Handover, Trace, trace_stages
 from accel_backends.plans.model_names import nearest
 from accel_backends.sharding.values import replace_tensor
@@ -71,6 +72,7 @@ class StagedModel:
         self._modules = [_module(model, name) for name in starts]
         self._starts = tuple(zip(starts, self._modules, strict=True))
         self._siblings = [siblings(model, name) for name in starts]
+        self._around = [module for name in starts for module in modules_around(model, name)]
         self._numbers = {id(found): number for number, found in enumerate(self.tensors)}
         self._placeholders = {
             number: placeholder_of(found.tensor, device) for number, found in enumerate(self.tensors)
@@ -82,6 +84,7 @@ class StagedModel:
         """The same as places of ranks in the pipeline."""
         self._others: dict[int, dict[int, torch.Tensor]] = {}
         self._elsewhere: set[int] = set()
+        self._idle: dict[int, frozenset[nn.Module]] = {}
         self.hooks = AddedHooks(model)
         """Those that sharding adds, without which the model is traced."""
 
@@ -92,7 +95,8 @@ class StagedModel:
             self.hooks.left_out(),
             standing_in(self.tensors, self._placeholders),
         ):
-            return trace_stages(call, self._starts, self._siblings, list(self._placeholders.values()))
+            tensors = list(self._placeholders.values())
+            return trace_stages(call, self._starts, self._siblings, self._around, tensors)
 
     def decide(self, place: int, trace: Trace) -> None:
         """Let the first trace say which stages use which tensors; ``place`` is that of this rank in the pipeline.
@@ -128,10 +132,6 @@ class StagedModel:
         """Tell whether this rank has the values of one of the `tensors`."""
         return self._numbers[id(found)] not in self._elsewhere
 
-    def is_alone(self, found: NamedTensor) -> bool:
-        """Tell whether no other rank computes with one of the `tensors` of this rank."""
-        return self.is_held(found) and len(self.holders[self._numbers[id(found)]]) <= 1
-
     def drop(self, found: NamedTensor) -> None:
         """Free the memory of a tensor of other stages; it keeps its shape, and stays the same object if it can."""
         hollow = torch.zeros((), dtype=found.tensor.dtype, device=self._device).expand(found.tensor.shape)
@@ -145,19 +145,47 @@ class StagedModel:
         for found in self.tensors:
             found.tensor = held(found)
 
-    def without_other_stages(self, stage: int | None = None) -> AbstractContextManager[None]:
-        """Return a block in which the model has placeholders for tensors of other stages, or of other ranks."""
-        others = {n: self._placeholders[n] for n in self._elsewhere} if stage is None else self._others[stage]
-        return standing_in(self.tensors, others)
+    def without_other_ranks(self) -> AbstractContextManager[None]:
+        """Return a block in which the model has placeholders for the tensors of stages of other ranks."""
+        return standing_in(self.tensors, {number: self._placeholders[number] for number in self._elsewhere})
 
-    @property
-    def trained(self) -> list[nn.Parameter]:
-        """The trained parameters that this rank holds."""
-        return [
-            found.tensor
-            for found in self.tensors
-            if isinstance(found.tensor, nn.Parameter) and found.tensor.requires_grad and self.is_held(found)
-        ]
+    @contextmanager
+    def without_other_stages(self, stage: int) -> Iterator[None]:
+        """Let the model have placeholders for the tensors of all other stages in the block, so that nothing runs twice.
+
+        Hooks that sharding added to their modules are left out, which would gather what is not needed.
+        """
+        if self.num_stages == self.num_ranks:  # this rank has no other stage
+            yield
+            return
+        if stage not in self._idle:
+            self._idle[stage] = self._idle_in(stage)
+        with standing_in(self.tensors, self._others[stage]), self.hooks.left_out(self._idle[stage]):
+            yield
+
+    def _idle_in(self, stage: int) -> frozenset[nn.Module]:
+        """Return the modules of which all tensors belong to other stages."""
+        direct: dict[nn.Module, set[int]] = defaultdict(set)
+        for found, users in zip(self.tensors, self.users, strict=True):
+            for module, _ in found.places:
+                direct[module] |= users
+        found_in = {
+            module: set[int]().union(*(direct[part] for part in module.modules() if part in direct))
+            for module in self.model.modules()
+        }
+        return frozenset(module for module, stages in found_in.items() if stages and stage not in stages)
+
+    def _without_hooks(self, calls: Calls, stage: int) -> Calls:
+        """Leave out modules whose hooks of sharding run in a stage, and would see what has no values."""
+        idle = self._idle.get(stage, ())
+        return {
+            module: seen for module, seen in calls.items() if module in idle or not self.hooks.has_any(module)
+        }
+
+    def trained_in(self, stage: int) -> list[nn.Parameter]:
+        """Return the trained parameters that a stage of this rank computes with, as its modules hold them now."""
+        tensors = [held(one) for one, users in zip(self.tensors, self.users, strict=True) if stage in users]
+        return [one for one in tensors if isinstance(one, nn.Parameter) and one.requires_grad]
 
     def is_elsewhere(self, tensor: torch.Tensor) -> bool:
         """Tell whether a parameter or buffer of the model is used by the stages of other ranks alone."""
@@ -197,7 +225,7 @@ class StagedModel:
                     hooks.callback(hook.remove)
                 if handover.is_used_elsewhere:
                     hooks.enter_context(Everywhere(values))
-                hooks.enter_context(skipping(trace.calls, before=stage))
+                hooks.enter_context(skipping(self._without_hooks(trace.calls, stage), before=stage))
             if stage + 1 < self.num_stages:
                 hooks.callback(
                     self._modules[stage].register_forward_pre_hook(_leave, with_kwargs=True).remove

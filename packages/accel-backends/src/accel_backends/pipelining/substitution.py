@@ -21,7 +21,10 @@ def filling(values: Mapping[int, torch.Tensor]) -> Callable[..., Any]:
     """Return a forward pre-hook that replaces tensors among the arguments of a module."""
 
     def fill(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return with_values((args, kwargs), values) if values else None
+        given = (*args, *kwargs.values())
+        if all(isinstance(one, torch.Tensor) and id(one) not in values for one in given):
+            return None
+        return with_values((args, kwargs), values)
 
     return fill
 
@@ -30,6 +33,14 @@ def siblings(model: nn.Module, name: str) -> Sequence[nn.Module]:
     """Return the modules beside the one called ``name``, which are often given the same arguments as it."""
     own = model.get_submodule(name)
     return [module for module in model.get_submodule(name.rpartition(".")[0]).children() if module is not own]
+
+
+def modules_around(model: nn.Module, name: str) -> Sequence[nn.Module]:
+    """Return the modules beside those that contain the one called ``name``, such as the embedding and the head."""
+    found: list[nn.Module] = []
+    while name := name.rpartition(".")[0]:
+        found += siblings(model, name)
+    return found
 
 
 class Everywhere(TorchFunctionMode):

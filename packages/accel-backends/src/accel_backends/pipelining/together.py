@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from accel_ops.agreement.calls import Call
 from accel_ops.collectives.objects import gather_each
@@ -34,17 +34,37 @@ def run_together(
         DistributedOperationException: If another rank failed, or does something else, or a partner has other inputs.
             A rank that fails raises its own error.
     """
+    results: list[T] = []
+    results_together(
+        transport,
+        lambda: results.append(compute()),
+        operation=operation,
+        inputs=inputs,
+        partners=partners,
+    )
+    return results[0]
+
+
+def results_together(
+    transport: Transport,
+    compute: Callable[[], T],
+    *,
+    operation: Callable[..., Any],
+    inputs: str = "",
+    partners: Collection[int],
+) -> list[T]:
+    """Return what ``compute`` returned on each rank, which is pickled, in rank order; else as `run_together`."""
     result, error = None, None
     try:
         result = compute()
     except BaseException as raised:  # noqa: BLE001 - raised again when the other ranks have been told
         error = raised
     failure = None if error is None else f"{type(error).__name__}: {error}"
-    told = gather_each(transport, Call(operation), (failure, inputs, tuple(partners)))
+    told = gather_each(transport, Call(operation), (failure, inputs, tuple(partners), result))
     if error is not None:
         raise error
     of_partners: dict[tuple[int, ...], tuple[int, str]] = {}
-    for rank, (failure, its_inputs, its_partners) in enumerate(told):
+    for rank, (failure, its_inputs, its_partners, _) in enumerate(told):
         if failure is not None:
             raise DistributedOperationException(f"Process {rank} failed in its stage of the model. {failure}")
         first, expected = of_partners.setdefault(its_partners, (rank, its_inputs))
@@ -53,4 +73,4 @@ def run_together(
                 f"All stages of a pipeline must be given the same inputs. Process {first} has {expected}, process "
                 f"{rank} has {its_inputs}. Let each process read them in the same order."
             )
-    return cast(T, result)
+    return [result for *_, result in told]

@@ -42,7 +42,7 @@ class Trace:
     Attributes:
         handovers: One for each stage but the first: what it is handed.
         users: For each tensor of the model, by number, the stages that compute with it.
-        calls: What the modules beside the first ones of the stages, and these, returned.
+        calls: What the first modules of the stages, and those beside and around them, returned.
     """
 
     handovers: tuple[Handover, ...]
@@ -54,6 +54,7 @@ def trace_stages(
     call: Callable[[], Any],
     starts: Sequence[tuple[str, nn.Module]],
     siblings: Sequence[Sequence[nn.Module]],
+    around: Sequence[nn.Module],
     tensors: Sequence[torch.Tensor],
 ) -> Trace:
     """Run ``call``, and return what it shows of its stages. No communication.
@@ -62,6 +63,7 @@ def trace_stages(
         call: Calls the model, all parameters and buffers of which are placeholders.
         starts: The modules that the stages begin with, from the second stage on, and their names.
         siblings: The modules beside each of ``starts``.
+        around: The modules beside those that contain ``starts``.
         tensors: These placeholders.
 
     Raises:
@@ -75,7 +77,7 @@ def trace_stages(
     for number, beside in enumerate(siblings):
         fill = filling(watch.values[number])
         hooks += [module.register_forward_pre_hook(fill, with_kwargs=True) for module in beside]
-    modules = [*(module for _, module in starts), *(one for beside in siblings for one in beside)]
+    modules = [*(module for _, module in starts), *(one for beside in siblings for one in beside), *around]
     record = CallRecord(modules, tensors, lambda: watch.stage)
     try:
         with torch.no_grad(), watch, record.watching():

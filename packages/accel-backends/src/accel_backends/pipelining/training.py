@@ -13,8 +13,9 @@ from torch import nn
 from accel_backends.pipelining.chunks import in_chunks, num_micro_batches
 from accel_backends.pipelining.schedule_run import PipelinePlace, ScheduleRun
 from accel_backends.pipelining.schedules import SCHEDULES, Action, Share
+from accel_backends.pipelining.stage_root import StageRoot
 from accel_backends.pipelining.stages import StagedModel
-from accel_backends.pipelining.together import run_together
+from accel_backends.pipelining.together import results_together, run_together
 from accel_backends.pipelining.trace import Trace
 from accel_ops.nested.description import get_data_structure, get_shape, ignorant_find_batch_size
 from accel_ops.transport import current_transport
@@ -33,7 +34,7 @@ class PipelineTraining:
         place: Where this rank stands.
         device: Where this rank computes.
         hold: Called with the first trace, to let the model have the values of this stage; all ranks together.
-        root: The root of the stage where it is sharded.
+        root: The root of this rank's stages where they are sharded.
         scaled: Returns, for a loss on the last rank, what gradients are computed of.
     """
 
@@ -45,7 +46,7 @@ class PipelineTraining:
         place: PipelinePlace,
         device: torch.device,
         hold: Callable[[], None],
-        root: nn.Module | None,
+        root: StageRoot | None,
         scaled: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         self.staged = staged
@@ -80,29 +81,27 @@ class PipelineTraining:
         ]
         weights = [count / (sum(counts) or 1.0) for count in counts]
         calls = [partial(loss_fn, model, part) for part in parts]
-        together = partial(
-            run_together,
-            self._transport,
-            operation=PipelineTraining.run,
-            inputs=repr(get_shape(batch)),
-            partners=self._place.ranks,
-        )
+        agreement: dict[str, Any] = {
+            "operation": PipelineTraining.run,
+            "inputs": repr(get_shape(batch)),
+            "partners": self._place.ranks,
+        }
         self.is_running = True
         try:
-            traces = together(
-                lambda: [self._trace(call, part) for call, part in zip(calls, parts, strict=True)]
+            traces = run_together(
+                self._transport,
+                lambda: [self._trace(call, part) for call, part in zip(calls, parts, strict=True)],
+                **agreement,
             )
             if not self._is_held:
                 self._hold()
                 self._is_held = True
-            losses = together(lambda: self._pass_through(calls, traces, weights))
+            losses = results_together(
+                self._transport, lambda: self._pass_through(calls, traces, weights), **agreement
+            )
         finally:
             self.is_running = False
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for loss, weight in zip(losses, weights, strict=False):
-            total += loss * weight
-        dist.broadcast(total, self._place.ranks[-1], group=self._place.group)
-        return total.float()
+        return torch.tensor(losses[self._place.ranks[-1]], dtype=torch.float32, device=self._device)
 
     def _num_parts(self, num_rows: int) -> int:
         """Return how many micro-batches there are; the same on ranks that have other batches, which share stages."""
@@ -125,8 +124,8 @@ class PipelineTraining:
 
     def _pass_through(
         self, calls: Sequence[Callable[[], Any]], traces: Sequence[Trace], weights: Sequence[float]
-    ) -> list[torch.Tensor]:
-        """Run this rank's stages for all micro-batches; return the losses on the last rank."""
+    ) -> float:
+        """Run this rank's stages for all micro-batches; return the weighted loss on the last rank, 0 elsewhere."""
         schedule = partial(self._schedule, num_micro_batches=len(calls))
         schedule_run = ScheduleRun(
             self.staged,
@@ -139,8 +138,11 @@ class PipelineTraining:
             scaled=self._scaled,
             schedule_of=schedule,
         )
-        with self.staged.without_other_stages():
-            return schedule_run.run(schedule(self._place.index))
+        with self.staged.without_other_ranks():
+            losses = schedule_run.run(schedule(self._place.index))
+        return sum(
+            (loss.double() * weight for loss, weight in zip(losses, weights, strict=False)), torch.zeros(())
+        ).item()
 
     def _schedule(self, index: int, *, num_micro_batches: int) -> list[Action]:
         """Return what the rank at a place of the pipeline does."""

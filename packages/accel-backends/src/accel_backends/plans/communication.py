@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from accel_backends.pipelining.schedules import Action
 from accel_backends.plans.forward_sizes import StageSizes
 from accel_backends.plans.memory import PlannedModel, PlannedParameter, PlannedUnit
+from accel_backends.plans.passes import ONE_BATCH, num_forward, num_gathers
 from accel_state.mesh_layout import SHARD_AXES, MeshLayout
 
 _FP32_BYTES = 4
@@ -38,7 +40,7 @@ def step_collectives(
     reshards: bool = True,
     is_checkpointed: bool = False,
     element_bytes: int | None = None,
-    num_passes: int = 1,
+    actions: Sequence[Action] = ONE_BATCH,
 ) -> Counter[Collective]:
     """Return how often a rank takes part in which collective, in forward, backward and step for one batch.
 
@@ -53,9 +55,10 @@ def step_collectives(
         is_checkpointed: Whether units compute their activations again in the backward pass.
         element_bytes: Of an element in computation, where that is not the type that is stored; gradients are reduced
             in fp32 then.
-        num_passes: Parts in which the batch passes through the model, one after the other.
+        actions: What the rank does with the parts of the batch; each part is reduced by itself.
     """
     found: Counter[Collective] = Counter()
+    num_passes = num_forward(actions)
 
     def add(kind: str, axes: Iterable[str], num_bytes: int, count: int = 1) -> None:
         present = tuple(axis for axis in axes if layout.size(axis) > 1)
@@ -66,15 +69,20 @@ def step_collectives(
         has_experts = any(one.num_expert_ranks > 1 for one in unit.parameters)
         axes = ("edp_shard",) if has_experts else SHARD_AXES
         num_shards = layout.size(*axes)
-        passes = 2 if reshards and not (unit.is_tail or unit.is_root) else 1
-        add("all_gather", axes, num_shards * _part(unit, element_bytes), passes)
+        is_kept = unit.is_tail or unit.is_root or not reshards
+        add(
+            "all_gather",
+            axes,
+            num_shards * _part(unit, element_bytes),
+            num_gathers(actions, is_kept=is_kept),
+        )
         reduced = _part(unit, _FP32_BYTES if element_bytes else None, trained_only=True)
-        add("reduce_scatter", axes, num_shards * reduced)
-        add("all_reduce", ("dp_replicate",), reduced)
+        add("reduce_scatter", axes, num_shards * reduced, num_passes)
+        add("all_reduce", ("dp_replicate",), reduced, num_passes)
         for parameter in unit.parameters:
             if not parameter.is_sharded and parameter.is_trainable:
-                add("all_reduce", ("dp_replicate",), parameter.gathered)
-                add("all_reduce", SHARD_AXES, parameter.gathered)
+                add("all_reduce", ("dp_replicate",), parameter.gathered, num_passes)
+                add("all_reduce", SHARD_AXES, parameter.gathered, num_passes)
     for message in sizes.messages if sizes is not None else ():
         add(
             message.kind,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 
 import torch
@@ -12,10 +12,13 @@ from torch import nn
 
 from accel_backends.pipelining.chunks import num_micro_batches
 from accel_backends.pipelining.cutting import balanced_starts
+from accel_backends.pipelining.schedules import Action
 from accel_backends.plans.communication import Collective, step_collectives
 from accel_backends.plans.forward_sizes import StageSizes, forward_sizes
-from accel_backends.plans.memory import PlannedModel, PlannedUnit, plan_memory
+from accel_backends.plans.memory import PlannedModel, plan_memory
+from accel_backends.plans.passes import actions_of, most_kept, num_forward
 from accel_backends.plans.plan import ParallelPlan
+from accel_backends.plans.stage_split import Users, stage_of_model, users_by_order, users_in_run
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
 
@@ -31,6 +34,7 @@ class Step:
         dtype: What ranks compute in, where that is not what they store.
         has_ring: With `cp`, keys and values go around in a ring (``cp_comm_strategy`` ``alltoall``).
         num_micro_batches: Parts of a batch in a pipeline; None: as many as a run takes by itself.
+        schedule: In which order these pass through a pipeline with one stage for each rank.
     """
 
     batch_size: int = 1
@@ -39,12 +43,22 @@ class Step:
     dtype: torch.dtype | None = None
     has_ring: bool = False
     num_micro_batches: int | None = None
+    schedule: str = "1f1b"
 
     def num_parts(self, num_stages: int) -> int:
         """Return in how many micro-batches a batch passes through so many stages."""
         if num_stages == 1:
             return 1
         return num_micro_batches(self.batch_size, num_stages=num_stages, wanted=self.num_micro_batches)
+
+    def actions(self, *, stage: int, num_stages: int) -> Sequence[Action]:
+        """Return what the ranks of a stage do."""
+        return actions_of(
+            self.schedule,
+            stage=stage,
+            num_stages=num_stages,
+            num_micro_batches=self.num_parts(num_stages),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +114,20 @@ def estimate(
         num_sharing=layout.tp,
         num_expert_ranks=layout.ep,
     )
-    starts = balanced_starts(model, layout.pp) if layout.pp > 1 else []
-    stages = [_stage(model, whole, starts, number) for number in range(layout.pp)]
-    num_micro = step.num_parts(layout.pp)
     if sizes is None:
         sizes = stage_sizes(model, plan, layout, step)
-    return [
-        StageEstimate(
-            planned,
-            _memory(planned, found, step, num_held=min(layout.pp - number, num_micro)),
-            _collectives(planned, layout, found, step, num_micro, sizes[number + 1 :]),
-        )
-        for number, (planned, found) in enumerate(zip(stages, sizes, strict=True))
-    ]
+    stages, users = [whole], Users()
+    if layout.pp > 1:
+        users = sizes[0].users or users_by_order(model, balanced_starts(model, layout.pp))
+        stages = [stage_of_model(model, whole, users, number) for number in range(layout.pp)]
+    estimates = []
+    for number, (planned, found) in enumerate(zip(stages, sizes, strict=True)):
+        actions = step.actions(stage=number, num_stages=layout.pp)
+        memory = _memory(planned, found, step, num_held=most_kept(actions))
+        collectives = _collectives(planned, layout, found, step, actions, sizes[number + 1 :])
+        collectives += _sums_of_shared(planned, users, number)
+        estimates.append(StageEstimate(planned, memory, collectives))
+    return estimates
 
 
 def stage_sizes(model: nn.Module, plan: ParallelPlan, layout: MeshLayout, step: Step) -> list[StageSizes]:
@@ -123,16 +138,20 @@ def stage_sizes(model: nn.Module, plan: ParallelPlan, layout: MeshLayout, step: 
     """
     if step.sequence_length is None:
         return [StageSizes() for _ in range(layout.pp)]
-    return forward_sizes(
+    starts = balanced_starts(model, layout.pp) if layout.pp > 1 else []
+    sizes = forward_sizes(
         model,
         plan,
         batch_size=ceil(step.batch_size / step.num_parts(layout.pp)),
         sequence_length=_part_of_sequence(layout, step.sequence_length),
         layout=layout,
         dtype=step.dtype,
-        starts=balanced_starts(model, layout.pp) if layout.pp > 1 else [],
+        starts=starts,
         has_ring=step.has_ring,
     )
+    if starts:
+        sizes[0].users = users_in_run(model, plan, starts, num_tokens=step.sequence_length)
+    return sizes
 
 
 def _part_of_sequence(layout: MeshLayout, length: int) -> int:
@@ -173,7 +192,7 @@ def _collectives(
     layout: MeshLayout,
     sizes: StageSizes,
     step: Step,
-    num_micro: int,
+    actions: Sequence[Action],
     later: Sequence[StageSizes],
 ) -> Counter[Collective]:
     found = step_collectives(
@@ -182,11 +201,24 @@ def _collectives(
         sizes=sizes,
         is_checkpointed=step.is_checkpointed,
         element_bytes=None if step.dtype is None else step.dtype.itemsize,
-        num_passes=num_micro,
+        actions=actions,
     )
     handed = [sizes.received, *(one.received for one in later[:1])]
     for num_bytes in filter(None, handed):  # forward from one stage to the next, gradients back
-        found[Collective("send", ("pp",), 2, num_bytes)] += num_micro
+        found[Collective("send", ("pp",), 2, num_bytes)] += num_forward(actions)
+    return found
+
+
+def _sums_of_shared(planned: PlannedModel, users: Users, number: int) -> Counter[Collective]:
+    """Return how often a stage sends gradients of parameters of several stages, which the first of these adds up."""
+    found: Counter[Collective] = Counter()
+    for parameter in (one for unit in planned.units for one in unit.parameters):
+        stages = users.get(parameter.name, ())
+        if len(stages) > 1 and parameter.is_trainable:
+            num_bytes = parameter.bytes_on(0).gradients
+            found[Collective("send", ("pp",), 2, num_bytes)] += (
+                len(stages) - 1 if number == min(stages) else 1
+            )
     return found
 
 
@@ -195,22 +227,3 @@ def _sent(one: Collective) -> float:
         return one.num_bytes
     passes = 2 if one.kind == "all_reduce" else 1
     return passes * one.num_bytes * (one.num_ranks - 1) / one.num_ranks
-
-
-def _stage(model: nn.Module, planned: PlannedModel, starts: Sequence[str], number: int) -> PlannedModel:
-    """Return what of a model lies in one stage."""
-    if not starts:
-        return planned
-    order = {name: at for at, name in enumerate(dict(model.named_modules(remove_duplicate=False)))}
-    begins = [order[name] for name in starts]
-
-    def is_here(parameter: str) -> bool:
-        place = order[parameter.rpartition(".")[0]]
-        return sum(begin <= place for begin in begins) == number
-
-    units: list[PlannedUnit] = []
-    for unit in planned.units:
-        parameters = tuple(one for one in unit.parameters if is_here(one.name))
-        if parameters:
-            units.append(replace(unit, parameters=parameters))
-    return replace(planned, units=tuple(units))

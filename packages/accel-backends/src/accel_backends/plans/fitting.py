@@ -64,6 +64,8 @@ def _sizes_or_none(
     """Return what stages keep and send, None where the model cannot be cut so."""
     try:
         estimate(model, plan, MeshLayout(pp=layout.pp, tp=layout.tp), Step())
+        if layout.pp > 1:
+            return stage_sizes(model, plan, layout, step)
     except ConfigError:
         return None
     return stage_sizes(model, plan, layout, step)

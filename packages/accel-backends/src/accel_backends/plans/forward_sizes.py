@@ -55,12 +55,14 @@ class StageSizes:
         checkpointed: The most bytes of it at a time where each unit keeps its inputs alone and is computed again.
         received: Bytes of what the stage gets from the one before.
         messages: What the ranks that share its layers, sequences or experts send, in both passes.
+        users: On the first stage, which stages compute with which tensor, where there are several.
     """
 
     saved: int = 0
     checkpointed: int = 0
     received: int = 0
     messages: list[Message] = field(default_factory=list)
+    users: dict[str, frozenset[int]] = field(default_factory=dict)
 
 
 def forward_sizes(

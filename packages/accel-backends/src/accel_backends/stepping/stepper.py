@@ -166,9 +166,15 @@ class Stepper:
             **kwargs: Passed to `Tensor.backward` or the engine's own.
 
         Raises:
-            ConfigError: If ``num_items`` is negative or not finite.
+            ConfigError: If there is no loss, or ``num_items`` is negative or not finite.
             StateError: If only some micro-batches of a window have ``num_items``, or one has it twice.
         """
+        if loss is None:
+            raise ConfigError(
+                "`backward` got None, not a loss. Models of transformers return none for a batch without `labels`; "
+                "loaders that cut sequences give `shift_labels` instead, of which the loss is "
+                "`model.loss_function(logits=…, labels=None, shift_labels=…, vocab_size=…)`."
+            )
         is_last = self._gradient.sync_gradients
         if num_items is not None:
             self._weights.backward(

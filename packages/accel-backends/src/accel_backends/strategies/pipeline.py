@@ -13,11 +13,13 @@ import torch.distributed as dist
 from torch import nn
 
 from accel_backends.pipelining.cutting import balanced_starts
+from accel_backends.pipelining.early_loading import EarlyOptimizerState, state_before_loading, take_early
 from accel_backends.pipelining.experts import make_experts_traceable
 from accel_backends.pipelining.gathering import held_model_state, held_optimizer_state
-from accel_backends.pipelining.holding import StageRoot, StageSharding, hold_stage
+from accel_backends.pipelining.holding import StageSharding, hold_stage
 from accel_backends.pipelining.schedule_run import PipelinePlace
 from accel_backends.pipelining.shared_gradients import add_up_shared, put_back_shared, take_shared
+from accel_backends.pipelining.stage_root import StageRoot
 from accel_backends.pipelining.stages import StagedModel
 from accel_backends.pipelining.training import LossFunction, PipelineTraining
 from accel_backends.plans.plan import ParallelPlan
@@ -44,15 +46,6 @@ _ADVICE = (
     "at once. Call `accelerator.forward_backward(model, batch, loss_fn)`; `loss_fn(model, batch)` returns the loss."
 )
 _NOTHING = nullcontext()
-_NOT_SHARDED = {
-    "interleaved_1f1b": (
-        "the root of `fully_shard` ends the backward pass of all modules of a rank with that of any of its stages"
-    ),
-    "zero_bubble": (
-        "`fully_shard` reduces gradients of parameters with those of inputs, which this schedule computes earlier"
-    ),
-}
-"""Why a schedule cannot run stages that are sharded."""
 
 
 class PipelineStrategy(FullyShardedStrategy):
@@ -100,6 +93,9 @@ class PipelineStrategy(FullyShardedStrategy):
             num_pipelines=layout.world_size // len(ranks),
         )
         self._pipelines: weakref.WeakKeyDictionary[nn.Module, PipelineTraining] = weakref.WeakKeyDictionary()
+        self._early: weakref.WeakKeyDictionary[torch.optim.Optimizer, EarlyOptimizerState] = (
+            weakref.WeakKeyDictionary()
+        )
         self._num_steps = 1
         self._weight = 1.0
 
@@ -110,13 +106,6 @@ class PipelineStrategy(FullyShardedStrategy):
         if model in self._pipelines:
             return model
         is_sharded = self._place.num_pipelines > 1
-        reason = _NOT_SHARDED.get(self._handler.schedule or "") if is_sharded else None
-        if reason is not None:
-            raise ConfigError(
-                f"The schedule `{self._handler.schedule}` needs stages of one rank each, and here "
-                f"{self._place.num_pipelines} ranks share one: {reason}. Choose `1f1b` or `gpipe`, or spread the ranks "
-                "over more stages (`pp_size`)."
-            )
         transforms = self.context.transforms if is_sharded else self._transforms
         model = apply_transforms(model, transforms, evaluation_mode=evaluation_mode)
         sharding = self._sharding(model) if is_sharded else None
@@ -157,7 +146,7 @@ class PipelineStrategy(FullyShardedStrategy):
                 "The plan cuts sequences between layers, by styles whose names end in `_sequence`, which stages of a "
                 "pipeline cannot hand on. Use the styles of the same names without `_sequence`."
             )
-        return StageSharding(StageRoot(model), plan, self._settings)
+        return StageSharding(StageRoot(model, device=self.context.device), plan, self._settings)
 
     def _hold(self, known: weakref.ref[nn.Module], sharding: StageSharding | None) -> None:
         """Let a model have the values of this stage, and optimizers step what then stands for its parameters."""
@@ -177,11 +166,11 @@ class PipelineStrategy(FullyShardedStrategy):
                 make_experts_traceable(model, self._parallel_plan(model))
         if self.context.dynamo is not None:
             compile_units(self._units_here(model, staged), self.context.dynamo)
-        for old, found in zip(before, staged.tensors, strict=True):
-            self._replaced.record(old, found.tensor)
+        self._follow_replaced(before, staged)
         for prepared in self._optimizers:
             optimizer = self.bare_optimizer(prepared)
-            self._replaced.repoint(optimizer)
+            if (early := self._early.pop(optimizer, None)) is not None:
+                early.give(optimizer)
             for parameter in [one for one in optimizer.state if staged.is_elsewhere(one)]:
                 del optimizer.state[parameter]
             place_optimizer_state(optimizer)
@@ -314,8 +303,35 @@ class PipelineStrategy(FullyShardedStrategy):
         pipeline = self._pipelines.get(model)
         if pipeline is None:
             return super().load_model_state(model, state, strict=strict)
-        with pipeline.staged.without_other_stages():
+        staged = pipeline.staged
+        if not staged.users:
+            before = [found.tensor for found in staged.tensors]
+            num_given = len(state)
+            state = take_early(staged.tensors, state, is_sender=self._is_sender)
+            strict = strict and len(state) == num_given
+            self._follow_replaced(before, staged)
+        with staged.without_other_ranks():
             return super().load_model_state(model, state, strict=strict)
+
+    def state_to_fill(self, model: nn.Module) -> dict[str, Any]:
+        """Return the state; before the first batch, what is on the meta device is read where it will be sent from."""
+        pipeline = self._pipelines.get(model)
+        if pipeline is None or pipeline.staged.users:
+            return self.local_model_state(model)
+        state = self.unwrap(model).state_dict(keep_vars=True)
+        return state_before_loading(state, is_sender=self._is_sender, device=self.context.device)
+
+    @property
+    def _is_sender(self) -> bool:
+        """Whether other ranks get the values of a model from this one."""
+        return self.context.topology.rank == 0
+
+    def _follow_replaced(self, before: Sequence[torch.Tensor], staged: StagedModel) -> None:
+        """Let optimizers step what took the place of the tensors that were there ``before``."""
+        for old, found in zip(before, staged.tensors, strict=True):
+            self._replaced.record(old, found.tensor)
+        for prepared in self._optimizers:
+            self._replaced.repoint(self.bare_optimizer(prepared))
 
     def local_optimizer_state(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
@@ -341,6 +357,7 @@ class PipelineStrategy(FullyShardedStrategy):
     ) -> dict[str, Any]:
         """Return the parameters by name, of which each tells the ranks of which stage hold it."""
         named: dict[str, Any] = super().optimizer_parameters(optimizer, models)
+        named = state_before_loading(named, is_sender=True, device=self.context.device)
         for staged in self._staged():
             named = held_model_state(named, staged, self._ranks_at)
         return named
@@ -349,6 +366,9 @@ class PipelineStrategy(FullyShardedStrategy):
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None
     ) -> None:
         """Load a whole state, of which every rank keeps that of its stage."""
+        inner = self.bare_optimizer(optimizer)
+        self._early[inner] = early = EarlyOptimizerState(inner, state)
+        state = early.rest
         numbers = [number for group in state["param_groups"] for number in group["params"]]
         elsewhere = {
             number

@@ -153,6 +153,12 @@ class Strategy(Protocol):
         The tensors share the model's memory where that is possible.
         """
 
+    def state_to_fill(self, model: nn.Module) -> dict[str, Any]:
+        """Return the state as `local_model_state` does, for a checkpoint to be read into.
+
+        A tensor that this rank is not to read, or that gets its memory from `load_model_state`, is deferred.
+        """
+
     def own_model_state(self, model: nn.Module) -> OwnState:
         """Return what this rank alone holds of the user's model, in the form in which it holds it. No communication."""
 

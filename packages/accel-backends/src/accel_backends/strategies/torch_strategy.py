@@ -201,6 +201,10 @@ class TorchStrategy:
         """Return the state of the user's model, as it lies on this rank."""
         return self.unwrap(model, keep_torch_compile=False).state_dict()
 
+    def state_to_fill(self, model: nn.Module) -> dict[str, Any]:
+        """Return the state, as it lies on this rank."""
+        return self.local_model_state(model)
+
     def own_model_state(self, model: nn.Module) -> OwnState:
         """Return nothing: tensors have their own names, and `local_model_state` tells which parts are here."""
         return self._own({}, None)

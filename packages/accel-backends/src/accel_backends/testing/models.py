@@ -42,6 +42,18 @@ class Odd(nn.Module):
         return self.head(self.norm(rows))
 
 
+class Scaled(Odd):
+    """What comes last has one value, which cannot be cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, rows: Tensor) -> Any:
+        """Return the outputs for ``(batch, features)``."""
+        return super().forward(rows) * self.scale
+
+
 class Tied(nn.Module):
     """A language model whose embedding is its head."""
 
@@ -345,6 +357,7 @@ class Tokens(Shared):
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "odd": Odd,
+    "scaled": Scaled,
     "tied": Tied,
     "buffered": Buffered,
     "adapted": Adapted,

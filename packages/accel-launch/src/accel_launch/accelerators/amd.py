@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from accel_launch.accelerators.choosing import chosen, ordinals
-from accel_launch.accelerators.installed import is_built_for
-from accel_launch.accelerators.reading import entries, fields_of, text_of
+from accel_launch.accelerators.reading import entries, fields_of, is_built_for, text_of
 
 _NODES = "sys/class/kfd/kfd/topology/nodes"
 

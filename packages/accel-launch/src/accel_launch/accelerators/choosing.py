@@ -1,4 +1,4 @@
-"""How the variables of vendors choose devices: by number, by the start of a unique name, up to the first wrong one."""
+"""How variables of vendors, and ``--gpu_ids``, choose devices: by number or name, up to the first wrong one."""
 
 from __future__ import annotations
 
@@ -44,3 +44,23 @@ def _place(entry: str, present: Sequence[str], uuids: Sequence[str]) -> int | No
         return present.index(name) if name in present else None
     alike = [place for place, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
     return alike[0] if len(alike) == 1 else None
+
+
+def asked_for(selection: str, present: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the entries of ``--gpu_ids`` up to the first that cannot be among ``present``.
+
+    Numbers are compared. Names (``GPU-…``, ``MIG-…``, or with a number in them) are for the driver to know.
+    """
+    found: list[str] = []
+    for entry in (part.strip() for part in selection.split(",")):
+        is_known = bool(present) if _is_name(entry) else entry in present
+        if not is_known:
+            break
+        found.append(entry)
+    return tuple(found)
+
+
+def _is_name(entry: str) -> bool:
+    if entry.lstrip("-").isdigit():
+        return False
+    return entry.startswith(("GPU-", "MIG-")) or any(letter.isdigit() for letter in entry)

@@ -6,26 +6,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from accel_launch.accelerators.amd import Amd
-from accel_launch.accelerators.ascend import Ascend
-from accel_launch.accelerators.cambricon import Cambricon
-from accel_launch.accelerators.habana import Habana
+from accel_launch.accelerators.device_files import ASCEND, CAMBRICON, HABANA, MOORE_THREADS, TECORIGIN
 from accel_launch.accelerators.intel import Intel
-from accel_launch.accelerators.moore_threads import MooreThreads
 from accel_launch.accelerators.neuron import Neuron
 from accel_launch.accelerators.nvidia import Nvidia
 from accel_launch.accelerators.protocol import MACHINE, Accelerators, Vendor
-from accel_launch.accelerators.tecorigin import Tecorigin
 
 # In the order in which a run would take them.
 VENDORS: tuple[Vendor, ...] = (
     Nvidia(),
     Amd(),
     Intel(),
-    Ascend(),
-    Cambricon(),
-    MooreThreads(),
-    Habana(),
-    Tecorigin(),
+    ASCEND,
+    CAMBRICON,
+    MOORE_THREADS,
+    HABANA,
+    TECORIGIN,
     Neuron(),
 )
 

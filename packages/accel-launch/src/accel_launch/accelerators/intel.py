@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from accel_launch.accelerators.choosing import ordinals
-from accel_launch.accelerators.installed import is_built_for
-from accel_launch.accelerators.reading import entries, text_of
+from accel_launch.accelerators.reading import entries, is_built_for, text_of
 
 _VENDOR = "0x8086"
 # Where the graphics of a processor always are; they share its memory and are nothing to train on.

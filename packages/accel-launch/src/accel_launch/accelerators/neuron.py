@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from accel_launch.accelerators.choosing import ordinals
-from accel_launch.accelerators.installed import is_installed
-from accel_launch.accelerators.reading import entries, text_of
+from accel_launch.accelerators.reading import entries, is_installed, text_of
 
 _CORES_OF_A_CHIP = 2
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from accel_launch.accelerators.choosing import chosen, ordinals
-from accel_launch.accelerators.installed import is_built_for, is_installed
-from accel_launch.accelerators.reading import entries, fields_of
+from accel_launch.accelerators.reading import entries, fields_of, is_built_for, is_installed
 
 # One of them is there wherever a driver is; the last under Windows' Linux.
 _TRACES = ("proc/driver/nvidia", "dev/nvidiactl", "dev/dxg")

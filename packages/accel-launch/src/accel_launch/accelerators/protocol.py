@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 MACHINE = Path("/")
 
 
 class Vendor(Protocol):
-    """One kind of accelerator.
+    """One kind of accelerator."""
 
-    ``variable`` is the one that chooses among several of them, ``several`` what a config file calls a run on more
-    than one.
-    """
+    @property
+    def name(self) -> str:
+        """What it is called here."""
+        ...
 
-    name: ClassVar[str]
-    variable: ClassVar[str]
-    several: ClassVar[str]
+    @property
+    def variable(self) -> str:
+        """The variable that chooses among several of them."""
+        ...
+
+    @property
+    def several(self) -> str:
+        """What a config file calls a run on more than one."""
+        ...
 
     def visible(self, environ: Mapping[str, str], root: Path) -> tuple[str, ...]:
         """Return those that a process with this environment would see, by what the variable calls them.

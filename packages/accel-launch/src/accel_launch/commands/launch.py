@@ -13,13 +13,12 @@ from accel_launch.config.file import find_config
 from accel_launch.cpu_cores import num_cpu_cores
 from accel_launch.engine_installed import check_engine_installed
 from accel_launch.interpreter import interpreter_command
-from accel_launch.launchers.allocation import flags_of_step
-from accel_launch.launchers.routes import BUILT_IN
-from accel_launch.launchers.selection import accepting_launchers
+from accel_launch.launchers.nested_launch import flags_of_slurm_task
+from accel_launch.launchers.selection import BUILT_IN, accepting_launchers
 from accel_launch.messages import inform, show, warn
 from accel_launch.options import add_options, given_flags
 from accel_launch.relevance import without_effect
-from accel_launch.reports.telling import check_report_file
+from accel_launch.reports.rendering import check_report_file
 from accel_launch.request import CommandKind, LaunchRequest, Machine, make_request
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
@@ -136,7 +135,7 @@ def _flags(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
     """Return what the flags say; where they say nothing of machines, a task of SLURM's `srun` knows them."""
     given = given_flags(arguments)
     by_hand = given.keys() & {"num_machines", "machine_rank", "master_addr"}
-    return given if by_hand else flags_of_step(environ) | given
+    return given if by_hand else flags_of_slurm_task(environ) | given
 
 
 def _checked_command(command: tuple[str, ...], kind: CommandKind) -> tuple[str, ...]:

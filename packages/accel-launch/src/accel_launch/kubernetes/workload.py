@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from accel_launch.launchers.forwarding import forwarded_to_images
 from accel_launch.launchers.machines import DEFAULT_PORT
-from accel_launch.launchers.restated import restated
+from accel_launch.launchers.relaunch import relaunch_command
 from accel_launch.options import OPTIONS
 from accel_launch.request import LaunchRequest
 from accel_state.errors import ConfigError
@@ -115,7 +115,7 @@ def _size_of_pods(request: LaunchRequest) -> tuple[int, int]:
 
 
 def _command(request: LaunchRequest, *, num_local: int, port: int, index_variable: str) -> tuple[str, ...]:
-    words = restated(request, without=_LEFT_OUT, interpreter=_INTERPRETER, is_self_contained=True)
+    words = relaunch_command(request, without=_LEFT_OUT, interpreter=_INTERPRETER, is_self_contained=True)
     # In a manifest `$(NAME)` stands for a variable, and `$$` for the sign itself.
     words = tuple(word.replace("$", "$$") for word in words)
     own: tuple[str, ...] = (

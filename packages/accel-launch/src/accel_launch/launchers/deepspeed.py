@@ -12,10 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
-from accel_launch.launchers.forwarding import FORWARDED
+from accel_launch.launchers.forwarding import FORWARDED, is_secret, library_variables, shown_to_all
 from accel_launch.launchers.machines import DEFAULT_PORT
 from accel_launch.launchers.ranks import asked_port, report_file, run_here, threads_per_process
-from accel_launch.launchers.routes import route
+from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.messages import warn
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.request import LaunchRequest
@@ -24,7 +24,7 @@ from accel_state.errors import ConfigError, NotAvailableError
 
 ENVIRONMENT_FILE = ".deepspeed_env"
 # The runner forwards whatever begins so by itself, MLFLOW_TRACKING_PASSWORD for one.
-_HELD_BACK = "MLFLOW"
+_KEPT_FROM_RUNNER = "MLFLOW"
 # The runner writes values into a command line for a shell, between double quotes.
 _UNSAFE = re.compile(r"[\"$`\\\n]")
 
@@ -59,13 +59,10 @@ WAYS: Mapping[str, Way] = MappingProxyType(
 )
 
 
-class DeepSpeedLauncher:
+class DeepSpeedLauncher(BuiltInLauncher):
     """Starts DeepSpeed's runner, which starts the ranks of all machines named in its hostfile."""
 
     name: ClassVar[str] = "deepspeed"
-
-    def accepts(self, request: LaunchRequest) -> bool:
-        return route(request) == self.name
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         way = WAYS[request.value("deepspeed_multinode_launcher")]
@@ -80,7 +77,7 @@ class DeepSpeedLauncher:
             ),
             cwd=request.cwd,
             environ=environ,
-            unset=_held_back(request.machine.environ) if way.forwards else (),
+            unset=_kept_from_runner(request.machine.environ) if way.forwards else (),
         )
         return LaunchPlan(
             self.name,
@@ -91,6 +88,7 @@ class DeepSpeedLauncher:
             report=report_file(request),
             options={
                 "forwarded": _environment_file(environ, request.machine.environ) if way.forwards else "",
+                "held_back": ",".join(_held_back(request.machine.environ)) if way.forwards else "",
                 "hostfile": request.value("deepspeed_hostfile"),
             },
         )
@@ -108,10 +106,12 @@ class DeepSpeedLauncher:
                 f"`--deepspeed_hostfile` is `{hostfile}`, which does not exist. Write a line such as "
                 "`host1 slots=4` into it for each machine."
             )
-        if process.unset:
+        held_back = [*process.unset, *filter(None, plan.options.get("held_back", "").split(","))]
+        if held_back:
             warn(
-                f"{', '.join(f'`{name}`' for name in process.unset)} may hold a secret and stays on this machine. "
-                f"To send it to the others, write it into `{ENVIRONMENT_FILE}`."
+                f"{', '.join(f'`{name}`' for name in held_back)} may hold a secret, or what a shell would read, and "
+                f"stays on this machine. To send it to the others, write it into `{ENVIRONMENT_FILE}`; DeepSpeed's "
+                "runner puts what stands there on command lines."
             )
         with tempfile.TemporaryDirectory(prefix="accel-deepspeed-") as folder:
             file = Path(folder) / ENVIRONMENT_FILE
@@ -181,13 +181,15 @@ def _environ(request: LaunchRequest, way: Way) -> dict[str, str]:
     return environ | {"MASTER_ADDR": request.value("master_addr") or "", "MASTER_PORT": str(_port(request))}
 
 
-def _held_back(environ: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(sorted(name for name in environ if name.startswith(_HELD_BACK)))
+def _kept_from_runner(environ: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(sorted(name for name in environ if name.startswith(_KEPT_FROM_RUNNER)))
 
 
 def _environment_file(settings: Mapping[str, str], environ: Mapping[str, str]) -> str:
-    """Return what DeepSpeed's runner forwards: our settings, and what is on the list."""
-    forwarded = {name: environ[name] for name in FORWARDED if name in environ} | dict(settings)
+    """Return what DeepSpeed's runner forwards: our settings, and the variables of libraries."""
+    of_libraries = shown_to_all(environ)
+    unsafe = {name for name, value in of_libraries.items() if _UNSAFE.search(value)} - set(FORWARDED)
+    forwarded = {name: value for name, value in of_libraries.items() if name not in unsafe} | dict(settings)
     for name, value in forwarded.items():
         if _UNSAFE.search(value):
             raise ConfigError(
@@ -195,6 +197,12 @@ def _environment_file(settings: Mapping[str, str], environ: Mapping[str, str]) -
                 "Leave out double quotes, backslashes, `$`, backticks and line ends."
             )
     return _as_lines(f"{name}={value}" for name, value in sorted(forwarded.items()))
+
+
+def _held_back(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variables of libraries that the runner would put on a command line, but must not or cannot."""
+    found = library_variables(environ)
+    return tuple(sorted(name for name, value in found.items() if is_secret(name) or _UNSAFE.search(value)))
 
 
 def _own_lines(cwd: Path) -> str:

@@ -34,10 +34,12 @@ def is_secret(name: str) -> bool:
     return any(word in name for word in _SECRET_WORDS)
 
 
+def shown_to_all(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what may stand on a command line, or go through a program that puts it there: no secrets."""
+    found = library_variables(environ, named=FORWARDED)
+    return {name: value for name, value in found.items() if not is_secret(name)}
+
+
 def forwarded_to_images(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what containers and clusters with a file system of their own get: no secrets, and no search paths."""
-    return {
-        name: value
-        for name, value in library_variables(environ, named=FORWARDED).items()
-        if name not in _OF_THIS_MACHINE and not is_secret(name)
-    }
+    return {name: value for name, value in shown_to_all(environ).items() if name not in _OF_THIS_MACHINE}

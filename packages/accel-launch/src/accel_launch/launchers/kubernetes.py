@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from accel_launch.kubernetes.manifests import KINDS
 from accel_launch.kubernetes.workload import workload_of
-from accel_launch.launchers.routes import route
+from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.launchers.submission import submit
 from accel_launch.messages import show
 from accel_launch.plan import LaunchPlan, ProcessPlan
@@ -15,13 +15,10 @@ from accel_launch.request import LaunchRequest
 from accel_state.errors import LaunchError
 
 
-class KubernetesLauncher:
+class KubernetesLauncher(BuiltInLauncher):
     """Makes a JobSet or PyTorchJob with one pod for each machine; in each, ``accel launch`` starts its ranks."""
 
     name: ClassVar[str] = "kubernetes"
-
-    def accepts(self, request: LaunchRequest) -> bool:
-        return route(request) == self.name
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         kind = KINDS[request.value("kubernetes_kind")]

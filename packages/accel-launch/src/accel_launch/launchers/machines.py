@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from accel_launch.launchers.ranks import check_accelerators, plan_ranks, report_file, run_here, run_with_port
-from accel_launch.launchers.routes import route
+from accel_launch.launchers.ranks import check_accelerators, plan_here, plan_ranks, run_here, run_with_port
+from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan
 from accel_launch.request import LaunchRequest
 from accel_state.errors import ConfigError
@@ -13,32 +13,22 @@ from accel_state.errors import ConfigError
 DEFAULT_PORT = 29500
 
 
-class MachinesLauncher:
-    """Starts the ranks of this machine; they meet those of the others at rank 0 (static rendezvous)."""
+class MachinesLauncher(BuiltInLauncher):
+    """Starts the ranks of this machine; they meet those of the others at rank 0, once."""
 
     name: ClassVar[str] = "machines"
-
-    def accepts(self, request: LaunchRequest) -> bool:
-        return route(request) == self.name
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         check_accelerators(request)
         port = meeting_port(request)
-        processes = plan_ranks(
+        ranks = plan_ranks(
             request,
             num_here=request.num_local_processes,
             machine_rank=request.machine_rank,
             master_addr=meeting_address(request),
         )
-        return LaunchPlan(
-            self.name,
-            tuple(process.with_variables(MASTER_PORT=str(port)) for process in processes),
-            num_ranks=request.num_processes,
-            grace_period_s=request.value("grace_period_s"),
-            port=port,
-            is_quiet=request.is_quiet,
-            report=report_file(request),
-        )
+        ranks = tuple(rank.with_variables(MASTER_PORT=str(port)) for rank in ranks)
+        return plan_here(self.name, request, ranks, port=port)
 
     def run(self, plan: LaunchPlan) -> int:
         is_where_they_meet = any(process.rank == 0 for process in plan.processes)

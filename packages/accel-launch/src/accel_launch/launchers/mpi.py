@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
-from accel_launch.launchers.forwarding import FORWARDED, is_secret, library_variables
+from accel_launch.launchers.forwarding import shown_to_all
 from accel_launch.launchers.machines import DEFAULT_PORT
 from accel_launch.launchers.ports import held_port
 from accel_launch.launchers.ranks import asked_port, report_file, run_here, threads_per_process
-from accel_launch.launchers.routes import route
+from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.parent_death import tied_to_starter
 from accel_launch.request import LaunchRequest
@@ -38,7 +38,7 @@ class Implementation:
 
 
 def _hydra(sign: str) -> Implementation:
-    """Return what those have in common that start ranks with MPICH's Hydra.
+    """Return an implementation that starts ranks through MPICH's process manager, Hydra.
 
     By ``-genvlist`` the names alone would do, but MPICH 4.0.2 then loses the last variable of the environment.
     """
@@ -62,13 +62,10 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
 )
 
 
-class MPILauncher:
+class MPILauncher(BuiltInLauncher):
     """Starts ``mpirun``, which starts the ranks; they read who they are from its variables."""
 
     name: ClassVar[str] = "mpi"
-
-    def accepts(self, request: LaunchRequest) -> bool:
-        return route(request) == self.name
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         return plan_with(installed_implementation(), request)
@@ -105,7 +102,7 @@ def plan_with(mpi: Implementation, request: LaunchRequest) -> LaunchPlan:
                 if hostfile is not None and request.num_machines > 1
                 else ()
             ),
-            *_forwarded(mpi, _on_list(request.machine.environ) | {"MASTER_PORT": ""} | environ),
+            *_forwarded(mpi, shown_to_all(request.machine.environ) | {"MASTER_PORT": ""} | environ),
             *tied_to_starter(request.program("-u")),
         ),
         cwd=request.cwd,
@@ -160,11 +157,6 @@ def _environ(request: LaunchRequest, *, is_on_machines: bool) -> dict[str, str]:
     environ["MASTER_ADDR"] = address or "127.0.0.1"
     port = asked_port(request) or (DEFAULT_PORT if is_on_machines else None)
     return environ if port is None else environ | {"MASTER_PORT": str(port)}
-
-
-def _on_list(environ: Mapping[str, str]) -> dict[str, str]:
-    found = library_variables(environ, named=FORWARDED)
-    return {name: value for name, value in found.items() if not is_secret(name)}
 
 
 def _forwarded(mpi: Implementation, environ: Mapping[str, str]) -> list[str]:

@@ -1,15 +1,16 @@
-"""Asking each host, before anything starts, whether it is like this one."""
+"""Asking each host, before anything starts, whether it can run ranks, and whether all hosts are alike."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accel_launch.fingerprint import differences, fingerprint
+from accel_launch import __version__
+from accel_launch.fingerprint import differences, digest_of_script, faults
 from accel_launch.launchers.hosts import Host
 from accel_launch.messages import warn
 from accel_state.errors import LaunchError
@@ -37,11 +38,13 @@ def check_hosts(
     script: str | None,
     is_compared: bool = True,
 ) -> list[dict[str, Any]]:
-    """Return what each host says of itself; warn where Python, packages or script differ a little from those here.
+    """Return what each host says of itself; warn where Python or packages differ a little from those of the first.
+
+    The machine that this one is counts only for what it starts: the version of the launcher.
 
     Raises:
-        LaunchError: If a host cannot be reached or differs in what breaks a run; all of them are named, each with
-            what is wrong.
+        LaunchError: If a host cannot be reached, cannot run ranks, or differs from the first in what breaks a run; all
+            of them are named, each with what is wrong.
     """
     question = json.dumps({"cwd": str(cwd), "script": script}) + "\n"
     program = (*interpreter, "-P", "-m", "accel_launch.fingerprint")
@@ -55,24 +58,38 @@ def check_hosts(
         )
         for host in hosts
     ]
-    here = fingerprint(str(cwd), script)
     answers = [_answer(process, question, interpreter[0]) for process in started]
-    complaints, remarks = [], []
-    for host, answer in zip(hosts, answers, strict=True):
-        if isinstance(answer, str):
-            complaints.append(f"  {host.name}: {answer}")
-            continue
-        breaking, small = differences(here, answer) if is_compared else ([], [])
-        complaints += [f"  {host.name}: {_named(breaking)}"] if breaking else []
-        remarks += [f"{host.name} differs from this machine: {_named(small)}."] if small else []
+    complaints = {
+        host.name: [answer] for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, str)
+    }
+    told = {
+        host.name: answer for host, answer in zip(hosts, answers, strict=True) if not isinstance(answer, str)
+    }
+    if is_compared:
+        complaints |= _compare(told, cwd=str(cwd), script=script)
     if complaints:
         raise LaunchError(
-            "Nothing was started, since not all hosts are like this one (`--no_preflight` compares nothing):\n"
-            + "\n".join(complaints)
+            "Nothing was started, since not all hosts can take part (`--no_preflight` compares nothing):\n"
+            + "\n".join(f"  {name}: {_named(wrong)}" for name, wrong in complaints.items())
         )
-    for remark in remarks:
-        warn(remark)
-    return [answer for answer in answers if not isinstance(answer, str)]
+    return list(told.values())
+
+
+def _compare(hosts: Mapping[str, Mapping[str, Any]], *, cwd: str, script: str | None) -> dict[str, list[str]]:
+    """Return what is wrong with hosts, by name, and warn of what may be."""
+    complaints: dict[str, list[str]] = {}
+    first = next(iter(hosts), "")
+    for name, there in hosts.items():
+        breaking, small = differences(hosts[first], there)
+        breaking = faults(there, cwd=cwd, launcher=__version__) + breaking
+        if breaking:
+            complaints[name] = breaking
+        if small:
+            warn(f"{name} differs from {first}: {_named(small)}.")
+    here = digest_of_script(cwd, script)
+    if here and not complaints and here not in {there["script"] for there in hosts.values()}:
+        warn(f"`{script}` on this machine is another than on the hosts, which run theirs.")
+    return complaints
 
 
 def _named(differing: Sequence[str]) -> str:

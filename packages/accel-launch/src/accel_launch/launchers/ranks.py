@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from accel_launch.cpu_cores import threads_of
-from accel_launch.launchers.inheritance import variables_of_outer_run
+from accel_launch.launchers.nested_launch import variables_of_outer_run
 from accel_launch.launchers.ports import held_port
-from accel_launch.plan import LaunchPlan, ProcessPlan
+from accel_launch.plan import LaunchPlan, LogSettings, ProcessPlan
+from accel_launch.processes.attempt import Restarts
+from accel_launch.processes.logs import log_folder
 from accel_launch.processes.supervision import run_processes
+from accel_launch.reports.rendering import tell
 from accel_launch.reports.run_report import RankEnding, make_report
-from accel_launch.reports.telling import tell
 from accel_launch.request import LaunchRequest
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
@@ -23,7 +25,12 @@ _LEFT_ALONE = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)
 
 
 def plan_ranks(
-    request: LaunchRequest, *, num_here: int, machine_rank: int = 0, master_addr: str = "127.0.0.1"
+    request: LaunchRequest,
+    *,
+    num_here: int,
+    machine_rank: int = 0,
+    master_addr: str = "127.0.0.1",
+    run_id: str = "none",
 ) -> tuple[ProcessPlan, ...]:
     """Return the processes of the ``num_here`` ranks of one machine."""
     threads = {"OMP_NUM_THREADS": str(threads_per_process(request, num_here))}
@@ -38,6 +45,9 @@ def plan_ranks(
             local_world_size=num_here,
             machine_rank=machine_rank,
             num_machines=request.num_machines,
+            role=request.value("role"),
+            max_restarts=request.value("max_restarts"),
+            run_id=run_id,
         )
         own |= {
             name: request.machine.environ[name] for name in _LEFT_ALONE if name in request.machine.environ
@@ -46,6 +56,33 @@ def plan_ranks(
         unset = tuple(name for name in of_outer_run if name not in environ and name != "MASTER_PORT")
         processes.append(ProcessPlan(request.program("-u"), request.cwd, environ, unset, rank=rank))
     return tuple(processes)
+
+
+def plan_here(
+    name: str,
+    request: LaunchRequest,
+    ranks: tuple[ProcessPlan, ...],
+    *,
+    port: int | None,
+    rendezvous: ProcessPlan | None = None,
+) -> LaunchPlan:
+    """Return the plan of a launcher that starts the ``ranks`` of this machine itself."""
+    tee: str | None = request.value("tee")
+    folder: str | None = request.value("log_dir")
+    max_restarts: int = request.value("max_restarts")
+    logs = LogSettings(tee or "0", None if folder is None else request.cwd / folder, request.value("role"))
+    return LaunchPlan(
+        name,
+        ranks,
+        num_ranks=request.num_processes,
+        grace_period_s=request.value("grace_period_s"),
+        port=port,
+        is_quiet=request.is_quiet,
+        report=report_file(request),
+        max_restarts=max_restarts,
+        logs=logs if max_restarts or logs.folder is not None or logs.tee != "0" else None,
+        rendezvous=rendezvous,
+    )
 
 
 def asked_port(request: LaunchRequest) -> int | None:
@@ -63,6 +100,9 @@ def rank_variables(
     local_world_size: int,
     machine_rank: int,
     num_machines: int,
+    role: str = "default",
+    max_restarts: int = 0,
+    run_id: str = "none",
 ) -> dict[str, str]:
     """Return the variables by which torchrun tells a rank who it is."""
     numbers = {
@@ -74,12 +114,12 @@ def rank_variables(
         "GROUP_WORLD_SIZE": num_machines,
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world_size,
-        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_MAX_RESTARTS": max_restarts,
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
     }
-    # Rank 0 is where the ranks meet: there is no agent whose store they could share.
-    words = {"ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    # Rank 0 is where the ranks meet; they share no store with whoever starts them.
+    words = {"ROLE_NAME": role, "TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_USE_AGENT_STORE": "False"}
     return {name: str(number) for name, number in numbers.items()} | words
 
 
@@ -129,18 +169,24 @@ def run_with_port(plan: LaunchPlan) -> int:
 
 def run_here(plan: LaunchPlan, *, prefixes: Sequence[str] | None = None) -> int:
     """Run the processes of a plan on this machine, tell how they ended, and return the exit code."""
-    ending = run_processes(
-        plan.processes,
-        host_environ=snapshot(),
-        grace_period_s=plan.grace_period_s,
-        prefixes=prefixes,
-    )
+    with log_folder(plan.logs) as logs:
+        ending = run_processes(
+            plan.processes,
+            host_environ=snapshot(),
+            grace_period_s=plan.grace_period_s,
+            prefixes=prefixes,
+            restarts=Restarts(plan.max_restarts, logs, plan.rendezvous),
+        )
+    if not ending.children:  # the machines have not met, and it has been said why
+        return 1 if ending.interrupted_by is None else 128 + ending.interrupted_by
     host = socket.gethostname()
     ranks = [
-        RankEnding(process.rank or 0, host, child)
-        for process, child in zip(plan.processes, ending.children, strict=True)
+        RankEnding(rank or 0, host, child) for rank, child in zip(ending.ranks, ending.children, strict=True)
     ]
     report = make_report(
-        ranks, interrupted_by=ending.interrupted_by, num_memory_kills=ending.num_memory_kills
+        ranks,
+        num_ranks=None if plan.rendezvous is None else plan.num_ranks,
+        interrupted_by=ending.interrupted_by,
+        num_memory_kills=ending.num_memory_kills,
     )
     return tell(report, is_quiet=plan.is_quiet, file=plan.report)

@@ -12,15 +12,15 @@ from typing import Any, ClassVar
 
 from accel_launch.interpreter import interpreter_command
 from accel_launch.launchers.forwarding import forwarded_to_images
-from accel_launch.launchers.inheritance import variables_of_outer_run
+from accel_launch.launchers.nested_launch import variables_of_outer_run
 from accel_launch.launchers.ranks import asked_port, report_file
-from accel_launch.launchers.routes import route
+from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.child import ChildEnding
 from accel_launch.processes.ending import exit_code_for_shell
 from accel_launch.processes.supervision import run_processes
+from accel_launch.reports.rendering import tell
 from accel_launch.reports.run_report import RankEnding, make_report
-from accel_launch.reports.telling import tell
 from accel_launch.request import LaunchRequest
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError, NotAvailableError
@@ -32,16 +32,13 @@ _NODE = "a node of the Ray cluster"
 PYTHON_THERE, FOLDER_THERE = "{python}", "{cwd}"
 
 
-class RayLauncher:
+class RayLauncher(BuiltInLauncher):
     """Reserves room for all ranks in a placement group, and starts each in an actor.
 
     The nodes need accel-launch, and the script at the same path, unless Ray's `runtime_env` brings them.
     """
 
     name: ClassVar[str] = "ray"
-
-    def accepts(self, request: LaunchRequest) -> bool:
-        return route(request) == self.name
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         address: str | None = request.value("ray_address")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import ClassVar
 
-from accel_launch.launchers.routes import route
+from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan
 from accel_launch.request import LaunchRequest
 from accel_launch.sagemaker.job import job_of
@@ -15,13 +15,10 @@ from accel_state.errors import ConfigError
 _CREDENTIALS = ("aws_access_key_id", "aws_secret_access_key")
 
 
-class SageMakerLauncher:
+class SageMakerLauncher(BuiltInLauncher):
     """Hands the script and its folder to SageMaker and shows what the job writes."""
 
     name: ClassVar[str] = "sagemaker"
-
-    def accepts(self, request: LaunchRequest) -> bool:
-        return route(request) == self.name
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         return LaunchPlan(

@@ -1,13 +1,28 @@
-"""Finding the launcher that a request is for."""
+"""Which launcher starts a request: the one that it names, else one of another package, else ours by the settings."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
 from accel_launch.launchers.protocol import LAUNCHER_GROUP, Launcher
-from accel_launch.launchers.routes import BUILT_IN, check_named, route
 from accel_launch.request import LaunchRequest
 from accel_launch.tables.launcher import AUTO
-from accel_state.errors import LaunchError
+from accel_state.errors import ConfigError, LaunchError
+from accel_state.process_environments.slurm import SLURMEnvironment
 from accel_state.registry import Registry
+
+# What the launchers do that start the ranks of this machine themselves.
+SETTINGS_OF_OWN_RANKS = ("max_restarts", "tee", "log_dir", "role")
+
+
+class BuiltInLauncher:
+    """One of our launchers; where nobody names one, `route` chooses among them."""
+
+    name: ClassVar[str]
+
+    def accepts(self, request: LaunchRequest) -> bool:
+        return route(request) == self.name
 
 
 def select_launcher(request: LaunchRequest, registry: Registry[type[Launcher]] | None = None) -> Launcher:
@@ -31,7 +46,7 @@ def accepting_launchers(
     launchers = Registry("launcher", LAUNCHER_GROUP) if registry is None else registry
     if request.value("launcher") != AUTO:
         named = launchers.get(request.value("launcher"))()
-        check_named(request)
+        _check_named(request)
         return [named]
     others = [launchers.get(name)() for name in launchers.names() if name not in BUILT_IN]
     accepting = [launcher for launcher in others if launcher.accepts(request)]
@@ -42,3 +57,103 @@ def accepting_launchers(
         installed = ", ".join(launchers.names()) or "none"
         raise LaunchError(f"No launcher can start {request.describe()}. Installed launchers: {installed}.")
     return accepting
+
+
+def _check_named(request: LaunchRequest) -> None:
+    """Make sure that the launcher which `--launcher` names can do what else is asked for.
+
+    Raises:
+        ConfigError: If it lacks something that only other settings say.
+    """
+    name = route(request)
+    is_met, needs = _NEEDS.get(name, (_always, ""))
+    if not is_met(request):
+        raise ConfigError(f"`--launcher {name}` needs {needs}. Add that, or leave `--launcher` out.")
+
+
+def route(request: LaunchRequest) -> str:
+    """Return the name of the launcher that ``request`` is for: the one it names, else one of ours."""
+    named: str = request.value("launcher")
+    return _route_by_signs(request) if named == AUTO else named
+
+
+def _route_by_signs(request: LaunchRequest) -> str:
+    engine = request.engine
+    if engine == "AMAZON_SAGEMAKER":
+        return "sagemaker"
+    if request.value("slurm"):
+        return "slurm"
+    if request.value("hosts") or request.value("hostfile"):
+        return "ssh"
+    if request.value("use_mpirun"):
+        return "mpi"
+    if engine == "XLA":
+        return "tpu-pod" if _wants_pod(request) else "tpu"
+    if is_in_allocation_of_several_nodes(request):
+        return "srun"
+    return _route_of_ranks(request)
+
+
+def _route_of_ranks(request: LaunchRequest) -> str:
+    if wants_deepspeed_runner(request):
+        return "deepspeed"
+    if request.num_machines > 1:
+        return "elastic" if wants_rendezvous(request) else "machines"
+    has_ranks = request.num_processes > 1 or request.engine is not None
+    return "local" if has_ranks or any(map(request.is_given, SETTINGS_OF_OWN_RANKS)) else "single"
+
+
+def wants_rendezvous(request: LaunchRequest) -> bool:
+    """Whether the machines have to agree on anything while they run."""
+    return bool(request.value("rdzv_backend") != "static" or request.value("max_restarts"))
+
+
+def wants_deepspeed_runner(request: LaunchRequest) -> bool:
+    """Whether DeepSpeed is to start its ranks on several machines in a way of its own."""
+    is_own_way = request.value("deepspeed_multinode_launcher") != "standard"
+    return request.engine == "DEEPSPEED" and request.num_machines > 1 and is_own_way
+
+
+def is_in_allocation_of_several_nodes(request: LaunchRequest) -> bool:
+    """Whether this is the shell of a SLURM job with several nodes, and nobody has said which of them we are."""
+    environ = request.machine.environ
+    by_hand = request.is_given("num_machines") or request.is_given("machine_rank")
+    is_shell = "SLURM_JOB_ID" in environ and not SLURMEnvironment().detect(environ)
+    return is_shell and not by_hand and int(environ.get("SLURM_JOB_NUM_NODES") or 1) > 1
+
+
+def _wants_pod(request: LaunchRequest) -> bool:
+    return bool(request.value("tpu_cluster")) and not request.value("no_tpu_cluster")
+
+
+def _always(request: LaunchRequest) -> bool:
+    return True
+
+
+# All of our launchers, and what each needs that nothing but other settings says.
+_NEEDS: Mapping[str, tuple[Callable[[LaunchRequest], bool], str]] = {
+    "sagemaker": (
+        lambda request: request.engine == "AMAZON_SAGEMAKER",
+        "`compute_environment: AMAZON_SAGEMAKER` in the config file, as `accel config` writes it",
+    ),
+    "slurm": (_always, ""),
+    "ssh": (
+        lambda request: bool(request.value("hosts") or request.value("hostfile")),
+        "`--hosts` or `--hostfile`",
+    ),
+    "mpi": (_always, ""),
+    "tpu-pod": (lambda request: request.engine == "XLA", "`--tpu`"),
+    "tpu": (lambda request: request.engine == "XLA", "`--tpu`"),
+    "srun": (lambda request: "SLURM_JOB_NUM_NODES" in request.machine.environ, "a SLURM job around it"),
+    "deepspeed": (wants_deepspeed_runner, "`--use_deepspeed` and `--num_machines` of more than 1"),
+    "elastic": (lambda request: request.num_machines > 1, "`--num_machines` of more than 1"),
+    "machines": (_always, ""),
+    "local": (lambda request: request.num_machines == 1, "`--num_machines 1`"),
+    "single": (
+        lambda request: request.num_processes == request.num_machines == 1,
+        "`--num_processes 1` and `--num_machines 1`",
+    ),
+    "ray": (_always, ""),
+    "kubernetes": (_always, ""),
+}
+BUILT_IN = frozenset(_NEEDS)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from accel_launch.launchers.inheritance import variables_of_outer_run
+from accel_launch.launchers.nested_launch import variables_of_outer_run
 from accel_launch.launchers.ranks import report_file, run_here
-from accel_launch.launchers.routes import route
+from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.request import LaunchRequest
 
 
-class SingleProcessLauncher:
+class SingleProcessLauncher(BuiltInLauncher):
     """Starts the script once."""
 
     name: ClassVar[str] = "single"
-
-    def accepts(self, request: LaunchRequest) -> bool:
-        return route(request) == self.name
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         process = ProcessPlan(

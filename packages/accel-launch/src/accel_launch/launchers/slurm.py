@@ -7,8 +7,8 @@ import re
 import shlex
 from typing import ClassVar
 
-from accel_launch.launchers.restated import restated
-from accel_launch.launchers.routes import route
+from accel_launch.launchers.relaunch import relaunch_command
+from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.launchers.submission import submit
 from accel_launch.messages import show
 from accel_launch.plan import LaunchPlan, ProcessPlan
@@ -46,13 +46,10 @@ exit "$code"
 """
 
 
-class SLURMLauncher:
+class SLURMLauncher(BuiltInLauncher):
     """Hands a batch script to ``sbatch``; within the job `accel launch` finds its nodes by itself."""
 
     name: ClassVar[str] = "slurm"
-
-    def accepts(self, request: LaunchRequest) -> bool:
-        return route(request) == self.name
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         return LaunchPlan(
@@ -99,6 +96,6 @@ def batch_script(request: LaunchRequest) -> str:
     lines += [
         f"#SBATCH {shlex.quote(option)}" for option in shlex.split(request.value("slurm_options") or "")
     ]
-    command = shlex.join(restated(request, without=_OWN_SETTINGS))
+    command = shlex.join(relaunch_command(request, without=_OWN_SETTINGS))
     body = _REQUEUE % command if requeues else f"exec {command}\n"
     return "#!/bin/bash\n" + "\n".join(lines) + "\n\n" + body

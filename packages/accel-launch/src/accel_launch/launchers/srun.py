@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar
 
-from accel_launch.launchers.restated import restated
-from accel_launch.launchers.routes import route
+from accel_launch.launchers.relaunch import relaunch_command
+from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.ending import exit_code_for_shell
 from accel_launch.processes.supervision import run_processes
@@ -19,13 +19,10 @@ _NODE_SLACK_S = 3.0
 _SLACK_S = 10.0
 
 
-class SRunLauncher:
+class SRunLauncher(BuiltInLauncher):
     """Starts ``srun``; on each node the ranks find nodes, address and port in SLURM's variables."""
 
     name: ClassVar[str] = "srun"
-
-    def accepts(self, request: LaunchRequest) -> bool:
-        return route(request) == self.name
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         num_nodes = int(request.machine.environ["SLURM_JOB_NUM_NODES"])
@@ -44,9 +41,9 @@ class SRunLauncher:
                 *request.interpreter,
                 "-P",
                 "-m",
-                "accel_launch.step",
+                "accel_launch.srun_task",
                 str(grace_period_s + _NODE_SLACK_S),
-                *restated(request),
+                *relaunch_command(request),
             ),
             cwd=request.cwd,
         )

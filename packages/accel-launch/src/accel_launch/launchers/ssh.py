@@ -16,7 +16,7 @@ from accel_launch.launchers.forwarding import library_variables
 from accel_launch.launchers.hosts import Host, hosts_of, num_ranks_on_each
 from accel_launch.launchers.preflight import check_hosts, ssh_command
 from accel_launch.launchers.ranks import rank_variables, report_file
-from accel_launch.launchers.routes import route
+from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.messages import complain
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.child import ChildEnding
@@ -24,8 +24,8 @@ from accel_launch.processes.ending import describe_ending, exit_code_for_shell
 from accel_launch.processes.output import MESSAGE_MARK
 from accel_launch.processes.supervision import run_processes
 from accel_launch.processes.supervisor import RunEnding
+from accel_launch.reports.rendering import tell
 from accel_launch.reports.run_report import RankEnding, make_report
-from accel_launch.reports.telling import tell
 from accel_launch.request import LaunchRequest
 from accel_state.environment import snapshot
 from accel_state.errors import LaunchError, NotAvailableError
@@ -34,13 +34,10 @@ from accel_state.errors import LaunchError, NotAvailableError
 _SLACK_S = 3.0
 
 
-class SSHLauncher:
+class SSHLauncher(BuiltInLauncher):
     """Starts a small program on each host, which gets its part of the plan and runs the ranks there."""
 
     name: ClassVar[str] = "ssh"
-
-    def accepts(self, request: LaunchRequest) -> bool:
-        return route(request) == self.name
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         hosts = hosts_of(request)
@@ -86,7 +83,7 @@ class SSHLauncher:
             plan, {host.name: told["num_accelerators"] for host, told in zip(hosts, answers, strict=True)}
         )
         port = str(plan.port or answers[0]["free_port"])
-        node = (*interpreter, "-P", "-m", "accel_launch.node")
+        node = (*interpreter, "-P", "-m", "accel_launch.remote_node")
         ending = run_processes(
             [ProcessPlan(ssh_command(host, options, node), Path.cwd()) for host in hosts],
             host_environ=snapshot(),

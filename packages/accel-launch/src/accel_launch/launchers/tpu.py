@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from accel_launch.accelerators.tpu import num_tpu_chips
-from accel_launch.launchers.inheritance import variables_of_outer_run
+from accel_launch.accelerators.device_files import num_tpu_chips
+from accel_launch.launchers.nested_launch import variables_of_outer_run
 from accel_launch.launchers.ranks import report_file, run_here
-from accel_launch.launchers.routes import route
+from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.request import LaunchRequest
 from accel_state.errors import ConfigError
 
 
-class TPULauncher:
+class TPULauncher(BuiltInLauncher):
     """Starts one process that imports `torch_xla`, which starts a rank for each device of this machine.
 
     Each rank imports the script and calls its ``--main_training_function``.
     """
 
     name: ClassVar[str] = "tpu"
-
-    def accepts(self, request: LaunchRequest) -> bool:
-        return route(request) == self.name
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         if request.kind == "executable":

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from accel_launch.gcloud import check_is_installed, on_all_workers, on_machine
 from accel_launch.launchers.ranks import report_file, run_here
-from accel_launch.launchers.restated import restated
-from accel_launch.launchers.routes import route
+from accel_launch.launchers.relaunch import relaunch_command
+from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.messages import inform
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.request import LaunchRequest
@@ -23,7 +23,7 @@ _OWN_SETTINGS = frozenset(
 )
 
 
-class TPUPodLauncher:
+class TPUPodLauncher(BuiltInLauncher):
     """Runs ``accel launch --tpu --no_tpu_cluster`` on each machine, in the directory of the same name there.
 
     Script and packages must be there already (``accel tpu-config`` brings them). What reaches the machines is the
@@ -31,9 +31,6 @@ class TPUPodLauncher:
     """
 
     name: ClassVar[str] = "tpu-pod"
-
-    def accepts(self, request: LaunchRequest) -> bool:
-        return route(request) == self.name
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         zone: str | None = request.value("tpu_zone")
@@ -69,7 +66,7 @@ class TPUPodLauncher:
 
 def command_line(request: LaunchRequest) -> str:
     """Return what each machine is to run, as a line for the shell there."""
-    there = restated(request, without=_OWN_SETTINGS, interpreter=_INTERPRETER, is_self_contained=True)
+    there = relaunch_command(request, without=_OWN_SETTINGS, interpreter=_INTERPRETER, is_self_contained=True)
     launch = (*there[:4], "--no_tpu_cluster", *there[4:])
     variables: tuple[str, ...] = request.value("tpu_env")
     words = (

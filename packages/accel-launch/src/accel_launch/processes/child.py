@@ -1,11 +1,11 @@
-"""One process of a run: started, listened to, and watched until it has ended."""
+"""One process of a run: how it is started, what it writes, and how it ended."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from accel_launch.plan import ProcessPlan
@@ -35,13 +35,11 @@ class Child:
     line, instead of the signals; its end means that we are gone.
     """
 
-    def __init__(
-        self, plan: ProcessPlan, *, prefix: str = "", is_by_line: bool = False, orders: bytes | None = None
-    ) -> None:
+    def __init__(self, plan: ProcessPlan, output: Output, *, orders: bytes | None = None) -> None:
         self.plan = plan
         self._orders = orders
         self._order_pipe: int | None = None
-        self.output = Output(prefix=prefix, is_by_line=is_by_line)
+        self.output = output
         self.pid = 0
         self.return_code: int | None = None
         self._ended_at = 0.0
@@ -58,6 +56,11 @@ class Child:
     @property
     def takes_orders(self) -> bool:
         return self._orders is not None
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether it still ran when the attempt was over."""
+        return self._was_ended
 
     @property
     def is_in_our_group(self) -> bool:
@@ -94,7 +97,7 @@ class Child:
         self._was_ended = self.is_running
 
     def send(self, signum: int) -> None:
-        """Send it a signal, if it still runs; its number cannot be another's, for we have not waited for it."""
+        """Send it a signal, if it still runs. Until we wait for it, the kernel gives its number to no other process."""
         if not self.is_running:
             return
         if self._order_pipe is None:
@@ -102,8 +105,11 @@ class Child:
         else:
             self._order(b"%d\n" % signum)
 
-    def close(self) -> None:
-        """Close the pipes to and from it."""
+    def close(self, *, before: Callable[[int], object]) -> None:
+        """Close the pipes to and from it; ``before`` is called for each that it has written to, if still open."""
+        for channel in self.output.channels:
+            if channel.is_open:
+                before(channel.reader)
         self.output.close()
         if self._order_pipe is not None:
             os.close(self._order_pipe)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from accel_launch.processes.tail import Tail
+from accel_launch.processes.logs import LogFile, RankLogs
 
 # A line that begins with it is a message for the launcher and not for the screen.
 MESSAGE_MARK = b"\x1e"
@@ -20,11 +23,40 @@ _CHUNK = 65536
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 
 
+_MAX_LINES = 200
+_MAX_PARTIAL = 2**18
+_TRACEBACK = b"Traceback (most recent call last):"
+
+
+class Tail:
+    """Remembers the end of a stream; a carriage return ends a line too, so a progress bar is one line."""
+
+    def __init__(self) -> None:
+        self._lines: deque[bytes] = deque(maxlen=_MAX_LINES)
+        self._partial = b""
+        self.traceback_at: float | None = None
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the stream."""
+        if self.traceback_at is None and _TRACEBACK in self._partial + chunk:
+            self.traceback_at = time.monotonic()
+        *complete, self._partial = (self._partial + chunk).split(b"\n")
+        self._lines.extend(complete)
+        self._partial = self._partial[-_MAX_PARTIAL:]
+
+    def lines(self) -> tuple[str, ...]:
+        """Return the lines, oldest first, as text; of a line that was written over, what stood there last."""
+        whole = [*self._lines, self._partial] if self._partial else self._lines
+        texts = (line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace").rstrip() for line in whole)
+        return tuple(text for text in texts if text)
+
+
 @dataclass(slots=True)
 class Channel:
     """One way from a process to one of our own outputs.
 
     By line, others that write to the same place cannot come in between; ``pending`` is the line not yet whole.
+    ``log`` gets a copy of everything.
     """
 
     reader: int
@@ -33,6 +65,7 @@ class Channel:
     tail: Tail
     prefix: bytes = b""
     is_by_line: bool = False
+    log: LogFile | None = None
     pending: bytes = b""
     is_open: bool = True
 
@@ -52,6 +85,8 @@ class Channel:
             self.close()
             return False
         self.tail.feed(chunk)
+        if self.log is not None:
+            self.log.write(chunk)
         self._write(self._whole_lines(chunk) if self.is_by_line else chunk)
         return True
 
@@ -68,6 +103,8 @@ class Channel:
                 self._write(self.prefix + self.pending + (b"\n" if self.prefix else b""))
             self.is_open = False
             os.close(self.reader)
+            if self.log is not None:
+                self.log.close()
 
     def _whole_lines(self, chunk: bytes) -> bytes:
         text = self.pending + chunk
@@ -89,22 +126,33 @@ class Channel:
 
 
 class Output:
-    """The outputs of one process: start it with `stdout` and `stderr`, then call `started`."""
+    """The outputs of one process: start it with `stdout` and `stderr`, then call `started`.
+
+    With ``logs`` the streams that they name are kept in files, and have their prefix on the screen.
+    """
 
     def __init__(
         self,
         *,
         prefix: str = "",
         is_by_line: bool = False,
+        logs: RankLogs | None = None,
         stdout: int = _STDOUT,
         stderr: int = _STDERR,
     ) -> None:
         self.tail = Tail()
-        destinations = (stdout,) if _is_same_file(stdout, stderr) else (stdout, stderr)
-        self.channels: Sequence[Channel] = [
-            Channel(*_open_way(to), to, self.tail, prefix.encode(), is_by_line or bool(prefix))
-            for to in destinations
-        ]
+        if logs is None:
+            destinations = (stdout,) if _is_same_file(stdout, stderr) else (stdout, stderr)
+            files: Sequence[Path | None] = (None,) * len(destinations)
+        else:
+            destinations, files = (stdout, stderr), (logs.stdout, logs.stderr)
+        self.channels: list[Channel] = []
+        for destination, file in zip(destinations, files, strict=True):
+            shown = prefix if logs is None or file is None else logs.prefix
+            log = None if file is None else LogFile(file)
+            by_line = is_by_line or bool(shown)
+            way = _open_way(destination)
+            self.channels.append(Channel(*way, destination, self.tail, shown.encode(), by_line, log))
         self.stdout, self.stderr = self.channels[0].writer, self.channels[-1].writer
 
     def started(self) -> None:

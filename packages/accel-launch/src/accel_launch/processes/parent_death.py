@@ -1,4 +1,4 @@
-"""Become another program that the kernel ends as soon as the process which started it is gone.
+"""Run a program that the kernel kills as soon as its parent is gone.
 
 This file is run by path, with ``python -I -S``, as the first step of every process of a run, so it imports
 little and starts in about ten milliseconds: ``parent_death.py PARENT_PID PROGRAM ARGUMENTS...``. A
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if parent_pid not in (0, os.getppid()):  # it died before the kernel knew of our wish
+    if parent_pid not in (0, os.getppid()):  # it died before the call above
         return 128 + signal.SIGKILL
     try:
         os.execvp(program[0], program)  # noqa: S606 - no shell is what we want

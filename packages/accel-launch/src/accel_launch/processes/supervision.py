@@ -19,13 +19,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from accel_launch.plan import ProcessPlan
+from accel_launch.processes.attempt import NO_RESTARTS, Restarts
 from accel_launch.processes.ending import describe_ending
-from accel_launch.processes.forking import require_fork
-from accel_launch.processes.remote_signals import RemoteSignals
-from accel_launch.processes.signals import FORWARDED_SIGNALS, blocked, clear_events, signals_as_events
+from accel_launch.processes.signals import (
+    FORWARDED_SIGNALS,
+    RemoteSignals,
+    blocked,
+    clear_events,
+    signals_as_events,
+)
 from accel_launch.processes.supervisor import RunEnding, Supervisor
 from accel_launch.processes.terminal import LentTerminal, lend_terminal
-from accel_state.errors import LaunchError
+from accel_state.errors import LaunchError, NotAvailableError
 
 _CHUNK = 65536
 
@@ -38,6 +43,7 @@ def run_processes(
     prefixes: Sequence[str] | None = None,
     orders: Sequence[bytes] | None = None,
     remote_signals: RemoteSignals | None = None,
+    restarts: Restarts = NO_RESTARTS,
 ) -> RunEnding:
     """Run the processes of ``plans`` in a process group of their own and wait until all have ended.
 
@@ -51,7 +57,8 @@ def run_processes(
     A terminal is lent to the children: they can read the keyboard, and Ctrl-C and Ctrl-Z work as without us. What
     they write is passed on at once; of several children in whole lines, each after its entry in ``prefixes``, if
     given. Children with ``orders`` get those, and signals as lines, through their standard input (see `Child`), and
-    no terminal. ``remote_signals`` is a further source of signals; at its end the run is killed.
+    no terminal. ``remote_signals`` is a further source of signals; at its end the run is killed. ``restarts`` says
+    whether all processes start again after one of them has failed; a signal that ends the run ends that, too.
 
     Must be called from the main thread.
 
@@ -65,7 +72,13 @@ def run_processes(
 
     def supervise(guard: socket.socket) -> RunEnding:
         supervisor = Supervisor(
-            plans, grace_period_s=grace_period_s, prefixes=prefixes, orders=orders, guard=guard
+            plans,
+            grace_period_s=grace_period_s,
+            prefixes=prefixes,
+            orders=orders,
+            restarts=restarts,
+            guard=guard,
+            gives_notice=remote_signals is None,
         )
         return supervisor.run(host_environ)
 
@@ -87,6 +100,15 @@ def run_processes(
     if isinstance(outcome, OSError):
         raise outcome
     return outcome
+
+
+def require_fork(what: str) -> None:
+    """Raise ``NotAvailableError``, which names ``what`` cannot be done, where processes cannot be forked."""
+    if not hasattr(os, "fork"):
+        raise NotAvailableError(
+            f"{what} needs processes that can be forked, which Windows cannot do. Start one process by "
+            "`python script.py`, or work in WSL2, where everything runs as on Linux."
+        )
 
 
 def _become_supervisor(supervise: Callable[[socket.socket], RunEnding], guard: socket.socket) -> NoReturn:
@@ -144,9 +166,8 @@ class _Guard:
         finally:
             if self._terminal is not None:
                 self._terminal.take_back()
-            if (
-                self._return_code is None
-            ):  # an exception: the supervisor ends the run when nobody is left to talk to
+            if self._return_code is None:
+                # An exception: the supervisor ends the run when nobody is left to talk to.
                 self._supervisor.close()
                 os.waitpid(self._pid, 0)
         return self._outcome(self._return_code)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import os
+import math
 import selectors
 import signal
 import socket
@@ -11,35 +10,35 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from accel_launch.messages import compact, write_beside
 from accel_launch.plan import ProcessPlan
-from accel_launch.processes.child import Child, ChildEnding
-from accel_launch.processes.descendants import adopt_orphans, kill, rest_of_run
-from accel_launch.processes.memory_kills import counter_files, num_memory_kills
+from accel_launch.processes.attempt import Attempt, Restarts
+from accel_launch.processes.child import ChildEnding
+from accel_launch.processes.ending import counter_files, describe_ending, num_memory_kills
 from accel_launch.processes.output import Channel
+from accel_launch.processes.rendezvous_client import RendezvousClient, placed
 from accel_launch.processes.signals import (
     ENDING_SIGNALS,
     FORWARDED_SIGNALS,
     clear_events,
-    send_to_own_group,
     signals_as_events,
 )
 
-# How long the rest of a line is waited for.
-_PATIENCE_S = 0.1
-# How often it is looked whether anything is left of a run whose children have ended.
-_LOOK_INTERVAL_S = 0.1
-_KILL_INTERVAL_S = 0.005
+# When somebody who has pressed Ctrl-C is told what the run waits for.
+_NOTICE_AFTER_S = 2.0
 _CHUNK = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnding:
-    """How a run ended: each child in the order given, the signal that ended it, if one did.
+    """How a run ended: each child of the last attempt, in the order given, and the signal that ended it, if one did.
 
-    ``num_memory_kills`` counts what the kernel killed for want of memory meanwhile.
+    ``children`` is empty, and so is ``ranks``, if machines did not meet. ``num_memory_kills`` counts what the
+    kernel killed for want of memory meanwhile.
     """
 
     children: tuple[ChildEnding, ...]
+    ranks: tuple[int | None, ...] = ()
     interrupted_by: int | None = None
     num_memory_kills: int = 0
 
@@ -58,22 +57,30 @@ class Supervisor:
         grace_period_s: float,
         prefixes: Sequence[str] | None,
         orders: Sequence[bytes] | None,
+        restarts: Restarts,
         guard: socket.socket,
+        gives_notice: bool,
     ) -> None:
-        self._children = [
-            Child(plan, prefix=prefix or "", is_by_line=len(plans) > 1, orders=text)
-            for plan, prefix, text in itertools.zip_longest(plans, prefixes or (), orders or ())
-        ]
+        self._plans = plans
+        self._prefixes = prefixes or [""] * len(plans)
+        self._orders: Sequence[bytes | None] = orders or [None] * len(plans)
         self._grace_period_s = grace_period_s
+        self._restarts = restarts
+        self._num_attempts = 0
+        self._num_restarts = 0
+        self._attempt = Attempt((), grace_period_s=grace_period_s)
+        self._rendezvous: RendezvousClient | None = None
         self._guard = guard
+        self._is_guard_gone = False
+        self._gives_notice = gives_notice
+        self._notice_at: float | None = None
         self._signals_of_group: list[int] = []
         self._interrupted_by: int | None = None
         self._interrupted_from: str | None = None
-        self._deadline: float | None = None
         self._selector = selectors.DefaultSelector()
 
     def run(self, host_environ: Mapping[str, str]) -> RunEnding:
-        """Start the processes, wait until all have ended, and return how.
+        """Start the processes, wait until all have ended, start them again if that is asked for, and return how.
 
         Raises:
             OSError: If one cannot be started; the others are killed.
@@ -85,62 +92,126 @@ class Supervisor:
             self._selector.register(events, selectors.EVENT_READ)
             self._selector.register(self._guard, selectors.EVENT_READ)
             try:
-                self._start(host_environ)
-                while self._has_work():
-                    self._step(events)
+                self._open_rendezvous(host_environ)
+                while self._prepare(events):
+                    self._attempt.start(host_environ, self._selector)
+                    while self._attempt.has_work(is_interrupted=self._interrupted_by is not None):
+                        self._step(events)
+                    self._attempt.close(self._selector)
+                    if not self._starts_again():
+                        break
+                self._close_rendezvous(events)
             except BaseException:
-                self._kill()
+                self._attempt.kill()
+                if self._rendezvous is not None:
+                    self._rendezvous.kill()
                 raise
-            for child in self._children:
-                child.close()
-        endings = tuple(child.ending() for child in self._children)
-        return RunEnding(endings, self._interrupted_by, num_memory_kills(counters) - kills_before)
+        children = self._attempt.children
+        return RunEnding(
+            tuple(child.ending() for child in children),
+            tuple(child.plan.rank for child in children),
+            self._interrupted_by,
+            num_memory_kills(counters) - kills_before,
+        )
 
-    def _start(self, host_environ: Mapping[str, str]) -> None:
-        for child in self._children:
-            child.start(host_environ)
-            for channel in child.output.channels:
-                self._selector.register(channel.reader, selectors.EVENT_READ, channel)
-        adopt_orphans()
+    @property
+    def _is_to_end(self) -> bool:
+        return self._interrupted_by is not None or self._is_guard_gone
 
-    def _has_work(self) -> bool:
-        if any(child.is_running for child in self._children):
+    def _prepare(self, events: int) -> bool:
+        """Decide on the processes of the next attempt; False if there is none, as machines do not meet."""
+        plans = self._plans
+        if self._rendezvous is not None:
+            self._rendezvous.meet(self._num_restarts)
+            while self._rendezvous.meeting is None and self._rendezvous.is_running and not self._is_to_end:
+                self._step(events)
+            if self._rendezvous.meeting is None:
+                return False
+            plans = placed(self._plans, self._rendezvous.meeting)
+            self._num_restarts = self._rendezvous.meeting["restarts"]
+        self._hear_group()
+        if self._is_to_end:
+            return False
+        children = [
+            self._restarts.child(
+                plan,
+                place,
+                attempt=self._num_attempts,
+                restarts=self._num_restarts,
+                prefix=self._prefixes[place],
+                is_by_line=len(plans) > 1,
+                orders=self._orders[place],
+            )
+            for place, plan in enumerate(plans)
+        ]
+        spared = None if self._rendezvous is None else self._rendezvous.pid
+        self._attempt = Attempt(children, grace_period_s=self._grace_period_s, spared=spared)
+        self._num_attempts += 1
+        return True
+
+    def _starts_again(self) -> bool:
+        """Decide whether the processes start again: after a failure of one here, or with those of other machines."""
+        rendezvous, failed = self._rendezvous, self._attempt.first_failure
+        if self._is_to_end or self._attempt.has_succeeded:
+            return False
+        if rendezvous is not None and rendezvous.is_called:
+            write_beside("The ranks start again, since those of another machine do.")
             return True
-        if self._interrupted_by is None and not any(child.has_failed for child in self._children):
-            return False  # what it has left in the background may go on
-        if self._deadline is None:
-            self._kill()
-        return bool(rest_of_run())
+        can_meet = rendezvous is None or rendezvous.is_running
+        if failed is None or not can_meet or self._num_restarts >= self._restarts.maximum:
+            return False
+        self._num_restarts += 1
+        assert failed.return_code is not None
+        who = "The script" if failed.plan.rank is None else f"Rank {failed.plan.rank}"
+        write_beside(
+            f"{who} {describe_ending(failed.return_code)}. All ranks start again "
+            f"({self._num_restarts} of {self._restarts.maximum})."
+        )
+        return True
+
+    def _open_rendezvous(self, host_environ: Mapping[str, str]) -> None:
+        if self._restarts.rendezvous is not None:
+            self._rendezvous = RendezvousClient(self._restarts.rendezvous, host_environ)
+            self._selector.register(self._rendezvous, selectors.EVENT_READ, self._rendezvous)
+
+    def _close_rendezvous(self, events: int) -> None:
+        rendezvous = self._rendezvous
+        if rendezvous is None:
+            return
+        if not self._is_to_end:
+            rendezvous.leave(has_failed=not self._attempt.has_succeeded)
+        while rendezvous.is_running and not self._is_to_end:
+            self._step(events)
+        if rendezvous.is_running:
+            rendezvous.kill()
 
     def _step(self, events: int) -> None:
         ready = [
-            key.fileobj if key.data is None else key.data
-            for key, _ in self._selector.select(self._time_left_s())
+            key.fileobj if key.data is None else key.data for key, _ in self._selector.select(self._wait_s())
         ]
         if not ready:
-            for child in self._children:
+            for child in self._attempt.children:
                 child.output.flush()
         clear_events(events)
         if self._guard in ready:
             self._hear_guard()
         self._hear_group()
         # Ends come before lines: a rank that says it lost another must not look like the one that failed first.
-        self._reap()
-        for channel in ready:
-            if isinstance(channel, Channel):
-                self._pump(channel)
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            self._kill()
+        self._attempt.reap()
+        for source in ready:
+            if isinstance(source, Channel):
+                self._pump(source)
+            elif isinstance(source, RendezvousClient):
+                self._hear_rendezvous(source)
+        self._attempt.kill_late()
+        if self._notice_at is not None and time.monotonic() >= self._notice_at:
+            self._give_notice()
 
-    def _time_left_s(self) -> float | None:
-        times_s = []
-        if any(child.output.has_pending for child in self._children):
-            times_s.append(_PATIENCE_S)
-        if not any(child.is_running for child in self._children):
-            times_s.append(_LOOK_INTERVAL_S)
-        if self._deadline is not None:
-            times_s.append(max(0.0, self._deadline - time.monotonic()))
-        return min(times_s, default=None)
+    def _wait_s(self) -> float | None:
+        times_s = [self._attempt.wait_s()]
+        if self._notice_at is not None:
+            times_s.append(max(0.0, self._notice_at - time.monotonic()))
+        return min((time_s for time_s in times_s if time_s is not None), default=None)
 
     def _pump(self, channel: Channel) -> None:
         reader = channel.reader
@@ -148,31 +219,22 @@ class Supervisor:
         if not channel.is_open:
             self._selector.unregister(reader)
 
-    def _reap(self) -> None:
-        """Take note of children that have ended; orphans that we have adopted only have to be waited for."""
-        while (ended := _next_ended()) is not None:
-            pid, status = ended
-            for child in self._children:
-                if child.pid == pid:
-                    child.note_end(status)
-                    if child.has_failed:
-                        self._end_others()
-
-    def _end_others(self) -> None:
-        if self._deadline is None and any(child.is_running for child in self._children):
-            self._deadline = time.monotonic() + self._grace_period_s
-            for child in self._children:
-                child.note_asked_to_end()
-            self._send(signal.SIGTERM)
+    def _hear_rendezvous(self, rendezvous: RendezvousClient) -> None:
+        rendezvous.take()
+        if not rendezvous.is_running:
+            self._selector.unregister(rendezvous)
+        if rendezvous.is_called:
+            self._attempt.end_others()
 
     def _hear_guard(self) -> None:
         signums = self._guard.recv(_CHUNK)
         if not signums:
+            self._is_guard_gone = True
             self._selector.unregister(self._guard)
-            self._kill()
+            self._attempt.kill()
         for signum in signums:
             self._note_signal(signum, "guard")
-            self._send(signum)
+            self._attempt.send(signum)
 
     def _hear_group(self) -> None:
         while self._signals_of_group:
@@ -183,33 +245,19 @@ class Supervisor:
         if signum not in ENDING_SIGNALS:
             return
         if (signum, source) == (signal.SIGINT, self._interrupted_from):
-            self._kill()
+            self._attempt.kill()
         if signum == signal.SIGINT:
             self._interrupted_from = source
+            self._notice_at = time.monotonic() + _NOTICE_AFTER_S if self._gives_notice else None
         self._interrupted_by = signum
-        if self._deadline is None:
-            self._deadline = time.monotonic() + self._grace_period_s
+        self._attempt.start_grace_period()
 
-    def _send(self, signum: int) -> None:
-        """Send a signal to the children, and one that ends a run to all that is in their group."""
-        is_for_group = signum in ENDING_SIGNALS and not any(child.takes_orders for child in self._children)
-        for child in self._children:
-            if not (is_for_group and child.is_in_our_group):
-                child.send(signum)
-        if is_for_group:
-            send_to_own_group(signum)
-
-    def _kill(self) -> None:
-        while rest := rest_of_run():
-            kill(rest)
-            time.sleep(_KILL_INTERVAL_S)
-            self._reap()
-
-
-def _next_ended() -> tuple[int, int] | None:
-    """Return the number and status of a child that has ended, None if there is none at the moment."""
-    try:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return None
-    return (pid, status) if pid else None
+    def _give_notice(self) -> None:
+        """Tell somebody who has pressed Ctrl-C what the run waits for, and how to end it."""
+        self._notice_at = None
+        running = self._attempt.running
+        ranks = [child.plan.rank for child in running if child.plan.rank is not None]
+        if running:
+            left_s = math.ceil(self._attempt.time_left_s)
+            who = f"rank{'s' if len(ranks) > 1 else ''} {compact(ranks)}" if ranks else "what still runs"
+            write_beside(f"Waiting up to {left_s} s for {who} to end. Press Ctrl-C again to end the run now.")

@@ -30,7 +30,7 @@ _GPU_VARIABLES = (
 
 
 class RankActor:
-    """Runs `accel_launch.node`, which ends its rank when its input ends: so with this actor the rank is gone, too.
+    """Runs `accel_launch.remote_node`, which ends its rank when its input ends, so when this actor is gone.
 
     `run` and `send` are called at the same time.
     """
@@ -89,7 +89,7 @@ class RankActor:
         # Ray's processes block SIGINT, and a program inherits that from the thread that starts it.
         blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
         program = subprocess.Popen(
-            [sys.executable, "-P", "-m", "accel_launch.node"],
+            [sys.executable, "-P", "-m", "accel_launch.remote_node"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

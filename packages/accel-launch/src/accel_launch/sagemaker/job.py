@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accel_launch.launchers.restated import OF_THIS_MACHINE
+from accel_launch.launchers.relaunch import OF_THIS_MACHINE
 from accel_launch.options import OPTIONS
 from accel_launch.request import LaunchRequest
 from accel_launch.sagemaker.channels import inputs_of, metrics_of

@@ -1,4 +1,4 @@
-"""Settings of a run on several machines, and of the agent that starts the ranks."""
+"""Settings of a run on several machines, and of starting the ranks again."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SETTINGS = (
         "",
         pairs,
         None,
-        "Further settings of that, as `KEY=VALUE,KEY=VALUE`.",
+        "Further settings of how they find each other, as `KEY=VALUE,KEY=VALUE`.",
         flag="--rdzv_conf",
     ),
     Setting(
@@ -66,7 +66,7 @@ SETTINGS = (
         "",
         index,
         0,
-        "How often the ranks are started again after a failure.",
+        "How often all ranks start again after one of them has failed.",
         flag="--max_restarts",
     ),
     Setting(
@@ -74,7 +74,7 @@ SETTINGS = (
         "",
         duration,
         0.1,
-        "Seconds between two looks at the ranks.",
+        "Seconds between two looks for machines that want to start again, where machines meet by `--rdzv_backend`.",
         flag="--monitor_interval",
     ),
     Setting(

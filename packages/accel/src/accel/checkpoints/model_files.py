@@ -44,13 +44,15 @@ class ModelFiles:
         """Report all names and shapes that do not fit, before anything is loaded."""
         bare = self._bare
         with self.strict.loading(self.file_name, self._into):
-            _reject_meta_parameters(bare, into=self._into)
             if saved.is_per_rank:
+                _reject_meta_parameters(bare, {}, into=self._into)
                 saved.read(self.strategy.own_model_state(self.model))
                 return
+            own = self.strategy.state_to_fill(self.model)
+            _reject_meta_parameters(bare, own, into=self._into)
             if _renames_on_load(bare):
                 return
-            shapes, own = saved.shapes(), self.strategy.local_model_state(self.model)
+            shapes = saved.shapes()
             missing = [name for name in own if name not in shapes]
             if missing:
                 second_names = _second_names(own, shapes)
@@ -72,7 +74,7 @@ class ModelFiles:
                 held = self.strategy.own_model_state(self.model)
                 held.fill(saved.read(held))
                 return
-            own = {} if _renames_on_load(self._bare) else self.strategy.local_model_state(self.model)
+            own = {} if _renames_on_load(self._bare) else self.strategy.state_to_fill(self.model)
             state = saved.read(own)
             outcome = self.strategy.load_model_state(self.model, state, strict=False)
             if not _renames_on_load(self._bare) or outcome is None:
@@ -121,9 +123,11 @@ def _is_of_sharding(hook: Any) -> bool:
     )
 
 
-def _reject_meta_parameters(model: nn.Module, *, into: str) -> None:
-    """Reject parameters on the meta device, except those of offloaded weights, which can be loaded."""
+def _reject_meta_parameters(model: nn.Module, own: Mapping[str, Any], *, into: str) -> None:
+    """Reject parameters on the meta device, except offloaded weights and what is deferred, which can be loaded."""
     for name, parameter in model.named_parameters():
+        if isinstance(own.get(name), DeferredTensor):
+            continue
         if parameter.is_meta and weight_of(parameter) is None:
             raise CheckpointError(
                 f"`{name}` of {into} is on the meta device, so there is no memory to load it into. "

@@ -64,6 +64,12 @@ class PlanCommand:
             help="how keys and values travel with --cp_size: gathered, or in a ring",
         )
         parser.add_argument(
+            "--pp_schedule",
+            choices=("1f1b", "gpipe", "zero_bubble"),
+            default="1f1b",
+            help="how micro-batches pass through --pp_size stages (default 1f1b)",
+        )
+        parser.add_argument(
             "--mixed_precision", choices=("no", "bf16", "fp16"), default="no", help="what ranks compute in"
         )
         parser.add_argument(
@@ -167,6 +173,7 @@ def _step(arguments: argparse.Namespace) -> Step:
         sequence_length=arguments.sequence_length,
         is_checkpointed=arguments.activation_checkpointing,
         has_ring=arguments.cp_comm_strategy == "alltoall",
+        schedule=arguments.pp_schedule,
         dtype={"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[arguments.mixed_precision],
     )
 

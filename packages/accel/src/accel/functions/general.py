@@ -116,7 +116,7 @@ def is_port_in_use(port: int | None = None) -> bool:
 
 def get_free_port() -> int:
     """Return a port of this machine at which nothing listens now; another program may take it before its use."""
-    from accel_launch.fingerprint import free_port
+    from accel_launch.launchers.ports import free_port
 
     return free_port()
 

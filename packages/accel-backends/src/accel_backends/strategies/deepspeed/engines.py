@@ -76,7 +76,7 @@ def start_engine(
     if isinstance(part.scheduler, DummyScheduler) and part.scheduler.lr_scheduler_callable is not None:
         options["lr_scheduler"] = part.scheduler.lr_scheduler_callable
     if sequences is not None and part.optimizer is not None:
-        options["mpu"] = sequences.attach(part.model, config)
+        options["mpu"] = sequences.attach(part.model, config, device=context.device)
     if layers is not None:
         options["mpu"] = layers.attach(part.model, config)
     engine, *_ = deepspeed.initialize(model=part.model, config=config, dist_init_required=False, **options)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from accel_backends.plugins.deepspeed.config_tree import value_of
 from accel_backends.sequences.cut import SequenceCut
 from accel_backends.sequences.loader import SequencePart
+from accel_backends.transforms.own_random_numbers import draw_own_numbers
 from accel_state.availability import why_not
 from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.parallelism_config import DeepSpeedSequenceParallelConfig
@@ -38,10 +40,10 @@ class SharedSequences:
         """Over how many ranks DeepSpeed adds gradients up, where all else averages them."""
         return self._num_summed
 
-    def attach(self, model: nn.Module, config: Mapping[str, Any]) -> Any:
+    def attach(self, model: nn.Module, config: Mapping[str, Any], *, device: torch.device) -> Any:
         """Exchange the attention of ``model``, and return what tells `deepspeed.initialize` of the ranks.
 
-        Communicates: all ranks.
+        In its forward on ``device`` they draw other random numbers, for other tokens. Communicates: all ranks.
 
         Raises:
             NotAvailableError: If transformers is not installed.
@@ -89,6 +91,7 @@ class SharedSequences:
             _release_groups()
             raise ConfigError(f"`sp_size` {self._size} is not possible with this model: {error}") from error
         self._attention = attention
+        draw_own_numbers(model, number=self._rank, device=device)
         return groups
 
     def detach(self) -> None:
