@@ -40,7 +40,7 @@ class DDPStrategy(TorchStrategy):
         if context.runtime.device.type == "xla":
             raise ConfigError(
                 "The strategy `ddp` does not average gradients on XLA devices (TPU): each process would train a model "
-                "of its own. Several of them cannot train one model yet; start one process, or use other devices."
+                "of its own. Use the strategy `xla`, which is chosen where none is named."
             )
         if not (dist.is_available() and dist.is_initialized()):
             raise ConfigError(

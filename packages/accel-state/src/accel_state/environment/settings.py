@@ -101,7 +101,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         Setting("kmp_affinity", "KMP_AFFINITY", text, None, "How Intel's OpenMP binds threads to cores."),
         Setting("kmp_blocktime", "KMP_BLOCKTIME", text, None, "How long Intel's OpenMP threads wait before they sleep."),
         process("tpu_name", text, None, "Name of the TPU."),
-        process("downcast_bf16", boolean, False, "On TPUs in bf16, make doubles float32, and only floats bf16; otherwise both are bf16.", variable="ACCELERATE_DOWNCAST_BF16", is_switch=True, needs=("tpu", "bf16")),
+        process("downcast_bf16", boolean, False, "On TPUs in bf16, store floats as bf16 and doubles as float32; otherwise weights stay as they are and operations are cast.", variable="ACCELERATE_DOWNCAST_BF16", is_switch=True, needs=("tpu", "bf16")),
         Setting("xla_use_bf16", "XLA_USE_BF16", boolean, False, "XLA casts floats and doubles to bf16."),
         Setting("xla_downcast_bf16", "XLA_DOWNCAST_BF16", boolean, False, "XLA casts floats to bf16, doubles to float."),
     ),
