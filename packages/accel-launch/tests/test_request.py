@@ -143,3 +143,9 @@ def test_fsdp_by_a_flag_means_what_it_means_to_accelerate(request_for, flags, va
 )
 def test_no_default_of_fsdp_contradicts_what_was_given(request_for, flags, absent):
     assert request_for(flags={"use_fsdp": "true"} | flags).environ().keys().isdisjoint(absent)
+
+
+@pytest.mark.parametrize("given", ["RANK=7", "MASTER_ADDR=10.0.0.1", "A=1,WORLD_SIZE=2"])
+def test_what_the_launcher_gives_each_rank_is_not_for_env(request_for, given):
+    with pytest.raises(ConfigError, match="would give all ranks what the launcher gives each"):
+        request_for(flags={"env": given}).named_variables()

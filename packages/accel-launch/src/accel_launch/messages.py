@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TextIO
 
 
 class ReaderGone(Exception):
@@ -44,7 +45,8 @@ def complain(text: str) -> None:
 
 def write_beside(line: str) -> None:
     """Write one line to stderr past all buffers, for a process that was forked and shares them."""
-    os.write(2, f"{line}\n".encode(errors="backslashreplace"))
+    with suppress(OSError):  # a terminal that was closed, a full disk: a run goes on without being told of
+        os.write(2, f"{line}\n".encode(errors="backslashreplace"))
 
 
 def compact(numbers: Sequence[int]) -> str:
@@ -74,14 +76,22 @@ def _told_of_the_reader() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        null = os.open(os.devnull, os.O_WRONLY)  # Python would complain of the rest at its end
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
+        _write_nowhere(sys.stdout)
         raise ReaderGone from None
+
+
+def _write_nowhere(stream: TextIO) -> None:
+    """Let what is still in the buffers of ``stream`` vanish: Python would complain of it at its end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def _to_stderr(line: str) -> None:
     flush()  # keep the order where both go to one place
     if sys.stderr is not None:
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
+        try:
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
+        except OSError:  # nobody is left to tell, and the exit code still says how it went
+            _write_nowhere(sys.stderr)

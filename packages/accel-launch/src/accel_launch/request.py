@@ -14,6 +14,7 @@ from accel_launch.deepspeed_checks import check_deepspeed, fields_of_config_file
 from accel_launch.engine import choose_engine, with_engine
 from accel_launch.fsdp_checks import check_fsdp
 from accel_launch.fsdp_defaults import fsdp_defaults
+from accel_launch.launchers.outer_task import VARIABLES_OF_A_RANK
 from accel_launch.options import OPTIONS
 from accel_launch.resolution import Resolved, resolve
 from accel_state.entry_points import entry_points
@@ -116,11 +117,16 @@ class LaunchRequest:
         """Return the variables that ``--env`` names, for all processes of the run; some are secrets.
 
         Raises:
-            ConfigError: If one that takes its value from here is not set here.
+            ConfigError: If one that takes its value from here is not set here, or if the launcher sets one itself.
         """
         found: dict[str, str] = {}
         for given in self.value("env"):
             name, has_value, value = given.partition("=")
+            if name in VARIABLES_OF_A_RANK:
+                raise ConfigError(
+                    f"`--env {name}` would give all ranks what the launcher gives each. Leave it out; "
+                    "`--main_process_ip` and `--main_process_port` say where ranks meet."
+                )
             if not has_value and name not in self.machine.environ:
                 raise ConfigError(
                     f"`--env {name}` takes the value of `{name}` from here, where it is not set. Set it, or give "

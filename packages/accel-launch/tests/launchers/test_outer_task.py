@@ -53,6 +53,18 @@ def test_one_of_several_tasks_starts_one_process_that_is_its_rank(request_for, n
     assert unused_settings(request) == []
 
 
+@pytest.mark.parametrize("names", [OPEN_MPI, MPICH])
+def test_a_rank_that_is_left_from_another_run_is_refused(names):
+    around = task(names, 0, 2, 0, 2)
+    with pytest.raises(ConfigError, match="`RANK` is 3 and `WORLD_SIZE` is 8, but .* rank 0 of 2"):
+        flags_of_task(around | {"RANK": "3", "WORLD_SIZE": "8"}, {})
+
+
+def test_a_rank_by_hand_that_mpirun_agrees_with_is_fine():
+    around = task(OPEN_MPI, 1, 2, 1, 2)
+    assert flags_of_task(around | {"RANK": "1", "WORLD_SIZE": "2"}, {}) == {}
+
+
 def test_ranks_share_the_cores(request_for):
     request = request_in(request_for, task(OPEN_MPI, 0, 2, 0, 2))
     assert select_launcher(request).plan(request).processes[0].environ["OMP_NUM_THREADS"] == "4"

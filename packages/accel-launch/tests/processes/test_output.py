@@ -109,6 +109,19 @@ def test_lines_may_come_in_pieces_and_progress_bars_are_one_line():
     assert tail.lines() == ("one", "two", "100%", "last")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full disk")
+def test_what_a_full_disk_does_not_take_is_lost_and_the_process_goes_on():
+    with open("/dev/full", "wb", buffering=0) as full:
+        output = Output(stdout=full.fileno(), stderr=full.fileno())
+        os.write(output.stdout, b"lost\n")
+        output.drain()
+        os.write(output.stdout, b"lost, too\n")
+        output.drain()
+        assert output.tail.lines() == ("lost", "lost, too")
+        output.started()
+        output.close()
+
+
 def test_only_the_end_is_kept_however_much_is_written():
     tail = Tail()
     for number in range(1000):

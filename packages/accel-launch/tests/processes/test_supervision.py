@@ -36,6 +36,14 @@ WITH_GRANDCHILD = (
 )
 
 
+# As `timeout 3600 python train.py` in a script of the shell, which ends at once.
+WITH_JOB = (
+    "import subprocess, sys, time; "
+    f"subprocess.Popen([sys.executable, '-c', {ORDERLY.replace('sys.exit(7)', 'print(7, flush=True)')!r}], "
+    "process_group=0); time.sleep(60)"
+)
+
+
 class Supervisor:
     def __init__(self, *codes: str, grace_period_s: float = 120.0) -> None:
         command = [sys.executable, "-c", SUPERVISOR, str(grace_period_s), *codes]
@@ -120,6 +128,13 @@ def test_what_the_child_started_ends_with_it_or_is_killed_after_the_grace_period
     supervisor.send(signal.SIGTERM)
     assert supervisor.end() == "-15 15"
     assert is_gone(supervisor.pids_told[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only the group is known")
+def test_what_the_child_started_in_a_group_of_its_own_hears_of_the_end():
+    supervisor = Supervisor(WITH_JOB, grace_period_s=1.0)
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.end().split() == ["7", "-15", "15"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's help")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import pty
 import sys
 
 import pytest
@@ -49,6 +51,28 @@ while True:
 
 # A rank whose supervisor somebody waits for.
 NOTICE = SUPERVISOR.replace("Path.cwd())", "Path.cwd(), rank=3)")
+
+LEAVES_PROGRAM = """
+import signal, subprocess, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+subprocess.Popen(["sleep", "60"], start_new_session=True)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+# Writes meanwhile, as anybody would.
+SAVE = """
+import signal, sys, time
+def save(*_):
+    for step in range(10):
+        print("saving", step, flush=True)
+        time.sleep(0.05)
+    open({file!r}, "w").close()
+    sys.exit()
+signal.signal(signal.SIGHUP, save)
+print("up", flush=True)
+time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -104,6 +128,37 @@ def test_somebody_who_waits_after_ctrl_c_is_told_for_whom_and_what_to_do(termina
     session.expect(r"Waiting up to \d+ s for rank 3 to end\. Press Ctrl-C again to end the run now\.\r\n")
     session.sendintr()
     session.expect_exact("ended -9 2", timeout=30)
+
+
+def test_ctrl_c_reaches_a_script_in_a_session_of_its_own(terminal):
+    session = terminal("import os; os.setsid()\n" + TIDY)
+    session.expect_exact("up")
+    session.sendintr()
+    session.expect_exact("tidy")
+    session.expect_exact("ended 0 2")
+
+
+def test_somebody_who_waits_for_what_a_script_has_left_is_told_too(terminal):
+    session = terminal(LEAVES_PROGRAM)
+    session.expect_exact("up")
+    session.sendintr()
+    session.expect(
+        r"Waiting up to \d+ s for what still runs to end\. Press Ctrl-C again to end the run now\.\r\n"
+    )
+    session.sendintr()
+    session.expect_exact("ended -2 2", timeout=30)
+
+
+def test_a_script_that_is_saving_may_go_on_when_the_terminal_is_closed(tmp_path):
+    supervisor = SUPERVISOR.replace('print("ended", ', "sys.exit((").replace("_by)", "_by) != (0, 1))")
+    code = SAVE.format(file=str(tmp_path / "saved"))
+    pid, descriptor = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", supervisor, code, "120"])
+    assert os.read(descriptor, 4) == b"up\r\n"
+    os.close(descriptor)  # the kernel tells us and the script by a SIGHUP
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert (tmp_path / "saved").exists()
 
 
 def test_ctrl_z_stops_the_whole_job_and_fg_continues_it(terminal):

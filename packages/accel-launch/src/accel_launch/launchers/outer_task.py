@@ -14,7 +14,7 @@ MPIS = frozenset(environment.name for environment in MPI_ENVIRONMENTS)
 """What the topologies of ``mpirun`` say they come from."""
 _BY_HAND = frozenset({"num_machines", "machine_rank", "master_addr"})
 # What torchrun, and we, give each rank.
-_VARIABLES_OF_A_RANK = (
+VARIABLES_OF_A_RANK = (
     "GROUP_RANK",
     "GROUP_WORLD_SIZE",
     "LOCAL_RANK",
@@ -35,11 +35,29 @@ _VARIABLES_OF_A_RANK = (
 
 
 def outer_task(environ: Mapping[str, str]) -> Topology | None:
-    """Return the place of this process among the tasks of ``mpirun`` or ``srun``; None where neither started it."""
+    """Return the place of this process among the tasks of ``mpirun`` or ``srun``; None where neither started it.
+
+    Raises:
+        ConfigError: If ``RANK`` and ``WORLD_SIZE`` are left from another run.
+    """
     if "TORCHELASTIC_RUN_ID" in environ:  # we are in a rank of a run of its own
         return None
+    _check_agreement_with_mpirun(environ)
     around = process_environment(environ)
     return around.topology(environ) if around.name in {SLURMEnvironment.name, *MPIS} else None
+
+
+def _check_agreement_with_mpirun(environ: Mapping[str, str]) -> None:
+    """Refuse a ``RANK`` and ``WORLD_SIZE`` that `mpirun` contradicts: all its tasks would wait for ranks of their own."""
+    mpi = next((one.topology(environ) for one in MPI_ENVIRONMENTS if one.detect(environ)), None)
+    said = environ.get("RANK"), environ.get("WORLD_SIZE")
+    if mpi is None or mpi.world_size == 1 or None in said or said == (str(mpi.rank), str(mpi.world_size)):
+        return
+    raise ConfigError(
+        f"`RANK` is {said[0]} and `WORLD_SIZE` is {said[1]}, but `mpirun` has started this process as rank "
+        f"{mpi.rank} of {mpi.world_size}. If they are left from another run, "
+        "`unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT`."
+    )
 
 
 def rank_of_outer_run(environ: Mapping[str, str]) -> Topology | None:
@@ -90,4 +108,4 @@ def variables_of_outer_run(environ: Mapping[str, str]) -> tuple[str, ...]:
     """
     if "TORCHELASTIC_RUN_ID" not in environ:
         return ()
-    return tuple(name for name in _VARIABLES_OF_A_RANK if name in environ)
+    return tuple(name for name in VARIABLES_OF_A_RANK if name in environ)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from accel_launch.plan import ProcessPlan
 from accel_launch.processes.child import Child
-from accel_launch.processes.descendants import adopt_orphans, kill, rest_of_run
+from accel_launch.processes.descendants import adopt_orphans, kill, rest_of_run, signal_jobs
 from accel_launch.processes.logs import LogFolder
 from accel_launch.processes.output import Output
 from accel_launch.processes.signals import ENDING_SIGNALS, send_to_own_group
@@ -166,13 +166,21 @@ class Attempt:
             self.kill()
 
     def send(self, signum: int) -> None:
-        """Send a signal to the children, and one that ends a run to all that is in their group."""
-        is_for_group = signum in ENDING_SIGNALS and not any(child.takes_orders for child in self.children)
-        for child in self.children:
-            if not (is_for_group and child.is_in_our_group):
-                child.send(signum)
-        if is_for_group:
+        """Send a signal to the children, and one that ends a run to all of their group and session."""
+        if signum in ENDING_SIGNALS and not any(child.takes_orders for child in self.children):
             send_to_own_group(signum)
+            self.send_outside_group(signum)
+            return
+        for child in self.children:
+            child.send(signum)
+
+    def send_outside_group(self, signum: int) -> None:
+        """Send a signal to what has left the group of this process: children, and groups that they have made."""
+        for child in self.children:
+            if not child.is_in_our_group:
+                child.send(signum)
+        own = [child.pid for child in self.children]
+        signal_jobs((process for process in self._rest() if process.pid not in own), signum)
 
     def kill(self) -> None:
         """Kill everything that is left, now."""

@@ -46,6 +46,20 @@ def kill(processes: Iterable[psutil.Process]) -> None:
             process.kill()
 
 
+def signal_jobs(processes: Iterable[psutil.Process], signum: int) -> None:
+    """Send a signal to the process groups of our session beside our own, as ``timeout`` and ``bash -m`` make them.
+
+    The first process of such a group gets it: it is the program, or passes it on, as ``timeout`` does. A session of
+    its own is left alone: a service that has to finish its work.
+    """
+    own_group, own_session = os.getpgrp(), os.getsid(0)
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            is_first_of_group = os.getpgid(process.pid) == process.pid != own_group
+            if is_first_of_group and os.getsid(process.pid) == own_session:
+                os.kill(process.pid, signum)
+
+
 def _is_in_group(process: psutil.Process) -> bool:
     try:
         return os.getpgid(process.pid) == os.getpgrp()

@@ -123,6 +123,8 @@ class Channel:
                 self.pending = b""
                 self.close()
                 return
+            except OSError:  # a terminal that was closed, a full disk: no reason to disturb the process
+                return
 
 
 class Output:

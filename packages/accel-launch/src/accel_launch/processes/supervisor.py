@@ -238,7 +238,10 @@ class Supervisor:
 
     def _hear_group(self) -> None:
         while self._signals_of_group:
-            self._note_signal(self._signals_of_group.pop(0), "group")
+            signum = self._signals_of_group.pop(0)
+            self._note_signal(signum, "group")
+            if signum in ENDING_SIGNALS:
+                self._attempt.send_outside_group(signum)
 
     def _note_signal(self, signum: int, source: str) -> None:
         """Start the grace period, or end it for a second Ctrl-C: one signal to all processes is not two."""
@@ -257,7 +260,7 @@ class Supervisor:
         self._notice_at = None
         running = self._attempt.running
         ranks = [child.plan.rank for child in running if child.plan.rank is not None]
-        if running:
+        if self._attempt.has_work(is_interrupted=True):
             left_s = math.ceil(self._attempt.time_left_s)
             who = f"rank{'s' if len(ranks) > 1 else ''} {compact(ranks)}" if ranks else "what still runs"
             write_beside(f"Waiting up to {left_s} s for {who} to end. Press Ctrl-C again to end the run now.")

@@ -57,7 +57,10 @@ class LentTerminal:
         os.killpg(self._group, signal.SIGCONT)
 
     def _is_of(self, group: int) -> bool:
-        return os.tcgetpgrp(self._descriptor) == group
+        try:
+            return os.tcgetpgrp(self._descriptor) == group
+        except OSError:  # it has been closed
+            return False
 
     def _give(self, group: int) -> None:
         with _ignored(signal.SIGTTOU):  # the kernel stops a background process that asks for this otherwise
