@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
+from accel_backends.pipelining.experts import traceable_experts
 from accel_backends.pipelining.placeholders import placeholder_of, standing_in
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.watched_attention import WatchedAttention
@@ -80,7 +81,7 @@ def forward_sizes(
     """Run ``model`` once on tokens without values, as one rank would, and return the sizes of each stage.
 
     The loss is that of the model where it takes ``labels``, otherwise the cross entropy over the last dimension of
-    what it returns.
+    what it returns. What experts that ranks share keep depends on which tokens choose them, and is left out.
 
     Args:
         model: On any device, meta included; it stays as it is.
@@ -115,6 +116,7 @@ def forward_sizes(
             standing_in(tensors, values),
             _watched(model, plan.units, styles, starts, num_sharing, recorder),
             watched_experts(experts, layout, send=recorder.send),
+            traceable_experts([module for module, style in styles.items() if style.dims is not None]),
             WatchedAttention(layout, ring=has_ring, send=recorder.send)
             if layout.size("cp", "sp") > 1
             else nullcontext(),

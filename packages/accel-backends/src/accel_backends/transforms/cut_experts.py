@@ -93,7 +93,8 @@ class SummedExperts(WrappedForward):
         with local_parameters(self._experts, lambda parameter: parameter.to_local()):
             own = self.original(*shared, **named)
         summed = DTensor.from_local(own, self._mesh, [Partial()], run_check=False)
-        return summed.redistribute(placements=[Replicate()]).to_local()
+        # A copy: a view cannot be changed in place, as some models do when they add what other layers compute.
+        return summed.redistribute(placements=[Replicate()]).to_local().clone()
 
     def _shared(self, given: Any) -> Any:
         """Return an input whose gradient is summed over the ranks, if it can have one."""
@@ -161,4 +162,4 @@ def _placement(name: str, stack: torch.Tensor, style: str | None, *, num_ranks: 
     return chosen.placement(stack)
 
 
-_WAY_OUT = "Spread whole experts over ranks with `ep_size`, or set `tp_size` to 1."
+_WAY_OUT = "Set `tp_size` to 1, or spread whole experts over ranks with `ep_size`, where the model has a plan for it."
