@@ -1,4 +1,4 @@
-"""`accel launch --use_mpirun` with the real Open MPI and MPICH."""
+"""`accel launch --use_mpirun` and `mpirun accel launch` with the real Open MPI and MPICH."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -45,8 +46,8 @@ MPICH = pytest.param("mpirun.mpich", marks=pytest.mark.engine("mpich"))
 
 
 @pytest.fixture(params=[OPEN_MPI, MPICH])
-def start(request, tmp_path):
-    """Start a script with one of the MPIs as `mpirun`."""
+def mpi(request, tmp_path) -> Path:
+    """Return a folder with one of the MPIs as `mpirun`."""
     program = shutil.which(request.param)
     if program is None:
         pytest.skip(f"`{request.param}` is not installed")
@@ -55,18 +56,30 @@ def start(request, tmp_path):
     (folder / "mpirun").symlink_to(program)
     if shutil.which("hydra_pmi_proxy"):  # MPICH looks for it beside the program
         (folder / "hydra_pmi_proxy").symlink_to(shutil.which("hydra_pmi_proxy"))
+    return folder
+
+
+@pytest.fixture
+def start(mpi, tmp_path):
+    """Start a script with `accel launch`, which starts `mpirun`, or which `mpirun` starts."""
 
     def run(
-        body: str, *arguments: str, flags: Sequence[str] = ("--num_processes=2",), **variables: str
+        body: str,
+        *arguments: str,
+        flags: Sequence[str] = ("--use_mpirun", "--num_processes=2"),
+        mpirun: Sequence[str] = (),
+        **variables: str,
     ) -> subprocess.Popen[str]:
         script = tmp_path / "train.py"
         script.write_text(body)
         environ = os.environ | {
-            "PATH": f"{folder}:{os.environ['PATH']}",
+            "PATH": f"{mpi}:{os.environ['PATH']}",
             "HF_HOME": str(tmp_path / "hf"),
             "OMP_NUM_THREADS": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }
-        command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--use_mpirun", *flags]
+        command = [*mpirun, sys.executable, "-m", "accel_launch", "launch", "--cpu", *flags]
         return subprocess.Popen(
             [*command, str(script), *arguments],
             env=environ | variables,
@@ -95,6 +108,37 @@ def test_two_ranks_add_up(start, tmp_path: Path):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == [rank, 2, rank, 3.0]
 
 
+@pytest.mark.parametrize("flags", [(), ("--num_processes=2",)])
+def test_each_task_of_mpirun_becomes_one_rank(start, tmp_path, flags):
+    mpirun = (
+        "mpirun",
+        "-n",
+        "2",
+        *(["--oversubscribe"] if "openmpi" in os.readlink(tmp_path / "bin/mpirun") else []),
+    )
+    with socket.socket() as taken:  # nobody can find a free port for tasks that do not know of each other
+        taken.bind(("127.0.0.1", 0))
+        port = f"--main_process_port={taken.getsockname()[1]}"
+    code, stderr = finish(start(SUM, str(tmp_path), flags=(*flags, port), mpirun=mpirun))
+    assert (code, [line for line in stderr.splitlines() if "error" in line.lower()]) == (0, [])
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == [rank, 2, rank, 3.0]
+
+
+def test_ranks_have_the_variables_of_env_and_no_command_line_has(start, tmp_path):
+    look = """
+import os, pathlib, sys
+lines = [path.read_bytes() for path in pathlib.Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+open(f"{sys.argv[1]}/{os.getpid()}", "w").write(os.environ["MY_TOKEN"] + str(sum(b"hushed" in line for line in lines)))
+"""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    flags = ("--use_mpirun", "--num_processes=2", "--env", "MY_TOKEN")
+    code, stderr = finish(start(look, str(seen), flags=flags, MY_TOKEN="hushed"))
+    assert (code, stderr) == (0, "")
+    assert [path.read_text() for path in seen.iterdir()] == ["hushed0", "hushed0"]
+
+
 def test_a_failing_rank_gives_its_exit_code(start):
     assert finish(start("import sys; sys.exit(3)"))[0] == 3
 
@@ -115,13 +159,18 @@ def test_nothing_is_left_when_the_launcher_is_ended(start, tmp_path, signum):
     assert [rank for rank in alive if rank.status() != psutil.STATUS_ZOMBIE] == []
 
 
-@pytest.mark.parametrize("start", [MPICH], indirect=True)  # Open MPI sends only what it is told to
+@pytest.mark.parametrize("mpi", [MPICH], indirect=True)  # Open MPI sends only what it is told to
 def test_another_machine_gets_the_settings_and_a_list_but_no_secret(start, tmp_path):
     ssh = tmp_path / "bin" / "ssh"
     ssh.write_text(SSH)
     ssh.chmod(0o755)
     (tmp_path / "hosts").write_text("elsewhere\n")
-    flags = ["--num_processes=1", f"--mpirun_hostfile={tmp_path / 'hosts'}", "--mixed_precision=bf16"]
+    flags = [
+        "--use_mpirun",
+        "--num_processes=1",
+        f"--mpirun_hostfile={tmp_path / 'hosts'}",
+        "--mixed_precision=bf16",
+    ]
     code, stderr = finish(start(TELL, str(tmp_path), flags=flags, WANDB_API_KEY="secret", NCCL_DEBUG="INFO"))
     assert (code, stderr) == (0, "")
     seen = json.loads((tmp_path / "environ.json").read_text())

@@ -87,7 +87,9 @@ def exact_steps(layout, kind="Mixtral", implementation="eager"):
         accelerator.backward(model(TOKENS, labels=TOKENS).loss)
         if not gradients:
             gradients = {name: whole(one.grad) for name, one in model.named_parameters()}
-        norms.append(accelerator.clip_grad_norm_(model.parameters(), 1e9).item())  # in float32, so nothing is clipped
+        norms.append(
+            accelerator.clip_grad_norm_(model.parameters(), 1e9).item()
+        )  # in float32, so nothing is clipped
         optimizer.step()
         optimizer.zero_grad()
     return gradients, norms, accelerator.get_state_dict(model)
@@ -115,8 +117,8 @@ def test_experts_and_layers_that_ranks_share_have_the_gradients_of_one_process(
 ):
     """In float32 gradients agree to 4e-7, and AdamW divides those of 1e-8, which are rounding errors, by their size.
 
-    Steps differ by some 1e-5 then. In float64 nothing but rounding is left. Some routers give weights in float32 all the
-    same, and where experts are cut, each rank rounds its part of the gradient of these.
+    Steps differ by some 1e-5 then. In float64 nothing but rounding is left. Some routers give weights in float32 all
+    the same, and where experts are cut, each rank rounds its part of the gradient of these.
     """
     [(expected, norms, after)] = world(1).run(exact_steps, {}, kind, implementation)
     of_ranks = world(2 * layout.get("dp_shard_size", 1)).run(exact_steps, layout, kind, implementation)
@@ -183,7 +185,7 @@ def test_the_plan_counts_experts_that_ranks_share(world):
     [sizes] = forward_sizes(model, plan, batch_size=4, sequence_length=8, layout=MeshLayout(tp=2))
     hidden, weights = 4 * 8 * 32 * 4, 4 * 8 * 2 * 4
     sent = Counter((one.kind, one.num_bytes) for one in sizes.messages)
-    # In each of two layers the inputs of query, key, value and experts, and the outputs of attention and experts; beside
+    # In each of two layers the inputs of query, key, value and experts, and outputs of attention and experts; beside
     # them those of the embedding, and the inputs of the head.
     assert sent == {
         ("all_reduce", hidden): 2 * 6 + 2,

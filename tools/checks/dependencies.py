@@ -40,14 +40,16 @@ DISTRIBUTION_OF = {
 OF_THE_DEVICE = {
     "habana_frameworks",
     "intel_extension_for_pytorch",
+    "msamp",
     "oneccl_bindings_for_pytorch",
     "torch_mlu",
     "torch_musa",
     "torch_npu",
     "torch_sdaa",
     "torch_xla",
+    "transformer_engine",
 }
-"""They come with a vendor's software for its device: no extra of ours brings them. Inside functions only."""
+"""They come with a vendor's software, or are built for its device: no extra brings them. Inside functions only."""
 
 MODULES_OF_EXTRA = {"accel_state.testing": "testing"}
 """Modules that are of no use without an extra and may import it at module level."""

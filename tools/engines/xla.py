@@ -117,8 +117,12 @@ def install_torch(environment: Environment) -> None:
 
 engine = Engine(
     name="xla",
-    purpose="one device of torch_xla, on the CPU",
-    tests=("integration-tests/test_xla.py", "tools/tests/engines/test_xla.py"),
+    purpose="torch_xla on the CPU: one device, and two of one process",
+    tests=(
+        "integration-tests/test_xla.py",
+        "integration-tests/test_xla_training.py",
+        "tools/tests/engines/test_xla.py",
+    ),
     environment=xla_environment,
     debian=("binutils", "gcc"),
     variables={"LD_LIBRARY_PATH": str(STUBS), "PJRT_DEVICE": "CPU"},

@@ -84,5 +84,5 @@ _SPECIAL_TEXTS = {
     "fsdp_reshard_after_forward": ("SHARD_GRAD_OP", "true", "false"),
     "rdzv_conf": ("a=1", "b=2", "c=3"),
     "tee": ("1", "2", "3"),
-    "tpu_env": ("A=1,B=2", "C=3", "D=4"),
+    "env": ("A=1,B=2", "C=3", "D=4"),
 }

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -106,3 +108,36 @@ def test_the_installed_programs_start(program, usage):
     path = Path(sys.executable).parent / program
     finished = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=180, check=True)
     assert finished.stdout.startswith(f"usage: {usage}")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["launch", "--help", "all"], ["env"]])
+def test_a_reader_that_has_gone_is_no_traceback(no_user_config, arguments):
+    command = [sys.executable, "-m", "accel_launch", *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | no_user_config
+    ) as child:
+        child.stdout.close()
+        assert child.stderr.read() == b""
+    assert child.returncode == 1
+
+
+def test_without_an_output_nothing_is_said(no_user_config):
+    command = [sys.executable, "-m", "accel_launch", "launch"]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&- 2>&-', "sh", *command], env=os.environ | no_user_config, check=False
+    )
+    assert done.returncode == 2
+
+
+def test_ctrl_c_is_no_traceback(tmp_path, no_user_config):
+    """While a config file is read that never comes."""
+    pipe = tmp_path / "c.yaml"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "accel_launch", "config", "show", "--config_file", str(pipe)]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | no_user_config
+    ) as child:
+        with open(pipe, "w"):  # opens once it is read
+            child.send_signal(signal.SIGINT)
+            assert child.stderr.read() == "error: Interrupted.\n"
+    assert child.returncode == 130

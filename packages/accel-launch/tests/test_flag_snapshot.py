@@ -10,6 +10,7 @@ import pytest
 from accel_launch.commands.config import command as config
 from accel_launch.commands.env import command as env
 from accel_launch.commands.launch import command as launch
+from accel_launch.commands.parsing import make_parser
 from accel_launch.commands.tpu_config import command as tpu_config
 from accel_launch.options import OPTIONS
 
@@ -32,9 +33,7 @@ def flags_of(name: str, parser: argparse.ArgumentParser) -> list[str]:
 def present() -> str:
     lines = []
     for name, command in COMMANDS.items():
-        parser = argparse.ArgumentParser(prog=name)
-        command.add_arguments(parser)
-        lines += flags_of(name, parser)
+        lines += flags_of(name, make_parser(name, command))
     return "".join(f"{line}\n" for line in lines)
 
 

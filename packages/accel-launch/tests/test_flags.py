@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from accel_launch.cli import main
-from accel_launch.options import OPTION_GROUPS, OPTIONS, SWITCHES
+from accel_launch.options import OPTIONS, TOPICS
 from accel_state.errors import ConfigError, NotAvailableError
 
 FLAGS = [setting for setting in OPTIONS if setting.flag]
@@ -17,12 +17,11 @@ TO_RANKS = [setting for setting in FLAGS if setting.variable and setting.name no
 
 # What must be asked for as well, so that a flag has an effect.
 CONTEXT = {
-    "FSDP": ["--use_fsdp"],
-    "DeepSpeed": ["--use_deepspeed"],
-    "DeepSpeed on several machines": ["--use_deepspeed"],
-    "Megatron-LM": ["--use_megatron_lm"],
-    "parallelism sizes": ["--use_parallelism_config"],
-    "8-bit training": ["--mixed_precision", "fp8"],
+    "fsdp": ["--use_fsdp"],
+    "deepspeed": ["--use_deepspeed"],
+    "megatron": ["--use_megatron_lm"],
+    "parallelism": ["--use_parallelism_config"],
+    "fp8": ["--mixed_precision", "fp8"],
     "compilation": ["--dynamo_backend", "inductor"],
 }
 CONTEXT_OF_SETTING = {
@@ -36,7 +35,7 @@ CONTEXT_OF_SETTING = {
     "fsdp_min_num_params": ["--fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"],
     "fsdp_transformer_layer_cls_to_wrap": ["--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"],
 }
-GROUP_OF = {setting.name: heading for heading, group in OPTION_GROUPS.items() for setting in group}
+TOPIC_OF = {setting.name: name for name, topic in TOPICS.items() for setting in topic.settings}
 
 # Flags that need a device, and which others they need.
 ON_DEVICES = {
@@ -125,7 +124,7 @@ IN_PLAN = {
     "tpu_use_sudo": (POD, "", "&& sudo python3 -m accel_launch"),
     "tpu_zone": (POD, "us-central1-a", '"--zone", "us-central1-a"'),
     "tpu_vm": (["--tpu", "--tpu_cluster"], "vm-1", '"compute", "ssh", "vm-1"'),
-    "tpu_env": (POD, "A=1", "&& env A=1 python3 -m accel_launch"),
+    "env": (CPU, "MY_TOKEN=hush", '"private": [ "MY_TOKEN" ]'),
     "main_training_function": (["--tpu"], "train", "--function=train"),
     "downcast_bf16": (["--tpu", "--mixed_precision", "bf16"], "", '"XLA_DOWNCAST_BF16": "1"'),
 }
@@ -175,7 +174,7 @@ def planned(capsys):
 
 
 def given(setting, text: str, flag: str) -> list[str]:
-    return [flag] if setting.name in SWITCHES else [flag, text]
+    return [flag] if setting.is_switch else [flag, text]
 
 
 HERE = [setting for setting in TO_RANKS if setting.name not in {*IN_PLAN, *ON_DEVICES}]
@@ -183,8 +182,8 @@ HERE = [setting for setting in TO_RANKS if setting.name not in {*IN_PLAN, *ON_DE
 
 @pytest.mark.parametrize("setting", HERE, ids=lambda setting: setting.name)
 def test_a_flag_reaches_every_rank_as_its_variable(planned, texts_for, setting):
-    text = texts_for(setting)[0] if setting.name not in SWITCHES else "true"
-    context = ["--cpu", "--num_processes", "2", *CONTEXT.get(GROUP_OF[setting.name], [])]
+    text = texts_for(setting)[0] if not setting.is_switch else "true"
+    context = ["--cpu", "--num_processes", "2", *CONTEXT.get(TOPIC_OF[setting.name], [])]
     context += CONTEXT_OF_SETTING.get(setting.name, [])
     for flag in (setting.flag, "--" + setting.flag[2:].replace("_", "-")):
         plan = json.loads(planned(*context, *given(setting, text, flag)))
@@ -249,11 +248,11 @@ def test_every_flag_is_followed():
 @pytest.mark.parametrize("setting", FLAGS, ids=lambda setting: setting.name)
 def test_a_flag_reaches_the_request_in_both_spellings(request_for, texts_for, setting, capsys):
     """Through the real command line, for those too whose launcher needs what is not here."""
-    text = "true" if setting.name in SWITCHES else texts_for(setting)[0]
+    text = "true" if setting.is_switch else texts_for(setting)[0]
     for flag in (setting.flag, "--" + setting.flag[2:].replace("_", "-")):
         assert main(["config", "show", "--json", *given(setting, text, flag)]) == 0
         shown = json.loads(capsys.readouterr().out)[setting.name]
-        expected = "(secret)" if setting.name.startswith("aws") else setting.text_of(setting.parse(text))
+        expected = "(secret)" if setting.is_secret else setting.text_of(setting.parse(text))
         assert (shown["value"], shown["source"]) == (expected, "flag")
 
 
@@ -263,4 +262,4 @@ def test_switches_are_the_flags_that_take_no_value(capsys):
         message = capsys.readouterr().err
         assert takes_none
         # A switch leaves nothing to launch; any other flag misses its value.
-        assert ("nothing to launch" in message) == (setting.name in SWITCHES), setting.flag
+        assert ("nothing to launch" in message) == (setting.is_switch), setting.flag

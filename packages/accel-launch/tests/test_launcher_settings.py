@@ -16,7 +16,7 @@ from accel_state.environment.parsers import boolean, count
 
 SETTINGS = (
     Setting("pigeon_count", "PIGEON_COUNT", count, 1, "Number of pigeons.", "--pigeons", "pigeon_config.count"),
-    Setting("pigeon_homing", "", boolean, False, "Send homing pigeons.", "--homing", "pigeon_config.homing"),
+    Setting("pigeon_homing", "", boolean, False, "Homing.", "--homing", "pigeon_config.homing", is_switch=True),
 )
 
 
@@ -106,7 +106,7 @@ def test_its_settings_are_in_the_config_file_and_in_what_config_shows(birds):
 
 
 def test_its_flags_are_in_the_help(birds):
-    help_text = birds("launch", "--help").stdout
+    help_text = birds("launch", "--help", "pigeon").stdout
     heading, _, listed = help_text.partition("launcher pigeon:\n")
     assert heading
     assert listed.split()[:5] == ["--pigeons", "N", "Number", "of", "pigeons."]

@@ -55,6 +55,7 @@ def test_to_dict_survives_json():
                 "cwd": "/srv",
                 "environ": {"A": "1", "B": "2"},
                 "unset": ["RANK"],
+                "private": [],
             }
         ],
     }
@@ -69,6 +70,16 @@ def test_describe_shows_a_command_that_a_shell_reads_back():
         ["variable", "B=2"],
         ["unset", "RANK"],
     ]
+
+
+def test_private_variables_reach_the_process_and_no_description():
+    plan = LaunchPlan("local", (PROCESS,), num_ranks=1).with_private({"A": "3", "TOKEN": "hush"})
+    (process,) = plan.processes
+    assert process.environ_on({})["TOKEN"] == "hush"
+    assert process.environ_on({})["A"] == "3"
+    shown = plan.describe() + str(plan.to_dict()) + repr(plan)
+    assert "hush" not in shown
+    assert "variable     TOKEN (not shown)" in shown
 
 
 @pytest.mark.parametrize(

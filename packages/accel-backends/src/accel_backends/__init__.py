@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from accel_backends.handlers.autocast import AutocastKwargs as AutocastKwargs
     from accel_backends.handlers.collection import collect as collect
     from accel_backends.handlers.ddp import DistributedDataParallelKwargs as DistributedDataParallelKwargs
+    from accel_backends.handlers.fp8 import AORecipeKwargs as AORecipeKwargs
+    from accel_backends.handlers.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
+    from accel_backends.handlers.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
+    from accel_backends.handlers.fp8 import TERecipeKwargs as TERecipeKwargs
     from accel_backends.handlers.grad_scaler import GradScalerKwargs as GradScalerKwargs
     from accel_backends.handlers.profile import ProfileKwargs as ProfileKwargs
     from accel_backends.module_lookup import get_model_tp_size as get_model_tp_size
@@ -40,6 +44,23 @@ if TYPE_CHECKING:
     from accel_backends.precisions.context import (
         get_mixed_precision_context_manager as get_mixed_precision_context_manager,
     )
+    from accel_backends.precisions.fp8.te_forward import apply_fp8_autowrap as apply_fp8_autowrap
+    from accel_backends.precisions.fp8.te_forward import contextual_fp8_autocast as contextual_fp8_autocast
+    from accel_backends.precisions.fp8.te_layers import convert_model as convert_model
+    from accel_backends.precisions.fp8.te_layers import (
+        has_transformer_engine_layers as has_transformer_engine_layers,
+    )
+    from accel_backends.precisions.fp8.torchao_layers import (
+        convert_model_to_fp8_ao as convert_model_to_fp8_ao,
+    )
+    from accel_backends.precisions.fp8.torchao_layers import (
+        filter_first_and_last_linear_layers as filter_first_and_last_linear_layers,
+    )
+    from accel_backends.precisions.fp8.torchao_layers import filter_linear_layers as filter_linear_layers
+    from accel_backends.precisions.fp8.torchao_layers import (
+        find_first_last_linear_layers as find_first_last_linear_layers,
+    )
+    from accel_backends.precisions.fp8.torchao_layers import has_ao_layers as has_ao_layers
     from accel_backends.precisions.loss_scaler import LossScaler as LossScaler
     from accel_backends.precisions.loss_scaler import get_grad_scaler as get_grad_scaler
     from accel_backends.precisions.protocol import Precision as Precision
@@ -84,6 +105,7 @@ __version__ = "0.1.0"
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
+        "AORecipeKwargs": "accel_backends.handlers.fp8",
         "AcceleratedOptimizer": "accel_backends.optimizer",
         "AcceleratedScheduler": "accel_backends.scheduler",
         "AutocastKwargs": "accel_backends.handlers.autocast",
@@ -97,11 +119,13 @@ __getattr__, __dir__, __all__ = attach(
         "DistributedDataParallelKwargs": "accel_backends.handlers.ddp",
         "DummyOptim": "accel_backends.strategies.deepspeed.dummies",
         "DummyScheduler": "accel_backends.strategies.deepspeed.dummies",
+        "FP8RecipeKwargs": "accel_backends.handlers.fp8",
         "FullyShardedDataParallelPlugin": "accel_backends.plugins.fsdp",
         "GatheredParameters": "accel_backends.strategies.deepspeed.gathered",
         "GradScalerKwargs": "accel_backends.handlers.grad_scaler",
         "HfDeepSpeedConfig": "accel_backends.plugins.deepspeed.hf_config",
         "LossScaler": "accel_backends.precisions.loss_scaler",
+        "MSAMPRecipeKwargs": "accel_backends.handlers.fp8",
         "ModelTransform": "accel_backends.transforms.protocol",
         "ParallelPlan": "accel_backends.plans.plan",
         "Placement": "accel_backends.strategies.bundle",
@@ -112,15 +136,23 @@ __getattr__, __dir__, __all__ = attach(
         "Strategy": "accel_backends.strategies.protocol",
         "StrategyContext": "accel_backends.strategies.context",
         "Sync": "accel_backends.strategies.protocol",
+        "TERecipeKwargs": "accel_backends.handlers.fp8",
         "TorchDynamoPlugin": "accel_backends.plugins.dynamo",
         "TorchTensorParallelPlugin": "accel_backends.plugins.tensor_parallel",
+        "apply_fp8_autowrap": "accel_backends.precisions.fp8.te_forward",
         "collect": "accel_backends.handlers.collection",
         "compile_model": "accel_backends.transforms.compile",
         "compile_regions": "accel_backends.transforms.regional",
         "compile_regions_deepspeed": "accel_backends.transforms.compile_in_place",
+        "contextual_fp8_autocast": "accel_backends.precisions.fp8.te_forward",
+        "convert_model": "accel_backends.precisions.fp8.te_layers",
+        "convert_model_to_fp8_ao": "accel_backends.precisions.fp8.torchao_layers",
         "disable_fsdp_ram_efficient_loading": "accel_backends.plugins.ram_efficient_loading",
         "enable_fsdp_ram_efficient_loading": "accel_backends.plugins.ram_efficient_loading",
         "extract_model_from_parallel": "accel_backends.unwrap",
+        "filter_first_and_last_linear_layers": "accel_backends.precisions.fp8.torchao_layers",
+        "filter_linear_layers": "accel_backends.precisions.fp8.torchao_layers",
+        "find_first_last_linear_layers": "accel_backends.precisions.fp8.torchao_layers",
         "get_active_deepspeed_plugin": "accel_backends.plugins.deepspeed.plugin",
         "get_grad_scaler": "accel_backends.precisions.loss_scaler",
         "get_mixed_precision_context_manager": "accel_backends.precisions.context",
@@ -128,8 +160,10 @@ __getattr__, __dir__, __all__ = attach(
         "get_module_children_bottom_up": "accel_backends.module_lookup",
         "get_module_class_from_name": "accel_backends.module_lookup",
         "get_parameters_from_modules": "accel_backends.module_lookup",
+        "has_ao_layers": "accel_backends.precisions.fp8.torchao_layers",
         "has_compiled_regions": "accel_backends.transforms.regional",
         "has_repeated_blocks": "accel_backends.plans.repeated_blocks",
+        "has_transformer_engine_layers": "accel_backends.precisions.fp8.te_layers",
         "is_compiled_module": "accel_backends.containers",
         "is_peft_model": "accel_backends.module_lookup",
         "is_repeated_blocks": "accel_backends.plans.repeated_blocks",

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from accel_backends.precisions.forward import AutocastForward
+from accel_backends.wrapped_forward import RebindableForward
 
 
 def replace_submodules(module: nn.Module, replacement: Callable[[nn.Module], nn.Module]) -> nn.Module:
@@ -58,8 +58,8 @@ def shallow_copy(module: nn.Module) -> nn.Module:
 def _rebind(value: Any, old: nn.Module, new: nn.Module) -> Any:
     if isinstance(value, MethodType) and value.__self__ is old:
         return MethodType(value.__func__, new)
-    if isinstance(value, AutocastForward):
-        return value.rebound(lambda original: _rebind(original, old, new))
+    if isinstance(value, RebindableForward):
+        return value.rebound(lambda original: _rebind(original, old, new), new)
     if isinstance(value, functools.partial) and any(argument is old for argument in value.args):
         arguments = (new if argument is old else argument for argument in value.args)
         rebound = functools.partial(value.func, *arguments, **value.keywords)

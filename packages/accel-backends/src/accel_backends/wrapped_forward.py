@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
+
+from torch import nn
 
 
 class WrappedForward:
@@ -27,3 +29,11 @@ class WrappedForward:
     @property
     def __name__(self) -> str:
         return getattr(self.original, "__name__", "forward")
+
+
+@runtime_checkable
+class RebindableForward(Protocol):
+    """The ability of forwards that a shallow copy of their model can have too."""
+
+    def rebound(self, rebind: Callable[[Any], Any], copied: nn.Module) -> RebindableForward:
+        """Return one around ``rebind(original)`` for ``copied``."""

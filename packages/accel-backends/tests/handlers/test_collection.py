@@ -43,7 +43,9 @@ def test_a_subclass_counts_as_the_class_it_customises():
 
 
 def test_a_handler_that_nobody_reads_is_refused_by_name():
-    with pytest.raises(ConfigError, match="`Unread`, which nobody reads. Known: AutocastKwargs, Distr"):
+    with pytest.raises(
+        ConfigError, match="`Unread`, which nobody reads. Known: AORecipeKwargs, AutocastKwargs, Distr"
+    ):
         collect([Unread()])
 
 

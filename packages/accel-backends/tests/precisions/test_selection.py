@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accel_backends import AutocastKwargs, GradScalerKwargs, collect, select_precision
+from accel_backends import AORecipeKwargs, AutocastKwargs, GradScalerKwargs, collect, select_precision
 from accel_backends.precisions.selection import PRECISIONS
 from accel_state.devices import device_backend, find_vendor
 from accel_state.devices.cpu import CpuBackend
 from accel_state.enums import PrecisionType
-from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
+from accel_state.errors import ConfigError, UnknownNameError
 
 CPU = device_backend("cpu")
 
@@ -34,13 +34,6 @@ def test_an_unknown_name_is_refused_with_the_nearest():
         select_precision("bf61", device_backend=CPU)
 
 
-@pytest.mark.parametrize("name", ["fp8", PrecisionType.FP8])
-def test_a_precision_that_is_still_to_come_is_told_from_an_unknown_one(name):
-    expected = "`mixed_precision=fp8` is not part of this version. Use one of: `bf16`, `fp16`, `no`."
-    with pytest.raises(NotAvailableError, match=expected):
-        select_precision(name, device_backend=CPU)
-
-
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
 @pytest.mark.parametrize("device", [OldDevice(find_vendor("cpu")), DeviceWithoutAutocast(find_vendor("cpu"))])
 def test_a_device_that_cannot_is_refused_by_name_with_a_way_out(name, device):
@@ -50,7 +43,13 @@ def test_a_device_that_cannot_is_refused_by_name_with_a_way_out(name, device):
 
 
 @pytest.mark.parametrize(
-    ("name", "handler"), [("no", AutocastKwargs()), ("no", GradScalerKwargs()), ("bf16", GradScalerKwargs())]
+    ("name", "handler"),
+    [
+        ("no", AutocastKwargs()),
+        ("no", GradScalerKwargs()),
+        ("bf16", GradScalerKwargs()),
+        ("bf16", AORecipeKwargs()),
+    ],
 )
 def test_a_handler_without_effect_is_told(name, handler):
     with pytest.warns(UserWarning, match=f"`{type(handler).__name__}` has no effect.*{name}"):

@@ -24,9 +24,7 @@ def cut(is_named):
     found = []
     for module in (experts, whole):
         inputs = [hidden.clone().requires_grad_(), chosen, weights.clone().requires_grad_()]
-        outputs = (
-            module(hidden=inputs[0], chosen=chosen, weights=inputs[2]) if is_named else module(*inputs)
-        )
+        outputs = module(hidden=inputs[0], chosen=chosen, weights=inputs[2]) if is_named else module(*inputs)
         outputs += 1  # in place, as some models add to it
         outputs.square().sum().backward()
         found.append((outputs.detach(), inputs[0].grad, inputs[2].grad))

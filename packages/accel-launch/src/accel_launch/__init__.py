@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from accel_launch.commands.launch_kinds import (
         prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env,
     )
+    from accel_launch.commands.launch_kinds import prepare_tpu as prepare_tpu
     from accel_launch.commands.launch_kinds import simple_launcher as simple_launcher
+    from accel_launch.commands.launch_kinds import tpu_launcher as tpu_launcher
+    from accel_launch.commands.launch_kinds import tpu_pod_launcher as tpu_pod_launcher
     from accel_launch.commands.parsing import get_config_parser as get_config_parser
     from accel_launch.commands.parsing import launch_command as launch_command
     from accel_launch.commands.parsing import launch_command_parser as launch_command_parser
@@ -73,7 +76,10 @@ __getattr__, __dir__, __all__ = attach(
         "prepare_deepspeed_cmd_env": "accel_launch.commands.launch_kinds",
         "prepare_multi_gpu_env": "accel_launch.commands.launch_kinds",
         "prepare_simple_launcher_cmd_env": "accel_launch.commands.launch_kinds",
+        "prepare_tpu": "accel_launch.commands.launch_kinds",
         "simple_launcher": "accel_launch.commands.launch_kinds",
+        "tpu_launcher": "accel_launch.commands.launch_kinds",
+        "tpu_pod_launcher": "accel_launch.commands.launch_kinds",
         "write_basic_config": "accel_launch.config.basic",
     },
 )

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from accel_launch import __version__
 from accel_launch.commands.parsing import make_parser
 from accel_launch.commands.protocol import COMMAND_GROUP, Command, summary_of
-from accel_launch.messages import complain, show
+from accel_launch.messages import ReaderGone, complain, flush, show
 from accel_state.entry_points import entry_points
 from accel_state.errors import AccelError, UnknownNameError, did_you_mean
 from accel_state.registry import Registry
 
 USAGE_ERROR = 2
 FAILURE = 1
+INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``accel`` with ``argv`` (the process's own arguments by default) and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] in ([], ["-h"], ["--help"]):
-        show(help_text())
-        return 0
-    if arguments[0] in ("-V", "--version"):
-        show(f"accel {__version__}")
-        return 0
-    return run_command(arguments[0], arguments[1:])
+    return _without_traceback(lambda: _main(arguments))
 
 
 def launch(argv: Sequence[str] | None = None) -> int:
@@ -62,20 +57,7 @@ def estimate_memory(argv: Sequence[str] | None = None) -> int:
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Run one subcommand; what it refuses becomes one line on stderr and an exit code."""
-    registry: Registry[Command] = Registry("command", COMMAND_GROUP)
-    try:
-        command = registry.get(name)
-    except UnknownNameError as error:
-        complain(f"{error} See `accel --help`.")
-        return USAGE_ERROR
-    except AccelError as error:
-        return _failure(error)
-    try:
-        return command.run(_parse(name, command, arguments))
-    except AccelError as error:
-        return _failure(error)
-    except SystemExit as ending:  # how argparse ends after `--help` and after a usage error
-        return ending.code if isinstance(ending.code, int) else USAGE_ERROR
+    return _without_traceback(lambda: _run_command(name, arguments))
 
 
 def help_text() -> str:
@@ -90,6 +72,46 @@ def help_text() -> str:
         "options:\n  -h, --help     show this help\n  -V, --version  show the version\n\n"
         "`accel COMMAND --help` tells more about one of them."
     )
+
+
+def _without_traceback(action: Callable[[], int]) -> int:
+    """Return the exit code of ``action``, also where Ctrl-C ends it, or nobody reads its output any more."""
+    try:
+        exit_code = action()
+        flush()
+        return exit_code
+    except KeyboardInterrupt:
+        complain("Interrupted.")
+        return INTERRUPTED
+    except ReaderGone:
+        return FAILURE
+
+
+def _main(arguments: Sequence[str]) -> int:
+    if arguments[:1] in ([], ["-h"], ["--help"]):
+        show(help_text())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        show(f"accel {__version__}")
+        return 0
+    return _run_command(arguments[0], arguments[1:])
+
+
+def _run_command(name: str, arguments: Sequence[str]) -> int:
+    registry: Registry[Command] = Registry("command", COMMAND_GROUP)
+    try:
+        command = registry.get(name)
+    except UnknownNameError as error:
+        complain(f"{error} See `accel --help`.")
+        return USAGE_ERROR
+    except AccelError as error:
+        return _failure(error)
+    try:
+        return command.run(_parse(name, command, arguments))
+    except AccelError as error:
+        return _failure(error)
+    except SystemExit as ending:  # how argparse ends after `--help` and after a usage error
+        return ending.code if isinstance(ending.code, int) else USAGE_ERROR
 
 
 def _parse(name: str, command: Command, arguments: Sequence[str]) -> argparse.Namespace:

@@ -8,6 +8,8 @@ from accel_state.environment import snapshot
 from accel_state.errors import NotAvailableError
 
 PROGRAM = "gcloud"
+PYTHON_OF_PODS = ("python3",)
+"""The Python of the machines of a pod."""
 
 
 def on_all_workers(tpu: str, command: str, *, zone: str | None, is_alpha: bool = False) -> tuple[str, ...]:

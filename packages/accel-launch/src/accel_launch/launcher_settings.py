@@ -9,7 +9,6 @@ from accel_state.errors import ConfigError
 from accel_state.registry import Registry
 
 SETTINGS_GROUP = "accel.launcher_settings"
-_NAMES = ("name", "flag", "config_key", "variable")
 
 
 def installed_settings(
@@ -24,7 +23,7 @@ def installed_settings(
     tables: Mapping[str, tuple[Setting, ...]] = dict(
         (Registry("table of launcher settings", SETTINGS_GROUP) if registry is None else registry).items()
     )
-    taken = {getattr(setting, kind) for setting in ours for kind in _NAMES} - {None, ""}
+    taken = {name for setting in ours for name in _names_of(setting)}
     for launcher, settings in tables.items():
         where = f"The settings of the launcher `{launcher}`"
         for setting in settings:
@@ -32,7 +31,7 @@ def installed_settings(
                 raise ConfigError(
                     f"{where} must be `Setting` objects, but one is a {type(setting).__name__}."
                 )
-            names = {getattr(setting, kind) for kind in _NAMES} - {None, ""}
+            names = _names_of(setting)
             if names & taken:
                 both = ", ".join(f"`{name}`" for name in sorted(names & taken))
                 raise ConfigError(
@@ -41,3 +40,8 @@ def installed_settings(
                 )
             taken |= names
     return {launcher: tuple(settings) for launcher, settings in tables.items()}
+
+
+def _names_of(setting: Setting) -> set[str]:
+    names = {setting.name, setting.flag, *setting.other_flags, setting.config_key, setting.variable}
+    return {name for name in names if name}

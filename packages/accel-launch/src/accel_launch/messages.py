@@ -1,16 +1,30 @@
-"""What the launcher says to the person at the terminal: answers on stdout, everything else on stderr."""
+"""What the launcher says to the person at the terminal: answers on stdout, everything else on stderr.
+
+A program that was started with one of them closed says nothing there.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+
+class ReaderGone(Exception):
+    """Nobody reads our standard output any more, as after `| head`."""
 
 
 def show(text: str) -> None:
-    """Write an answer that was asked for."""
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(f"{text}\n".encode(encoding, "backslashreplace").decode(encoding))
+    """Write an answer that was asked for.
+
+    Raises:
+        ReaderGone: If nobody reads it; nothing more is said there then.
+    """
+    if sys.stdout is not None:
+        encoding = sys.stdout.encoding or "utf-8"
+        with _told_of_the_reader():
+            sys.stdout.write(f"{text}\n".encode(encoding, "backslashreplace").decode(encoding))
 
 
 def inform(text: str) -> None:
@@ -44,7 +58,30 @@ def compact(numbers: Sequence[int]) -> str:
     return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
+def flush() -> None:
+    """Write out what was said.
+
+    Raises:
+        ReaderGone: If nobody reads it; nothing more is said there then.
+    """
+    if sys.stdout is not None:
+        with _told_of_the_reader():
+            sys.stdout.flush()
+
+
+@contextmanager
+def _told_of_the_reader() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        null = os.open(os.devnull, os.O_WRONLY)  # Python would complain of the rest at its end
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        raise ReaderGone from None
+
+
 def _to_stderr(line: str) -> None:
-    sys.stdout.flush()  # keep the order where both go to one place
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    flush()  # keep the order where both go to one place
+    if sys.stderr is not None:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()

@@ -1,34 +1,23 @@
-"""The settings that ``accel launch`` takes: which they are, and how they become flags."""
+"""The settings that ``accel launch`` takes: which they are, by topic, and how they become flags."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from accel_launch.launcher_settings import installed_settings
-from accel_launch.tables import (
-    deepspeed,
-    fp8,
-    hardware,
-    hosts,
-    kubernetes,
-    launcher,
-    libraries,
-    machines,
-    mpi,
-    ray,
-    sagemaker,
-    slurm,
-    tpu,
-    watching,
-)
+from accel_launch.settings import SETTINGS_OF_TOPIC
 from accel_state.environment import SETTINGS, Setting
-from accel_state.environment.parsers import boolean, count, duration, index, number, port
 from accel_state.environment.settings import SECTIONS
 
-_OWN = {setting.name: setting for setting in hardware.SETTINGS}
+
+class Topic(NamedTuple):
+    """Settings that the help shows together, under a heading."""
+
+    heading: str
+    settings: tuple[Setting, ...]
 
 
 def _of_table(title: str, *left_out: str) -> tuple[Setting, ...]:
@@ -40,135 +29,95 @@ def _of_table(title: str, *left_out: str) -> tuple[Setting, ...]:
     )
 
 
-_GROUPS: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
-    {
-        launcher.TITLE: launcher.SETTINGS,
-        "what to run on": (
-            SETTINGS["num_processes"],
-            SETTINGS["use_cpu"],
-            _OWN["multi_gpu"],
-            _OWN["tpu"],
-            _OWN["gpu_ids"],
-            SETTINGS["num_cpu_threads_per_process"],
-            SETTINGS["cpu_affinity"],
-            _OWN["ipex"],
-            _OWN["use_xpu"],
+def _named(names: str) -> tuple[Setting, ...]:
+    return tuple(SETTINGS[name] for name in names.split())
+
+
+_OWN = SETTINGS_OF_TOPIC
+_TOPICS: dict[str, Topic] = {
+    "launcher": Topic("who starts the processes", _OWN["launcher"]),
+    "hardware": Topic(
+        "what to run on",
+        (
+            *_named("num_processes use_cpu"),
+            *_OWN["hardware"],
+            *_named("num_cpu_threads_per_process cpu_affinity"),
         ),
-        "how to train": (
-            SETTINGS["mixed_precision"],
-            SETTINGS["gradient_accumulation_steps"],
-            SETTINGS["debug_mode"],
-            SETTINGS["use_fsdp"],
-            SETTINGS["use_deepspeed"],
-            SETTINGS["use_megatron_lm"],
-            SETTINGS["use_parallelism_config"],
+    ),
+    "training": Topic(
+        "how to train",
+        _named(
+            "mixed_precision gradient_accumulation_steps debug_mode use_fsdp use_deepspeed use_megatron_lm "
+            "use_parallelism_config"
         ),
-        "compilation": _of_table("Compilation"),
-        machines.TITLE: (SETTINGS["master_addr"], SETTINGS["master_port"], *machines.SETTINGS),
-        hosts.TITLE: hosts.SETTINGS,
-        libraries.TITLE: libraries.SETTINGS,
-        watching.TITLE: watching.SETTINGS,
-        "FSDP": _of_table("FSDP", "use_fsdp"),
-        "DeepSpeed": _of_table("DeepSpeed", "use_deepspeed"),
-        deepspeed.TITLE: deepspeed.SETTINGS,
-        "Megatron-LM": _of_table("Megatron-LM", "use_megatron_lm"),
-        "parallelism sizes": _of_table("Combined parallelism", "use_parallelism_config"),
-        fp8.TITLE: (*_of_table("FP8"), *fp8.SETTINGS),
-        mpi.TITLE: mpi.SETTINGS,
-        slurm.TITLE: slurm.SETTINGS,
-        ray.TITLE: ray.SETTINGS,
-        kubernetes.TITLE: kubernetes.SETTINGS,
-        tpu.TITLE: (SETTINGS["tpu_name"], *tpu.SETTINGS, SETTINGS["downcast_bf16"]),
-        sagemaker.TITLE: sagemaker.SETTINGS,
+    ),
+    "compilation": Topic("compilation", _of_table("Compilation")),
+    "machines": Topic("several machines", (*_named("master_addr master_port"), *_OWN["machines"])),
+    "hosts": Topic("several machines over ssh", _OWN["hosts"]),
+    "script": Topic("what the script finds", _OWN["script"]),
+    "supervision": Topic("how a run is watched and ended", _OWN["supervision"]),
+    "fsdp": Topic("FSDP", _of_table("FSDP", "use_fsdp")),
+    "deepspeed": Topic("DeepSpeed", (*_of_table("DeepSpeed", "use_deepspeed"), *_OWN["deepspeed"])),
+    "megatron": Topic("Megatron-LM", _of_table("Megatron-LM", "use_megatron_lm")),
+    "parallelism": Topic("parallelism sizes", _of_table("Combined parallelism", "use_parallelism_config")),
+    "fp8": Topic("8-bit training", (*_of_table("FP8"), *_OWN["fp8"])),
+    "mpi": Topic("MPI", _OWN["mpi"]),
+    "slurm": Topic("SLURM", _OWN["slurm"]),
+    "ray": Topic("Ray", _OWN["ray"]),
+    "kubernetes": Topic("Kubernetes", _OWN["kubernetes"]),
+    "tpu": Topic("TPUs", (*_named("tpu_name"), *_OWN["tpu"], *_named("downcast_bf16"))),
+    "sagemaker": Topic("SageMaker", _OWN["sagemaker"]),
+}
+# Which packages are installed does not change while a command runs, so their tables are read here, once.
+_OF_OTHER_PACKAGES = installed_settings(setting for topic in _TOPICS.values() for setting in topic.settings)
+TOPICS: Mapping[str, Topic] = MappingProxyType(
+    _TOPICS
+    | {
+        name if name not in _TOPICS else f"launcher-{name}": Topic(f"launcher {name}", table)
+        for name, table in _OF_OTHER_PACKAGES.items()
     }
 )
-# Which packages are installed does not change while a command runs, so their tables are read here, once.
-_OF_OTHER_PACKAGES = installed_settings(setting for group in _GROUPS.values() for setting in group)
-# Headings of the help, and the settings below each.
-OPTION_GROUPS: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
-    {**_GROUPS, **{f"launcher {name}": table for name, table in _OF_OTHER_PACKAGES.items()}}
-)
-OPTIONS: tuple[Setting, ...] = tuple(setting for group in OPTION_GROUPS.values() for setting in group)
-# The settings that only one launcher reads, by its name.
+"""The settings of a launch by topic, in the order of the help."""
+OPTIONS: tuple[Setting, ...] = tuple(setting for topic in TOPICS.values() for setting in topic.settings)
 SETTINGS_OF_LAUNCHER: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
-    {"ray": ray.SETTINGS, "kubernetes": kubernetes.SETTINGS, **_OF_OTHER_PACKAGES}
+    {"ray": _OWN["ray"], "kubernetes": _OWN["kubernetes"], **_OF_OTHER_PACKAGES}
 )
-
-# Booleans whose flag takes no value; the flags of all others take `true` or `false`.
-_SWITCHES = """
-    cpu_affinity debug_mode downcast_bf16 drop_in dynamo_use_dynamic dynamo_use_fullgraph
-    dynamo_use_regional_compilation fp8_use_autocast_during_eval ipex multi_gpu no_preflight no_tpu_cluster same_network
-    slurm slurm_requeue tpu tpu_cluster tpu_use_sudo use_cpu use_deepspeed use_fsdp use_megatron_lm use_mpirun
-    use_parallelism_config use_xpu
-"""
-SWITCHES = frozenset(_SWITCHES.split()) | {
-    setting.name
-    for table in _OF_OTHER_PACKAGES.values()
-    for setting in table
-    if setting.parse is boolean and not setting.default
-}
-# Flags that may be given several times; their texts are joined with commas.
-_REPEATED = frozenset({"tpu_vm", "tpu_env"})
-_SHORT_FLAGS = {"tee": "-t"}
-_OTHER_SPELLINGS = {"fsdp_backward_prefetch": "--fsdp_backward_prefetch"}
-_METAVARS_OF = {
-    "fsdp_reshard_after_forward": "{true,false}",
-    "fsdp_transformer_layer_cls_to_wrap": "NAMES",
-    "fp8_override_linear_precision": "BOOL,BOOL,BOOL",
-    "gradient_accumulation_steps": "N",
-    "gradient_clipping": "NORM",
-    "kubernetes_manifest": "FILE",
-    "kubernetes_secrets": "NAME=SECRET:KEY",
-    "launcher": "NAME",
-    "master_addr": "ADDRESS",
-    "ray_resources": "NAME=AMOUNT",
-    "ray_runtime_env": "FILE",
-    "rdzv_conf": "KEY=VALUE",
-    "report": "FILE",
-    "tpu_env": "NAME=VALUE",
-    "tpu_vm": "NAME",
-}
-_METAVARS = {boolean: "{true,false}", count: "N", index: "N", number: "X", duration: "SECONDS", port: "PORT"}
-# Where the table has no default, but a launch does.
-_DEFAULTS = {
-    "num_processes": "one for each GPU, or 1",
-    "num_cpu_threads_per_process": "1 beside a GPU, else the cores, divided among the processes",
-    "master_port": "a free one",
-}
+"""The settings that only one launcher reads, by its name."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flag of every setting; a flag that is not given leaves None in the namespace."""
-    for heading, settings in OPTION_GROUPS.items():
+def add_options(parser: argparse.ArgumentParser, topics: Iterable[Topic] = tuple(TOPICS.values())) -> None:
+    """Add the flags of ``topics``, all if omitted; a flag that is not given leaves None in the namespace."""
+    for heading, settings in topics:
         group = parser.add_argument_group(heading)
         for setting in settings:
-            for flag, text in _spellings(setting):
-                group.add_argument(*flag, dest=setting.name, default=None, help=text, **_kind(setting))
+            add_option(group, setting)
+
+
+def add_option(group: argparse._ActionsContainer, setting: Setting) -> None:
+    """Add the flag of one setting, if it has one; of its other spellings the help shows those of one letter."""
+    if setting.flag is None:
+        return
+    short = [flag for flag in setting.other_flags if not flag.startswith("--")]
+    long = [flag for flag in setting.other_flags if flag.startswith("--")]
+    for flags, text in (([*short, setting.flag], _help(setting)), (long, argparse.SUPPRESS)):
+        if flags:
+            group.add_argument(*flags, dest=setting.name, default=None, help=text, **_kind(setting))
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the text of each setting that was given as a flag, or that a program wrote into the namespace."""
-    found = {setting: getattr(arguments, setting.name, None) for setting in OPTIONS if setting.flag}
-    return {
-        setting.name: setting.text_of(value)
-        for setting, value in found.items()
-        if value is not None and not (value is False and setting.name in SWITCHES)
-    }
-
-
-def _spellings(setting: Setting) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield each way to write the flag of a setting, with its help; other spellings are not shown there."""
-    if setting.flag is not None:
-        short = _SHORT_FLAGS.get(setting.name)
-        yield ((short, setting.flag) if short else (setting.flag,)), _help(setting)
-    if setting.name in _OTHER_SPELLINGS:
-        yield (_OTHER_SPELLINGS[setting.name],), argparse.SUPPRESS
+    given: dict[str, str] = {}
+    for setting in OPTIONS:
+        value = getattr(arguments, setting.name, None) if setting.flag else None
+        if value is not None and not (value is False and setting.is_switch):
+            given[setting.name] = setting.text_of(value)
+    return given
 
 
 def _kind(setting: Setting) -> dict[str, Any]:
-    if setting.name in SWITCHES:
+    if setting.is_switch:
         return {"action": "store_const", "const": True}
-    action = "append" if setting.name in _REPEATED else "store"
+    action = "store" if setting.separator is None else "append"
     return {"action": action, "metavar": _metavar(setting), "type": _number_or_text(setting)}
 
 
@@ -186,15 +135,13 @@ def _number_or_text(setting: Setting) -> Callable[[str], int | float | str]:
 
 
 def _metavar(setting: Setting) -> str:
-    if setting.name in _METAVARS_OF:
-        return _METAVARS_OF[setting.name]
-    if setting.choices is not None and len(setting.choices) <= 4:
+    if setting.metavar is None and setting.choices is not None and len(setting.choices) <= 4:
         return "{" + ",".join(setting.choices) + "}"
-    return _METAVARS.get(setting.parse, setting.name.rpartition("_")[2].upper())
+    return setting.metavar or setting.parse.metavar or setting.name.rpartition("_")[2].upper()
 
 
 def _help(setting: Setting) -> str:
-    default = _DEFAULTS.get(setting.name, setting.default)
+    default = setting.default if setting.launch_default is None else setting.launch_default
     has_none = default is None or default is False or default == ()
     text = setting.help if has_none else f"{setting.help} Default: {setting.text_of(default)}."
     return text.replace("%", "%%")

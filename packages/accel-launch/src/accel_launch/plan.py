@@ -16,8 +16,9 @@ _SHOWN_OPTIONS = {"slurm": "script", "sagemaker": "job"}
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """One process to start. Its environment is the host's, less ``unset``, plus ``environ``.
+    """One process to start. Its environment is the host's, less ``unset``, plus ``environ``, plus ``private``.
 
+    ``private`` holds variables whose values nobody may see.
     ``rank`` is the rank that the process is; None for one that is more, or none at all.
     """
 
@@ -27,21 +28,27 @@ class ProcessPlan:
     unset: tuple[str, ...] = ()
     host: str = LOCAL_HOST
     rank: int | None = None
+    private: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "environ", MappingProxyType(dict(self.environ)))
+        object.__setattr__(self, "private", MappingProxyType(dict(self.private)))
 
     def environ_on(self, host_environ: Mapping[str, str]) -> dict[str, str]:
         """Return the whole environment of the process on a host whose own environment is ``host_environ``."""
         kept = {name: value for name, value in host_environ.items() if name not in self.unset}
-        return kept | dict(self.environ)
+        return kept | self.variables()
+
+    def variables(self) -> dict[str, str]:
+        """Return all variables that it gets beside those of the host, with their values."""
+        return dict(self.environ) | dict(self.private)
 
     def with_variables(self, **variables: str) -> ProcessPlan:
         """Return it with further variables, such as a port that was found while starting."""
         return replace(self, environ={**self.environ, **variables})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-ready data."""
+        """Return it as JSON-ready data, with the names of the private variables only."""
         return {
             "host": self.host,
             "rank": self.rank,
@@ -49,6 +56,7 @@ class ProcessPlan:
             "cwd": str(self.cwd),
             "environ": dict(sorted(self.environ.items())),
             "unset": list(self.unset),
+            "private": sorted(self.private),
         }
 
 
@@ -93,6 +101,11 @@ class LaunchPlan:
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
         object.__setattr__(self, "secrets", MappingProxyType(dict(self.secrets)))
 
+    def with_private(self, variables: Mapping[str, str]) -> LaunchPlan:
+        """Return it with these variables for each process; no description shows their values."""
+        processes = tuple(replace(process, private=variables) for process in self.processes)
+        return replace(self, processes=processes)
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready data, without the secrets."""
         return {
@@ -127,6 +140,7 @@ class LaunchPlan:
             lines += [] if process.rank is None else [f"rank         {process.rank}"]
             lines += [f"directory    {process.cwd}"]
             lines += [f"variable     {name}={value}" for name, value in sorted(process.environ.items())]
+            lines += [f"variable     {name} (not shown)" for name in sorted(process.private)]
             lines += [f"unset        {name}" for name in process.unset]
             lines.append(f"command      {shlex.join(process.argv)}")
         shown = self.options.get(_SHOWN_OPTIONS.get(self.launcher, ""))

@@ -112,6 +112,23 @@ class LaunchRequest:
             found[self.machine.gpu_variable] = found.pop("CUDA_VISIBLE_DEVICES")
         return found
 
+    def named_variables(self) -> dict[str, str]:
+        """Return the variables that ``--env`` names, for all processes of the run; some are secrets.
+
+        Raises:
+            ConfigError: If one that takes its value from here is not set here.
+        """
+        found: dict[str, str] = {}
+        for given in self.value("env"):
+            name, has_value, value = given.partition("=")
+            if not has_value and name not in self.machine.environ:
+                raise ConfigError(
+                    f"`--env {name}` takes the value of `{name}` from here, where it is not set. Set it, or give "
+                    f"`--env {name}=VALUE`."
+                )
+            found[name] = value if has_value else self.machine.environ[name]
+        return found
+
     def describe(self) -> str:
         """Say in a few words what is asked for, for messages."""
         parts = [

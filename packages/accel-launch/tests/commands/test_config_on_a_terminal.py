@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -80,6 +81,7 @@ ROUTES: dict[str, tuple[list[tuple[str, str]], dict[str, object]]] = {
             ("compute environment", ENTER),
             ("type of machine", "2" + ENTER),
             ("How many machines", "2" + ENTER),
+            ("on all of them", ENTER),
             ("rank of this machine", "1" + ENTER),
             ("address of the machine", "10.0.0.1" + ENTER),
             ("Which port", "29511" + ENTER),
@@ -343,14 +345,19 @@ def terminal(tmp_path):
     """Start ``accel config`` on a pseudo-terminal; what is still running at the end is ended."""
     started: list[pexpect.spawn] = []
 
-    def start(path: Path) -> pexpect.spawn:
+    def start(path: Path, dimensions: tuple[int, int] = (40, 120)) -> pexpect.spawn:
         child = pexpect.spawn(
             sys.executable,
             ["-m", "accel_launch", "config", "--config_file", str(path)],
-            env={"TERM": "xterm", "HF_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+            env={
+                "TERM": "xterm",
+                "HF_HOME": str(tmp_path),
+                "PATH": "/usr/bin:/bin",
+                "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            },
             encoding="utf-8",
             timeout=60,
-            dimensions=(40, 120),
+            dimensions=dimensions,
         )
         child.delaybeforesend = None  # what is typed early is kept
         started.append(child)
@@ -397,3 +404,31 @@ def test_ctrl_c_writes_nothing_and_leaves_the_terminal_as_it_was(terminal, tmp_p
     child.wait()
     assert child.exitstatus == 130
     assert not path.exists()
+
+
+def test_escape_is_a_key_of_its_own(terminal, tmp_path):
+    child = terminal(tmp_path / "c.yaml")
+    child.expect_exact("AWS")
+    child.send("\x1b")
+    child.expect_exact("\x1b[2A")  # drawn again, so it was read
+    child.send(DOWN + ENTER)
+    child.expect_exact("Which AWS profile")
+
+
+def test_labels_that_are_wider_than_the_terminal_are_cut(terminal, tmp_path):
+    child = terminal(tmp_path / "c.yaml", dimensions=(40, 14))
+    child.expect_exact("AWS")
+    child.send(DOWN)
+    child.expect_exact("> ")
+    child.send(DOWN + ENTER)
+    child.expect_exact("type of machine")
+
+
+def test_a_menu_higher_than_the_terminal_is_a_plain_list(terminal, tmp_path):
+    child = terminal(tmp_path / "c.yaml", dimensions=(8, 120))
+    child.expect_exact("AWS")
+    child.send(ENTER)
+    child.expect_exact("type of machine")
+    child.expect_exact("Name or number")
+    child.send("TPU" + ENTER)
+    child.expect_exact("torch.compile")

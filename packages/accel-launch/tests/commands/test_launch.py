@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from accel_launch.cli import main
-from accel_launch.options import OPTION_GROUPS
+from accel_launch.options import OPTIONS, TOPICS
 
 
 @pytest.fixture(autouse=True)
@@ -146,11 +147,50 @@ def test_what_has_no_effect_is_named_once(workplace, capsys):
     ]
 
 
-def test_help_is_grouped_and_ends_with_examples(capsys):
-    assert main(["launch", "--help"]) == 0
-    text = capsys.readouterr().out
-    headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert headings == ["options:", *(f"{heading}:" for heading in OPTION_GROUPS), "examples:"]
+@pytest.fixture
+def helped(capsys):
+    def show(*topic: str) -> str:
+        assert main(["launch", "--help", *topic]) == 0
+        return capsys.readouterr().out
+
+    return show
+
+
+def flags_in(text: str) -> set[str]:
+    return set(re.findall(r"^  (?:-\w(?: \S+)?, )?(--\w[\w-]*)", text, re.MULTILINE))
+
+
+def test_the_help_shows_what_most_people_need_and_the_topics(helped):
+    text = helped()
     assert text.startswith("usage: accel launch [options] SCRIPT [arguments of the script]\n")
-    assert "accel launch --num_processes 2 --cpu train.py" in text
+    assert flags_in(text) >= {setting.flag for setting in OPTIONS if setting.is_common} | {"--config_file"}
+    assert len(text.splitlines()) <= 48
     assert max(len(line) for line in text.splitlines()) <= 100
+    assert "accel launch --num_processes 2 --cpu train.py" in text
+    listed = " ".join(text.partition("by topic")[2].split())
+    assert all(f" {topic}," in listed for topic in TOPICS)
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_the_help_of_a_topic_shows_its_flags_and_no_others(helped, topic):
+    assert flags_in(helped(topic)) == {setting.flag for setting in TOPICS[topic].settings if setting.flag}
+
+
+def test_the_help_of_an_engine_says_what_switches_it_on(helped):
+    assert helped("fsdp").endswith("They have no effect without `--use_fsdp`.\n")
+    assert helped("ray").endswith("They have no effect without `--launcher ray`.\n")
+
+
+def test_the_help_of_all_topics_is_grouped_and_ends_with_examples(helped):
+    text = helped("all")
+    headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["options:", *(f"{topic.heading}:" for topic in TOPICS.values()), "examples:"]
+    assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def test_an_unknown_topic_is_refused_with_those_there_are(capsys):
+    assert main(["launch", "--help", "fsdpp"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "unknown topic `fsdpp`. Known: launcher, hardware, " in captured.err
+    assert "Did you mean `fsdp`?" in captured.err

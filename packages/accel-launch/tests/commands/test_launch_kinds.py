@@ -1,12 +1,18 @@
 import sys
 
+import pytest
+
 from accel_launch.commands.launch_kinds import (
     prepare_deepspeed_cmd_env,
     prepare_multi_gpu_env,
     prepare_simple_launcher_cmd_env,
+    prepare_tpu,
     simple_launcher,
+    tpu_launcher,
+    tpu_pod_launcher,
 )
 from accel_launch.commands.parsing import launch_command_parser
+from accel_state.errors import ConfigError
 
 SEVERAL = ["--num_machines", "2", "--num_processes", "4", "--deepspeed_hostfile", "hosts"]
 
@@ -58,3 +64,25 @@ def test_a_simple_launch_runs_the_script(monkeypatch, tmp_path):
     done = str(tmp_path / "done")
     simple_launcher(launch_command_parser().parse_args(["--cpu", "--num_processes", "1", str(script), done]))
     assert (tmp_path / "done").exists()
+
+
+def test_a_launch_on_a_tpu_adds_what_xla_reads(monkeypatch, tmp_path):
+    flags = ("--mixed_precision", "bf16", "--downcast_bf16")
+    args, environ = prepared(
+        monkeypatch, tmp_path, *flags, prepare=lambda args: prepare_tpu(args, {"A": "1"})
+    )
+    assert args.tpu
+    assert environ == {"A": "1", "PJRT_DEVICE": "TPU", "XLA_DOWNCAST_BF16": "1"}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "message"),
+    [
+        (tpu_launcher, "`--no_python` cannot go with `--tpu`"),
+        (tpu_pod_launcher, "`--tpu_cluster` needs `--tpu_name`"),
+    ],
+)
+def test_launches_on_tpus_are_those_of_their_flags(monkeypatch, tmp_path, launcher, message):
+    flags = ("--no_python",) if launcher is tpu_launcher else ()
+    with pytest.raises(ConfigError, match=message):
+        prepared(monkeypatch, tmp_path, *flags, prepare=launcher)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+import accel_launch
 from accel_launch.cli import main, tpu_config
 
 SSH = "Running gcloud compute tpus tpu-vm ssh pod --zone here --command "
@@ -18,28 +19,49 @@ def printed(tmp_path, monkeypatch, capsys):
     return run
 
 
+PIP = "python3 -m pip install"
 WHERE = ("--tpu_name", "pod", "--tpu-zone", "here")
 
 
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [
-        (["--command", "echo a"], "cd /usr/share; echo a"),
-        (["--command", "echo a", "--command", "ls -l; pwd"], "cd /usr/share; echo a; ls -l; pwd"),
-        (["--command", "a", "b"], "cd /usr/share; a; b"),
-        (["--command", "a", "--install_accelerate"], "cd /usr/share; pip install accelerate -U; a"),
+        (["--command", "echo a"], "set -e; cd /usr/share; echo a"),
+        (["--command", "echo a", "--command", "ls -l; pwd"], "set -e; cd /usr/share; echo a; ls -l; pwd"),
+        (["--command", "a", "b"], "set -e; cd /usr/share; a; b"),
         (
-            ["--command", "a", "--install_accelerate", "--accelerate_version", "0.12.0"],
-            "cd /usr/share; pip install accelerate==0.12.0; a",
+            ["--command", "a", "--install_accel", "--accel_version", "0.12.0"],
+            f"set -e; cd /usr/share; {PIP} accel-launch==0.12.0 accel==0.12.0; a",
         ),
         (
-            ["--command", "a", "--install_accelerate", "--accelerate_version", "dev"],
-            "cd /usr/share; pip install git+https://github.com/huggingface/accelerate.git; a",
+            ["--command", "a", "--install_accelerate", "--accelerate_version", "latest"],
+            f"set -e; cd /usr/share; {PIP} --upgrade accel-launch accel; a",
+        ),
+        (
+            ["--command", "a", "--install_accel", "--accel_version", "git+https://host/accel.git"],
+            f"set -e; cd /usr/share; {PIP} git+https://host/accel.git; a",
         ),
     ],
 )
 def test_the_exact_command_is_printed(printed, arguments, command):
     assert printed(*WHERE, *arguments) == f"{SSH}'{command}' --worker all"
+
+
+@pytest.mark.parametrize("flag", ["--install_accel", "--install_accelerate"])
+def test_the_pod_gets_what_is_installed_here(printed, flag):
+    assert f" {PIP} accel-launch=={accel_launch.__version__} " in printed(*WHERE, flag, "--command", "a")
+
+
+def test_a_step_that_fails_is_the_last(tmp_path, monkeypatch, capfd):
+    """The machine of the pod is this one."""
+    program = tmp_path / "gcloud"
+    program.write_text('#!/bin/sh\nwhile [ "$1" != --command ]; do shift; done\nexec /bin/sh -c "$2"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf_home"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    steps = ("--command", "echo one", "--command", "(exit 3)", "--command", "echo two")
+    assert main(["tpu-config", *WHERE, *steps]) == 3
+    assert capfd.readouterr().out == "one\n"
 
 
 def test_alpha(printed):
@@ -50,7 +72,7 @@ def test_the_config_file_and_the_file_of_commands_say_the_rest(printed, tmp_path
     (tmp_path / "commands.sh").write_text("echo hello\n\necho world\n")
     config = tmp_path / "c.yaml"
     config.write_text(f"tpu_name: pod\ntpu_zone: here\ncommand_file: {tmp_path / 'commands.sh'}\n")
-    expected = f"{SSH}'cd /usr/share; echo hello; echo world' --worker all"
+    expected = f"{SSH}'set -e; cd /usr/share; echo hello; echo world' --worker all"
     assert printed("--config_file", str(config)) == expected
     config.write_text("tpu_name: pod\ntpu_zone: other\ncommands: [echo hello, echo world]\n")
     assert printed("--config_file", str(config), "--tpu_zone", "here") == expected
@@ -62,6 +84,11 @@ def test_the_config_file_and_the_file_of_commands_say_the_rest(printed, tmp_path
         (["--command", "a"], "`--tpu_name` is missing"),
         (["--tpu_name", "pod", "--command", "a"], "`--tpu_zone` is missing"),
         (WHERE, "There is nothing to run on the pod"),
+        (
+            [*WHERE, "--command", "a", "--install_accel", "--accel_version", "dev"],
+            "the address of the sources",
+        ),
+        ([*WHERE, "--command", "a", "--accel_version", "1"], "no effect without `--install_accel`"),
         ([*WHERE, "--command_file", "none.sh"], "The file of commands `none.sh` cannot be read"),
     ],
 )
@@ -78,7 +105,7 @@ def test_the_command_is_run_and_its_exit_code_handed_on(tmp_path, monkeypatch, c
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf_home"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["tpu-config", *WHERE, "--command", "echo $(id)"]) == 7
-    assert "<cd /usr/share; echo $(id)>\n<--worker>\n<all>\n" in capfd.readouterr().out
+    assert "<set -e; cd /usr/share; echo $(id)>\n<--worker>\n<all>\n" in capfd.readouterr().out
 
 
 def test_without_gcloud_the_way_out_is_named(tmp_path, monkeypatch, capsys):

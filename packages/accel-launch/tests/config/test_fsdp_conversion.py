@@ -118,11 +118,11 @@ def test_a_file_without_fsdp_is_refused():
 
 @pytest.mark.parametrize("name", ["fsdp1", "fsdp_guide"])
 def test_files_of_accelerate_make_a_run_of_version_2_without_a_warning(request_for, name):
-    from accel_launch.relevance import without_effect
+    from accel_launch.unused_settings import unused_settings
 
     converted = to_version_2(read_config(PEER_FILES / f"{name}.yaml"))
     request = request_for(config=converted.values)
-    assert without_effect(request) == []
+    assert unused_settings(request) == []
     variables = {key for key in request.environ() if key.startswith("FSDP_")}
     assert request.environ()["FSDP_VERSION"] == "2"
     assert variables.isdisjoint({"FSDP_SHARDING_STRATEGY", "FSDP_BACKWARD_PREFETCH", "FSDP_USE_ORIG_PARAMS"})

@@ -14,11 +14,11 @@ import yaml
 import accel_launch
 from accel_launch.config.file import ConfigFile, read_config
 from accel_launch.config.keys import PLAIN_KEYS, SECTIONS
-from accel_launch.config.shown import as_text, rows_of
+from accel_launch.config.show import as_text, rows_of
 from accel_launch.config.writing import write_config
 from accel_launch.launchers.selection import select_launcher
 from accel_launch.options import OPTIONS
-from accel_launch.relevance import without_effect
+from accel_launch.unused_settings import unused_settings
 from accel_state.errors import AccelError, ConfigError
 
 WORDS = [
@@ -145,7 +145,7 @@ def outcome_of(path: Path, request_for) -> str:
         config = read_config(path)
         as_text(rows_of(flags={}, environ={}, config=config), config=config, is_all=True)
         request = request_for(config=config.values)
-        without_effect(request)
+        unused_settings(request)
         write_config(path.with_name("again.yaml"), config.values)
         if request.num_processes < 100:
             json.dumps(select_launcher(request).plan(request).to_dict())

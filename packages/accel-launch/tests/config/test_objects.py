@@ -28,5 +28,5 @@ def test_without_a_name_it_is_the_users_own(tmp_path, monkeypatch):
 def test_a_sagemaker_file_without_its_keys_is_refused(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("compute_environment: AMAZON_SAGEMAKER\n")
-    with pytest.raises(ConfigError, match="lacks the keys of a SageMaker job: `ec2_instance_type`"):
+    with pytest.raises(ConfigError, match="lacks `ec2_instance_type`, `iam_role_name`. Add that"):
         load_config_from_file(str(path))

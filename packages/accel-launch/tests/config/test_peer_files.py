@@ -9,7 +9,7 @@ import pytest
 from accel_launch.config.file import read_config
 from accel_launch.config.objects import ClusterConfig, SageMakerConfig, load_config_from_file
 from accel_launch.config.writing import write_config
-from accel_launch.relevance import without_effect
+from accel_launch.unused_settings import unused_settings
 
 FILES = sorted((Path(__file__).parent / "peer_files").glob("*.yaml"))
 
@@ -89,7 +89,7 @@ def test_it_means_what_it_says(request_for, path):
     request = request_for(config=config.values, gpus=("0", "1", "2", "3"))
     assert request.engine == engine
     assert variables.items() <= request.environ().items()
-    said = [sentence for sentence in without_effect(request) if "any more" not in sentence]
+    said = [sentence for sentence in unused_settings(request) if "any more" not in sentence]
     assert said == []
 
 

@@ -6,7 +6,9 @@ import pytest
 
 from accel_launch.config.keys import ALIASES, PLAIN_KEYS, SECTIONS
 from accel_launch.config.questionnaire import QUESTIONS, fill_in
+from accel_launch.launchers.selection import select_launcher
 from accel_launch.options import OPTIONS
+from accel_launch.unused_settings import unused_settings
 
 KNOWN = {*PLAIN_KEYS, *(f"{section}.{key}" for section, keys in SECTIONS.items() for key in keys)}
 
@@ -165,9 +167,39 @@ def test_every_group_of_settings_with_keys_is_covered():
     """Each section of the file, and each plain key that only a person can know."""
     asked = {question.key for question in QUESTIONS}
     sections = {key.partition(".")[0] for key in asked if "." in key}
-    by_hand = {"kubernetes_config", "ray_config"}
-    assert sections == set(SECTIONS) - by_hand - {"ipex_config"}
+    assert sections == set(SECTIONS) - {"ipex_config"}
     plain = {s.config_key for s in OPTIONS if s.config_key and "." not in s.config_key}
     # what SageMaker's own defaults decide, as ever, and what is written by hand
     of_sagemaker = {"base_job_name", "pytorch_version", "transformers_version", "py_version"}
     assert plain - asked == of_sagemaker | {"launcher"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ({}, {"main_process_port": 29500, "rdzv_backend": "static"}),
+        ({"all of them": "Over ssh, from here", "Which machines": "h1,h2"}, {"hosts": "h1,h2"}),
+        (
+            {"all of them": "As a SLURM job", "sbatch": "--partition=gpu"},
+            {"launcher": "slurm", "slurm_config.slurm_options": "--partition=gpu"},
+        ),
+        (
+            {"all of them": "On a Ray cluster", "Ray": "10.0.0.1:6379"},
+            {"launcher": "ray", "ray_config.ray_address": "10.0.0.1:6379"},
+        ),
+        (
+            {"all of them": "On Kubernetes", "image": "image:1"},
+            {"launcher": "kubernetes", "kubernetes_config.kubernetes_image": "image:1"},
+        ),
+    ],
+)
+def test_several_machines_are_started_by_whom_one_says(request_for, answers, expected):
+    """What is said by hand is asked only where a person does it, and the file has an effect as it is."""
+    values = fill_in(
+        ByText({"type of machine": "multi-GPU", "How many machines": "2", "processes in all": "4"} | answers)
+    )
+    assert expected.items() <= values.items()
+    assert ("machine_rank" in values) is (not answers)
+    name = select_launcher(request_for(config=values, gpus=("0", "1"))).name
+    assert name == {"hosts": "ssh"}.get(next(iter(expected)), values.get("launcher", "machines"))
+    assert unused_settings(request_for(config=values, gpus=("0", "1"))) == []

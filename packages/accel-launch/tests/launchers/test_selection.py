@@ -17,6 +17,13 @@ class Greedy(SingleProcessLauncher):
 
 
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+TASK = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "2",
+}
 TWO = {"num_machines": "2", "num_processes": "4"}
 
 
@@ -57,7 +64,7 @@ def test_the_launcher_follows_from_the_request(request_for, given, name):
         ({"flags": TWO | {"max_restarts": "1"}}, "elastic"),
         ({"flags": TWO | {"rdzv_backend": "c10d"}}, "elastic"),
         ({"environ": ALLOCATION}, "srun"),
-        ({"environ": ALLOCATION | {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}}, "single"),
+        ({"environ": ALLOCATION | TASK}, "single"),
         ({"environ": ALLOCATION, "flags": {"num_machines": "1"}}, "single"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_launch.launchers.nested_launch import flags_of_slurm_task
+from accel_launch.launchers.outer_task import flags_of_task
 from accel_launch.launchers.slurm import SLURMLauncher, batch_script
 from accel_launch.launchers.srun import SRunLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
@@ -27,6 +27,9 @@ STEP = {
 }
 
 
+RANKS = {"num_processes": "1", "num_machines": "1"}
+
+
 @pytest.mark.parametrize(
     ("change", "flags"),
     [
@@ -39,13 +42,13 @@ STEP = {
                 "master_port": str(15000 + 7 * 31),
             },
         ),
-        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, {"num_processes": "1"}),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, RANKS),
         ({"SLURM_STEP_ID": ""}, {}),
         ({"TORCHELASTIC_RUN_ID": "inner"}, {}),
     ],
 )
 def test_a_task_of_srun_knows_its_machines(change, flags):
-    assert flags_of_slurm_task(STEP | change) == flags
+    assert flags_of_task(STEP | change, {}) == flags
 
 
 def script(request_for, *command, kind="script", **flags) -> list[str]:

@@ -46,7 +46,7 @@ def test_what_is_asked_for_reaches_the_program(request_for, flags, words):
 @pytest.mark.parametrize(
     ("flags", "variables"),
     [
-        ({"mixed_precision": "bf16"}, {"XLA_USE_BF16": "1"}),
+        ({"mixed_precision": "bf16"}, {}),
         (
             {"mixed_precision": "bf16", "downcast_bf16": "true"},
             {"XLA_DOWNCAST_BF16": "1", "ACCELERATE_DOWNCAST_BF16": "true"},
@@ -55,7 +55,7 @@ def test_what_is_asked_for_reaches_the_program(request_for, flags, words):
         ({"debug_mode": "true"}, {"ACCELERATE_DEBUG_MODE": "true"}),
     ],
 )
-def test_the_runtime_is_told_what_bf16_does_to_floats_and_doubles(request_for, flags, variables):
+def test_the_runtime_is_told_to_store_bf16_only_if_that_was_asked_for(request_for, flags, variables):
     _, process = planned(request_for, **flags)
     precision = {"ACCELERATE_MIXED_PRECISION": flags["mixed_precision"]} if "mixed_precision" in flags else {}
     assert dict(process.environ) == {"PJRT_DEVICE": "TPU"} | precision | variables

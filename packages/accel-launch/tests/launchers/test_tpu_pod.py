@@ -37,7 +37,7 @@ def test_the_exact_command(request_for):
 
 
 def test_sudo_and_variables_stand_before_the_launch(request_for):
-    plan = planned(request_for, flags=POD | {"tpu_use_sudo": "true", "tpu_env": "A=1,B=x y"})
+    plan = planned(request_for, flags=POD | {"tpu_use_sudo": "true", "env": "A=1,B=x y"})
     assert line_of(plan).startswith("cd /srv && sudo env A=1 'B=x y' python3 -m accel_launch launch ")
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from accel_launch import __version__
 from accel_launch.config.file import read_config
 from accel_launch.sagemaker.job import job_of
 from accel_state.errors import ConfigError
@@ -17,8 +18,18 @@ BASIS = {
 
 
 def test_the_whole_request_of_a_file_that_accelerate_wrote(request_for):
-    request = request_for("code/train.py", "--epochs", "3", config=read_config(PEER_FILE).values)
-    assert job_of(request) == {
+    """But for the versions in it, with which no container runs accel."""
+    config = dict(read_config(PEER_FILE).values)
+    with pytest.raises(
+        ConfigError, match=r"`py_version` in the config file is `py38`, but accel needs 3.11 or newer"
+    ):
+        job_of(request_for("code/train.py", config=config))
+    for key in ("py_version", "pytorch_version", "transformers_version"):
+        del config[key]
+    request = request_for("code/train.py", "--epochs", "3", config=config)
+    job = job_of(request)
+    assert job.pop("requirements").splitlines()[0] == f"accel-launch=={__version__}"
+    assert job == {
         "profile": "default",
         "region": "us-east-1",
         "estimator": {
@@ -29,9 +40,9 @@ def test_the_whole_request_of_a_file_that_accelerate_wrote(request_for):
             "instance_type": "ml.p3.2xlarge",
             "instance_count": 1,
             "base_job_name": "accelerate-sagemaker-1",
-            "py_version": "py38",
-            "pytorch_version": "1.10.2",
-            "transformers_version": "4.17.0",
+            "py_version": "py312",
+            "pytorch_version": "2.8.0",
+            "transformers_version": "4.56.2",
             "debugger_hook_config": False,
             "environment": {
                 "ACCELERATE_CPU_AFFINITY": "false",
@@ -53,7 +64,7 @@ def test_data_parallel_on_several_machines(request_for):
         "dynamo_config.dynamo_backend": "INDUCTOR",
     }
     estimator = job_of(request_for(config=config))["estimator"]
-    assert estimator["distribution"] == {"smdistributed": {"dataparallel": {"enabled": True}}}
+    assert estimator["distribution"] == {"torch_distributed": {"enabled": True}}
     assert estimator["instance_count"] == 2
     assert estimator["environment"]["ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE"] == "DATA_PARALLEL"
     assert estimator["environment"]["ACCELERATE_DYNAMO_BACKEND"] == "INDUCTOR"
@@ -69,6 +80,32 @@ def test_the_config_file_overrides_arguments_of_the_estimator(request_for):
     config = BASIS | {"image_uri": "their/image", "additional_args": further}
     estimator = job_of(request_for(config=config))["estimator"]
     assert {name: estimator[name] for name in further} == further
+
+
+def test_an_older_torch_is_refused_unless_the_container_is_ones_own(request_for):
+    config = BASIS | {"pytorch_version": "2.5.1"}
+    with pytest.raises(ConfigError, match=r"`pytorch_version` .* is `2.5.1`, but accel needs 2.8 or newer"):
+        job_of(request_for(config=config))
+    assert job_of(request_for(config=config | {"image_uri": "me/image:1"}))["estimator"]["image_uri"]
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [("numpy\n", "numpy\naccel-launch=="), ("accel @ https://x\n", None), ("./accel-0.1.whl\n", None)],
+)
+def test_the_job_installs_accel_unless_its_folder_says_how(request_for, tmp_path, own, expected):
+    (tmp_path / "requirements.txt").write_text(own)
+    job = job_of(request_for(str(tmp_path / "train.py"), config=BASIS))
+    assert (job["requirements"] or "").startswith(expected or "")
+    assert (job["requirements"] is None) == (expected is None)
+
+
+def test_variables_of_env_are_the_jobs_but_no_secrets(request_for):
+    job = job_of(request_for(config=BASIS, flags={"env": "NCCL_DEBUG,A=1"}, environ={"NCCL_DEBUG": "INFO"}))
+    environ = job["estimator"]["environment"]
+    assert (environ["A"], environ["NCCL_DEBUG"]) == ("1", "INFO")
+    with pytest.raises(ConfigError, match="`--env HF_TOKEN` looks like a secret"):
+        job_of(request_for(config=BASIS, flags={"env": "HF_TOKEN=hush"}))
 
 
 def test_channels_and_metrics_come_from_their_files(request_for, tmp_path):

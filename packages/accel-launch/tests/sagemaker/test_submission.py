@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+import tarfile
 import urllib.request
 from pathlib import Path
 
 import pytest
 
+from accel_launch import __version__
 from accel_launch.cli import main
 from accel_launch.sagemaker import submission
 from accel_state.errors import NotAvailableError
@@ -68,6 +71,21 @@ def amazon(tmp_path, monkeypatch):
     server.stop()
 
 
+def installed_by(amazon, job) -> list[str]:
+    """Return the lines of the `requirements.txt` beside the script."""
+    place = json.loads(job["HyperParameters"]["sagemaker_submit_directory"])
+    if not place.startswith("s3://"):  # in an isolated container it is a channel
+        (place,) = (
+            channel["DataSource"]["S3DataSource"]["S3Uri"]
+            for channel in job["InputDataConfig"]
+            if channel["ChannelName"] == "code"
+        )
+    bucket, _, key = place.removeprefix("s3://").partition("/")
+    content = amazon.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        return archive.extractfile("requirements.txt").read().decode().splitlines()
+
+
 @pytest.mark.engine("sagemaker")
 def test_a_launch_creates_the_job_and_keeps_the_secret(amazon, tmp_path, capfd):
     (tmp_path / "train.py").write_text("print('hello')\n")
@@ -90,13 +108,14 @@ def test_a_launch_creates_the_job_and_keeps_the_secret(amazon, tmp_path, capfd):
     assert job["StoppingCondition"]["MaxRuntimeInSeconds"] == 3600
     assert job["EnableNetworkIsolation"] is True
     assert (
-        "huggingface-pytorch-training:1.10.2-transformers4.17.0-gpu-py38"
+        "huggingface-pytorch-training:2.8.0-transformers4.56.2-gpu-py312"
         in (job["AlgorithmSpecification"]["TrainingImage"])
     )
     assert [channel["ChannelName"] for channel in job["InputDataConfig"]] == [
         "train",
         "code",  # how the SDK brings the script into an isolated container
     ]
+    assert installed_by(amazon, job)[0] == f"accel-launch=={__version__}"
     # moto keeps no variables; `test_job.py` looks at them.
     parameters = {name: json.loads(text) for name, text in job["HyperParameters"].items()}
     assert {name: parameters[name] for name in ("epochs", "lr", "fast")} == {

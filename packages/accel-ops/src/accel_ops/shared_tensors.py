@@ -6,14 +6,17 @@ from collections.abc import Mapping
 
 import torch
 
+_WITHOUT_ADDRESS = ("meta", "xla")
+
 
 def id_tensor_storage(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
     """Return device, address and bytes of the memory behind ``tensor``; equal for tensors that share it.
 
-    Tensors without memory of their own (meta, empty) are told apart by the address of the storage object.
+    Tensors without memory that torch knows of (meta, empty, XLA) are told apart by the address of the storage object.
     """
     storage = tensor.untyped_storage()
-    address = storage.data_ptr() if tensor.device.type != "meta" and storage.nbytes() else storage._cdata
+    has_address = tensor.device.type not in _WITHOUT_ADDRESS and storage.nbytes()
+    address = storage.data_ptr() if has_address else storage._cdata
     return tensor.device, address, storage.nbytes()
 
 

@@ -72,5 +72,20 @@ def test_xla_random_state_and_memory(calls):
     assert backend.free_and_total_bytes() == (60, 100)
 
 
+def test_xla_random_states_have_64_bits_without_a_sign(calls):
+    backend = device_backend("xla")
+    backend.rng.seed(2**64 - 3)
+    state = backend.rng.get_state()
+    assert state.item() == -3
+    backend.rng.set_state(state)
+    assert sys.modules["torch_xla.core.xla_model"].get_rng_state() == 2**64 - 3
+
+
+def test_xla_refuses_fp16(calls):
+    backend = device_backend("xla")
+    assert backend.supports(torch.bfloat16)
+    assert not backend.supports(torch.float16)
+
+
 def test_xla_is_not_available_without_the_package():
     assert "`torch-xla` is not installed" in device_backend("xla").why_not()

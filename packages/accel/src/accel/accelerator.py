@@ -30,6 +30,7 @@ from accel.run.prepared_objects import PreparedObjects
 from accel.run.preparer import Preparer
 from accel.run.profiling import traced
 from accel.run.project import ProjectConfiguration
+from accel.run.throughput import Throughput, device_name
 from accel.run.trackers import Trackers
 from accel.run.trigger import Trigger
 from accel_backends import (
@@ -51,6 +52,7 @@ from accel_state import (
     PartialState,
     current_runtime,
 )
+from accel_state.devices.peak_flops import peak_flops
 from accel_state.enums import (
     DistributedType,
     DynamoBackend,
@@ -97,7 +99,7 @@ class Accelerator:
         project_config: Folders, and how checkpoints are named and kept.
         gradient_accumulation_plugin: Accumulation with its finer choices.
         step_scheduler_with_optimizer: Whether schedulers are stepped as often as optimizers.
-        kwargs_handlers: Settings of parts: DDP, autocast, gradient scaler, process group, profiler.
+        kwargs_handlers: Settings of parts: DDP, autocast, gradient scaler, process group, profiler, 8-bit training.
         dynamo_backend: Compile models with this backend.
         dynamo_plugin: Compile models, with finer choices.
         deepspeed_plugins: The same as ``deepspeed_plugin``.
@@ -105,6 +107,8 @@ class Accelerator:
         scheduler_unit: How far a prepared scheduler moves in one step. `process`: once per process, so that a
             schedule counted in one process's batches ends on time with several; the learning rate at a given
             sample then depends on how many there are. `optimizer_step`: once, as in plain PyTorch.
+        fp8_backend: Which library computes in 8 bits: `AO` (torchao), `TE` (Transformer Engine) or `MSAMP`; its handler
+            in ``kwargs_handlers`` says the same, with its settings.
 
     Raises:
         ConfigError: If arguments contradict each other, or ask for what is not there.
@@ -145,6 +149,7 @@ class Accelerator:
         parallelism_config: ParallelismConfig | None = None,
         *,
         scheduler_unit: Literal["process", "optimizer_step"] = "process",
+        fp8_backend: FP8BackendType | str | None = None,
     ) -> None:
         plugins = {
             "deepspeed_plugin": one_of(
@@ -171,6 +176,7 @@ class Accelerator:
             dynamo_backend=dynamo_backend,
             dynamo_plugin=dynamo_plugin,
             scheduler_unit=scheduler_unit,
+            fp8_backend=fp8_backend,
         )
         self.state = engine.make_state(self.configuration, mixed_precision=mixed_precision, cpu=cpu)
         self.processes = PartialState()
@@ -445,7 +451,7 @@ class Accelerator:
     @property
     def fp8_backend(self) -> FP8BackendType:
         """Which library does the 8-bit arithmetic; `NO` in the precisions that have none."""
-        return FP8BackendType(getattr(self._precision, "fp8_backend", FP8BackendType.NO))
+        return self._precision.fp8_backend
 
     def maybe_context_parallel(
         self,
@@ -796,6 +802,25 @@ class Accelerator:
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
         """Run the block in the run's precision, as the prepared models' forward does by itself."""
         return self._precision.autocast(autocast_handler)
+
+    def throughput(self, *, count_flops: bool = True) -> Throughput:
+        """Return what measures the steps of a training loop, for `log`.
+
+            throughput = accelerator.throughput()
+            for batch in loader:
+                with throughput.step(num_items=batch["input_ids"].numel()):
+                    ...
+                accelerator.log(throughput.figures())
+
+        Args:
+            count_flops: Count the operations of the first step, which is slower for that and is not timed.
+        """
+        return Throughput(
+            self.device,
+            num_ranks=current_runtime().layout.num_data_ranks,
+            peak_flops=peak_flops(device_name(self.device)),
+            counts_flops=count_flops,
+        )
 
     def profile(
         self, profile_handler: ProfileKwargs | None = None

@@ -40,7 +40,8 @@ class LocalSGD:
             raise ConfigError(f"`local_sgd_steps` must be at least 1, got {local_sgd_steps}.")
         self.enabled = enabled and accelerator.use_distributed
         capabilities = accelerator.strategy.capabilities
-        if self.enabled and (capabilities.shards_parameters or capabilities.accumulation is Sync.NOW):
+        can_train_apart = capabilities.trains_apart and not capabilities.shards_parameters
+        if self.enabled and (not can_train_apart or capabilities.accumulation is Sync.NOW):
             raise ConfigError(
                 "Local SGD trains the whole model of each rank apart from the others, which the strategy "
                 f"`{accelerator.strategy.name}` cannot. Use the strategy `ddp`, or pass `enabled=False`."

@@ -16,6 +16,7 @@ from accel.functions.general import (
     merge_dicts,
     patch_optimizer_step,
     prepare_extend_env_parallelism_config,
+    setup_fp8_env,
     wait_for_everyone,
 )
 from accel_state.errors import StateError
@@ -111,4 +112,20 @@ def test_arguments_of_combined_parallelism_come_into_the_environment():
         "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
         "PARALLELISM_CONFIG_TP_SIZE": "4",
         "PARALLELISM_CONFIG_CP_BACKEND": "torch",
+    }
+
+
+def test_arguments_of_8_bit_training_become_variables():
+    arguments = argparse.Namespace(
+        fp8_backend="TE", fp8_margin=2, fp8_format=None, fp8_override_linear_precision=(True, False, True)
+    )
+    environment = {"HOME": "/"}
+    assert setup_fp8_env(arguments, environment) is environment
+    assert environment == {
+        "HOME": "/",
+        "ACCELERATE_FP8_BACKEND": "TE",
+        "ACCELERATE_FP8_MARGIN": "2",
+        "FP8_OVERRIDE_FPROP": "true",
+        "FP8_OVERRIDE_DGRAD": "false",
+        "FP8_OVERRIDE_WGRAD": "true",
     }

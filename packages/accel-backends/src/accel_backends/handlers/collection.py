@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.handlers.ddp import DistributedDataParallelKwargs
+from accel_backends.handlers.fp8 import RECIPE_KINDS
 from accel_backends.handlers.grad_scaler import GradScalerKwargs
 from accel_backends.handlers.profile import ProfileKwargs
 from accel_state.errors import ConfigError
@@ -20,6 +21,7 @@ KNOWN_HANDLERS: tuple[type[KwargsHandler], ...] = (
     GradScalerKwargs,
     InitProcessGroupKwargs,
     ProfileKwargs,
+    *RECIPE_KINDS,
 )
 
 

@@ -24,6 +24,7 @@ from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer
 from accel_backends.module_lookup import get_module_class_from_name
 from accel_backends.plans.policies import UnitsPolicy, units_policy
 from accel_backends.plugins import fsdp_values as values
+from accel_backends.plugins import xla_fsdp
 from accel_state.enums import DistributedType
 from accel_state.environment import SETTINGS, door
 from accel_state.errors import ConfigError
@@ -133,6 +134,11 @@ class FullyShardedDataParallelPlugin:
             matrix product, so that less is computed again.
         num_forward_prefetch: Units that are fetched ahead in the forward pass (version 2); 0 leaves it to torch.
         num_backward_prefetch: The same for the backward pass (version 2).
+        xla_fsdp_v2: Whether to shard over the XLA devices (TPU) that one process drives. XLA's compiler then decides
+            when parameters are gathered; of the other fields only those that choose units have a meaning.
+        xla_fsdp_settings: Settings of that: ``shard_output``, a function of an output and the mesh that marks how the
+            outputs of units are spread.
+        xla_fsdp_grad_ckpt: Whether its units compute activations again in the backward pass.
 
     Raises:
         ConfigError: If a value is unknown, contradicts another, or has no effect in the version.
@@ -167,6 +173,9 @@ class FullyShardedDataParallelPlugin:
     selective_checkpointing: bool = field(default=False, kw_only=True)
     num_forward_prefetch: int = field(default=0, kw_only=True)
     num_backward_prefetch: int = field(default=0, kw_only=True)
+    xla_fsdp_v2: bool = field(default=False, kw_only=True)
+    xla_fsdp_settings: dict[str, Any] | None = field(default=None, kw_only=True)
+    xla_fsdp_grad_ckpt: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         self.fsdp_version = self._version()
@@ -182,13 +191,18 @@ class FullyShardedDataParallelPlugin:
         self._complete_units()
         self.set_cpu_offload()
         self.validate_cpu_offload()
+        if self.xla_fsdp_v2 and values.given_or_set("state_dict_type", self.state_dict_type) is None:
+            self.state_dict_type = "FULL_STATE_DICT"
         self.set_state_dict_type()
         self.ignored_modules = values.modules_of(self.ignored_modules)
         self._complete_precision()
+        xla_fsdp.check_fields(vars(self))
 
     @property
     def strategy(self) -> str:
         """The strategy that these settings are for."""
+        if self.xla_fsdp_v2:
+            return "xla"
         return "fsdp2" if self.fsdp_version == 2 else "fsdp"
 
     @property
@@ -215,6 +229,15 @@ class FullyShardedDataParallelPlugin:
         elif self.sharding_strategy in _PER_MACHINE:
             num_shards = topology.local_world_size
         return MeshLayout(dp_replicate=topology.world_size // num_shards, dp_shard=num_shards)
+
+    def before_device(self) -> None:
+        """Settle how this process drives its devices, before it opens them.
+
+        Raises:
+            ConfigError: If it has opened them otherwise.
+        """
+        if self.xla_fsdp_v2:
+            xla_fsdp.use_spmd()
 
     def set_auto_wrap_policy(self, model: nn.Module) -> None:
         """Complete ``auto_wrap_policy`` with what only the model knows: the classes of its layers.

@@ -11,10 +11,12 @@ import torch
 from accel_backends.containers import innermost
 from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.precisions.forward import wrap_forward
+from accel_state.enums import FP8BackendType
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import KwargsHandler
 
 if TYPE_CHECKING:
+    from accel_backends.precisions.protocol import GatheredWeights
     from accel_state.devices import DeviceBackend
 
 
@@ -28,6 +30,8 @@ class AutocastPrecision:
     name: ClassVar[str]
     compute_dtype: ClassVar[torch.dtype]
     reads_handlers: ClassVar[tuple[type[KwargsHandler], ...]] = (AutocastKwargs,)
+    has_own_layers: ClassVar[bool] = False
+    fp8_backend: ClassVar[FP8BackendType] = FP8BackendType.NO
     scaler: torch.amp.GradScaler | None = None
 
     def __init__(
@@ -49,8 +53,20 @@ class AutocastPrecision:
         """The type that operations are cast to."""
         return self.compute_dtype
 
+    @property
+    def gathering(self) -> GatheredWeights | None:
+        """None: weights are gathered like all parameters."""
+        return None
+
+    def convert_layers(self, model: torch.nn.Module) -> None:
+        """Do nothing: layers stay the user's own."""
+
+    def check_converted(self, model: torch.nn.Module) -> None:
+        """Do nothing: layers stay the user's own."""
+
     def convert(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Bind autocast around the forward of the model inside all wrappers, and return ``model``."""
+        """Exchange layers, bind autocast around the forward of the model inside all wrappers, and return ``model``."""
+        self.convert_layers(model)
         wrap_forward(
             innermost(model),
             device_type=self.device_type,

@@ -43,8 +43,8 @@ class AutocastForward(WrappedForward):
             return outputs.float() if outputs.dtype in _HALF else outputs
         return convert_to_fp32(outputs)
 
-    def rebound(self, rebind: Callable[[Any], Any]) -> AutocastForward:
-        """Return a copy around ``rebind(original)``, for a shallow copy of the model."""
+    def rebound(self, rebind: Callable[[Any], Any], copied: nn.Module) -> AutocastForward:
+        """Return one around ``rebind(original)``, for a shallow copy of the model."""
         return AutocastForward(
             rebind(self.original),
             device_type=self.device_type,

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from accel_backends.handlers.autocast import AutocastKwargs
+from accel_state.enums import FP8BackendType
 from accel_state.kwargs_handler import KwargsHandler
 
 if TYPE_CHECKING:
+    from accel_backends.precisions.protocol import GatheredWeights
     from accel_state.devices import DeviceBackend
 
 
@@ -21,12 +23,25 @@ class FullPrecision:
     name: ClassVar[str] = "no"
     reads_handlers: ClassVar[tuple[type[KwargsHandler], ...]] = ()
     dtype: torch.dtype | None = None
+    has_own_layers: ClassVar[bool] = False
+    fp8_backend: ClassVar[FP8BackendType] = FP8BackendType.NO
     scaler: torch.amp.GradScaler | None = None
 
     def __init__(
         self, *, device_backend: DeviceBackend, handlers: Mapping[type[KwargsHandler], KwargsHandler]
     ) -> None:
         del device_backend, handlers
+
+    @property
+    def gathering(self) -> GatheredWeights | None:
+        """None: weights are gathered like all parameters."""
+        return None
+
+    def convert_layers(self, model: torch.nn.Module) -> None:
+        """Do nothing: layers stay the user's own."""
+
+    def check_converted(self, model: torch.nn.Module) -> None:
+        """Do nothing: layers stay the user's own."""
 
     def convert(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return ``model`` as it is."""

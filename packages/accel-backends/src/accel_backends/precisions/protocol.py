@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
 from accel_backends.handlers.autocast import AutocastKwargs
+from accel_state.enums import FP8BackendType
 from accel_state.kwargs_handler import KwargsHandler
 
 if TYPE_CHECKING:
+    from accel_ops.named_tensors import NamedTensor
     from accel_state.devices import DeviceBackend
+
+
+class GatheredWeights(Protocol):
+    """How weights are gathered in a format of their own where parameters are sharded one by one."""
+
+    def wrap(self, owned: Sequence[NamedTensor], *, num_shards: int) -> None:
+        """Make the parameters among ``owned`` that are gathered so ready to be sharded; they have their values."""
+
+    def stored(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return a sharded parameter as optimizers and checkpoints know it, in the same memory."""
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Follow the steps of ``optimizer``. All ranks step together."""
 
 
 class Precision(Protocol):
@@ -25,6 +40,11 @@ class Precision(Protocol):
     name: ClassVar[str]
     reads_handlers: ClassVar[tuple[type[KwargsHandler], ...]]
 
+    fp8_backend: ClassVar[FP8BackendType]
+    """Which library computes in 8 bits; `NO` where none does."""
+    has_own_layers: ClassVar[bool]
+    """Whether layers of a model are exchanged, which a strategy must be able to work with."""
+
     @property
     def dtype(self) -> torch.dtype | None:
         """The type that operations are cast to, or None where nothing is cast."""
@@ -32,6 +52,19 @@ class Precision(Protocol):
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
         """The gradient scaler, where the format needs one."""
+
+    @property
+    def gathering(self) -> GatheredWeights | None:
+        """How weights are gathered in this format where they are sharded, None where they need nothing special."""
+
+    def convert_layers(self, model: torch.nn.Module) -> None:
+        """Exchange layers of ``model``, in place; done already or nothing to exchange, it stays as it is.
+
+        For strategies that cast parameters and inputs by themselves; others call `convert`.
+        """
+
+    def check_converted(self, model: torch.nn.Module) -> None:
+        """Refuse a model that somebody has sharded, and whose layers are not those of this format."""
 
     def convert(self, model: torch.nn.Module) -> torch.nn.Module:
         """Make ``model`` compute in this format and return it; converting twice changes nothing more."""
@@ -59,6 +92,16 @@ class Precision(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` returned."""
+
+
+@runtime_checkable
+class PairsOptimizers(Protocol):
+    """The ability of precisions that convert a model together with its optimizer."""
+
+    def pair(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        """Return both converted; the model is on its device."""
 
 
 class PrecisionFactory(Protocol):

@@ -28,7 +28,7 @@ class DDPStrategy(TorchStrategy):
     """The strategy `ddp`, on any device that torch has a process group for."""
 
     name: ClassVar[str] = "ddp"
-    capabilities: ClassVar[Capabilities] = Capabilities(accumulation=Sync.LATER)
+    capabilities: ClassVar[Capabilities] = Capabilities(accumulation=Sync.LATER, takes_exchanged_layers=True)
 
     def setup(self, context: StrategyContext) -> None:
         """Take in the run.
@@ -40,7 +40,7 @@ class DDPStrategy(TorchStrategy):
         if context.runtime.device.type == "xla":
             raise ConfigError(
                 "The strategy `ddp` does not average gradients on XLA devices (TPU): each process would train a model "
-                "of its own. Several of them cannot train one model yet; start one process, or use other devices."
+                "of its own. Use the strategy `xla`, which is chosen where none is named."
             )
         if not (dist.is_available() and dist.is_initialized()):
             raise ConfigError(

@@ -69,6 +69,7 @@ class FlatShardedStrategy(ShardedStrategy):
     capabilities: ClassVar[Capabilities] = Capabilities(
         shards_parameters=True,
         accumulation=Sync.LATER,
+        takes_exchanged_layers=True,
         mesh_axes=frozenset({"dp_replicate", "dp_shard"}),
     )
 
@@ -117,6 +118,7 @@ class FlatShardedStrategy(ShardedStrategy):
     ) -> nn.Module:
         """Transform and shard one model, and return the wrapped one; one that is wrapped already is left as it is."""
         if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+            self.context.precision.check_converted(model)
             return model
         if is_sharded(model):
             raise ConfigError(
@@ -124,6 +126,7 @@ class FlatShardedStrategy(ShardedStrategy):
                 "`fsdp_version=2`, which leaves a model that is sharded as it is."
             )
         self._refuse_shared(model)
+        self.context.precision.convert_layers(model)
         model = apply_transforms(model, self.context.transforms, evaluation_mode=evaluation_mode)
         plan = resolve_plan(model, policy=self._plugin.units_policy())
         units = [model.get_submodule(name) for name in plan.units]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -41,7 +42,7 @@ from accel_backends.transforms.expert_parallel import ExpertParallel
 from accel_backends.transforms.own_random_numbers import draw_own_numbers
 from accel_backends.transforms.protocol import apply_transforms
 from accel_backends.transforms.tensor_parallel import share_random_state
-from accel_ops.named_tensors import named_tensors
+from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_state.errors import ConfigError
 from accel_state.mesh_groups import build_mesh
 from accel_state.mesh_layout import MeshLayout
@@ -60,6 +61,7 @@ class FullyShardedStrategy(ShardedStrategy):
     capabilities: ClassVar[Capabilities] = Capabilities(
         shards_parameters=True,
         accumulation=Sync.IN_SHARDS,
+        takes_exchanged_layers=True,
         mesh_axes=frozenset({"dp_replicate", "dp_shard", "cp", "sp", "tp", "ep"}),
     )
 
@@ -77,8 +79,12 @@ class FullyShardedStrategy(ShardedStrategy):
         """Take in the run; one process alone gets a process group of its own.
 
         Where the plugin says that rank 0 alone needs weights, libraries that load models are told by variables.
+
+        Raises:
+            ConfigError: If the precision exchanges layers that ranks are to share.
         """
         super().setup(context)
+        _check_own_layers(context)
         plugin = self._plugin
         if plugin.cpu_ram_efficient_loading:
             enable_fsdp_ram_efficient_loading()
@@ -92,6 +98,7 @@ class FullyShardedStrategy(ShardedStrategy):
             dtype=context.precision.dtype,
             expert_mesh=expert_mesh,
         )
+        self._gathering = context.precision.gathering
         self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._whole: weakref.WeakKeyDictionary[nn.Module, WholeParameters] = weakref.WeakKeyDictionary()
 
@@ -100,6 +107,7 @@ class FullyShardedStrategy(ShardedStrategy):
     ) -> nn.Module:
         """Transform and shard one model, in place; one that is sharded already is left as it is."""
         if is_sharded(model):
+            self.context.precision.check_converted(model)
             self._models.add(model)
             return model
         kind = type(model).__name__
@@ -110,6 +118,7 @@ class FullyShardedStrategy(ShardedStrategy):
                     f"`{found.names[0]}` of the {kind} to prepare is part of a model that was prepared "
                     "before, and which has sharded it. Put both models into one module, and prepare that."
                 )
+        self.context.precision.convert_layers(model)
         model = apply_transforms(model, self.context.transforms, evaluation_mode=evaluation_mode)
         plan = self._plan(model, dynamo=self.context.dynamo)
         shard_model(
@@ -118,7 +127,7 @@ class FullyShardedStrategy(ShardedStrategy):
             self._settings,
             whole=plan.whole,
             files=self._plugin.load_weights_from,
-            cut_layers=plan.cut_layers,
+            cut_layers=[*plan.cut_layers, *self._wrapping()],
         )
         set_prefetching(
             model,
@@ -148,7 +157,10 @@ class FullyShardedStrategy(ShardedStrategy):
         self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
         """Let ``optimizer`` step the shards of its parameters, and wrap it."""
-        self._replaced.repoint(getattr(optimizer, "optimizer", optimizer))
+        inner = getattr(optimizer, "optimizer", optimizer)
+        self._replaced.repoint(inner)
+        if self._gathering is not None:
+            self._gathering.watch(inner)
         return super().prepare_optimizer(optimizer, device_placement=device_placement)
 
     def prepare_loader(self, loader: Any, *, device_placement: bool | None = None) -> Any:
@@ -168,6 +180,16 @@ class FullyShardedStrategy(ShardedStrategy):
         if self._sequences is None:
             return _NOTHING
         return self._sequences.sharing.cutting(buffers, dims, no_restore)
+
+    def optimizer_parameters(
+        self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]
+    ) -> dict[str, torch.Tensor]:
+        """Return the parameters that ``optimizer`` steps, by their names in the users' ``models``."""
+        found = super().optimizer_parameters(optimizer, models)
+        gathering = self._gathering
+        if gathering is None:
+            return found
+        return {name: gathering.stored(parameter) for name, parameter in found.items()}
 
     def replaced_parameters(self) -> Iterable[torch.Tensor]:
         """Return the parameters from before sharding, and gathered ones, that somebody still holds."""
@@ -271,8 +293,24 @@ class FullyShardedStrategy(ShardedStrategy):
             layer_mesh=self._layer_mesh,
         )
 
+    def _wrapping(self) -> Iterable[Callable[[Sequence[NamedTensor]], None]]:
+        """Return what makes weights ready to be gathered in the format of the precision."""
+        if self._gathering is None:
+            return ()
+        return (partial(self._gathering.wrap, num_shards=self._mesh.size(self._mesh.ndim - 1)),)
+
     def _bare(self, model: nn.Module) -> nn.Module:
         return self.unwrap(model, keep_torch_compile=False)
+
+
+def _check_own_layers(context: StrategyContext) -> None:
+    shared = [axis for axis in ("tp", "ep") if context.layout.size(axis) > 1]
+    if context.precision.has_own_layers and shared:
+        raise ConfigError(
+            f"`{shared[0]}_size` {context.layout.size(shared[0])} cuts layers, which `mixed_precision="
+            f"{context.precision.name}` exchanges for others that are not cut. Set it to 1, or use "
+            "`mixed_precision=bf16`."
+        )
 
 
 def _meshes_of(layout: MeshLayout, device_type: str) -> tuple[DeviceMesh, DeviceMesh | None]:

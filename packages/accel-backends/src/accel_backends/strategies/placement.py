@@ -19,7 +19,7 @@ def place_model(model: nn.Module, device: torch.device) -> nn.Module:
     """Move ``model`` to ``device`` and return it; one that is spread over several devices stays as it is.
 
     Tied weights stay tied. Between the CPU and most accelerators parameters are moved in place, so that
-    optimizers built before keep theirs; where torch must make new ones (XLA, meta) they do not.
+    optimizers built before keep theirs; where torch must make new ones (XLA, meta) the caller re-points them.
     """
     if is_spread(model):
         return model

@@ -42,7 +42,10 @@ class Capabilities:
             nothing can be left out.
         copies_loaded_states: `load_optimizer_state` copies what it is given, which may be mapped from a file.
         mesh_axes: Axes of `ParallelismConfig` along which the strategy splits the work; others may not be on.
+        takes_exchanged_layers: Layers of a model may be exchanged for those of a library that computes in 8 bits.
         sp_backend: What `ParallelismConfig` must name as the one who shares sequences along the axis ``sp``.
+        own_devices: Types of devices that need a strategy of their own, and for which this is one.
+        trains_apart: Ranks can step copies of the model of their own for a while, as local SGD does.
     """
 
     shards_parameters: bool = False
@@ -50,7 +53,10 @@ class Capabilities:
     accumulation: Sync = Sync.NOW
     copies_loaded_states: bool = False
     mesh_axes: frozenset[str] = frozenset({"dp_replicate"})
+    takes_exchanged_layers: bool = False
     sp_backend: str = "torch"
+    own_devices: frozenset[str] = frozenset()
+    trains_apart: bool = True
 
 
 class Strategy(Protocol):

@@ -22,6 +22,7 @@ from accel_backends.transforms.compile import CompileTransform
 from accel_backends.transforms.low_precision import LowPrecisionTransform
 from accel_backends.transforms.protocol import apply_transforms
 from accel_backends.unwrap import extract_model_from_parallel
+from accel_state.errors import ConfigError
 
 _NOTHING = nullcontext()
 
@@ -48,7 +49,16 @@ class TorchStrategy:
         return True
 
     def setup(self, context: StrategyContext) -> None:
-        """Take in the run."""
+        """Take in the run.
+
+        Raises:
+            ConfigError: If the precision exchanges layers, which this strategy cannot work with.
+        """
+        if context.precision.has_own_layers and not self.capabilities.takes_exchanged_layers:
+            raise ConfigError(
+                f"`mixed_precision={context.precision.name}` exchanges layers of the model, which the strategy "
+                f"`{self.name}` cannot work with. Use `single`, `ddp` or FSDP, or `mixed_precision=bf16`."
+            )
         self.context = context
         self._scale = context.precision.scale if context.precision.scaler is not None else None
         compiling = () if context.dynamo is None else (CompileTransform(context.dynamo),)

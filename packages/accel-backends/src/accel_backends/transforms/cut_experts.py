@@ -124,9 +124,7 @@ def styles_of_experts(
     }
 
 
-def _experts_style(
-    name: str, experts: nn.Module, styled: Mapping[str, str], *, num_ranks: int
-) -> CutStyle:
+def _experts_style(name: str, experts: nn.Module, styled: Mapping[str, str], *, num_ranks: int) -> CutStyle:
     placements = {
         key: _placement(f"{name}.{key}", stack, styled.get(f"{name}.{key}"), num_ranks=num_ranks)
         for key, stack in experts.named_parameters()

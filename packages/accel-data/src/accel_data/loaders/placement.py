@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any, Protocol, TypeVar
 
@@ -9,6 +10,7 @@ import torch
 
 from accel_ops.nested.placement import moves_itself, send_to_device
 from accel_ops.nested.structures import is_container, recursively_apply
+from accel_ops.xla_rows import spread_rows
 
 T = TypeVar("T")
 
@@ -89,6 +91,31 @@ class SideStreamPlacement:
             yield self.finish(before[0]), before[1]
 
 
+class XlaPlacement(DirectPlacement):
+    """Copy to an XLA device, and run what the loop has traced when it asks for the next batch.
+
+    Where one process drives several devices, the rows of a batch are spread over them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device, non_blocking=False)
+        self._package = importlib.import_module("torch_xla")
+        runtime = importlib.import_module("torch_xla.runtime")
+        spmd = importlib.import_module("torch_xla.distributed.spmd")
+        self._mesh = spmd.get_global_mesh() if runtime.is_spmd() else None
+
+    def finish(self, begun: Any) -> Any:
+        self._package.sync()
+        moved = super().finish(begun)
+        if self._mesh is not None:
+            spread_rows(moved, self._mesh)
+        return moved
+
+    def all_of(self, batches: Iterator[tuple[Any, T]]) -> Iterator[tuple[Any, T]]:
+        yield from super().all_of(batches)
+        self._package.sync()
+
+
 def placement(
     device: torch.device | str | int | None, *, non_blocking: bool, is_pinned: bool
 ) -> Placement | None:
@@ -108,6 +135,8 @@ def placement(
         return None
     if device.type == "cuda" and non_blocking and is_pinned:
         return SideStreamPlacement(device)
+    if device.type == "xla":
+        return XlaPlacement(device)
     return DirectPlacement(device, non_blocking=non_blocking)
 
 

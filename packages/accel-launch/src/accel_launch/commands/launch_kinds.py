@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from accel_launch.commands.launch import request_of
+from accel_launch.commands.launch import plan_of, request_of
 from accel_launch.commands.parsing import launch_command
 from accel_launch.launchers.selection import select_launcher
+from accel_launch.launchers.tpu import xla_variables
 from accel_state.environment import snapshot
 
 
@@ -20,7 +21,7 @@ def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str]
         ConfigError: If the settings contradict each other.
     """
     request = request_of(args)
-    process = select_launcher(request).plan(request).processes[0]
+    process = plan_of(request, select_launcher(request)).processes[0]
     return list(process.argv), process.environ_on(snapshot())
 
 
@@ -37,6 +38,22 @@ def prepare_deepspeed_cmd_env(args: argparse.Namespace) -> tuple[list[str], dict
     """
     args.use_deepspeed = True
     return prepare_simple_launcher_cmd_env(args)
+
+
+def prepare_tpu(
+    args: argparse.Namespace, current_env: dict[str, str], pod: bool = False
+) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Return the arguments of a launch on a TPU, and ``current_env`` with what XLA reads; nothing is started.
+
+    Args:
+        args: What `launch_command_parser` has parsed; it is changed.
+        current_env: Variables, which come before those of XLA.
+        pod: The TPU has several machines.
+    """
+    args.tpu = True
+    if pod:
+        args.tpu_cluster = True
+    return args, xla_variables(request_of(args)) | current_env
 
 
 def simple_launcher(args: argparse.Namespace) -> None:
@@ -58,4 +75,16 @@ def multi_gpu_launcher(args: argparse.Namespace) -> None:
 def deepspeed_launcher(args: argparse.Namespace) -> None:
     """Launch with DeepSpeed, and wait for the end; see `simple_launcher`."""
     args.use_deepspeed = True
+    launch_command(args)
+
+
+def tpu_launcher(args: argparse.Namespace) -> None:
+    """Launch on the TPU of this machine, and wait for the end; see `simple_launcher`."""
+    args.tpu = True
+    launch_command(args)
+
+
+def tpu_pod_launcher(args: argparse.Namespace) -> None:
+    """Launch on all machines of a TPU pod, and wait for the end; see `simple_launcher`."""
+    args.tpu = args.tpu_cluster = True
     launch_command(args)

@@ -16,8 +16,9 @@ def make_parser(
     """Return the parser of ``command``: that of a program, or of one more subcommand among ``subparsers``."""
     settings: dict[str, Any] = {
         "description": f"{command.help}.",
-        "formatter_class": _HelpFormatter,
+        "formatter_class": HelpFormatter,
         "allow_abbrev": False,
+        "add_help": not getattr(command, "has_own_help", False),
     }
     parser = (
         argparse.ArgumentParser(prog=prog, **settings)
@@ -81,6 +82,8 @@ def _accept_both_spellings(parser: argparse.ArgumentParser) -> None:
                 _accept_both_spellings(inner)
 
 
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of descriptions, and leaves long flags room."""
+
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)

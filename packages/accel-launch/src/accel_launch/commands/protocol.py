@@ -14,7 +14,8 @@ COMMAND_GROUP = "accel.commands"
 class Command(Protocol):
     """A subcommand of ``accel``.
 
-    Its entry point names an object like this, in a module whose docstring starts with `help`.
+    Its entry point names an object like this, in a module whose docstring starts with `help`. One that adds a
+    ``--help`` of its own has an attribute ``has_own_help``, which is true.
     """
 
     @property

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from accel_launch.config.file import ConfigFile, find_config
-from accel_launch.gcloud import check_is_installed, on_all_workers
+from accel_launch.gcloud import PYTHON_OF_PODS, check_is_installed, on_all_workers
+from accel_launch.installation import requirements_here, requirements_of
 from accel_launch.messages import show
 from accel_launch.processes.ending import exit_code_for_shell
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
 
-_SOURCE = "git+https://github.com/huggingface/accelerate.git"
 EPILOG = "What the flags do not say comes from the config file."
 
 
@@ -39,13 +39,16 @@ class TpuConfigCommand:
             help="a command to run; may be given several times",
         )
         parser.add_argument(
-            "--install_accelerate", action="store_true", help="install Accelerate there before the commands"
+            "--install_accel",
+            "--install_accelerate",
+            action="store_true",
+            help="install accel there before the commands",
         )
         parser.add_argument(
+            "--accel_version",
             "--accelerate_version",
             metavar="VERSION",
-            default="latest",
-            help="version to install, `latest` or `dev` for the newest sources; default latest",
+            help="version to install, `latest`, or an address that pip takes; default: the one here",
         )
         parser.add_argument("--debug", action="store_true", help="print the command instead of running it")
 
@@ -69,7 +72,8 @@ def gcloud_command(arguments: argparse.Namespace, config: ConfigFile) -> tuple[s
     """
     name = _required(arguments.tpu_name or config.values.get("tpu_name"), "tpu_name", "the TPU")
     zone = _required(arguments.tpu_zone or config.values.get("tpu_zone"), "tpu_zone", "its zone")
-    steps = ["cd /usr/share", *_installation(arguments), *_commands(arguments, config)]
+    # `set -e`: a step that fails is the last.
+    steps = ["set -e", "cd /usr/share", *_installation(arguments), *_commands(arguments, config)]
     return on_all_workers(name, "; ".join(steps), zone=zone, is_alpha=arguments.use_alpha)
 
 
@@ -80,11 +84,18 @@ def _required(value: Any, flag: str, what: str) -> str:
 
 
 def _installation(arguments: argparse.Namespace) -> list[str]:
-    if not arguments.install_accelerate:
+    if not arguments.install_accel:
+        if arguments.accel_version is not None:
+            raise ConfigError("`--accel_version` has no effect without `--install_accel`. Add that.")
         return []
-    version = arguments.accelerate_version
-    package = {"latest": "accelerate -U", "dev": _SOURCE}.get(version, f"accelerate=={version}")
-    return [f"pip install {package}"]
+    wanted = arguments.accel_version
+    if wanted == "dev":
+        raise ConfigError(
+            "`--accel_version dev` names no place to install from. Give the address of the sources, such as "
+            "`git+https://HOST/accel.git#subdirectory=packages/accel`."
+        )
+    requirements = requirements_here() if wanted is None else requirements_of(wanted)
+    return [shlex.join([*PYTHON_OF_PODS, "-m", "pip", "install", *requirements])]
 
 
 def _commands(arguments: argparse.Namespace, config: ConfigFile) -> list[str]:

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from accel_launch.config.keys import ALIASES, PLAIN_KEYS, SECTIONS
-from accel_launch.config.kinds import problem_of
 from accel_launch.config.location import default_config_file
+from accel_launch.config.validation import problem_of
 from accel_state.environment.parsers import boolean
 from accel_state.errors import ConfigError, did_you_mean
 

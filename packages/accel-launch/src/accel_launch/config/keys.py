@@ -10,32 +10,35 @@ from types import MappingProxyType
 from typing import Any
 
 from accel_launch.options import OPTIONS
-from accel_launch.tables.tpu import assignments
+from accel_launch.parsers import assignments
 from accel_state.environment.parsers import names
 
 # Values by which a file says "not used"; they are accepted for every key.
 INERT_VALUES: tuple[Any, ...] = (None, False, "no", "NO", "", "none", [], {})
 
-# Values of keys outside sections that leave the choice to the next in line.
-_UNSET_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+# Other spellings, and what they are called here.
+ALIASES: Mapping[str, str] = MappingProxyType(
     {
-        "compute_environment": ("LOCAL_MACHINE",),
-        "gpu_ids": ("all",),
-        "machine_rank": (0,),
-        "main_training_function": ("main",),
-        "num_machines": (1,),
-        "num_processes": (-1,),
-        "rdzv_backend": ("static",),
-        "same_network": (True,),
+        "dynamo_backend": "dynamo_config.dynamo_backend",
+        "env": "tpu_env",
+        "fsdp_config.fsdp_backward_prefetch": "fsdp_config.fsdp_backward_prefetch_policy",
     }
 )
-# Keys that are no setting of a launch, or an older spelling of one.
-_FURTHER_KEYS = """
-    additional_args command_file commands compute_environment distributed_type dynamo_backend fp16
-    fsdp_config.fsdp_backward_prefetch
-"""
-_LISTS = (names, assignments)
-_KEYS = {setting.config_key for setting in OPTIONS if setting.config_key} | set(_FURTHER_KEYS.split())
+_OF_SETTINGS = {setting.config_key: setting for setting in OPTIONS if setting.config_key}
+# Beside them, keys that are no setting of a launch.
+_KEYS = {*_OF_SETTINGS, *ALIASES} | {
+    "additional_args",
+    "command_file",
+    "commands",
+    "compute_environment",
+    "distributed_type",
+    "fp16",
+}
+# Values that leave the choice to the next in line.
+_UNSET_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {"compute_environment": ("LOCAL_MACHINE",)}
+    | {key: setting.unset_values for key, setting in _OF_SETTINGS.items()}
+)
 
 # Keys outside sections, with further values that ask for nothing as long as one machine is used.
 PLAIN_KEYS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
@@ -51,19 +54,11 @@ SECTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
 )
 
 # Keys whose value may be a list, and those whose value may hold keys of its own.
-LIST_KEYS = frozenset(
-    {"commands", "fp8_config.override_linear_precision"}
-    | {setting.config_key for setting in OPTIONS if setting.config_key and setting.parse in _LISTS}
-)
+_LISTS = {"commands", "fp8_config.override_linear_precision"} | {
+    key for key, setting in _OF_SETTINGS.items() if setting.parse in (names, assignments)
+}
+LIST_KEYS = frozenset(_LISTS | {alias for alias, key in ALIASES.items() if key in _LISTS})
 MAPPING_KEYS = frozenset({"additional_args"})
-
-# Other spellings, and what they are called here.
-ALIASES: Mapping[str, str] = MappingProxyType(
-    {
-        "dynamo_backend": "dynamo_config.dynamo_backend",
-        "fsdp_config.fsdp_backward_prefetch": "fsdp_config.fsdp_backward_prefetch_policy",
-    }
-)
 
 
 def is_unset(key: str, value: Any) -> bool:

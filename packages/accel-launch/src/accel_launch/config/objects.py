@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
 from accel_launch.config.file import find_config
 from accel_launch.config.keys import SECTIONS
+from accel_launch.config.writing import BASIS_SAGEMAKER
 from accel_launch.engine import SAGEMAKER, engine_of_config
 from accel_launch.options import OPTIONS
 from accel_launch.resolution import resolve
@@ -67,13 +68,13 @@ class SageMakerConfig:
     iam_role_name: str
     image_uri: str | None = None
     profile: str | None = None
-    region: str = "us-east-1"
+    region: str = BASIS_SAGEMAKER["region"]
     num_machines: int = 1
     gpu_ids: str = "all"
-    base_job_name: str = "accelerate-sagemaker-1"
-    pytorch_version: str = "1.10.2"
-    transformers_version: str = "4.17.0"
-    py_version: str = "py38"
+    base_job_name: str = BASIS_SAGEMAKER["base_job_name"]
+    pytorch_version: str = BASIS_SAGEMAKER["pytorch_version"]
+    transformers_version: str = BASIS_SAGEMAKER["transformers_version"]
+    py_version: str = BASIS_SAGEMAKER["py_version"]
     sagemaker_inputs_file: str | None = None
     sagemaker_metrics_file: str | None = None
     additional_args: dict[str, Any] | None = None
@@ -136,9 +137,9 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _made(kind: type[_Made], values: Mapping[str, Any], *, where: str) -> _Made:
     known = {field.name: value for field in fields(kind) if (value := values.get(field.name)) is not None}
-    try:
-        return kind(**known)
-    except TypeError:
+    missing = [field.name for field in fields(kind) if field.default is MISSING and field.name not in known]
+    if missing:
         raise ConfigError(
-            f"`{where}` lacks the keys of a SageMaker job: `ec2_instance_type` and `iam_role_name`."
-        ) from None
+            f"`{where}` lacks {', '.join(f'`{name}`' for name in missing)}. Add that to the file."
+        )
+    return kind(**known)

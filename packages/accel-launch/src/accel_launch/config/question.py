@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accel_launch.config.asking.protocol import Asker
+from accel_launch.config.prompts import Asker
 from accel_launch.options import OPTIONS
 from accel_state.environment import Setting
 from accel_state.environment.parsers import Parser, boolean

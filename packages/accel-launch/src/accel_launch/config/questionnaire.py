@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from accel_launch.config.asking.protocol import Asker
+from accel_launch.config.prompts import Asker
 from accel_launch.config.question import Answers, Question
-from accel_launch.config.topics import (
+from accel_launch.config.questions import (
     compilation,
     deepspeed,
     fsdp,
@@ -52,6 +52,8 @@ def values_of(answers: Answers) -> dict[str, Any]:
     values["distributed_type"] = _kind_of(answers)
     if answers.get(place.MACHINE) == "MULTI_CPU":
         values["use_cpu"] = True
+    if answers.get(place.LAUNCHER) in ("slurm", "ray", "kubernetes"):
+        values["launcher"] = answers[place.LAUNCHER]
     return values
 
 

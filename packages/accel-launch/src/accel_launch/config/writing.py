@@ -10,6 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from accel_launch.config.keys import ALIASES
+from accel_launch.options import OPTIONS
+from accel_launch.settings import SETTINGS_OF_TOPIC
 from accel_state.errors import ConfigError
 
 # What stands in every file for a run on machines of one's own, and for a job on SageMaker.
@@ -35,21 +37,24 @@ BASIS_HERE: Mapping[str, Any] = MappingProxyType(
 )
 BASIS_SAGEMAKER: Mapping[str, Any] = MappingProxyType(
     {
-        "base_job_name": "accelerate-sagemaker-1",
         "compute_environment": "AMAZON_SAGEMAKER",
         "debug": False,
         "distributed_type": "NO",
         "mixed_precision": "no",
         "num_machines": 1,
-        "py_version": "py38",
-        "pytorch_version": "1.10.2",
-        "region": "us-east-1",
-        "transformers_version": "4.17.0",
         "use_cpu": False,
+    }
+    | {
+        setting.config_key: setting.default
+        for setting in SETTINGS_OF_TOPIC["sagemaker"]
+        if setting.config_key is not None and setting.default is not None
     }
 )
 # Keys that files have as lists; several values of any other stand in one text, with commas between them.
-_WRITTEN_AS_LISTS = frozenset({"commands", "fp8_config.override_linear_precision", "tpu_env", "tpu_vm"})
+_WRITTEN_AS_LISTS = frozenset(
+    {"commands", "fp8_config.override_linear_precision"}
+    | {setting.config_key for setting in OPTIONS if setting.separator is not None}
+)
 # How the newest files spell keys that are called otherwise here.
 _WRITTEN_AS = {
     called: spelled

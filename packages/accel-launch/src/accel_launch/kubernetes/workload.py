@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from accel_launch.launchers.forwarding import forwarded_to_images
+from accel_launch.launchers.forwarding import forwarded_to_images, public_variables
 from accel_launch.launchers.machines import DEFAULT_PORT
 from accel_launch.launchers.relaunch import relaunch_command
 from accel_launch.options import OPTIONS
@@ -138,6 +138,11 @@ def _environ(request: LaunchRequest, secrets: dict[str, tuple[str, str]]) -> dic
     without_flag = {setting.variable for setting in OPTIONS if not setting.flag}
     found = forwarded_to_images(request.machine.environ)
     found |= {name: value for name, value in of_settings.items() if name in without_flag}
+    found |= public_variables(
+        {name: value for name, value in request.named_variables().items() if name not in secrets},
+        where="everybody who may read the job would see its value",
+        otherwise="Keep it in a secret of the cluster and name that with `--kubernetes_secrets`.",
+    )
     return {name: value.replace("$", "$$") for name, value in found.items() if name not in secrets}
 
 

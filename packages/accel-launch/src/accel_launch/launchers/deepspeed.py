@@ -66,6 +66,11 @@ class DeepSpeedLauncher(BuiltInLauncher):
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         way = WAYS[request.value("deepspeed_multinode_launcher")]
+        if way.forwards and request.named_variables():
+            raise ConfigError(
+                "DeepSpeed's runner writes variables on command lines, where all users of the machines see them. Use "
+                "`--hosts` instead, or leave `--env` out and write them into `.deepspeed_env`."
+            )
         environ = _environ(request, way)
         process = ProcessPlan(
             argv=(

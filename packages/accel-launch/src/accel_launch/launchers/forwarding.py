@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from accel_state.errors import ConfigError
+
 # Beside the settings of the run. Anything not named here stays here: it may be a secret.
 FORWARDED = (
     "DS_ACCELERATOR",
@@ -38,6 +40,23 @@ def shown_to_all(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what may stand on a command line, or go through a program that puts it there: no secrets."""
     found = library_variables(environ, named=FORWARDED)
     return {name: value for name, value in found.items() if not is_secret(name)}
+
+
+def public_variables(variables: Mapping[str, str], *, where: str, otherwise: str) -> dict[str, str]:
+    """Return ``variables``, none of which is a secret, for a place where their values can be seen.
+
+    Args:
+        variables: What ``--env`` names.
+        where: That place, with what is done with them there.
+        otherwise: What to do with a secret instead, in a sentence.
+
+    Raises:
+        ConfigError: If one of them is a secret, by its name.
+    """
+    for name in variables:
+        if is_secret(name):
+            raise ConfigError(f"`--env {name}` looks like a secret, but {where}. {otherwise}")
+    return dict(variables)
 
 
 def forwarded_to_images(environ: Mapping[str, str]) -> dict[str, str]:

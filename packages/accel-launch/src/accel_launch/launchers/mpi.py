@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
-from accel_launch.launchers.forwarding import shown_to_all
+from accel_launch.launchers.forwarding import public_variables, shown_to_all
 from accel_launch.launchers.machines import DEFAULT_PORT
 from accel_launch.launchers.ports import held_port
 from accel_launch.launchers.ranks import asked_port, report_file, run_here, threads_per_process
@@ -88,6 +88,7 @@ def plan_with(mpi: Implementation, request: LaunchRequest) -> LaunchPlan:
     """
     hostfile: str | None = request.value("mpirun_hostfile")
     environ = _environ(request, is_on_machines=hostfile is not None)
+    named = _named_variables(mpi, request, is_on_machines=hostfile is not None)
     port = int(environ["MASTER_PORT"]) if "MASTER_PORT" in environ else None
     process = ProcessPlan(
         argv=(
@@ -102,7 +103,7 @@ def plan_with(mpi: Implementation, request: LaunchRequest) -> LaunchPlan:
                 if hostfile is not None and request.num_machines > 1
                 else ()
             ),
-            *_forwarded(mpi, shown_to_all(request.machine.environ) | {"MASTER_PORT": ""} | environ),
+            *_forwarded(mpi, shown_to_all(request.machine.environ) | {"MASTER_PORT": ""} | environ | named),
             *tied_to_starter(request.program("-u")),
         ),
         cwd=request.cwd,
@@ -157,6 +158,17 @@ def _environ(request: LaunchRequest, *, is_on_machines: bool) -> dict[str, str]:
     environ["MASTER_ADDR"] = address or "127.0.0.1"
     port = asked_port(request) or (DEFAULT_PORT if is_on_machines else None)
     return environ if port is None else environ | {"MASTER_PORT": str(port)}
+
+
+def _named_variables(mpi: Implementation, request: LaunchRequest, *, is_on_machines: bool) -> dict[str, str]:
+    """Return what `mpirun` is to forward of ``--env``; ranks on this machine have it from their environment."""
+    if not mpi.forwards_values:
+        return request.named_variables()
+    return public_variables(
+        request.named_variables() if is_on_machines else {},
+        where="this `mpirun` would write its value on command lines",
+        otherwise="Use Open MPI or `--hosts`, or set it in the start-up files of the machines' shells.",
+    )
 
 
 def _forwarded(mpi: Implementation, environ: Mapping[str, str]) -> list[str]:

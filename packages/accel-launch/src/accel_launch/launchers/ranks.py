@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from accel_launch.cpu_cores import threads_of
-from accel_launch.launchers.nested_launch import variables_of_outer_run
+from accel_launch.launchers.outer_task import variables_of_outer_run
 from accel_launch.launchers.ports import held_port
 from accel_launch.plan import LaunchPlan, LogSettings, ProcessPlan
 from accel_launch.processes.attempt import Restarts

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from accel_launch.interpreter import interpreter_command
 from accel_launch.launchers.forwarding import forwarded_to_images
-from accel_launch.launchers.nested_launch import variables_of_outer_run
+from accel_launch.launchers.outer_task import variables_of_outer_run
 from accel_launch.launchers.ranks import asked_port, report_file
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
@@ -157,7 +157,7 @@ def _order(plan: LaunchPlan, result: Path) -> dict[str, Any]:
         "runtime_env": json.loads(plan.secrets["runtime_env"]),
         "grace_period_s": plan.grace_period_s,
         "port": plan.port,
-        "processes": [process.to_dict() for process in plan.processes],
+        "processes": [process.to_dict() | {"environ": process.variables()} for process in plan.processes],
         "result": str(result),
     }
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from accel_launch.options import OPTIONS, SETTINGS_OF_LAUNCHER, SWITCHES
+from accel_launch.options import OPTIONS, SETTINGS_OF_LAUNCHER
 from accel_launch.request import LaunchRequest
-from accel_launch.tables.launcher import AUTO
+from accel_launch.settings import AUTO
 
 _KINDS = {"script": (), "module": ("-m",), "executable": ("--no_python",)}
 _UNSEEN_ELSEWHERE = frozenset({"flag", "environment", "config file"})
@@ -27,6 +27,9 @@ def relaunch_command(
 ) -> tuple[str, ...]:
     """Return the command that asks for what ``request`` asks for, less the settings in ``without``.
 
+    No secret stands in it. Of the variables that ``--env`` names it has the names, for whoever starts the command to
+    hand the values on; with ``is_self_contained`` it says nothing of them.
+
     Args:
         request: What is asked for.
         without: Names of settings to leave out.
@@ -46,9 +49,13 @@ def relaunch_command(
             continue
         if given.source == "environment" and setting.name in OF_THIS_MACHINE:
             continue
-        if setting.name in SWITCHES:
+        if setting.is_secret:
+            continue
+        if setting.is_switch:
             words += [setting.flag] if given.value else []
         else:
             words.append(f"{setting.flag}={setting.text_of(given.value)}")
+    if not is_self_contained and request.settings["env"].source == "flag":
+        words += [f"--env={name}" for name in request.named_variables()]
     words += ["-q"] if request.is_quiet else []
     return (*words, *_KINDS[request.kind], "--", *request.command)

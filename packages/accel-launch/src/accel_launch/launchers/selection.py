@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
+from accel_launch.launchers.outer_task import rank_of_outer_run
 from accel_launch.launchers.protocol import LAUNCHER_GROUP, Launcher
 from accel_launch.request import LaunchRequest
-from accel_launch.tables.launcher import AUTO
+from accel_launch.settings import AUTO
 from accel_state.errors import ConfigError, LaunchError
 from accel_state.process_environments.slurm import SLURMEnvironment
 from accel_state.registry import Registry
@@ -87,6 +88,8 @@ def _route_by_signs(request: LaunchRequest) -> str:
         return "ssh"
     if request.value("use_mpirun"):
         return "mpi"
+    if rank_of_outer_run(request.machine.environ) is not None:
+        return "single"
     if engine == "XLA":
         return "tpu-pod" if _wants_pod(request) else "tpu"
     if is_in_allocation_of_several_nodes(request):

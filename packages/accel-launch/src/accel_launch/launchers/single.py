@@ -1,14 +1,15 @@
-"""One process on this machine, started as if by hand."""
+"""One process on this machine, started as if by hand; a task of ``mpirun`` or ``srun`` becomes its rank so."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from accel_launch.launchers.nested_launch import variables_of_outer_run
-from accel_launch.launchers.ranks import report_file, run_here
+from accel_launch.launchers.outer_task import MPIS, rank_of_outer_run, variables_of_outer_run
+from accel_launch.launchers.ranks import asked_port, report_file, run_here, threads_per_process
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.request import LaunchRequest
+from accel_state.errors import ConfigError
 
 
 class SingleProcessLauncher(BuiltInLauncher):
@@ -20,7 +21,7 @@ class SingleProcessLauncher(BuiltInLauncher):
         process = ProcessPlan(
             argv=request.program(),
             cwd=request.cwd,
-            environ=request.environ(),
+            environ=_variables_of_rank(request) | request.environ(),
             unset=variables_of_outer_run(request.machine.environ),
         )
         return LaunchPlan(
@@ -34,3 +35,24 @@ class SingleProcessLauncher(BuiltInLauncher):
 
     def run(self, plan: LaunchPlan) -> int:
         return run_here(plan)
+
+
+def _variables_of_rank(request: LaunchRequest) -> dict[str, str]:
+    """Return what a rank of an outer run has to be told beside what ``mpirun`` or ``srun`` tells it: where ranks meet.
+
+    Raises:
+        ConfigError: If nobody says where ranks on several machines meet.
+    """
+    place = rank_of_outer_run(request.machine.environ)
+    if place is None:
+        return {}
+    address = request.value("master_addr") or place.master_addr
+    if address is None:
+        raise ConfigError(
+            "Ranks that `mpirun` starts on several machines need `--main_process_ip`, the address of the machine of "
+            "rank 0."
+        )
+    found = {"MASTER_ADDR": address, "MASTER_PORT": str(asked_port(request) or place.master_port)}
+    if place.source in MPIS:
+        found["OMP_NUM_THREADS"] = str(threads_per_process(request, place.local_world_size))
+    return found

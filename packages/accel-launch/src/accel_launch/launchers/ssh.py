@@ -149,7 +149,8 @@ def _fitting(plan: LaunchPlan, num_accelerators: Mapping[str, int]) -> LaunchPla
 def _order(plan: LaunchPlan, host: Host, port: str) -> bytes:
     """Return what the host is told through the connection: no command line shows it."""
     processes = [
-        replace(process, environ={**process.environ, **plan.secrets, "MASTER_PORT": port}).to_dict()
+        process.to_dict()
+        | {"environ": {**process.environ, **plan.secrets, **process.private, "MASTER_PORT": port}}
         for process in plan.processes
         if process.host == host.name
     ]

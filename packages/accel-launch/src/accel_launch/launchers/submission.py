@@ -35,6 +35,7 @@ def submit(program: ProcessPlan, job: str, *, asked_by: str, otherwise: str) -> 
             program.argv,
             input=job,
             cwd=program.cwd,
+            env=program.environ_on(snapshot()),
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from accel_launch.accelerators.device_files import num_tpu_chips
-from accel_launch.launchers.nested_launch import variables_of_outer_run
+from accel_launch.launchers.outer_task import variables_of_outer_run
 from accel_launch.launchers.ranks import report_file, run_here
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
@@ -58,8 +58,8 @@ class TPULauncher(BuiltInLauncher):
 
 
 def xla_variables(request: LaunchRequest) -> dict[str, str]:
-    """Return what the XLA runtime reads: its device, and what bf16 does to floats and doubles."""
+    """Return what the XLA runtime reads: its device, and whether floats are stored in bf16."""
     found = {} if request.machine.environ.get("PJRT_DEVICE") else {"PJRT_DEVICE": "TPU"}
-    if request.value("mixed_precision") == "bf16":
-        found["XLA_DOWNCAST_BF16" if request.value("downcast_bf16") else "XLA_USE_BF16"] = "1"
+    if request.value("mixed_precision") == "bf16" and request.value("downcast_bf16"):
+        found["XLA_DOWNCAST_BF16"] = "1"
     return found

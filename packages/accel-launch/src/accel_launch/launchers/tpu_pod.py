@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Sequence
 from typing import ClassVar
 
-from accel_launch.gcloud import check_is_installed, on_all_workers, on_machine
+from accel_launch.gcloud import PYTHON_OF_PODS, check_is_installed, on_all_workers, on_machine
+from accel_launch.launchers.forwarding import public_variables
 from accel_launch.launchers.ranks import report_file, run_here
 from accel_launch.launchers.relaunch import relaunch_command
 from accel_launch.launchers.selection import BuiltInLauncher
@@ -15,11 +16,9 @@ from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.request import LaunchRequest
 from accel_state.errors import ConfigError
 
-# The machines of a pod have a Python of their own.
-_INTERPRETER = ("python3",)
 # Settings of the way there.
 _OWN_SETTINGS = frozenset(
-    {"tpu_cluster", "no_tpu_cluster", "tpu_name", "tpu_zone", "tpu_use_sudo", "tpu_vm", "tpu_env", "report"}
+    {"tpu_cluster", "no_tpu_cluster", "tpu_name", "tpu_zone", "tpu_use_sudo", "tpu_vm", "report"}
 )
 
 
@@ -66,9 +65,16 @@ class TPUPodLauncher(BuiltInLauncher):
 
 def command_line(request: LaunchRequest) -> str:
     """Return what each machine is to run, as a line for the shell there."""
-    there = relaunch_command(request, without=_OWN_SETTINGS, interpreter=_INTERPRETER, is_self_contained=True)
+    there = relaunch_command(
+        request, without=_OWN_SETTINGS, interpreter=PYTHON_OF_PODS, is_self_contained=True
+    )
     launch = (*there[:4], "--no_tpu_cluster", *there[4:])
-    variables: tuple[str, ...] = request.value("tpu_env")
+    named = public_variables(
+        request.named_variables(),
+        where="it would stand on the command lines of `gcloud` and of the machines",
+        otherwise="Write it into a file there with `accel tpu-config`, for the script to read.",
+    )
+    variables = [f"{name}={value}" for name, value in named.items()]
     words = (
         *(["sudo"] if request.value("tpu_use_sudo") else []),
         *(["env", *variables] if variables else []),

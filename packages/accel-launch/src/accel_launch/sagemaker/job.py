@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from accel_launch.installation import least_versions, release, requirements_here
+from accel_launch.launchers.forwarding import public_variables
 from accel_launch.launchers.relaunch import OF_THIS_MACHINE
 from accel_launch.options import OPTIONS
 from accel_launch.request import LaunchRequest
@@ -15,7 +18,8 @@ from accel_state.errors import ConfigError
 
 _DISTRIBUTIONS: Mapping[str, Mapping[str, Any]] = {
     "NO": {},
-    "DATA_PARALLEL": {"smdistributed": {"dataparallel": {"enabled": True}}},
+    # torchrun on each machine; Amazon's own library ends with PyTorch 2.3.
+    "DATA_PARALLEL": {"torch_distributed": {"enabled": True}},
 }
 
 
@@ -49,15 +53,41 @@ def job_of(request: LaunchRequest) -> dict[str, Any]:
         "environment": _environ(request, kind),
         "metric_definitions": metrics_of(request.cwd / metrics) if metrics else None,
     }
-    further: Mapping[str, Any] = request.config.values.get("additional_args") or {}
+    estimator |= request.config.values.get("additional_args") or {}
+    _check_versions(estimator)
     return {
         "profile": request.value("sagemaker_profile"),
         "region": request.value("sagemaker_region"),
-        "estimator": {
-            name: value for name, value in (estimator | dict(further)).items() if value is not None
-        },
+        "estimator": {name: value for name, value in estimator.items() if value is not None},
+        "requirements": _requirements(Path(str(estimator["source_dir"]))),
         "fit": {"inputs": inputs_of(request.cwd / inputs)} if inputs else {},
     }
+
+
+def _check_versions(estimator: Mapping[str, Any]) -> None:
+    """Refuse a container that cannot run accel; what a container of one's own holds is not known.
+
+    Raises:
+        ConfigError: With the versions that can.
+    """
+    if estimator.get("image_uri"):
+        return
+    for key, least in zip(("py_version", "pytorch_version"), least_versions(), strict=True):
+        if release(str(estimator[key])) < least:
+            raise ConfigError(
+                f"`{key}` in the config file is `{estimator[key]}`, but accel needs "
+                f"{'.'.join(map(str, least))} or newer. Take `py_version`, `pytorch_version` and "
+                "`transformers_version` out of the file, or name a container of your own with `image_uri`."
+            )
+
+
+def _requirements(folder: Path) -> str | None:
+    """Return the `requirements.txt` that brings accel into the container; None where the one of the folder does."""
+    file = folder / "requirements.txt"
+    own = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    if any(re.match(r"(\S*/)?accel([-_]|\b)", line) for line in own):
+        return None
+    return "".join(f"{line}\n" for line in [*own, *requirements_here()])
 
 
 def _program(request: LaunchRequest) -> dict[str, Any]:
@@ -68,7 +98,7 @@ def _program(request: LaunchRequest) -> dict[str, Any]:
             "`--no_python` out and name a `.py` file."
         )
     path = Path(script)
-    # The whole folder goes there; a `requirements.txt` in it is installed before the script starts.
+    # The whole folder goes there.
     return {
         "entry_point": path.name,
         "source_dir": str(request.cwd / path.parent),
@@ -89,6 +119,11 @@ def _required(request: LaunchRequest, name: str) -> str:
 def _environ(request: LaunchRequest, kind: str) -> dict[str, str]:
     of_this_machine = {setting.variable for setting in OPTIONS if setting.name in OF_THIS_MACHINE}
     handed_on = {name: text for name, text in request.environ().items() if name not in of_this_machine}
+    handed_on |= public_variables(
+        request.named_variables(),
+        where="everybody who may read the job would see its value",
+        otherwise="Keep it in AWS Secrets Manager, for the script to read.",
+    )
     return handed_on | {
         "ACCELERATE_USE_SAGEMAKER": "true",
         "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": kind,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -37,12 +39,26 @@ def _submit(job: Mapping[str, Any], credentials: Mapping[str, str]) -> int:
     sdk, boto3 = _imported("sagemaker"), _imported("boto3")
     failures = _failures()
     try:
-        estimator = _estimator(sdk, boto3, job, credentials)
-        asked = job["estimator"]
-        inform(f"Starting `{asked['entry_point']}` on {asked['instance_count']} x {asked['instance_type']}.")
-        return _follow(estimator, job["fit"])
+        with tempfile.TemporaryDirectory(prefix="accel-sagemaker-") as folder:
+            job = _with_requirements(job, Path(folder, "requirements.txt"))
+            estimator = _estimator(sdk, boto3, job, credentials)
+            asked = job["estimator"]
+            inform(
+                f"Starting `{asked['entry_point']}` on {asked['instance_count']} x {asked['instance_type']}."
+            )
+            return _follow(estimator, job["fit"])
     except failures as error:
         raise LaunchError(f"SageMaker could not run the job: {' '.join(str(error).split())}") from error
+
+
+def _with_requirements(job: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+    """Return the job with what is to be installed in ``file``, which goes there beside the script."""
+    if job["requirements"] is None:
+        return job
+    file.write_text(job["requirements"], encoding="utf-8")
+    estimator = dict(job["estimator"])
+    estimator["dependencies"] = [*estimator.get("dependencies", ()), str(file)]
+    return {**job, "estimator": estimator}
 
 
 def _follow(estimator: Any, channels: Mapping[str, Any]) -> int:

@@ -56,7 +56,9 @@ def check_cuda_fp8_capability() -> bool:
         return False
     import torch
 
-    return torch.version.hip is not None or torch.cuda.get_device_capability() >= (8, 9)
+    from accel_state.devices.selection import device_backend
+
+    return device_backend("cuda").supports(torch.float8_e4m3fn)
 
 
 def get_current_device_type() -> tuple[str, str]:

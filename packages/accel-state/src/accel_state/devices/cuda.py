@@ -43,6 +43,12 @@ class CudaBackend(TorchModuleBackend):
             export(unset)
         return {}
 
+    def supports(self, dtype: torch.dtype) -> bool:
+        """Tell whether the current GPU computes in ``dtype``: in 8 bits from compute capability 8.9 on."""
+        if dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+            return torch.version.hip is not None or torch.cuda.get_device_capability() >= (8, 9)
+        return super().supports(dtype)
+
     def barrier(self, device: torch.device) -> None:
         if dist.get_backend() == "nccl":
             # Without a device NCCL guesses it from the rank, which is wrong on a second machine.

@@ -35,7 +35,7 @@ class MpsBackend(TorchModuleBackend):
     def supports(self, dtype: torch.dtype) -> bool:
         if dtype == torch.bfloat16:
             return bool(torch.backends.mps.is_macos_or_newer(14, 0))
-        return dtype not in (torch.float64, torch.complex128)
+        return dtype not in (torch.float64, torch.complex128) and super().supports(dtype)
 
     def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]:
         total = int(torch.mps.recommended_max_memory())

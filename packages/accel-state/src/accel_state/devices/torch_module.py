@@ -94,7 +94,8 @@ class TorchModuleBackend(VendorBackend):
     def supports(self, dtype: torch.dtype) -> bool:
         if dtype == torch.bfloat16 and hasattr(self.module, "is_bf16_supported"):
             return bool(self.module.is_bf16_supported())
-        return True
+        # What multiplies 8-bit numbers says so itself.
+        return dtype.itemsize > 1 or not dtype.is_floating_point
 
     def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]:
         free, total = self.module.mem_get_info(device)

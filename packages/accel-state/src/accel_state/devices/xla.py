@@ -23,13 +23,16 @@ def _runtime() -> Any:
 
 
 class XlaRng:
-    """XLA's random state, one number per device, here as a tensor."""
+    """XLA's random state, one number of 64 bits per device, here as a tensor with these bits."""
 
     def get_state(self) -> torch.Tensor:
-        return torch.tensor(_model().get_rng_state(), dtype=torch.int64)
+        bits = int(_model().get_rng_state())
+        # While a step is traced, the next one would go on from where this one began: from now on it does from here.
+        _model().set_rng_state(bits)
+        return torch.tensor(bits - 2**64 if bits >= 2**63 else bits, dtype=torch.int64)
 
     def set_state(self, state: torch.Tensor) -> None:
-        _model().set_rng_state(int(state.item()))
+        _model().set_rng_state(int(state.item()) % 2**64)
 
     def seed(self, seed: int) -> None:
         _model().set_rng_state(seed)
@@ -83,6 +86,10 @@ class XlaBackend(VendorBackend):
 
     def barrier(self, device: torch.device) -> None:
         _model().rendezvous("accel.wait_for_everyone")
+
+    def supports(self, dtype: torch.dtype) -> bool:
+        """Tell whether operations can be cast to ``dtype``: XLA's autocast knows bf16 alone."""
+        return dtype is not torch.float16
 
     def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]:
         info = _model().get_memory_info(device)

@@ -13,12 +13,14 @@ FALSE_WORDS = frozenset({"n", "no", "f", "false", "off", "0"})
 class Parser(NamedTuple):
     """Turns text into a value; raises `ValueError` (or `KeyError`) on what it does not accept.
 
-    ``accepts`` completes the sentence "it must be …"; ``choices`` lists the words where the list is closed.
+    ``accepts`` completes the sentence "it must be …"; ``choices`` lists the words where the list is closed;
+    ``metavar`` stands for a value in the help of a command.
     """
 
     accepts: str
     convert: Callable[[str], Any]
     choices: tuple[str, ...] | None = None
+    metavar: str | None = None
 
     def __call__(self, text: str) -> Any:
         return self.convert(text)
@@ -61,15 +63,15 @@ def _to_names(text: str) -> tuple[str, ...]:
     return tuple(name for name in (part.strip() for part in text.split(",")) if name)
 
 
-boolean = Parser("true or false (or yes/no, on/off, 1/0)", _to_bool)
+boolean = Parser("true or false (or yes/no, on/off, 1/0)", _to_bool, metavar="{true,false}")
 integer = Parser("a whole number", int)
-count = Parser("a whole number of at least 1", _at_least(1))
-index = Parser("a whole number of at least 0", _at_least(0))
-number = Parser("a number", float)
-duration = Parser("a number of seconds of at least 0", _to_duration)
-port = Parser("a port number between 0 and 65535", _to_port)
+count = Parser("a whole number of at least 1", _at_least(1), metavar="N")
+index = Parser("a whole number of at least 0", _at_least(0), metavar="N")
+number = Parser("a number", float, metavar="X")
+duration = Parser("a number of seconds of at least 0", _to_duration, metavar="SECONDS")
+port = Parser("a port number between 0 and 65535", _to_port, metavar="PORT")
 text = Parser("any text", str)
-names = Parser("names separated by commas", _to_names)
+names = Parser("names separated by commas", _to_names, metavar="NAMES")
 
 
 def choice(*words: str, aliases: Mapping[str, str] | None = None) -> Parser:
@@ -127,4 +129,4 @@ def unless(word: str, parser: Parser, value: Any) -> Parser:
     def convert(given: str) -> Any:
         return value if given.strip().lower() == word else parser(given)
 
-    return Parser(f"{parser.accepts}, or `{word}`", convert)
+    return Parser(f"{parser.accepts}, or `{word}`", convert, metavar=parser.metavar)

@@ -30,14 +30,24 @@ __all__ = ["SECTIONS", "SETTINGS", "Setting", "find_setting", "setting_of_variab
 run = rule("{}", "ACCELERATE_{}", "--{}", "{}")
 only_variable = rule("{}", "ACCELERATE_{}")
 process = rule("{}", "{}", "--{}", "{}")
-fsdp = rule("fsdp_{}", "FSDP_{}", "--fsdp_{}", "fsdp_config.fsdp_{}")
-deepspeed = rule("deepspeed_{}", "ACCELERATE_DEEPSPEED_{}", "--{}", "deepspeed_config.{}")
-parallelism = rule("parallelism_{}", "PARALLELISM_CONFIG_{}", "--parallelism_config_{}", "parallelism_config.parallelism_config_{}")  # fmt: skip
+fsdp = rule("fsdp_{}", "FSDP_{}", "--fsdp_{}", "fsdp_config.fsdp_{}", needs=("fsdp",))
+deepspeed = rule(
+    "deepspeed_{}", "ACCELERATE_DEEPSPEED_{}", "--{}", "deepspeed_config.{}", needs=("deepspeed",)
+)
+parallelism = rule("parallelism_{}", "PARALLELISM_CONFIG_{}", "--parallelism_config_{}", "parallelism_config.parallelism_config_{}", needs=("parallelism_config",))  # fmt: skip
 only_size = rule("parallelism_{}", "PARALLELISM_CONFIG_{}")
-dynamo = rule("dynamo_{}", "ACCELERATE_DYNAMO_{}", "--dynamo_{}", "dynamo_config.dynamo_{}")
-fp8 = rule("fp8_{}", "ACCELERATE_FP8_{}", "--fp8_{}", "fp8_config.{}")
+dynamo = rule(
+    "dynamo_{}", "ACCELERATE_DYNAMO_{}", "--dynamo_{}", "dynamo_config.dynamo_{}", needs=("dynamo_backend",)
+)
+fp8 = rule("fp8_{}", "ACCELERATE_FP8_{}", "--fp8_{}", "fp8_config.{}", needs=("fp8",))
 transformer_engine = rule("fp8_{}", "FP8_{}")
-megatron = rule("megatron_lm_{}", "MEGATRON_LM_{}", "--megatron_lm_{}", "megatron_lm_config.megatron_lm_{}")
+megatron = rule(
+    "megatron_lm_{}",
+    "MEGATRON_LM_{}",
+    "--megatron_lm_{}",
+    "megatron_lm_config.megatron_lm_{}",
+    needs=("megatron_lm",),
+)
 
 _STRATEGIES = numbered("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _WRAP_POLICIES = numbered("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
@@ -45,20 +55,24 @@ _PREFETCHES = numbered("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
 _STATE_DICTS = numbered("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT")
 _DEVICES = choice("none", "cpu", "nvme")
 _PRECISIONS = word_or_installed("accel.precisions", "no", "fp16", "bf16", "fp8")
+# What settings of one library for 8-bit training need.
+_TE, _MSAMP, _AO = (("fp8", library) for library in ("te", "msamp", "ao"))
+# Places that number their machines and choose their devices themselves.
+_OTHER_PLACES = ("tpu", "sagemaker", "kubernetes", "ray")
 _LEVELS = choice("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 # Parser, default, what it does. Where something else is given, the setting's name there breaks the rule.
 # fmt: off
 _ROWS: dict[str, tuple[Setting, ...]] = {
     "The run": (
-        run("mixed_precision", _PRECISIONS, "no", "Number format of the forward pass."),
-        run("use_cpu", boolean, False, "Run on the CPU even where there is an accelerator.", flag="--cpu"),
+        run("mixed_precision", _PRECISIONS, "no", "Number format of the forward pass.", is_common=True),
+        run("use_cpu", boolean, False, "Run on the CPU even where there is an accelerator.", flag="--cpu", is_switch=True, not_on=("sagemaker",), is_common=True),
         only_variable("torch_device", text, None, "Device to use instead of the one that would be chosen, such as `cuda:1`."),
-        run("num_processes", count, None, "Number of processes in all."),
+        run("num_processes", count, None, "Number of processes in all.", launch_default="one for each GPU, or 1", unset_values=(-1,), not_on=("sagemaker",), is_common=True),
         # `auto` in a DeepSpeed run leaves the number to the script, as an unset variable does.
         run("gradient_accumulation_steps", unless("auto", count, None), None, "Number of batches whose gradients are added up before the optimizer steps.", config_key="deepspeed_config.gradient_accumulation_steps"),
-        run("cpu_affinity", boolean, False, "Bind each process to the CPU cores near its GPU (NVIDIA only).", flag="--enable_cpu_affinity", config_key="enable_cpu_affinity"),
-        run("debug_mode", boolean, False, "Check before each collective that all ranks call it with values of the same shape.", flag="--debug", config_key="debug"),
+        run("cpu_affinity", boolean, False, "Bind each process to the CPU cores near its GPU (NVIDIA only).", flag="--enable_cpu_affinity", config_key="enable_cpu_affinity", is_switch=True, not_on=("cpu", *_OTHER_PLACES)),
+        run("debug_mode", boolean, False, "Check before each collective that all ranks call it with values of the same shape.", flag="--debug", config_key="debug", is_switch=True),
         only_variable("debug_rdv_file", text, None, "File through which the processes of `debug_launcher` find each other."),
         only_variable("log_level", _LEVELS, None, "Level of the loggers that `get_logger` makes."),
         only_variable("enable_rich", boolean, False, "Print tracebacks through the package `rich`."),
@@ -71,8 +85,8 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
     ),
     # Ranks and sizes are read together, as one topology: see `accel_state.process_environments`.
     "Processes": (
-        process("master_addr", text, None, "Host of rank 0, where the ranks meet.", flag="--main_process_ip", config_key="main_process_ip"),
-        process("master_port", port, None, "Port on that host.", flag="--main_process_port", config_key="main_process_port"),
+        process("master_addr", text, None, "Host of rank 0, where the ranks meet.", flag="--main_process_ip", config_key="main_process_ip", metavar="ADDRESS", needs=("machines",), not_on=_OTHER_PLACES, is_common=True),
+        process("master_port", port, None, "Port on that host.", flag="--main_process_port", config_key="main_process_port", launch_default="a free one", not_on=("tpu", "sagemaker")),
         Setting("ompi_rank", "OMPI_COMM_WORLD_RANK", index, None, "Rank of this process (Open MPI)."),
         Setting("ompi_world_size", "OMPI_COMM_WORLD_SIZE", count, None, "Number of processes (Open MPI)."),
         Setting("ompi_local_rank", "OMPI_COMM_WORLD_LOCAL_RANK", index, None, "Rank on this machine (Open MPI)."),
@@ -83,25 +97,25 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         Setting("mv2_local_world_size", "MV2_COMM_WORLD_LOCAL_SIZE", count, None, "Number of processes on this machine (MVAPICH)."),
         Setting("pmi_rank", "PMI_RANK", index, None, "Rank of this process (Intel MPI, MPICH)."),
         Setting("pmi_world_size", "PMI_SIZE", count, None, "Number of processes (Intel MPI, MPICH)."),
-        process("num_cpu_threads_per_process", count, None, "Number of CPU threads of each process.", variable="OMP_NUM_THREADS", config_key=None),
+        process("num_cpu_threads_per_process", count, None, "Number of CPU threads of each process.", variable="OMP_NUM_THREADS", config_key=None, launch_default="1 beside a GPU, else the cores, divided among the processes", not_on=("tpu", "sagemaker")),
         Setting("kmp_affinity", "KMP_AFFINITY", text, None, "How Intel's OpenMP binds threads to cores."),
         Setting("kmp_blocktime", "KMP_BLOCKTIME", text, None, "How long Intel's OpenMP threads wait before they sleep."),
         process("tpu_name", text, None, "Name of the TPU."),
-        process("downcast_bf16", boolean, False, "On TPUs in bf16, make doubles float32, and only floats bf16; otherwise both are bf16.", variable="ACCELERATE_DOWNCAST_BF16"),
+        process("downcast_bf16", boolean, False, "On TPUs in bf16, store floats as bf16 and doubles as float32; otherwise weights stay as they are and operations are cast.", variable="ACCELERATE_DOWNCAST_BF16", is_switch=True, needs=("tpu", "bf16")),
         Setting("xla_use_bf16", "XLA_USE_BF16", boolean, False, "XLA casts floats and doubles to bf16."),
         Setting("xla_downcast_bf16", "XLA_DOWNCAST_BF16", boolean, False, "XLA casts floats to bf16, doubles to float."),
     ),
     "FSDP": (
-        Setting("use_fsdp", "ACCELERATE_USE_FSDP", boolean, False, "Train with fully sharded data parallel.", "--use_fsdp"),
+        Setting("use_fsdp", "ACCELERATE_USE_FSDP", boolean, False, "Train with fully sharded data parallel.", "--use_fsdp", is_switch=True, is_common=True),
         fsdp("version", digit(1, 2), 1, "Version of FSDP."),
         fsdp("sharding_strategy", _STRATEGIES, "FULL_SHARD", "What is sharded (version 1)."),
         # With version 1 this is the newer name of the sharding strategy.
-        fsdp("reshard_after_forward", either(_STRATEGIES, boolean), None, "Give the gathered parameters up again after the forward pass (version 2)."),
+        fsdp("reshard_after_forward", either(_STRATEGIES, boolean), None, "Give the gathered parameters up again after the forward pass (version 2).", metavar="{true,false}"),
         fsdp("offload_params", boolean, False, "Keep parameters and gradients in the memory of the CPU."),
         fsdp("auto_wrap_policy", _WRAP_POLICIES, None, "How the model is cut into the units that are gathered together; what it says of itself decides if this is omitted (version 2)."),
         fsdp("transformer_layer_cls_to_wrap", names, None, "Classes of the layers that become units, such as `BertLayer` (`TRANSFORMER_BASED_WRAP`).", variable="FSDP_TRANSFORMER_CLS_TO_WRAP"),
-        fsdp("min_num_params", index, None, "Number of parameters from which a module becomes a unit (`SIZE_BASED_WRAP`)."),
-        fsdp("backward_prefetch", _PREFETCHES, "NO_PREFETCH", "When the backward pass fetches the next unit (version 1).", flag="--fsdp_backward_prefetch_policy", config_key="fsdp_config.fsdp_backward_prefetch_policy"),
+        fsdp("min_num_params", index, None, "Number of parameters from which a module becomes a unit (`SIZE_BASED_WRAP`).", needs=("fsdp", "size_based_wrap")),
+        fsdp("backward_prefetch", _PREFETCHES, "NO_PREFETCH", "When the backward pass fetches the next unit (version 1).", flag="--fsdp_backward_prefetch_policy", config_key="fsdp_config.fsdp_backward_prefetch_policy", other_flags=("--fsdp_backward_prefetch",)),
         fsdp("forward_prefetch", boolean, False, "Fetch the next unit during the forward pass; for models whose graph never changes (version 1)."),
         fsdp("state_dict_type", _STATE_DICTS, None, "How checkpoints are written: whole (default of version 1) or sharded (default of version 2)."),
         fsdp("use_orig_params", boolean, False, "Keep the original parameters visible, so that some can be frozen (version 1)."),
@@ -112,10 +126,10 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         fsdp("ignored_modules", text, None, "Regular expression that matches the whole names of modules to leave unsharded.", flag=None),
     ),
     "DeepSpeed": (
-        Setting("use_deepspeed", "ACCELERATE_USE_DEEPSPEED", boolean, False, "Train with DeepSpeed.", "--use_deepspeed"),
+        Setting("use_deepspeed", "ACCELERATE_USE_DEEPSPEED", boolean, False, "Train with DeepSpeed.", "--use_deepspeed", is_switch=True, is_common=True),
         deepspeed("config_file", unless("none", text, None), None, "DeepSpeed's own JSON config, used as it is.", flag="--deepspeed_config_file", config_key="deepspeed_config.deepspeed_config_file"),
         deepspeed("zero_stage", digit(0, 1, 2, 3), 2, "What ZeRO shards: nothing (0), optimizer states (1), gradients too (2), parameters too (3)."),
-        Setting("gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", unless("none", unless("auto", number, None), None), None, "Norm that gradients are clipped to by the engine; 0 is off.", "--gradient_clipping", "deepspeed_config.gradient_clipping"),
+        Setting("gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", unless("none", unless("auto", number, None), None), None, "Norm that gradients are clipped to by the engine; 0 is off.", "--gradient_clipping", "deepspeed_config.gradient_clipping", metavar="NORM", needs=("deepspeed",)),
         deepspeed("offload_optimizer_device", _DEVICES, "none", "Where optimizer states are kept (ZeRO 2 and 3)."),
         deepspeed("offload_optimizer_nvme_path", unless("none", text, None), None, "Folder for optimizer states on NVMe."),
         deepspeed("offload_param_device", _DEVICES, "none", "Where parameters are kept (ZeRO 3)."),
@@ -126,7 +140,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         Setting("config_ds_fields", "ACCELERATE_CONFIG_DS_FIELDS", names, (), "Keys of the config file that a DeepSpeed config must not set a second time; set by the launcher."),
     ),
     "Combined parallelism": (
-        Setting("use_parallelism_config", "ACCELERATE_USE_PARALLELISM_CONFIG", boolean, False, "Build the `ParallelismConfig` from the variables below.", "--use_parallelism_config"),
+        Setting("use_parallelism_config", "ACCELERATE_USE_PARALLELISM_CONFIG", boolean, False, "Build the `ParallelismConfig` from the variables below.", "--use_parallelism_config", is_switch=True),
         parallelism("dp_replicate_size", count, 1, "Number of full copies of the model."),
         parallelism("dp_shard_size", count, 1, "Number of shards of each copy."),
         parallelism("tp_size", count, 1, "Number of processes that share each layer (tensor parallel)."),
@@ -146,30 +160,30 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         Setting("allow_cp_standalone", "ACCELERATE_ALLOW_CP_STANDALONE", boolean, False, "Allow context parallelism without a sharded model."),
     ),
     "Compilation": (
-        dynamo("backend", choice(*DynamoBackend.list()), "NO", "Compiler that `torch.compile` hands the model to."),
+        dynamo("backend", choice(*DynamoBackend.list()), "NO", "Compiler that `torch.compile` hands the model to.", needs=()),
         dynamo("mode", choice("default", "reduce-overhead", "max-autotune"), "default", "What the compiler optimises for."),
-        dynamo("use_fullgraph", boolean, False, "Fail where the model cannot be captured as one graph."),
-        dynamo("use_dynamic", boolean, False, "Compile for changing shapes."),
-        dynamo("use_regional_compilation", boolean, False, "Compile the repeated blocks of the model one by one, which starts sooner."),
+        dynamo("use_fullgraph", boolean, False, "Fail where the model cannot be captured as one graph.", is_switch=True),
+        dynamo("use_dynamic", boolean, False, "Compile for changing shapes.", is_switch=True),
+        dynamo("use_regional_compilation", boolean, False, "Compile the repeated blocks of the model one by one, which starts sooner.", is_switch=True),
     ),
     "FP8": (
         fp8("backend", choice("NO", "TE", "MSAMP", "AO"), "NO", "Library that does the arithmetic: Transformer Engine, MS-AMP or torchao."),
-        fp8("use_autocast_during_eval", boolean, False, "Use 8 bits in evaluation too (Transformer Engine)."),
-        fp8("margin", index, 0, "Margin of the gradient scaling, in powers of two (Transformer Engine)."),
-        fp8("interval", index, 1, "Number of steps between two computations of the scaling factor (Transformer Engine)."),
-        fp8("format", choice("HYBRID", "E4M3", "E5M2"), "HYBRID", "Number format of the recipe (Transformer Engine).", config_key="fp8_config.fp8_format"),
-        fp8("amax_history_len", index, 1024, "Number of steps whose maxima the scaling factor looks at (Transformer Engine).", config_key="fp8_config.amax_history_length"),
-        fp8("amax_compute_algo", choice("most_recent", "max"), "most_recent", "Which of these maxima counts (Transformer Engine).", config_key="fp8_config.amax_compute_algorithm"),
-        fp8("use_mxfp8_block_scaling", boolean, False, "Scale blocks of 32 values instead of whole tensors (Transformer Engine on Blackwell)."),
-        fp8("opt_level", choice("O1", "O2"), "O2", "How much is kept in 8 bits: gradients and their exchange (O1), optimizer states too (O2) (MS-AMP)."),
-        fp8("enable_fsdp_float8_all_gather", boolean, None, "Gather sharded parameters in 8 bits (torchao with FSDP 2)."),
-        fp8("pad_inner_dim", boolean, None, "Pad matrices to the sizes that 8-bit products need (torchao)."),
+        fp8("use_autocast_during_eval", boolean, False, "Use 8 bits in evaluation too (Transformer Engine).", is_switch=True, needs=_TE),
+        fp8("margin", index, 0, "Margin of the gradient scaling, in powers of two (Transformer Engine).", needs=_TE),
+        fp8("interval", index, 1, "Number of steps between two computations of the scaling factor (Transformer Engine).", needs=_TE),
+        fp8("format", choice("HYBRID", "E4M3", "E5M2"), "HYBRID", "Number format of the recipe (Transformer Engine).", config_key="fp8_config.fp8_format", needs=_TE),
+        fp8("amax_history_len", index, 1024, "Number of steps whose maxima the scaling factor looks at (Transformer Engine).", config_key="fp8_config.amax_history_length", needs=_TE),
+        fp8("amax_compute_algo", choice("most_recent", "max"), "most_recent", "Which of these maxima counts (Transformer Engine).", config_key="fp8_config.amax_compute_algorithm", needs=_TE),
+        fp8("use_mxfp8_block_scaling", boolean, False, "Scale blocks of 32 values instead of whole tensors (Transformer Engine on Blackwell).", needs=_TE),
+        fp8("opt_level", choice("O1", "O2"), "O2", "How much is kept in 8 bits: gradients and their exchange (O1), optimizer states too (O2) (MS-AMP).", needs=_MSAMP),
+        fp8("enable_fsdp_float8_all_gather", boolean, None, "Gather sharded parameters in 8 bits (torchao with FSDP 2).", needs=_AO),
+        fp8("pad_inner_dim", boolean, None, "Pad matrices to the sizes that 8-bit products need (torchao).", needs=_AO),
         transformer_engine("override_fprop", boolean, False, "Do the forward products in higher precision (Transformer Engine)."),
         transformer_engine("override_dgrad", boolean, False, "Do the products for the gradients of the inputs in higher precision (Transformer Engine)."),
         transformer_engine("override_wgrad", boolean, False, "Do the products for the gradients of the weights in higher precision (Transformer Engine)."),
     ),
     "Megatron-LM": (
-        Setting("use_megatron_lm", "ACCELERATE_USE_MEGATRON_LM", boolean, False, "Train with Megatron-LM.", "--use_megatron_lm"),
+        Setting("use_megatron_lm", "ACCELERATE_USE_MEGATRON_LM", boolean, False, "Train with Megatron-LM.", "--use_megatron_lm", is_switch=True),
         megatron("tp_degree", count, 1, "Number of processes that share each layer (tensor parallel)."),
         megatron("pp_degree", count, 1, "Number of stages the layers are divided into (pipeline parallel)."),
         megatron("num_micro_batches", count, 1, "Number of pieces a batch is cut into for the stages."),

@@ -8,11 +8,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from importlib.metadata import version
 from typing import Any
 
-from accel_state.environment.settings import SECTIONS, SETTINGS
+from accel_state.environment.settings import SECTIONS, SETTINGS, Setting
 from accel_state.errors import StateError
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "merge_dicts",
     "patch_optimizer_step",
     "prepare_extend_env_parallelism_config",
+    "setup_fp8_env",
     "wait_for_everyone",
 ]
 
@@ -101,11 +102,35 @@ def prepare_extend_env_parallelism_config(
         current_env: Extended in place.
     """
     current_env[SETTINGS["use_parallelism_config"].variable] = "true"
-    for setting in SECTIONS["Combined parallelism"]:
+    chosen = [one for one in SECTIONS["Combined parallelism"] if one.name.startswith("parallelism_")]
+    return _extended(current_env, args, chosen)
+
+
+def setup_fp8_env(
+    args: argparse.Namespace, current_env: MutableMapping[str, str]
+) -> MutableMapping[str, str]:
+    """Add to an environment what the launcher's arguments say about 8-bit training, and return it.
+
+    Args:
+        args: With `fp8_backend` and so on; what is missing or None is left out.
+        current_env: Extended in place.
+    """
+    overrides = getattr(args, "fp8_override_linear_precision", None)
+    if overrides is not None:
+        names = ("fp8_override_fprop", "fp8_override_dgrad", "fp8_override_wgrad")
+        for name, value in zip(names, overrides, strict=True):
+            current_env[SETTINGS[name].variable] = SETTINGS[name].text_of(value)
+    return _extended(current_env, args, SECTIONS["FP8"])
+
+
+def _extended(
+    environ: MutableMapping[str, str], args: argparse.Namespace, settings: Iterable[Setting]
+) -> MutableMapping[str, str]:
+    for setting in settings:
         value = getattr(args, (setting.flag or "").lstrip("-"), None)
-        if setting.name.startswith("parallelism_") and value is not None:
-            current_env[setting.variable] = setting.text_of(value)
-    return current_env
+        if value is not None:
+            environ[setting.variable] = setting.text_of(value)
+    return environ
 
 
 def is_port_in_use(port: int | None = None) -> bool:

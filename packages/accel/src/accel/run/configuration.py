@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from accel.run.handlers import Handlers
 from accel.run.project import ProjectConfiguration
 from accel_backends import Strategy, TorchDynamoPlugin
+from accel_backends.precisions.fp8.selection import given_recipe, recipe_named
 from accel_data import DataLoaderConfiguration
 from accel_state import GradientAccumulationPlugin, ParallelismConfig
-from accel_state.enums import DynamoBackend, RNGType
+from accel_state.enums import DynamoBackend, FP8BackendType, RNGType
 from accel_state.environment import read
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
@@ -94,6 +95,7 @@ def resolve(
     dynamo_backend: DynamoBackend | str | None,
     dynamo_plugin: TorchDynamoPlugin | None,
     scheduler_unit: Literal["process", "optimizer_step"],
+    fp8_backend: FP8BackendType | str | None,
 ) -> RunConfiguration:
     """Combine the arguments of `Accelerator`, which have the same names, with the settings of the launcher.
 
@@ -105,7 +107,7 @@ def resolve(
     """
     plugins, plugin, strategy = resolve_engine(plugins, earlier=earlier_plugins)
     return RunConfiguration(
-        handlers=Handlers(kwargs_handlers),
+        handlers=resolve_handlers(kwargs_handlers, fp8_backend),
         accumulation=with_steps_of_engine(
             resolve_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin), plugin
         ),
@@ -122,6 +124,28 @@ def resolve(
         step_scheduler_with_optimizer=step_scheduler_with_optimizer,
         scheduler_unit=scheduler_unit,
     )
+
+
+def resolve_handlers(
+    given: Sequence[KwargsHandler] | None, fp8_backend: FP8BackendType | str | None
+) -> Handlers:
+    """Combine the handlers with the library that computes in 8 bits, which a handler may name too.
+
+    Raises:
+        ConfigError: If a handler is not known, or the two name different libraries.
+    """
+    handlers = Handlers(given)
+    if fp8_backend is not None:
+        asked = recipe_named(fp8_backend)
+        recipe = given_recipe(handlers)
+        if recipe is None:
+            handlers.replace(type(asked), asked)
+        elif recipe.library != asked.library:
+            raise ConfigError(
+                f"`fp8_backend` is `{asked.library}`, but `kwargs_handlers` has a recipe of `{recipe.library}`. Pass "
+                "the recipe alone."
+            )
+    return handlers
 
 
 def resolve_accumulation(

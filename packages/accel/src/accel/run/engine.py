@@ -33,11 +33,16 @@ def earlier_plugins() -> dict[str, Any]:
 def make_state(configuration: RunConfiguration, **arguments: Any) -> AcceleratorState:
     """Return the state of this process, which sets up the process group as `configuration` says.
 
+    A plugin that has `before_device` is called first.
+
     Args:
         configuration: The configuration of the run.
         **arguments: Further arguments of `AcceleratorState`.
     """
     group = configuration.process_group
+    before_device = getattr(configuration.plugin, "before_device", None)
+    if before_device is not None:
+        before_device()
     return AcceleratorState(
         dynamo_plugin=configuration.dynamo,
         **configuration.plugins,
@@ -75,6 +80,7 @@ def make_strategy(
         topology=runtime.topology,
         plugin=configuration.plugin,
         layout=runtime.layout,
+        device_type=runtime.device.type,
     )
     strategy.setup(
         StrategyContext(

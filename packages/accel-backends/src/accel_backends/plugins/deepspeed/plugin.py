@@ -85,8 +85,8 @@ class DeepSpeedPlugin:
     def __post_init__(self) -> None:
         if self.enable_msamp or self.msamp_opt_level is not None:
             raise ConfigError(
-                "`enable_msamp` and `msamp_opt_level` are not offered: MS-AMP is no longer developed. Leave them out, "
-                "and use `mixed_precision='bf16'`."
+                "`enable_msamp` and `msamp_opt_level` are not offered: MS-AMP is no longer developed, and knows "
+                "DeepSpeed up to 0.9.2, accel from 0.16 on. Leave them out, and use `mixed_precision='bf16'`."
             )
         self._selected = False
         self._announced: Any = None

@@ -1,0 +1,1 @@
+"""8-bit training: one file per library, and what they share."""

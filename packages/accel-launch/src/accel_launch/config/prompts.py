@@ -1,0 +1,60 @@
+"""Asking a person with plain lines: one question, one answer, also from a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from accel_launch.messages import show
+from accel_state.errors import ConfigError, did_you_mean
+
+
+class Asker(Protocol):
+    """Asks a person; blocks until there is an answer."""
+
+    def text(self, question: str, *, default: str) -> str:
+        """Return the line that was typed, ``default`` if it is empty."""
+        ...
+
+    def choice(self, question: str, labels: Sequence[str], *, default: int) -> int:
+        """Return the place of the label that was chosen."""
+        ...
+
+    def say(self, line: str) -> None:
+        """Show a line, such as why an answer was not taken."""
+        ...
+
+
+class PlainAsker:
+    """Prints a question and reads one line; an empty line takes the default."""
+
+    def text(self, question: str, *, default: str) -> str:
+        shown = f"{question} [{default}]: " if default else f"{question}: "
+        try:
+            return input(shown).strip() or default
+        except EOFError:
+            raise ConfigError(f"The input ended before there was an answer to: {question}") from None
+
+    def choice(self, question: str, labels: Sequence[str], *, default: int) -> int:
+        self.say(question)
+        for place, label in enumerate(labels):
+            self.say(f"  {place}  {label}")
+        while True:
+            given = self.text("Name or number", default=labels[default])
+            chosen = place_of(given, labels)
+            if chosen is not None:
+                return chosen
+            self.say(f"`{given}` is none of these.{did_you_mean(given, labels)}")
+
+    def say(self, line: str) -> None:
+        show(line)
+
+
+def place_of(given: str, labels: Sequence[str]) -> int | None:
+    """Return which label is meant: by its words in any case, else by its number."""
+    words = [label.lower() for label in labels]
+    if given.lower() in words:
+        return words.index(given.lower())
+    if given.isdecimal() and int(given) < len(labels):
+        return int(given)
+    return None

@@ -1,0 +1,109 @@
+"""Where a run takes place: kind of machines, how many, how they meet."""
+
+from __future__ import annotations
+
+from accel_launch.config.question import Answers, Question, answered, both, of_setting, yes_no
+from accel_state.environment.parsers import choice, port, text
+
+ENVIRONMENT = "compute_environment"
+MACHINE = "?machine"
+
+# The kinds of machines, by what the config file calls them.
+MACHINES = {
+    "NO": "No distributed training",
+    "MULTI_CPU": "multi-CPU",
+    "MULTI_GPU": "multi-GPU",
+    "MULTI_XPU": "multi-XPU",
+    "MULTI_HPU": "multi-HPU",
+    "MULTI_NPU": "multi-NPU",
+    "MULTI_MLU": "multi-MLU",
+    "MULTI_SDAA": "multi-SDAA",
+    "MULTI_MUSA": "multi-MUSA",
+    "MULTI_NEURON": "multi-NEURON",
+    "XLA": "TPU",
+}
+_ENVIRONMENTS = {"LOCAL_MACHINE": "This machine", "AMAZON_SAGEMAKER": "AWS (Amazon SageMaker)"}
+
+LAUNCHER = "?launcher"
+_LAUNCHERS = {
+    "auto": "By this command on each machine",
+    "ssh": "Over ssh, from here",
+    "slurm": "As a SLURM job",
+    "ray": "On a Ray cluster",
+    "kubernetes": "On Kubernetes",
+}
+_by_hand = answered(LAUNCHER, "auto")
+
+is_here = answered(ENVIRONMENT, "LOCAL_MACHINE")
+is_sagemaker = answered(ENVIRONMENT, "AMAZON_SAGEMAKER")
+is_tpu = answered(MACHINE, "XLA")
+is_multi_cpu = answered(MACHINE, "MULTI_CPU")
+is_plain = answered(MACHINE, "NO")
+
+
+def is_multi(answers: Answers) -> bool:
+    """Whether several processes on something else than TPUs are wanted."""
+    return str(answers.get(MACHINE)).startswith("MULTI_")
+
+
+def has_several_machines(answers: Answers) -> bool:
+    """Whether more than one machine is wanted."""
+    return bool(answers.get("num_machines", 1) > 1)
+
+
+QUESTIONS = (
+    Question(
+        ENVIRONMENT,
+        "In which compute environment are you running?",
+        choice(*_ENVIRONMENTS),
+        "LOCAL_MACHINE",
+        labels=_ENVIRONMENTS,
+    ),
+    Question(
+        MACHINE,
+        "Which type of machine are you using?",
+        choice(*MACHINES),
+        "NO",
+        is_here,
+        labels=MACHINES,
+    ),
+    of_setting("num_machines", "How many machines will you use?", when=is_multi),
+    Question(
+        LAUNCHER,
+        "How are the processes started on all of them?",
+        choice(*_LAUNCHERS),
+        "auto",
+        has_several_machines,
+        labels=_LAUNCHERS,
+    ),
+    of_setting("hosts", "Which machines, with commas between them?", when=answered(LAUNCHER, "ssh")),
+    of_setting("slurm_options", "Which options does `sbatch` get?", when=answered(LAUNCHER, "slurm")),
+    of_setting("ray_address", "What is the address of the Ray cluster?", when=answered(LAUNCHER, "ray")),
+    of_setting("kubernetes_image", "Which image?", when=answered(LAUNCHER, "kubernetes")),
+    of_setting("machine_rank", "What is the rank of this machine?", when=_by_hand),
+    Question("main_process_ip", "What is the address of the machine with rank 0?", text, "", _by_hand),
+    Question("main_process_port", "Which port do the machines meet at?", port, 29500, _by_hand),
+    yes_no(
+        "same_network",
+        "Are all machines on the same local network?",
+        default=True,
+        when=_by_hand,
+    ),
+    Question(
+        "rdzv_backend",
+        "How do the machines find each other?",
+        choice("static", "c10d", "etcd", "etcd-v2"),
+        lambda answers: "static" if answers["same_network"] else "c10d",
+        _by_hand,
+    ),
+    yes_no("debug", "Check the operations between processes while running, for debugging?", when=is_multi),
+    yes_no("use_cpu", "Run on the CPU only, even where there is an accelerator?", when=is_plain),
+    yes_no("?mpirun", "Start the processes with mpirun?", when=is_multi_cpu),
+    of_setting(
+        "mpirun_hostfile",
+        "Which file tells mpirun the machines?",
+        default="~/hostfile",
+        when=answered("?mpirun"),
+    ),
+    of_setting("mpirun_ccl", "How many oneCCL worker threads?", when=both(answered("?mpirun"), is_multi_cpu)),
+)

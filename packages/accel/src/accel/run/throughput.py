@@ -1,0 +1,101 @@
+"""How fast a run trains: items per second, operations of a step, and their part of what the device can do."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.utils.flop_counter import FlopCounterMode
+
+
+class Throughput:
+    """Measures the steps of a training loop, each a block of its own.
+
+    The operations are counted once, in the first block, which is slower for that and is not timed. They are those of
+    torch's `FlopCounterMode`: products of matrices, convolutions and attention, forward and backward, activations that
+    are computed again included; what a compiler or a library computes in kernels of its own is not seen.
+
+    Args:
+        device: Where the model computes.
+        num_ranks: Ranks that train on other items.
+        peak_flops: Operations per second that the device can do, None where that is not known.
+        counts_flops: Count operations at all.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        num_ranks: int = 1,
+        peak_flops: float | None = None,
+        counts_flops: bool = True,
+    ) -> None:
+        self._device = device
+        self._num_ranks = num_ranks
+        self._peak = peak_flops
+        self._counter: FlopCounterMode | None = _counter() if counts_flops else None
+        self.flops_per_step: int | None = None
+        self._num_items = 0
+        self._num_steps = 0
+        self._began = 0.0
+
+    def step(self, num_items: int) -> Throughput:
+        """Return a context for one step, in which this rank trains on ``num_items`` tokens or samples."""
+        self._num_items += num_items
+        return self
+
+    def __enter__(self) -> Throughput:
+        if self._counter is not None:
+            self._counter.__enter__()  # type: ignore[no-untyped-call]
+        elif not self._num_steps:
+            self._wait()
+            self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._counter is None:
+            self._num_steps += 1
+            return
+        self._counter.__exit__(*error)  # type: ignore[no-untyped-call]
+        self.flops_per_step = self._counter.get_total_flops() or None
+        self._counter = None
+        self._num_items = 0
+
+    def figures(self) -> dict[str, float]:
+        """Return what was measured since the last call, for `Accelerator.log`, and begin anew.
+
+        ``items_per_s`` is of all ranks, taken to have as many items each, and ``step_s`` the time of a step.
+        ``flops_per_step`` and ``flops_per_s`` are of this rank, and ``mfu`` is their part of the device's peak in bf16,
+        also where it computes in 8 bits. What is not known is left out. Waits for the device.
+        """
+        if not self._num_steps:
+            return {}
+        self._wait()
+        seconds = time.perf_counter() - self._began
+        step_s = seconds / self._num_steps
+        found = {"items_per_s": self._num_ranks * self._num_items / seconds, "step_s": step_s}
+        if self.flops_per_step is not None:
+            found |= {"flops_per_step": self.flops_per_step, "flops_per_s": self.flops_per_step / step_s}
+            if self._peak is not None:
+                found["mfu"] = found["flops_per_s"] / self._peak
+        self._num_items = self._num_steps = 0
+        return found
+
+    def _wait(self) -> None:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+
+
+def device_name(device: torch.device) -> str:
+    """Return what torch calls the device, an empty string for those without a name, such as the CPU."""
+    name = getattr(torch.get_device_module(device), "get_device_name", None)
+    return "" if name is None else str(name(device))
+
+
+def _counter() -> FlopCounterMode:
+    from torch.utils.flop_counter import FlopCounterMode  # takes a while to import
+
+    return FlopCounterMode(display=False)
