@@ -48,7 +48,7 @@ def outer_task(environ: Mapping[str, str]) -> Topology | None:
 
 
 def _check_agreement_with_mpirun(environ: Mapping[str, str]) -> None:
-    """Refuse a ``RANK`` and ``WORLD_SIZE`` that `mpirun` contradicts: all its tasks would wait for ranks of their own."""
+    """Refuse a ``RANK`` and ``WORLD_SIZE`` that `mpirun` contradicts: ranks would wait for others in vain."""
     mpi = next((one.topology(environ) for one in MPI_ENVIRONMENTS if one.detect(environ)), None)
     said = environ.get("RANK"), environ.get("WORLD_SIZE")
     if mpi is None or mpi.world_size == 1 or None in said or said == (str(mpi.rank), str(mpi.world_size)):
