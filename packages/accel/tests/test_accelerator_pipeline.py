@@ -5,6 +5,7 @@ from math import prod
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from accel import Accelerator, ParallelismConfig
@@ -13,7 +14,7 @@ from accel_backends.pipelining.chunks import in_chunks
 from accel_backends.testing.collectives import counted_collectives
 from accel_backends.testing.models import make_batches, make_model
 from accel_state import PipelineParallelConfig
-from accel_state.errors import ConfigError, DistributedOperationException, StateError
+from accel_state.errors import CheckpointError, ConfigError, DistributedOperationException, StateError
 
 NUM_ROWS = (8, 8, 5, 1)  # the last batches are short, and a batch of one has one micro-batch
 
@@ -320,6 +321,38 @@ def test_a_model_without_values_is_loaded_before_the_first_batch(world, tmp_path
         assert list(state) == list(after)
         for name, value in after.items():
             assert state[name].equal(value), (name, num_with_values)
+
+
+def load_another_model(folder):
+    """Return what is said when a model on the meta device has another shape, another name, and one name more."""
+    said = []
+    for change in ("shape", "name", "more"):
+        accelerator = make_accelerator()
+        with torch.device("meta"):
+            model = make_model("tied", seed=8)
+            name, value = next(iter(model.named_parameters()))
+            owner = model.get_submodule(name.rpartition(".")[0])
+            if change == "shape":
+                owner.register_parameter(name.rpartition(".")[2], nn.Parameter(value[:1]))
+            else:
+                owner.register_parameter("another", nn.Parameter(value[:1]))
+            if change == "name":
+                owner.register_parameter(name.rpartition(".")[2], None)
+        accelerator.prepare(model, make_optimizer(model))
+        with pytest.raises(CheckpointError) as caught:
+            accelerator.load_state(folder)
+        said.append(str(caught.value))
+        accelerator.free_memory()
+    return said
+
+
+def test_a_state_of_another_model_is_refused_before_the_first_batch(world, tmp_path):
+    folder = str(tmp_path / "saved")
+    world(2).run(save_from_stages, folder, "FULL_STATE_DICT")
+    for shape, name, more in world(2).run(load_another_model, folder):
+        assert "shape" in shape
+        assert "another" in name
+        assert "another" in more
 
 
 def use_wrongly():

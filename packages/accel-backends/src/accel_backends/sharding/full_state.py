@@ -104,7 +104,7 @@ def load_state_of_rank_0(
         CheckpointError: On every rank, if names or shapes differ, naming all.
     """
     tensors = [found for found in named_tensors(model) if found.is_persistent]
-    said = [_difference(tensors, state)] if dist.get_rank() == 0 else [""]
+    said = [difference(tensors, state)] if dist.get_rank() == 0 else [""]
     dist.broadcast_object_list(said, src=0, device=device)
     if said[0]:
         raise CheckpointError(said[0])
@@ -120,8 +120,8 @@ def load_state_of_rank_0(
         found.tensor.detach().copy_(like_parameter(whole, found.tensor.detach()))
 
 
-def _difference(tensors: Sequence[NamedTensor], state: Mapping[str, Any]) -> str:
-    """Return in what a state differs from the tensors of a model, nothing if it does not."""
+def difference(tensors: Sequence[NamedTensor], state: Mapping[str, Any]) -> str:
+    """Return in what names and shapes a state differs from the tensors of a model; empty if it does not."""
     of_name = {name: found for found in tensors for name in found.names}
     differences = [
         f"`{name}` has the shape {tuple(value.shape)} in the state and {tuple(of_name[name].tensor.shape)} in the model"
@@ -132,7 +132,7 @@ def _difference(tensors: Sequence[NamedTensor], state: Mapping[str, Any]) -> str
     for what, names in (("state", missing), ("model", [name for name in state if name not in of_name])):
         if names:
             differences.append(f"not in the {what}: {', '.join(f'`{name}`' for name in names)}")
-    return "\n- ".join(["The state of rank 0 does not fit the model:", *differences]) if differences else ""
+    return "\n- ".join(["The state does not fit the model:", *differences]) if differences else ""
 
 
 def gathered_optimizer_state(content: Mapping[str, Any], *, is_receiver: bool) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sharding.clipping import scale_down, total_norm
+from accel_backends.sharding.full_state import difference
 from accel_backends.sharding.whole_parameters import WholeParameters
 from accel_backends.state_placement import place_optimizer_state
 from accel_backends.strategies.context import StrategyContext
@@ -38,7 +39,7 @@ from accel_backends.transforms.protocol import apply_transforms
 from accel_backends.transforms.tensor_parallel import share_random_state
 from accel_ops.nested.structures import recursively_apply
 from accel_state.enums import DynamoBackend
-from accel_state.errors import ConfigError, StateError
+from accel_state.errors import CheckpointError, ConfigError, StateError
 from accel_state.parallelism_handlers import PipelineParallelConfig
 
 _ADVICE = (
@@ -299,16 +300,22 @@ class PipelineStrategy(FullyShardedStrategy):
         return held_model_state(state, pipeline.staged, self._ranks_at)
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
-        """Load a whole state, of which every rank keeps its stage."""
+        """Load a whole state, of which every rank keeps its stage.
+
+        Raises:
+            CheckpointError: If parts of the model are on the meta device, and the state has other names or shapes.
+        """
         pipeline = self._pipelines.get(model)
         if pipeline is None:
             return super().load_model_state(model, state, strict=strict)
         staged = pipeline.staged
-        if not staged.users:
-            before = [found.tensor for found in staged.tensors]
-            num_given = len(state)
+        before = [found.tensor for found in staged.tensors]
+        if not staged.users and any(tensor.is_meta for tensor in before):
+            kept = [found for found in staged.tensors if found.is_persistent]
+            if strict and (said := difference(kept, state)):
+                raise CheckpointError(said)
+            strict = False
             state = take_early(staged.tensors, state, is_sender=self._is_sender)
-            strict = strict and len(state) == num_given
             self._follow_replaced(before, staged)
         with staged.without_other_ranks():
             return super().load_model_state(model, state, strict=strict)
