@@ -85,6 +85,15 @@ def destroy_group():
     PartialState().destroy_process_group()
 
 
+def num_threads():
+    return psutil.Process().num_threads()
+
+
+def keep_groups_in_a_cycle():
+    kept = [dist.new_group([0, 1]) for _ in range(3)]
+    kept.append(kept)
+
+
 def test_run_returns_results_in_rank_order(world):
     assert world(2).run(sum_of_ranks, 3, offset=1) == [5.0, 5.0]
 
@@ -150,6 +159,13 @@ def test_body_that_leaves_a_variable_is_refused_and_undone(world):
 def test_group_that_a_body_destroyed_is_made_anew(world):
     world(2).run(destroy_group)
     assert world(2).run(sum_of_ranks, 1) == [1.0, 1.0]
+
+
+def test_groups_that_a_body_keeps_are_gone_in_the_next(world):
+    world(2).run(keep_groups_in_a_cycle)
+    before = world(2).run(num_threads)
+    world(2).run(keep_groups_in_a_cycle)
+    assert world(2).run(num_threads) == before
 
 
 def test_local_function_is_refused_before_anything_starts():

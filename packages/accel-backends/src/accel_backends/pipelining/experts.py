@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,16 +41,20 @@ class TraceableExperts(WrappedForward):
 
 def make_experts_traceable(model: nn.Module, plan: ParallelPlan) -> None:
     """Let the modules with experts that ``plan`` names run without values, whatever their forward is now."""
-    for experts in _experts(model, plan):
+    _make_traceable(experts_of(model, plan))
+
+
+def _make_traceable(modules: Sequence[nn.Module]) -> None:
+    for experts in modules:
         if not isinstance(experts.forward, TraceableExperts):
             experts.forward = TraceableExperts(experts)
 
 
 @contextmanager
-def traceable_experts(model: nn.Module, plan: ParallelPlan) -> Iterator[None]:
-    """Let these modules run without values in the block."""
-    before = [(experts, vars(experts).get("forward")) for experts in _experts(model, plan)]
-    make_experts_traceable(model, plan)
+def traceable_experts(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let modules with experts run without values in the block."""
+    before = [(experts, vars(experts).get("forward")) for experts in modules]
+    _make_traceable(modules)
     try:
         yield
     finally:
@@ -61,7 +65,8 @@ def traceable_experts(model: nn.Module, plan: ParallelPlan) -> Iterator[None]:
                 experts.forward = forward
 
 
-def _experts(model: nn.Module, plan: ParallelPlan) -> list[nn.Module]:
+def experts_of(model: nn.Module, plan: ParallelPlan) -> list[nn.Module]:
+    """Return the modules with experts that ``plan`` names."""
     modules = dict(model.named_modules())
     styles = plan.experts.items()
     return [modules[name] for name, style in styles if style == DISPATCHED and name in modules]

@@ -15,10 +15,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
+from accel_backends.pipelining.experts import traceable_experts
 from accel_backends.pipelining.placeholders import placeholder_of, standing_in
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.watched_attention import WatchedAttention
 from accel_backends.plans.watched_experts import watched_experts
+from accel_backends.transforms.cut_experts import ExpertsParallel
 from accel_backends.transforms.expert_parallel import expert_modules, without_experts
 from accel_backends.transforms.tensor_parallel import cut_dims, cut_styles
 from accel_backends.transforms.tensor_styles import CutStyle
@@ -79,7 +81,7 @@ def forward_sizes(
     """Run ``model`` once on tokens without values, as one rank would, and return the sizes of each stage.
 
     The loss is that of the model where it takes ``labels``, otherwise the cross entropy over the last dimension of
-    what it returns.
+    what it returns. What experts that ranks share keep depends on which tokens choose them, and is left out.
 
     Args:
         model: On any device, meta included; it stays as it is.
@@ -114,6 +116,7 @@ def forward_sizes(
             standing_in(tensors, values),
             _watched(model, plan.units, styles, starts, num_sharing, recorder),
             watched_experts(experts, layout, send=recorder.send),
+            traceable_experts([module for module, style in styles.items() if style.dims is not None]),
             WatchedAttention(layout, ring=has_ring, send=recorder.send)
             if layout.size("cp", "sp") > 1
             else nullcontext(),
@@ -251,8 +254,10 @@ class _SharedLayer:
                 if parameter.requires_grad:
                     self._send("all_reduce", parameter.nbytes, in_forward=False)
         match self._takes:
-            case "whole" if needs_gradient:
-                self._send("all_reduce", given.nbytes, in_forward=False)
+            case "whole":
+                for one in inputs:
+                    if one.requires_grad:
+                        self._send("all_reduce", one.nbytes, in_forward=False)
             case "split":
                 if needs_gradient:
                     self._send("all_gather", self._padded(given, -1), in_forward=False)
@@ -289,6 +294,8 @@ class _SharedLayer:
 def _passing(style: CutStyle) -> tuple[str, str]:
     """Return what a layer takes and what becomes of its outputs, as torch's style for it says."""
     torch_style = style.make()
+    if isinstance(torch_style, ExpertsParallel):
+        return "whole", "summed"
     if not isinstance(torch_style, (ColwiseParallel, RowwiseParallel)):
         return ("whole" if style.dim == 0 else "own"), "own"
     (takes,), (returns,) = torch_style.input_layouts, torch_style.output_layouts

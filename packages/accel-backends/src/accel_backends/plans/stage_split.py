@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from accel_backends.pipelining.experts import traceable_experts
+from accel_backends.pipelining.experts import experts_of, traceable_experts
 from accel_backends.pipelining.stages import StagedModel
 from accel_backends.plans.memory import PlannedModel, PlannedParameter, PlannedUnit
 from accel_backends.plans.plan import ParallelPlan
@@ -35,7 +35,7 @@ def users_in_run(model: nn.Module, plan: ParallelPlan, starts: Sequence[str], *,
     """
     staged = StagedModel(model, starts, device=torch.device("cpu"))
     tokens = torch.zeros(1, min(num_tokens, _MOST_TOKENS), dtype=torch.long)
-    with traceable_experts(model, plan):
+    with traceable_experts(experts_of(model, plan)):
         trace = staged.trace(lambda: model(tokens))
     return {found.names[0]: users for found, users in zip(staged.tensors, trace.users, strict=True)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,26 +33,9 @@ class StackedExperts:
         is_idle = not len(rows)
         if is_idle:  # A row of zeros, so that parameters have gradients, and the backward pass communicates.
             rows, places = rows.sum(0, keepdim=True), places.new_zeros(1)
-        with self._local_parameters():
+        with local_parameters(self._experts, partial(_local_part, gradient_scale=self._gradient_scale)):
             computed = self._forward(rows, places.unsqueeze(1), rows.new_ones(len(rows), 1))
         return computed[:0] if is_idle else computed
-
-    @contextmanager
-    def _local_parameters(self) -> Iterator[None]:
-        """Let the module find this rank's part in place of each `DTensor`."""
-        held: list[tuple[nn.Module, str, Any]] = [
-            (owner, key, parameter)
-            for owner in self._experts.modules()
-            for key, parameter in owner._parameters.items()
-            if parameter is not None
-        ]
-        for owner, key, parameter in held:
-            owner._parameters[key] = _local_part(parameter, self._gradient_scale)  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            for owner, key, parameter in held:
-                owner._parameters[key] = parameter
 
 
 class ListedExperts:
@@ -110,6 +94,29 @@ class ListedExperts:
         of_sender = [[next(pieces).view(shape) for shape in from_rank] for from_rank in shapes]
         whole = iter([torch.cat(of_parameter) for of_parameter in zip(*of_sender, strict=True)])
         return [{name: next(whole) for name, _ in expert.named_parameters()} for expert in own]
+
+
+@contextmanager
+def local_parameters(experts: nn.Module, part_of: Callable[[Any], torch.Tensor]) -> Iterator[None]:
+    """Let a module find this rank's part in place of each `DTensor` in the block.
+
+    Args:
+        experts: The module.
+        part_of: Returns this rank's part of a parameter.
+    """
+    held: list[tuple[nn.Module, str, Any]] = [
+        (owner, key, parameter)
+        for owner in experts.modules()
+        for key, parameter in owner._parameters.items()
+        if parameter is not None
+    ]
+    for owner, key, parameter in held:
+        owner._parameters[key] = part_of(parameter)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for owner, key, parameter in held:
+            owner._parameters[key] = parameter
 
 
 def _local_part(parameter: torch.Tensor, gradient_scale: float) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 
 from accel_backends.plans.plan import ParallelPlan
+from accel_backends.transforms.cut_experts import CUT_EXPERTS, styles_of_experts
 from accel_backends.transforms.key_value_heads import with_copied_heads
 from accel_backends.transforms.protocol import Stage
 from accel_backends.transforms.tensor_styles import STYLES, CutStyle, check_heads
@@ -105,18 +106,24 @@ def cut_styles(
             "'rowwise'}}, with the names of its own layers, or set `tp_size` to 1."
         )
     modules = dict(model.named_modules(remove_duplicate=False))
-    styles: dict[nn.Module, CutStyle] = {}
+    experts = styles_of_experts(modules, styled, num_ranks=num_ranks)
+    styles = {modules[name]: style for name, style in experts.items()}
     for name, style in styled.items():
+        if any(name == outer or name.startswith(f"{outer}.") for outer in experts):
+            continue
         if style not in STYLES:
             raise ConfigError(
                 f"`{name}` has the style `{style}`, by which `prepare` cannot cut it. It knows: {', '.join(STYLES)}. "
-                "Let transformers cut its models with others: load them with `tp_plan='auto'`, and the same `tp_size`."
+                "Let transformers cut its models with others: load them with `tp_plan='auto'`, and the same `tp_size`; "
+                "or set `tp_size` to 1."
             )
         module = modules.get(name)
         if module is None:
             raise ConfigError(
-                f"`{name}` is a parameter of the {type(model).__name__}, and its style `{style}` is for modules. Name "
-                "the module that holds it."
+                f"`{name}` is a parameter of the {type(model).__name__}, and its style `{style}` in the plan of the "
+                "model is for modules: of parameters by themselves, ranks (`tp_size`) can share those of experts, in a "
+                f"module with the style `{CUT_EXPERTS}`. Name the module that holds it in `tensor` of a "
+                "`parallel_plan` of your own, or set `tp_size` to 1."
             )
         parent = modules[name.rpartition(".")[0]]
         chosen = with_copied_heads(STYLES[style], module, parent, num_ranks=num_ranks)

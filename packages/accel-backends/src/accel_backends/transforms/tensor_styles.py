@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +31,7 @@ class CutStyle:
         num_blocks: Matrices of one size that lie one below the other in the weight, each of which is cut.
         in_sequence: Whether each rank has a part of every sequence before or after the layer.
         gathers: Whether models use such a layer where its outputs leave a unit.
+        dims: The dimension of each parameter that is cut, by name, where they are not those of a linear layer.
     """
 
     make: Callable[[], ParallelStyle]
@@ -40,9 +41,12 @@ class CutStyle:
     num_blocks: int = 1
     in_sequence: bool = False
     gathers: bool = False
+    dims: Mapping[str, int] | None = None
 
     def dim_of(self, key: str) -> int | None:
         """Return the dimension along which the parameter ``key`` of a layer is cut, None if it is not."""
+        if self.dims is not None:
+            return self.dims.get(key)
         return self.dim if key == "weight" or self.dim == 0 else None
 
     def check(self, style: str, name: str, module: nn.Module, *, num_ranks: int) -> None:
@@ -65,7 +69,7 @@ class CutStyle:
             size //= self.num_blocks
             raise ConfigError(
                 f"`{name}` has the style `{style}`, but `tp_size` {num_ranks} does not divide its {blocks}{size} "
-                f"{'outputs' if self.dim == 0 else 'inputs'}. Choose a `tp_size` that does: {_divisors(size)}; or the "
+                f"{'outputs' if self.dim == 0 else 'inputs'}. Choose a `tp_size` that does: {divisors(size)}; or the "
                 f"style `{self.uneven}`, which cuts any size."
             )
 
@@ -92,7 +96,7 @@ def check_heads(
     heads = size // head_dim
     raise ConfigError(
         f"`{name}` computes {heads} heads of {head_dim} values, which {num_ranks} ranks (`tp_size`) cannot share "
-        f"alike. Choose a `tp_size` that divides {heads}: {_divisors(heads)}."
+        f"alike. Choose a `tp_size` that divides {heads}: {divisors(heads)}."
     )
 
 
@@ -102,7 +106,8 @@ def _size(module: nn.Module, dim: int) -> int:
     return weight.shape[dim]
 
 
-def _divisors(size: int) -> str:
+def divisors(size: int) -> str:
+    """Return the numbers of ranks that can share ``size`` alike, for messages."""
     return ", ".join(str(number) for number in range(1, min(size, 64) + 1) if size % number == 0)
 
 

@@ -68,6 +68,9 @@ class Worker:
         self.imported.freeze()
         if rendezvous is not None and dist.is_initialized():  # the last body made a group of its own
             leave_group()
+        if rendezvous is not None:
+            # What earlier bodies left keeps their groups, whose threads wake up a hundred times a second.
+            gc.collect()
         random.seed(0)
         torch.manual_seed(0)
         if rendezvous is None:
