@@ -330,7 +330,7 @@ def test_floats_that_would_be_stored_otherwise_are_refused(one_process):
         pytest.raises(ConfigError, match="`downcast_bf16` has no effect here"),
     ):
         runtime = xla_runtime()
-        precision = types.SimpleNamespace(dtype=torch.bfloat16, scaler=None)
+        precision = select_precision("bf16", device_backend=runtime.device_backend)
         XlaStrategy().setup(StrategyContext(runtime, precision))
 
 

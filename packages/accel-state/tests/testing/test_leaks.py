@@ -37,6 +37,17 @@ def test_child_process_is_told_and_killed(monkeypatch):
     assert child.wait(timeout=60) == -9
 
 
+def test_processes_that_live_as_long_as_python_are_not_told():
+    before = ProcessSnapshot.now()
+    script = "import time; time.sleep(60)"
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, "/lib/torch/_inductor/compile_worker/__main__.py"]
+    )
+    assert before.leaks_since() == []
+    before.put_back()
+    child.wait(timeout=60)
+
+
 def test_processes_that_a_thread_of_a_child_started_are_seen():
     """The kernel lists children by the thread that started them."""
     grandchild = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"

@@ -28,6 +28,10 @@ _IGNORED_PREFIXES = (
     "TF_",
 )
 _END_S = 2.0
+# The resource tracker of multiprocessing; the process that compiles kernels for torch's compiler, which torch 2.8
+# starts when the compiler is imported; and `addr2line`, by which torch 2.8 names the lines of its C++ code (delete
+# it when we require a newer torch).
+_LIVE_AS_LONG_AS_PYTHON = ("resource_tracker", "torch/_inductor/compile_worker", "(addr2line ")
 # Not SIGCHLD: torch sets its own handler at the first loader with workers, and keeps it.
 _SIGNALS = tuple(
     signal.Signals[name]
@@ -166,12 +170,8 @@ def _has_group() -> bool:
 
 
 def _is_left(child: psutil.Process) -> bool:
-    """Return True if a child outlives its test and is not meant to live as long as Python.
-
-    The resource tracker of multiprocessing does, and so does ``addr2line``, by which torch 2.8 names the lines of its
-    C++ code (delete it here when we require a newer torch).
-    """
-    if not is_alive(child) or any(name in _described(child) for name in ("resource_tracker", "(addr2line ")):
+    """Return True if a child outlives its test and is not meant to live as long as Python."""
+    if not is_alive(child) or any(name in _described(child) for name in _LIVE_AS_LONG_AS_PYTHON):
         return False
     psutil.wait_procs([child], timeout=_END_S)
     return is_alive(child)
