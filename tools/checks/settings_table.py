@@ -107,6 +107,11 @@ ROWS = (
         ("activation_checkpointing", "activation_checkpointing_offload", "selective_checkpointing"),
         note="DeepSpeed: `model.gradient_checkpointing_enable()` of transformers",
     ),
+    Row(
+        "XLA devices that one process drives",
+        ("xla_fsdp_v2", "xla_fsdp_settings", "xla_fsdp_grad_ckpt"),
+        note="FSDP alone; see the guide to TPUs",
+    ),
     Row("original parameters", ("use_orig_params",), note="always with DeepSpeed, and with version 2"),
     Row("what the model is made of", ("parallel_plan",)),
     Row(
