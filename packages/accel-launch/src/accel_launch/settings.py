@@ -52,8 +52,8 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         own("use_xpu", boolean, False, "Has no effect: XPUs are found without it.", config_key="ipex_config.use_xpu", is_switch=True, needs=("older_torch",)),
     ),
     "machines": (
-        own("num_machines", count, 1, "Number of machines.", unset_values=(1,), not_on=("tpu",), is_common=True),
-        own("machine_rank", index, 0, "Place of this machine among them; 0 is where the ranks meet.", unset_values=(0,), needs=("machines",), not_on=_OTHER_PLACES, is_common=True),
+        own("num_machines", count, 1, "Number of machines.", unset_values=(1,), not_on=("tpu",)),
+        own("machine_rank", index, 0, "Place of this machine among them; 0 is where the ranks meet.", unset_values=(0,), needs=("machines",), not_on=_OTHER_PLACES),
         own("same_network", boolean, True, "All machines are on one local network; where a config file says they are not, they meet by `c10d`.", is_switch=True, unset_values=(True,), needs=("machines",), not_on=_OTHER_PLACES),
         own("rdzv_backend", text, "static", "How the machines find each other, such as `static` or `c10d`.", unset_values=("static",), needs=("machines",), not_on=_OTHER_PLACES),
         only_flag("rdzv_id", text, None, "Name of the job on all its machines. Default: the scheduler's number, or made of user and command.", needs=("machines",)),
@@ -69,7 +69,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         only_flag("no_preflight", boolean, False, "Start on hosts without comparing their versions and files.", is_switch=True, needs=("hosts",)),
     ),
     "script": (
-        own("env", assignments, (), "Variable for all processes, on whichever machine; `NAME` alone takes its value from here. May be given several times.", config_key="tpu_env", separator="\n", is_secret=True, is_common=True),
+        own("env", assignments, (), "Variable for all processes, on whichever machine; `NAME` alone takes its value from here. May be given several times.", config_key="tpu_env", separator="\n", is_secret=True),
         only_flag("drop_in", boolean, False, "Let `import accelerate` mean accel in the script and in all libraries that it uses.", is_switch=True),
     ),
     "supervision": (
