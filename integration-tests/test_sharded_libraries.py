@@ -108,7 +108,8 @@ def train_alone(model, *, make_optimizer, precision="no"):
 
 
 def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=1e-3)
+    """Return AdamW that makes little of gradients which are rounding errors, as those of biases of keys."""
+    return torch.optim.AdamW(parameters, lr=1e-3, eps=1e-4)
 
 
 def written(model):
@@ -166,7 +167,7 @@ def train_whole_model(build, tied, folder):
 def test_a_whole_model_trains_writes_and_loads_as_in_one_process(world, tmp_path, build, tied):
     """Gradients of two ranks are summed in another order than those of micro-batches, and then clipped."""
     result, _ = world(2).run(train_whole_model, build, tied, tmp_path, timeout_s=LIMIT_S)
-    assert result.pop("difference") <= 5e-6
+    assert result.pop("difference") <= 1e-6
     assert result == {"writes the same": True, "loads the same": True, "is tied": tied}
 
 

@@ -110,7 +110,6 @@ def test_ranks_that_share_sequences_compute_what_one_process_does(world):
 )
 def test_attention_that_ranks_cannot_share_is_refused_by_name(world, axis, attention):
     for told in world(2).run(other_attention, axis, attention):
-        assert len(told) == (2 if attention == "eager" else 1)
         for message in told:
             assert (
                 f"has the attention `{attention}`, but ranks that share sequences compute only `sdpa`"
@@ -123,14 +122,12 @@ def other_attention(axis, attention):
     accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(**{axis: 2}, sp_backend="torch"))
     with pytest.raises(ConfigError) as at_first:
         accelerator.prepare_model(make_model("Llama", attn_implementation=attention))
-    if attention == "flex_attention":  # whose masks torch compiles, which not every processor's compiler can
-        return [str(at_first.value)]
     model = accelerator.prepare_model(make_model("Llama"))
     model.set_attn_implementation(attention)
     ids = batch()["input_ids"]
     with pytest.raises(ConfigError) as later, accelerator.maybe_context_parallel([ids], [1]):
         model(ids)
-    return [str(at_first.value), str(later.value)]
+    return str(at_first.value), str(later.value)
 
 
 def refusals():

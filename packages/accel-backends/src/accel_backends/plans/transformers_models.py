@@ -76,18 +76,20 @@ def check_attention_is_shareable(model: nn.Module) -> None:
     Raises:
         ConfigError: Naming what the config says of it.
     """
-    for module in model.modules():
-        config = _own_config(module)
-        if config is None:
-            continue
+    for module in modules_with_config(model):
         check_attention_is_sdpa(module)
-        other = sorted(set(getattr(config, "layer_types", None) or ()) - _SHAREABLE_LAYERS)
+        other = sorted(set(getattr(_own_config(module), "layer_types", None) or ()) - _SHAREABLE_LAYERS)
         if other:
             raise ConfigError(
                 f"`{type(module).__name__}` has layers of the kinds {', '.join(f'`{one}`' for one in other)}, which "
                 "ranks that share sequences cannot compute together: a part of a sequence does not have what they "
                 "need. Set `cp_size` and `sp_size` to 1."
             )
+
+
+def modules_with_config(model: nn.Module) -> list[nn.Module]:
+    """Return the modules of transformers in ``model``, itself included, that have a config of their own."""
+    return [module for module in model.modules() if _own_config(module) is not None]
 
 
 def check_attention_is_sdpa(module: nn.Module) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from accel_backends.plans.transformers_models import check_attention_is_sdpa, modules_with_config
 from accel_backends.sequences.sharing import SequenceSharing
 from accel_backends.sequences.tokens import SharedTokens
 from accel_backends.wrapped_forward import WrappedForward
@@ -30,11 +31,14 @@ class SharedInputs(WrappedForward):
         self.sharing = sharing
         self.signature = inspect.signature(module.forward)
         self._kind = type(module).__name__
+        self._of_transformers = modules_with_config(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tokens = self.sharing.tokens_of((args, kwargs), kind=self._kind)
         if tokens is None:
             return self.original(*args, **kwargs)
+        for module in self._of_transformers:  # it may have been changed since, and masks are made for it first
+            check_attention_is_sdpa(module)
         given = self.signature.bind(*args, **kwargs)
         positions = given.arguments.get(_POSITIONS)
         mask = given.arguments.get(_MASK)

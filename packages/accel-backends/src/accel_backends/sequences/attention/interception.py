@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from accel_backends.pipelining.placeholders import is_placeholder
-from accel_backends.plans.transformers_models import check_attention_is_sdpa
 from accel_backends.sequences.attention.call import AttentionCall, SharedAttention
 from accel_backends.sequences.sharing import SequenceSharing
 from accel_backends.sequences.tokens import SharedTokens, is_alike
@@ -59,7 +58,6 @@ class InterceptedAttention(WrappedForward):
         if tokens is None:
             return self.original(*args, **kwargs)
         if self.of_transformers is not None:
-            check_attention_is_sdpa(self.of_transformers)
             given = self.signature.bind(*args, **kwargs)
             if "attention_mask" in given.arguments:
                 given.arguments["attention_mask"] = None
