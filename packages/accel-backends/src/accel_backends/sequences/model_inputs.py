@@ -37,8 +37,8 @@ class SharedInputs(WrappedForward):
         tokens = self.sharing.tokens_of((args, kwargs), kind=self._kind)
         if tokens is None:
             return self.original(*args, **kwargs)
-        for module in self._of_transformers:  # it may have been changed since, and masks are made for it first
-            check_attention_is_sdpa(module)
+        for module in self._of_transformers:
+            check_attention_is_sdpa(module)  # before the model makes masks for another one
         given = self.signature.bind(*args, **kwargs)
         positions = given.arguments.get(_POSITIONS)
         mask = given.arguments.get(_MASK)
