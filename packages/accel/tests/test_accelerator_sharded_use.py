@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
@@ -142,7 +142,6 @@ def gradients_of_experts():
     return {name: value.grad.full_tensor() for name, value in model.named_parameters()}
 
 
-@pytest.mark.skipif(not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="needs a newer torch")
 def test_ranks_that_use_different_experts_train_them_as_one_process(world):
     model, rows = Experts(), make_batches(2)
     for rank in range(2):

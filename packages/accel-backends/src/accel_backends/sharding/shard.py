@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -175,11 +176,28 @@ def reduce_unused(model: nn.Module) -> None:
     """Let parameters that a rank did not use count as zero in the reduction.
 
     Otherwise ranks that use different ones, such as experts, would add up gradients of different parameters without
-    a word. Older releases of torch than 2.13 cannot do this.
+    a word.
     """
-    switch = getattr(model, "set_reduce_scatter_unused_params", None)
-    if switch is not None:
-        switch(True)
+    if hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        if isinstance(model, FSDPModule):
+            model.set_reduce_scatter_unused_params(True)
+        return
+    # Before torch 2.13. Delete this, and `_reduce_all`, when we require that release.
+    for module in model.modules():
+        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        if group is not None:
+            group.post_backward = partial(_reduce_all, group)
+
+
+def _reduce_all(group: Any, *unused: Any) -> None:
+    """Reduce the gradients of a group of `fully_shard`, zeros for the parameters that have none."""
+    for parameter in group.fsdp_params if group.reduce_grads else ():
+        whole = getattr(parameter, "_unsharded_param", None)  # none before the group is gathered the first time
+        if whole is None or not whole.requires_grad:
+            continue
+        if whole.grad is None and parameter.unsharded_accumulated_grad is None:
+            whole.grad = torch.zeros_like(whole)
+    type(group).post_backward(group, *unused)
 
 
 def is_sharded(model: nn.Module) -> bool:
