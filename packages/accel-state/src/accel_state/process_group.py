@@ -183,10 +183,10 @@ def _forget_meshes() -> None:
     if "torch.distributed.tensor" in sys.modules:
         from torch.distributed.tensor import DTensor, debug
 
-        if hasattr(debug, "_clear_sharding_prop_cache"):
-            debug._clear_sharding_prop_cache()
-        else:  # before torch 2.13; delete it when we require that release
-            DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
+        # The second is for torch before 2.13. Delete it when we require that release.
+        clear: Any = getattr(debug, "_clear_sharding_prop_cache", None)
+        clear = clear or DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear
+        clear()
 
 
 def _init_method(topology: Topology) -> str:

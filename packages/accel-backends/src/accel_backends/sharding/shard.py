@@ -184,7 +184,7 @@ def reduce_unused(model: nn.Module) -> None:
         return
     # Before torch 2.13. Delete this, and `_reduce_all`, when we require that release.
     for module in model.modules():
-        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        group: Any = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
         if group is not None:
             group.post_backward = partial(_reduce_all, group)
 
@@ -192,10 +192,9 @@ def reduce_unused(model: nn.Module) -> None:
 def _reduce_all(group: Any, *unused: Any) -> None:
     """Reduce the gradients of a group of `fully_shard`, zeros for the parameters that have none."""
     for parameter in group.fsdp_params if group.reduce_grads else ():
-        whole = getattr(parameter, "_unsharded_param", None)  # none before the group is gathered the first time
-        if whole is None or not whole.requires_grad:
-            continue
-        if whole.grad is None and parameter.unsharded_accumulated_grad is None:
+        whole = getattr(parameter, "_unsharded_param", None)  # None until it is gathered the first time
+        is_counted = whole is None or not whole.requires_grad or whole.grad is not None
+        if not is_counted and parameter.unsharded_accumulated_grad is None:
             whole.grad = torch.zeros_like(whole)
     type(group).post_backward(group, *unused)
 
