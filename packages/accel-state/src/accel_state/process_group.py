@@ -181,12 +181,15 @@ def _forget_meshes() -> None:
         for name in ("child_to_root_mapping", "root_to_flatten_mapping", "flatten_name_to_root_dims"):
             getattr(_mesh_resources, name, {}).clear()
     if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import DTensor, debug
+        from torch.distributed.tensor import DTensor, _redistribute, debug
 
         # The second is for torch before 2.13. Delete it when we require that release.
         clear: Any = getattr(debug, "_clear_sharding_prop_cache", None)
         clear = clear or DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear
         clear()
+        # These hold placements that were computed, which may not be mixed with others: an embedding that is cut by
+        # rows keeps the mask of its inputs in them.
+        _redistribute._gen_transform_infos.cache_clear()
 
 
 def _init_method(topology: Topology) -> str:

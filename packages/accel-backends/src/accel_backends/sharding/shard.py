@@ -157,7 +157,7 @@ def cut_group(
     for cut in cut_layers:
         cut(owned)
     fully_shard(
-        members if len(members) > 1 else members[0],
+        _unit(members),
         mesh=settings.expert_mesh if group.has_experts else settings.mesh,
         reshard_after_forward=settings.reshard_after_forward
         and not group.is_tail
@@ -170,6 +170,18 @@ def cut_group(
         # The shard has its own memory. An optimizer made before may hold the whole parameter until it is
         # prepared, and so would keep the memory of the whole model.
         found.tensor.data = found.tensor.data.new_empty(0)
+
+
+def _unit(members: list[nn.Module]) -> nn.Module | list[nn.Module]:
+    """Return what `fully_shard` takes for a group.
+
+    Before torch 2.13 it refuses a single `ModuleList` or `ModuleDict`, even one that can be called, but takes it in a
+    list. Delete this when we require that release.
+    """
+    (first, *others) = members
+    is_container = isinstance(first, (nn.ModuleList, nn.ModuleDict))
+    is_called = type(first).forward is not nn.Module.forward
+    return members if others or (is_container and is_called) else first
 
 
 def reduce_unused(model: nn.Module) -> None:
