@@ -99,7 +99,7 @@ def test_a_range_of_a_sibling_names_three_parts_and_admits_the_checkout(checkout
 def test_packages_that_want_different_releases_of_torch_are_told(checkout):
     checkout.replace(OPS_PROJECT, '"numpy>=1.26"', '"numpy>=1.26", "torch>=2.9"')
     checkout.replace("packages/accel-data/pyproject.toml", '"numpy>=1.26"', '"numpy>=1.26", "torch>=2.10"')
-    line = "packages/*/pyproject.toml: different requirements of torch: torch>=2.9, torch>=2.10"
+    line = "packages/*/pyproject.toml: different requirements of torch: torch>=2.10, torch>=2.9"
     assert line in problems(checkout.root)
 
 

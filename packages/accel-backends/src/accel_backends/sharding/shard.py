@@ -204,7 +204,7 @@ def reduce_unused(model: nn.Module) -> None:
 def _reduce_all(group: Any, *unused: Any) -> None:
     """Reduce the gradients of a group of `fully_shard`, zeros for the parameters that have none."""
     for parameter in group.fsdp_params if group.reduce_grads else ():
-        whole = getattr(parameter, "_unsharded_param", None)  # None until it is gathered the first time
+        whole: Any = getattr(parameter, "_unsharded_param", None)  # None until it is gathered the first time
         is_counted = whole is None or not whole.requires_grad or whole.grad is not None
         if not is_counted and parameter.unsharded_accumulated_grad is None:
             whole.grad = torch.zeros_like(whole)

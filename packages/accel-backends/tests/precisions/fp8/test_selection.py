@@ -63,7 +63,9 @@ def test_what_the_launcher_names_is_taken_or_is_an_error(installed, gpu, variabl
 def test_a_torchao_that_is_not_made_for_this_torch_is_an_error(installed, gpu, monkeypatch):
     installed("torchao")
     monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(NotAvailableError, match="torchao is installed, but its import fails: .*needs torch 2.11"):
+    with pytest.raises(
+        NotAvailableError, match="torchao is installed, but its import fails: .*needs torch 2.11"
+    ):
         select_precision("fp8", device_backend=gpu)
 
 
