@@ -47,7 +47,10 @@ class Worker:
                 call, rendezvous = self.line.recv()
             except EOFError:
                 return
-            self.line.send(self.run(call, rendezvous))
+            outcome = self.run(call, rendezvous)
+            self.line.send(outcome)
+            if not outcome.has_intact_group:
+                self.leave_groups()
 
     def run(self, call: Call, rendezvous: str | None) -> Outcome:
         """Run one call with fresh state; ``rendezvous`` is the file for a new process group, if one is needed."""
@@ -66,11 +69,6 @@ class Worker:
         """Build the state, on a new process group if ``rendezvous`` is given, else on the last one."""
         reset_runtime(keep_process_group=rendezvous is None)
         self.imported.freeze()
-        if rendezvous is not None and dist.is_initialized():  # the last body made a group of its own
-            leave_group()
-        if rendezvous is not None:
-            # What earlier bodies left keeps their groups, whose threads wake up a hundred times a second.
-            gc.collect()
         random.seed(0)
         torch.manual_seed(0)
         if rendezvous is None:
@@ -84,6 +82,16 @@ class Worker:
                 world_size=self.world_size,
                 timeout=TIMEOUT,
             )
+
+    def leave_groups(self) -> None:
+        """Leave all process groups: the body made some of its own, or failed in one.
+
+        Not before the next body, for a group of gloo has a thread that wakes up a hundred times a second.
+        """
+        reset_runtime()
+        if dist.is_initialized():
+            leave_group()
+        gc.collect()  # what the body left refers to its groups
 
     def check_clean(self, environ: dict[str, str]) -> None:
         """Raise if the body changed environment variables."""
