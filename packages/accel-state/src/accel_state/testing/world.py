@@ -124,7 +124,7 @@ class World:
             rank.line.send((call, rendezvous))
         outcomes = self._collect(timeout_s)
         self._has_group = all(outcome.has_intact_group for outcome in outcomes.values())
-        if not self._has_group:  # and not before all have answered: leaving breaks the collectives of the others
+        if not self._has_group:  # only now that all have answered: leaving breaks the collectives of others
             for rank in self._ranks:
                 with suppress(BrokenPipeError):  # one that has died meanwhile is replaced by the next `run`
                     rank.line.send(None)
