@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,11 @@ def piped(text: str, *arguments: str, home: Path) -> subprocess.CompletedProcess
     return subprocess.run(
         [sys.executable, "-m", "accel_launch", "config", *arguments],
         input=text,
-        env={"HF_HOME": str(home), "TERM": "xterm"},
+        env={
+            "HF_HOME": str(home),
+            "TERM": "xterm",
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        },
         capture_output=True,
         text=True,
         timeout=180,
