@@ -8,7 +8,7 @@ import json
 from accel_launch.config.basic import location_of, write_basic_config
 from accel_launch.config.engine_views import as_table, engine_rows
 from accel_launch.config.file import find_config
-from accel_launch.config.menu import make_asker
+from accel_launch.config.prompts import make_asker
 from accel_launch.config.questionnaire import fill_in
 from accel_launch.config.show import as_data, as_text, rows_of
 from accel_launch.config.writing import write_config

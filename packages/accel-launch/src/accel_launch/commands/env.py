@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from accel_launch.accelerators.detection import find_accelerators, present_accelerators
@@ -99,8 +98,7 @@ def _version_of(package: str) -> str | None:
         return None
 
 
-def _memory_gib() -> float | None:
-    if not Path("/proc/meminfo").exists():
-        return None
-    kibibytes = int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0])
-    return round(kibibytes / 2**20, 1)
+def _memory_gib() -> float:
+    import psutil
+
+    return round(psutil.virtual_memory().total / 2**30, 1)

@@ -1,8 +1,10 @@
-"""Asking a person with plain lines: one question, one answer, also from a pipe."""
+"""Asking a person: with menus on a terminal, with plain lines from a pipe."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import string
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from accel_launch.messages import show
@@ -48,6 +50,30 @@ class PlainAsker:
 
     def say(self, line: str) -> None:
         show(line)
+
+
+class MenuAsker(PlainAsker):
+    """Asks on a terminal: choices are a menu, through which arrow keys and the key before each label move."""
+
+    def choice(self, question: str, labels: Sequence[str], *, default: int) -> int:
+        import questionary
+
+        keys = string.digits + string.ascii_lowercase
+        choices = [
+            questionary.Choice(label, value=place, shortcut_key=keys[place])
+            for place, label in enumerate(labels)
+        ]
+        menu = questionary.select(
+            question, choices, default=default, pointer=">", use_shortcuts=True, use_jk_keys=False
+        )
+        place: int = menu.unsafe_ask()
+        return place
+
+
+def make_asker(environ: Mapping[str, str]) -> Asker:
+    """Return an asker with menus where there is a terminal that can draw them, else one with plain lines."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    return MenuAsker() if is_terminal and environ.get("TERM", "dumb") != "dumb" else PlainAsker()
 
 
 def place_of(given: str, labels: Sequence[str]) -> int | None:
