@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 
 from accel_launch import __version__
@@ -64,13 +66,20 @@ def help_text() -> str:
     """Return what ``accel --help`` prints; the one-line summaries are read without importing the commands."""
     members = sorted({point.name: summary_of(point.value) for point in entry_points(COMMAND_GROUP)}.items())
     width = max((len(name) for name, _ in members), default=0) + 2
-    listed = "\n".join(f"  {name:<{width}}{summary}".rstrip() for name, summary in members)
+    columns = shutil.get_terminal_size().columns
+    listed = "\n".join(
+        textwrap.fill(
+            summary, columns, initial_indent=f"  {name:<{width}}", subsequent_indent=" " * (width + 2)
+        )
+        or f"  {name}"
+        for name, summary in members
+    )
     return (
-        "usage: accel [-h] [--version] COMMAND ...\n\n"
+        "usage: accel [-h] [-V] COMMAND ...\n\n"
         "Start one PyTorch script anywhere.\n\n"
         f"commands:\n{listed}\n\n"
         "options:\n  -h, --help     show this help\n  -V, --version  show the version\n\n"
-        "`accel COMMAND --help` tells more about one of them."
+        "`accel COMMAND --help` tells more."
     )
 
 
@@ -88,9 +97,11 @@ def _without_traceback(action: Callable[[], int]) -> int:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    if arguments[:1] in ([], ["-h"], ["--help"]):
+    if arguments in ([], ["-h"], ["--help"]):
         show(help_text())
         return 0
+    if arguments[0] in ("-h", "--help"):
+        return _run_command(arguments[1], ["--help"])
     if arguments[0] in ("-V", "--version"):
         show(f"accel {__version__}")
         return 0

@@ -12,6 +12,9 @@ from accel_launch.settings import SETTINGS_OF_TOPIC
 from accel_state.environment import SETTINGS, Setting
 from accel_state.environment.settings import SECTIONS
 
+# How many choices the help shows, and how many letters of them in the place of the value: no terminal breaks that.
+_MOST_CHOICES, _WIDEST_CHOICES = 4, 20
+
 
 class Topic(NamedTuple):
     """Settings that the help shows together, under a heading."""
@@ -85,21 +88,27 @@ SETTINGS_OF_LAUNCHER: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
 """The settings that only one launcher reads, by its name."""
 
 
-def add_options(parser: argparse.ArgumentParser, topics: Iterable[Topic] = tuple(TOPICS.values())) -> None:
+def add_options(
+    parser: argparse.ArgumentParser,
+    topics: Iterable[Topic] = tuple(TOPICS.values()),
+    *,
+    has_help: bool = True,
+) -> None:
     """Add the flags of ``topics``, all if omitted; a flag that is not given leaves None in the namespace."""
     for heading, settings in topics:
         group = parser.add_argument_group(heading)
         for setting in settings:
-            add_option(group, setting)
+            add_option(group, setting, has_help=has_help)
 
 
-def add_option(group: argparse._ActionsContainer, setting: Setting) -> None:
+def add_option(group: argparse._ActionsContainer, setting: Setting, *, has_help: bool = True) -> None:
     """Add the flag of one setting, if it has one; of its other spellings the help shows those of one letter."""
     if setting.flag is None:
         return
     short = [flag for flag in setting.other_flags if not flag.startswith("--")]
     long = [flag for flag in setting.other_flags if flag.startswith("--")]
-    for flags, text in (([*short, setting.flag], _help(setting)), (long, argparse.SUPPRESS)):
+    shown = _help(setting) if has_help else argparse.SUPPRESS
+    for flags, text in (([*short, setting.flag], shown), (long, argparse.SUPPRESS)):
         if flags:
             group.add_argument(*flags, dest=setting.name, default=None, help=text, **_kind(setting))
 
@@ -135,8 +144,13 @@ def _number_or_text(setting: Setting) -> Callable[[str], int | float | str]:
 
 
 def _metavar(setting: Setting) -> str:
-    if setting.metavar is None and setting.choices is not None and len(setting.choices) <= 4:
-        return "{" + ",".join(setting.choices) + "}"
+    words = setting.choices or ()
+    if (
+        setting.metavar is None
+        and 0 < len(words) <= _MOST_CHOICES
+        and sum(map(len, words)) <= _WIDEST_CHOICES
+    ):
+        return "{" + ",".join(words) + "}"
     return setting.metavar or setting.parse.metavar or setting.name.rpartition("_")[2].upper()
 
 
@@ -144,4 +158,7 @@ def _help(setting: Setting) -> str:
     default = setting.default if setting.launch_default is None else setting.launch_default
     has_none = default is None or default is False or default == ()
     text = setting.help if has_none else f"{setting.help} Default: {setting.text_of(default)}."
+    words = setting.choices or ()
+    if len(words) <= _MOST_CHOICES and sum(map(len, words)) > _WIDEST_CHOICES:
+        text = f"{text} One of {', '.join(words)}."
     return text.replace("%", "%%")

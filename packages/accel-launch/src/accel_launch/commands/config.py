@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from accel_launch.commands.parsing import HelpFormatter
 from accel_launch.config.basic import location_of, write_basic_config
 from accel_launch.config.engine_views import as_table, engine_rows
 from accel_launch.config.file import find_config
@@ -42,7 +43,9 @@ class ConfigCommand:
             action="store_true",
             help="show the DeepSpeed config instead, and who says each value",
         )
-        add_options(shown)
+        shown.usage = "accel config show [options] [flags of accel launch]"
+        shown.epilog = "The flags are those of `accel launch`, which `accel launch --help all` lists."
+        add_options(shown, has_help=False)
 
     def run(self, arguments: argparse.Namespace) -> int:
         actions = {"default": write_default, "update": update, "show": show_settings, None: ask_and_write}
@@ -104,7 +107,11 @@ def _action(
     actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
 ) -> argparse.ArgumentParser:
     parser = actions.add_parser(
-        name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        allow_abbrev=False,
+        formatter_class=HelpFormatter,
     )
     # SUPPRESS: a file named before the action stays named
     parser.add_argument("--config_file", metavar="FILE", default=argparse.SUPPRESS, help=_PLACE)

@@ -13,9 +13,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from accel_launch.accelerators.detection import find_accelerators, present_accelerators
-from accel_launch.config.file import ConfigFile, find_config
+from accel_launch.config.file import find_config
 from accel_launch.messages import show
 from accel_state.environment import snapshot
+from accel_state.errors import ConfigError
 
 PACKAGES = (
     "accel",
@@ -44,7 +45,7 @@ class EnvCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         environ = snapshot()
-        report = environment_report(find_config(arguments.config_file, environ=environ), environ=environ)
+        report = environment_report(arguments.config_file, environ=environ)
         show(json.dumps(report, indent=2, default=str) if arguments.json else as_text(report))
         return 0
 
@@ -52,8 +53,14 @@ class EnvCommand:
 command = EnvCommand()
 
 
-def environment_report(config: ConfigFile, *, environ: Mapping[str, str]) -> dict[str, Any]:
+def environment_report(config_file: str | None, *, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return what matters about this installation and machine, importing none of the packages it names."""
+    try:
+        config = find_config(config_file, environ=environ)
+    except ConfigError as error:
+        told = {"config_file": str(error)}
+    else:
+        told = {"config_file": config.path and str(config.path), "config": dict(config.values)}
     return {
         "packages": {name: _version_of(name) for name in PACKAGES},
         "python": f"{platform.python_version()} ({sys.executable})",
@@ -64,8 +71,7 @@ def environment_report(config: ConfigFile, *, environ: Mapping[str, str]) -> dic
         "accelerators": present_accelerators(),
         "used_accelerators": ",".join(find_accelerators(environ).names) or None,
         "variables": {name: value for name, value in sorted(environ.items()) if name.startswith(_PREFIXES)},
-        "config_file": None if config.path is None else str(config.path),
-        "config": dict(config.values),
+        **told,
     }
 
 

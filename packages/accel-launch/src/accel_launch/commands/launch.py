@@ -99,8 +99,9 @@ def _flags(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
 
 
 def _checked_command(command: tuple[str, ...], kind: CommandKind) -> tuple[str, ...]:
-    if kind == "script" and not Path(command[0]).exists():
-        raise ConfigError(
-            f"The script `{command[0]}` does not exist in `{Path.cwd()}`. For a module, use `-m`."
-        )
+    script = Path(command[0])
+    if kind == "script" and not script.exists():
+        raise ConfigError(f"The script `{script}` does not exist in `{Path.cwd()}`. For a module, use `-m`.")
+    if kind == "script" and script.is_dir() and not (script / "__main__.py").is_file():
+        raise ConfigError(f"The script `{script}` is a folder without a `__main__.py`. Name a file in it.")
     return command

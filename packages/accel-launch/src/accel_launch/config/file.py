@@ -47,7 +47,7 @@ def read_config(path: Path) -> ConfigFile:
         content = {}
     if not isinstance(content, dict):
         raise ConfigError(
-            f"The config file `{path}` must hold `key: value` lines, but holds a {type(content).__name__}."
+            f"The config file `{path}` must hold `key: value` lines, but holds {_kind_of(content)}."
         )
     values: dict[str, Any] = {}
     for key, value in content.items():
@@ -87,11 +87,15 @@ def _section(section: str, content: Any, *, path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(
             f"`{section}` in the config file `{path}` must hold `key: value` lines, "
-            f"but holds a {type(content).__name__}."
+            f"but holds {_kind_of(content)}."
         )
     for key in content:
         _check_known(key, SECTIONS[section], where=f"`{section}` in the config file `{path}`")
     return {f"{section}.{key}": value for key, value in content.items()}
+
+
+def _kind_of(content: Any) -> str:
+    return "a list" if isinstance(content, list) else f"only `{' '.join(str(content).split())[:80]}`"
 
 
 def _check_known(key: Any, known: Iterable[str], *, where: str) -> None:
@@ -109,8 +113,10 @@ def _text_of(path: Path) -> str:
             f"The config file `{path}` does not exist. Make it with `accel config --config_file {path}`, or leave the "
             "flag out."
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The config file `{path}` cannot be read: {error}.") from error
+    except OSError as error:
+        raise ConfigError(f"The config file `{path}` cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"The config file `{path}` cannot be read: it is no text in UTF-8.") from error
 
 
 def _parse(path: Path, text: str) -> Any:

@@ -31,18 +31,14 @@ class PlainAsker:
     """Prints a question and reads one line; an empty line takes the default."""
 
     def text(self, question: str, *, default: str) -> str:
-        shown = f"{question} [{default}]: " if default else f"{question}: "
-        try:
-            return input(shown).strip() or default
-        except EOFError:
-            raise ConfigError(f"The input ended before there was an answer to: {question}") from None
+        return self._line(f"{question} [{default}]: " if default else f"{question}: ", question) or default
 
     def choice(self, question: str, labels: Sequence[str], *, default: int) -> int:
         self.say(question)
         for place, label in enumerate(labels):
             self.say(f"  {place}  {label}")
         while True:
-            given = self.text("Name or number", default=labels[default])
+            given = self._line(f"Name or number [{labels[default]}]: ", question) or labels[default]
             chosen = place_of(given, labels)
             if chosen is not None:
                 return chosen
@@ -50,6 +46,12 @@ class PlainAsker:
 
     def say(self, line: str) -> None:
         show(line)
+
+    def _line(self, shown: str, question: str) -> str:
+        try:
+            return input(shown).strip()
+        except (EOFError, RuntimeError):  # at its end, or closed from the start
+            raise ConfigError(f"The input ended before there was an answer to: {question}") from None
 
 
 class MenuAsker(PlainAsker):
@@ -72,7 +74,7 @@ class MenuAsker(PlainAsker):
 
 def make_asker(environ: Mapping[str, str]) -> Asker:
     """Return an asker with menus where there is a terminal that can draw them, else one with plain lines."""
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    is_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
     return MenuAsker() if is_terminal and environ.get("TERM", "dumb") != "dumb" else PlainAsker()
 
 
