@@ -27,36 +27,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _without_traceback(lambda: _main(arguments))
 
 
-def launch(argv: Sequence[str] | None = None) -> int:
-    """Be the program ``accel-launch``, the same as ``accel launch``."""
-    return run_command("launch", list(sys.argv[1:] if argv is None else argv))
-
-
-def env(argv: Sequence[str] | None = None) -> int:
-    """Be the program ``accel-env``, the same as ``accel env``."""
-    return run_command("env", list(sys.argv[1:] if argv is None else argv))
-
-
-def config(argv: Sequence[str] | None = None) -> int:
-    """Be the program ``accel-config``, the same as ``accel config``."""
-    return run_command("config", list(sys.argv[1:] if argv is None else argv))
-
-
-def check(argv: Sequence[str] | None = None) -> int:
-    """Be the program ``accel-test``, the same as ``accel test``."""
-    return run_command("test", list(sys.argv[1:] if argv is None else argv))
-
-
-def tpu_config(argv: Sequence[str] | None = None) -> int:
-    """Be the program ``accel-tpu-config``, the same as ``accel tpu-config``."""
-    return run_command("tpu-config", list(sys.argv[1:] if argv is None else argv))
-
-
-def estimate_memory(argv: Sequence[str] | None = None) -> int:
-    """Be the program ``accel-estimate-memory``, the same as ``accel estimate-memory``."""
-    return run_command("estimate-memory", list(sys.argv[1:] if argv is None else argv))
-
-
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Run one subcommand; what it refuses becomes one line on stderr and an exit code."""
     return _without_traceback(lambda: _run_command(name, arguments))
@@ -149,3 +119,16 @@ def _flags_of(parser: argparse.ArgumentParser, namespace: argparse.Namespace) ->
 def _failure(error: AccelError) -> int:
     complain(str(error))
     return FAILURE
+
+
+def _program(name: str) -> Callable[[Sequence[str] | None], int]:
+    """Return what the program ``accel-NAME`` does: the same as ``accel NAME``."""
+
+    def run(argv: Sequence[str] | None = None) -> int:
+        return run_command(name, list(sys.argv[1:] if argv is None else argv))
+
+    return run
+
+
+launch, config, env = _program("launch"), _program("config"), _program("env")
+check, estimate_memory, tpu_config = _program("test"), _program("estimate-memory"), _program("tpu-config")

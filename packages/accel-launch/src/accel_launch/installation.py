@@ -1,9 +1,20 @@
-"""What `pip` is to install on another machine, so that it runs what runs here."""
+"""This Python: how it was started, and which accel it has."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
+
+
+def interpreter_command() -> tuple[str, ...]:
+    """Return the command line of this Python: after ``python -O -m accel_launch`` it ends with ``-O``."""
+    # What `multiprocessing` starts its processes with; only `-u` changes no flag.
+    options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    is_unbuffered = getattr(sys.__stdout__, "write_through", False)
+    return (sys.executable, *options, *(["-u"] if is_unbuffered else []))
+
 
 # The launcher, and what scripts import.
 _DISTRIBUTIONS = ("accel-launch", "accel")

@@ -52,7 +52,10 @@ def test_answers_can_be_piped(tmp_path):
 def test_answers_that_end_too_soon_are_an_error_and_no_file(tmp_path):
     finished = piped("\n", "--config_file", str(tmp_path / "c.yaml"), home=tmp_path)
     assert finished.returncode == 1
-    assert finished.stderr == "error: The input ended before there was an answer to: Which type of machine are you using?\n"
+    assert (
+        finished.stderr
+        == "error: The input ended before there was an answer to: Which type of machine are you using?\n"
+    )
     assert not (tmp_path / "c.yaml").exists()
 
 

@@ -7,11 +7,10 @@ import json
 
 from accel_launch.commands.parsing import HelpFormatter
 from accel_launch.config.basic import location_of, write_basic_config
-from accel_launch.config.engine_views import as_table, engine_rows
 from accel_launch.config.file import find_config
 from accel_launch.config.prompts import make_asker
 from accel_launch.config.questionnaire import fill_in
-from accel_launch.config.show import as_data, as_text, rows_of
+from accel_launch.config.show import as_data, as_table, as_text, engine_rows, rows_of
 from accel_launch.config.writing import write_config
 from accel_launch.messages import complain, show
 from accel_launch.options import add_options, given_flags

@@ -12,7 +12,7 @@ from accel_launch.commands.launch_flags import add_flags
 from accel_launch.config.file import find_config
 from accel_launch.cpu_cores import num_cpu_cores
 from accel_launch.engine_installed import check_engine_installed
-from accel_launch.interpreter import interpreter_command
+from accel_launch.installation import interpreter_command
 from accel_launch.launchers.outer_task import flags_of_task
 from accel_launch.launchers.protocol import Launcher
 from accel_launch.launchers.selection import BUILT_IN, accepting_launchers

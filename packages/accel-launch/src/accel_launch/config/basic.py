@@ -7,7 +7,7 @@ from pathlib import Path
 
 from accel_launch.accelerators.detection import find_accelerators
 from accel_launch.accelerators.protocol import Accelerators
-from accel_launch.config.location import config_folder
+from accel_launch.config.file import config_folder
 from accel_launch.config.writing import write_config
 from accel_launch.messages import show
 from accel_state.environment import find_setting, snapshot

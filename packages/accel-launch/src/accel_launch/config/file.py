@@ -1,4 +1,4 @@
-"""Reading a config file: YAML or JSON in, checked keys out."""
+"""Where the config file lies, and reading it: YAML or JSON in, checked keys out."""
 
 from __future__ import annotations
 
@@ -9,11 +9,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from accel_launch.config.keys import ALIASES, PLAIN_KEYS, SECTIONS
-from accel_launch.config.location import default_config_file
-from accel_launch.config.validation import problem_of
+from accel_launch.config.keys import ALIASES, PLAIN_KEYS, SECTIONS, problem_of
 from accel_state.environment.parsers import boolean
 from accel_state.errors import ConfigError, did_you_mean
+
+FILE_NAMES = ("default_config.yaml", "default_config.yml", "default_config.json")
+
+
+def config_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder of the user's config file.
+
+    It is ``accelerate`` in ``$HF_HOME`` if that is set, else ``huggingface/accelerate`` in
+    ``$XDG_CACHE_HOME`` (``~/.cache`` if that is not set).
+    """
+    if environ.get("HF_HOME"):
+        return Path(environ["HF_HOME"]).expanduser() / "accelerate"
+    cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "huggingface" / "accelerate"
+
+
+def default_config_file(environ: Mapping[str, str]) -> Path | None:
+    """Return the config file of this user: the first that exists of `FILE_NAMES`, or None."""
+    candidates = (config_folder(environ) / name for name in FILE_NAMES)
+    return next((path for path in candidates if path.is_file()), None)
 
 
 @dataclass(frozen=True, slots=True)
