@@ -121,7 +121,7 @@ def _failure(error: AccelError) -> int:
     return FAILURE
 
 
-def _program(name: str) -> Callable[[Sequence[str] | None], int]:
+def _program(name: str) -> Callable[..., int]:
     """Return what the program ``accel-NAME`` does: the same as ``accel NAME``."""
 
     def run(argv: Sequence[str] | None = None) -> int:

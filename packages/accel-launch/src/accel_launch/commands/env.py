@@ -55,6 +55,7 @@ command = EnvCommand()
 
 def environment_report(config_file: str | None, *, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return what matters about this installation and machine, importing none of the packages it names."""
+    told: dict[str, Any]
     try:
         config = find_config(config_file, environ=environ)
     except ConfigError as error:

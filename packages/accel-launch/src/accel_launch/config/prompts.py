@@ -66,7 +66,7 @@ class MenuAsker(PlainAsker):
             for place, label in enumerate(labels)
         ]
         menu = questionary.select(
-            question, choices, default=default, pointer=">", use_shortcuts=True, use_jk_keys=False
+            question, choices, default=choices[default], pointer=">", use_shortcuts=True, use_jk_keys=False
         )
         place: int = menu.unsafe_ask()
         return place

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 
 from accel_launch.processes.parent_death import end_with_parent
-from accel_launch.processes.signals import FORWARDED_SIGNALS
+from accel_launch.processes.signals import FORWARDED_SIGNALS, blocked
 from accel_state.environment import restore
 
 
@@ -26,9 +26,10 @@ def start_fork(
     It writes to ``stdout`` and ``stderr``, closes the descriptors ``inherited`` and takes signals as any new process
     does. An exception goes to its standard error, after ``name``, and makes its exit code 1. The caller waits for it.
     """
-    arguments = (function, dict(environ), stdout, stderr, tuple(inherited), os.getpid())
-    process = multiprocessing.get_context("fork").Process(target=_run, args=arguments, name=name)
-    process.start()
+    with blocked(FORWARDED_SIGNALS) as blocked_before:  # until the fork takes them as a new process does
+        arguments = (function, dict(environ), stdout, stderr, tuple(inherited), os.getpid(), blocked_before)
+        process = multiprocessing.get_context("fork").Process(target=_run, args=arguments, name=name)
+        process.start()
     process._popen.returncode = 0  # type: ignore[attr-defined]  # else `multiprocessing` may wait for it before us
     assert process.pid is not None
     return process.pid
@@ -41,6 +42,7 @@ def _run(
     stderr: int,
     inherited: tuple[int, ...],
     parent_pid: int,
+    blocked_signals: set[int],
 ) -> None:
     end_with_parent(parent_pid)
     signal.set_wakeup_fd(-1)
@@ -52,4 +54,5 @@ def _run(
     for descriptor in inherited:
         os.close(descriptor)
     restore(environ)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked_signals)
     function()
