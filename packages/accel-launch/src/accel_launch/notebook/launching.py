@@ -13,6 +13,7 @@ from accel_launch.notebook.fork_checks import check_gpus_survive_a_fork, check_n
 from accel_launch.notebook.ranks import run_forks
 from accel_launch.notebook.tpu import run_on_tpu
 from accel_launch.processes.rendezvous_client import program_of
+from accel_launch.processes.supervision import require_fork
 from accel_state.environment import find_setting, patch_environment, read, snapshot
 from accel_state.errors import ConfigError
 
@@ -88,6 +89,7 @@ def notebook_launcher(
         with patch_environment(**settings):
             function(*args)
         return
+    require_fork("`notebook_launcher` with several processes")
     check_no_accelerator("notebook_launcher")
     if gpus:
         check_gpus_survive_a_fork()
@@ -141,6 +143,7 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
         LaunchError: If a process fails, as for `notebook_launcher`.
         StateError: If this process has built an `Accelerator` already.
     """
+    require_fork("`debug_launcher`")
     _check_number(num_processes)
     check_no_accelerator("debug_launcher")
     run_forks(function, args, {"ACCELERATE_USE_CPU": "yes"}, num_here=num_processes)

@@ -16,7 +16,7 @@ from accel_launch.plan import ProcessPlan
 from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.child import ChildEnding
 from accel_launch.processes.ending import signal_name
-from accel_launch.processes.supervision import require_fork, run_processes
+from accel_launch.processes.supervision import run_processes
 from accel_launch.processes.supervisor import RunEnding
 from accel_launch.reports.run_report import RankEnding, RunReport, make_report
 from accel_state.environment import snapshot
@@ -45,11 +45,9 @@ def run_forks(
     They meet at ``port``, a free one if None, or where ``rendezvous`` says, which also tells them their ranks.
 
     Raises:
-        NotAvailableError: On Windows, which cannot fork.
         LaunchError: If one fails, or machines do not meet.
         KeyboardInterrupt: If somebody interrupts the run.
     """
-    require_fork("A launch from a notebook")
     environ = snapshot()
     template = Template(prefix_template or "")
     prefixes = [
