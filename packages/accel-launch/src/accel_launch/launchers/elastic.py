@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from accel_launch.launchers.machines import meeting_address, meeting_port
 from accel_launch.launchers.ports import held_port
-from accel_launch.launchers.ranks import asked_port, check_accelerators, plan_here, plan_ranks, run_here
+from accel_launch.launchers.ranks import asked_port, plan_here, run_here
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan
 from accel_launch.processes.rendezvous_client import program_of
@@ -27,15 +27,7 @@ class ElasticLauncher(BuiltInLauncher):
     name: ClassVar[str] = "elastic"
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
-        check_accelerators(request)
         run_id = _run_id(request)
-        ranks = plan_ranks(
-            request,
-            num_here=request.num_local_processes,
-            machine_rank=request.machine_rank,
-            master_addr=meeting_address(request),
-            run_id=run_id,
-        )
         port = (asked_port(request) or None) if request.machine_rank == 0 else None
         rendezvous = program_of(
             request.interpreter,
@@ -50,7 +42,14 @@ class ElasticLauncher(BuiltInLauncher):
             monitor_interval=request.value("monitor_interval"),
             is_verbose=request.value("debug_mode"),
         )
-        return plan_here(self.name, request, ranks, port=port, rendezvous=rendezvous)
+        return plan_here(
+            self.name,
+            request,
+            port=port,
+            master_addr=meeting_address(request),
+            run_id=run_id,
+            rendezvous=rendezvous,
+        )
 
     def run(self, plan: LaunchPlan) -> int:
         if plan.port is not None:
