@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+
+# The launcher, and what scripts import.
+_DISTRIBUTIONS = ("accel-launch", "accel")
 
 
 def interpreter_command() -> tuple[str, ...]:
@@ -16,12 +18,10 @@ def interpreter_command() -> tuple[str, ...]:
     return (sys.executable, *options, *(["-u"] if is_unbuffered else []))
 
 
-# The launcher, and what scripts import.
-_DISTRIBUTIONS = ("accel-launch", "accel")
-
-
 def requirements_here() -> list[str]:
     """Return what installs the versions that are installed here."""
+    from importlib.metadata import PackageNotFoundError, version  # many modules, which a launch does without
+
     found = []
     for name in _DISTRIBUTIONS:
         try:
@@ -40,6 +40,8 @@ def requirements_of(wanted: str) -> list[str]:
 
 def least_versions() -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the oldest Python and the oldest torch that accel-launch runs with."""
+    from importlib.metadata import metadata, requires
+
     python = metadata("accel-launch")["Requires-Python"]
     (torch,) = (text for text in requires("accel-launch") or () if re.match(r"torch\b", text))
     return release(python), release(torch)

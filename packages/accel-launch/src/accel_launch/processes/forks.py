@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +25,8 @@ def start_fork(
     It writes to ``stdout`` and ``stderr``, closes the descriptors ``inherited`` and takes signals as any new process
     does. An exception goes to its standard error, after ``name``, and makes its exit code 1. The caller waits for it.
     """
+    import multiprocessing  # which a launch of programs does without
+
     with blocked(FORWARDED_SIGNALS) as blocked_before:  # until the fork takes them as a new process does
         arguments = (function, dict(environ), stdout, stderr, tuple(inherited), os.getpid(), blocked_before)
         process = multiprocessing.get_context("fork").Process(target=_run, args=arguments, name=name)
