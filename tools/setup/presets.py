@@ -29,6 +29,11 @@ def heavy_engines() -> Environment:
     return Environment(ROOT / ".venvs" / "engines", list(read_packages().values()), requirements)
 
 
+def documentation() -> Environment:
+    """What builds the documentation site; it reads our packages from their sources, and needs no torch."""
+    return Environment(ROOT / ".venvs" / "docs", (), dependency_group("docs"))
+
+
 def wheel_trial(wheels: list[Path]) -> Environment:
     """Nothing of the checkout: the built wheels, and what their tests need."""
     return Environment(ROOT / ".venvs" / "wheels", (), [*map(str, wheels), *dependency_group("test")])

@@ -1,0 +1,50 @@
+"""Build the documentation site into ``site/``, or serve it while it is written."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from tools.commands.protocol import Command
+from tools.setup.presets import documentation
+from tools.setup.running import run, say, timed
+from tools.site.built import problems
+from tools.workspace import ROOT, read_packages
+
+SITE = ROOT / "site"
+
+
+def docs(arguments: argparse.Namespace) -> int:
+    environment = documentation().ensure()
+    sources = [ROOT, *(package.folder / "src" for package in read_packages().values())]
+    environ = environment.child_environ() | {
+        "PYTHONPATH": os.pathsep.join(map(str, sources)),
+        "NO_MKDOCS_2_WARNING": "1",
+    }
+    mkdocs: list[str | Path] = [environment.python, "-m", "mkdocs"]
+    if arguments.serve:
+        return run([*mkdocs, "serve", "--livereload", *arguments.handed_on], cwd=ROOT, environ=environ)
+    with timed("building the site"):
+        code = run([*mkdocs, "build", "--strict", *arguments.handed_on], cwd=ROOT, environ=environ)
+    if code != 0:
+        return code
+    found = problems(SITE)
+    for problem in found:
+        print(problem)
+    if not found:
+        say(f"the site is {SITE.as_uri()}/index.html")
+    return 1 if found else 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--serve", action="store_true", help="serve it, and build it again whenever a page changes"
+    )
+
+
+command = Command(
+    help="build the documentation site into site/ (--serve: show it while it is written)",
+    run=docs,
+    add_arguments=add_arguments,
+)
