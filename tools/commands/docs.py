@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
 from tools.commands.protocol import Command
 from tools.setup.presets import documentation
@@ -16,17 +15,15 @@ SITE = ROOT / "site"
 
 
 def docs(arguments: argparse.Namespace) -> int:
-    environment = documentation().ensure()
-    sources = [ROOT, *(package.folder / "src" for package in read_packages().values())]
-    environ = environment.child_environ() | {
-        "PYTHONPATH": os.pathsep.join(map(str, sources)),
-        "NO_MKDOCS_2_WARNING": "1",
-    }
-    mkdocs: list[str | Path] = [environment.python, "-m", "mkdocs"]
     if arguments.serve:
-        return run([*mkdocs, "serve", "--livereload", *arguments.handed_on], cwd=ROOT, environ=environ)
+        return mkdocs("serve", "--livereload", *arguments.handed_on)
+    return build(*arguments.handed_on)
+
+
+def build(*words: str) -> int:
+    """Build the site and check its links; return the exit code."""
     with timed("building the site"):
-        code = run([*mkdocs, "build", "--strict", *arguments.handed_on], cwd=ROOT, environ=environ)
+        code = mkdocs("build", "--strict", *words)
     if code != 0:
         return code
     found = problems(SITE)
@@ -35,6 +32,17 @@ def docs(arguments: argparse.Namespace) -> int:
     if not found:
         say(f"the site is {SITE.as_uri()}/index.html")
     return 1 if found else 0
+
+
+def mkdocs(*words: str) -> int:
+    """Run mkdocs, which finds our packages by their sources; return its exit code."""
+    environment = documentation().ensure()
+    sources = [ROOT, *(package.folder / "src" for package in read_packages().values())]
+    environ = environment.child_environ() | {
+        "PYTHONPATH": os.pathsep.join(map(str, sources)),
+        "NO_MKDOCS_2_WARNING": "1",  # an advertisement, which strict builds would take for a fault
+    }
+    return run([environment.python, "-m", "mkdocs", *words], cwd=ROOT, environ=environ)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
