@@ -13,7 +13,6 @@ class FrameWorker extends EventTarget {
       if (this.onmessage) this.onmessage(event);
     };
     window.addEventListener("message", this.listen);
-    this.ready = new Promise((resolve) => inside.addEventListener("load", resolve));
     inside.document.open();
     inside.document.write(
       "<html><body><script>postMessage = (data) => parent.postMessage(data, '*');" +
@@ -23,6 +22,8 @@ class FrameWorker extends EventTarget {
         `<script src="${address}"><\/script></body></html>`,
     );
     inside.document.close();
+    // Only now: opening the document takes away the listeners of its window.
+    this.ready = new Promise((resolve) => inside.addEventListener("load", resolve));
   }
 
   postMessage(data) {

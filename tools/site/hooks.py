@@ -97,3 +97,8 @@ def on_page_markdown(markdown: str, page: Any, config: Mapping[str, Any], files:
     if place in _pages:
         return markdown
     return for_site(markdown, source=posixpath.join("docs", place), page=place)
+
+
+def on_post_page(output: str, page: Any, config: Mapping[str, Any]) -> str:
+    """Name the dialog of the search, which the theme leaves without a name for screen readers."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
