@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 
 from tools.commands.protocol import Command
 from tools.setup.presets import documentation
@@ -14,10 +15,20 @@ from tools.workspace import ROOT, read_packages
 SITE = ROOT / "site"
 
 
+INSTALLED = ROOT / "packages" / "accel-launch" / "src" / "accel_launch" / "site"
+"""Where `accel docs` looks for a copy, and from where wheels take it."""
+NOT_INSTALLED = ("*.map", "lunr", "search_index.json", "sitemap.xml*")
+"""What only a server, or a reader of another language, would need."""
+
+
 def docs(arguments: argparse.Namespace) -> int:
     if arguments.serve:
         return mkdocs("serve", "--livereload", *arguments.handed_on)
-    return build(*arguments.handed_on)
+    code = build(*arguments.handed_on)
+    if code == 0 and arguments.install:
+        shutil.rmtree(INSTALLED, ignore_errors=True)
+        shutil.copytree(SITE, INSTALLED, ignore=shutil.ignore_patterns(*NOT_INSTALLED))
+    return code
 
 
 def build(*words: str) -> int:
@@ -48,6 +59,11 @@ def mkdocs(*words: str) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--serve", action="store_true", help="serve it, and build it again whenever a page changes"
+    )
+    parser.add_argument(
+        "--install",
+        action="store_true",
+        help="copy it to where `accel docs` and wheels of accel-launch find it",
     )
 
 

@@ -37,7 +37,9 @@ def documentation() -> Environment:
 def browser() -> Environment:
     """What drives a browser, and what pytest needs of ours."""
     requirements = [*dependency_group("test"), *dependency_group("browser")]
-    return Environment(ROOT / ".venvs" / "browser", with_siblings(read_packages(), "accel-state"), requirements)
+    return Environment(
+        ROOT / ".venvs" / "browser", with_siblings(read_packages(), "accel-state"), requirements
+    )
 
 
 def wheel_trial(wheels: list[Path]) -> Environment:

@@ -78,7 +78,8 @@ def on_config(config: Any) -> Any:
     _pages.clear()
     _pages.update(generated_pages())
     written = [file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md")]
-    config["nav"] = completed(config["nav"], sorted({*written, *_pages}))
+    pages = sorted({*written, *_pages}, key=lambda page: page.removesuffix(".md"))
+    config["nav"] = completed(config["nav"], pages)
     return config
 
 

@@ -113,26 +113,30 @@ def _classes(trees: Mapping[str, ast.Module]) -> dict[str, ErrorClass]:
 
 def _add_reasons(found: Mapping[str, ErrorClass], package: Package, trees: Mapping[str, ast.Module]) -> None:
     """Read the sections ``Raises`` of the public names of ``package``."""
-    homes = {
-        alias.asname or alias.name: (node.module, alias.name)
-        for node in ast.walk(trees[package.import_name])
-        if isinstance(node, ast.ImportFrom) and node.module
-        for alias in node.names
-    }
     for public in own_names(package):
-        module, original = homes.get(public, (package.import_name, public))
-        for node in trees[module].body if module in trees else ():
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == original:
-                for name, documented in _documented(node, f"{package.import_name}.{public}"):
-                    for error, reason in _reasons(ast.get_docstring(documented) or ""):
-                        if error in found:
-                            found[error].raised_by.append((name, reason))
+        node = _definition(package.import_name, public, trees)
+        for name, documented in _documented(node, f"{package.import_name}.{public}"):
+            for error, reason in _reasons(ast.get_docstring(documented) or ""):
+                if error in found:
+                    found[error].raised_by.append((name, reason))
 
 
-def _documented(
-    node: ast.ClassDef | ast.FunctionDef, name: str
-) -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef]]:
+def _definition(module: str, name: str, trees: Mapping[str, ast.Module]) -> ast.stmt | None:
+    """Return the class or function that a module calls ``name``, also where other modules hand it on."""
+    for node in ast.walk(trees[module]) if module in trees else ():
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return node
+        if isinstance(node, ast.ImportFrom) and node.module not in (None, module):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return _definition(str(node.module), alias.name, trees)
+    return None
+
+
+def _documented(node: ast.stmt | None, name: str) -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef]]:
     """Yield a class or function and, of a class, its public methods."""
+    if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return
     yield name, node
     for inner in node.body if isinstance(node, ast.ClassDef) else ():
         if isinstance(inner, ast.FunctionDef) and not inner.name.startswith("_"):

@@ -9,7 +9,11 @@ from tools.workspace import ROOT
 
 pytestmark = pytest.mark.engine("site")
 SCREENSHOTS = ROOT / "build" / "site-screenshots"
-PAGES = {"front": "index.html", "guide": "guides/data.html", "reference": "reference/packages/accel-data.html"}
+PAGES = {
+    "front": "index.html",
+    "guide": "guides/data.html",
+    "reference": "reference/packages/accel-data.html",
+}
 WIDTHS_PX = {"phone": 390, "desktop": 1280}
 VIEWS = [(page, width, scheme) for page in PAGES for width in WIDTHS_PX for scheme in ("light", "dark")]
 
@@ -34,7 +38,9 @@ def show(browser):
         size = {"width": WIDTHS_PX[width], "height": 900}
         contexts.append(browser.new_context(viewport=size, color_scheme=scheme))
         tab = contexts[-1].new_page()
-        tab.on("request", lambda request: request.url.startswith(("file:", "data:")) or told.append(request.url))
+        tab.on(
+            "request", lambda request: request.url.startswith(("file:", "data:")) or told.append(request.url)
+        )
         tab.on("pageerror", lambda error: told.append(str(error)))
         tab.goto((SITE / PAGES[page]).as_uri())
         return tab, told
