@@ -9,6 +9,7 @@ from typing import Any
 
 from tools.site.commands import command_pages
 from tools.site.gallery import gallery_pages
+from tools.site.names import names_pages
 from tools.site.packages import package_pages
 from tools.site.places import TOP_LEVEL, for_site
 from tools.site.raising import error_pages
@@ -22,6 +23,7 @@ def generated_pages() -> dict[str, str]:
     packages = read_packages()
     pages = dict(package_pages(packages))
     pages |= dict(command_pages(packages))
+    pages |= dict(names_pages(packages))
     pages |= dict(error_pages(packages))
     pages |= dict(gallery_pages(DOCS))
     for source, page in TOP_LEVEL.items():
