@@ -22,9 +22,7 @@ VIEWS = [(page, width, scheme) for page in PAGES for width in WIDTHS_PX for sche
 def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="`playwright` is not installed")
     with playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--allow-file-access-from-files"]
-        )
+        chromium = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         yield chromium
         chromium.close()
 
