@@ -1,0 +1,65 @@
+"""Metrics over several processes that are those of one: every sample once, in the order of the data set.
+
+    python docs/examples/metrics.py
+    accel launch --cpu --num_processes 3 docs/examples/metrics.py          # prints the same numbers
+
+A mean of the ranks' own accuracies or F1 scores is not the accuracy or F1 score: ranks have different samples, and the last
+batch repeats some so that all ranks have as many. Three ways that are right:
+
+- gather predictions and labels, and compute the metric from all of them: `gather_for_metrics`
+- gather things of other kinds (texts, dicts, lists of unlike lengths): `gather_for_metrics(..., use_gather_object=True)`
+- add up counts (here a confusion matrix) on each rank, and sum them once at the end: `reduce`. Repeated samples must be left out.
+"""
+
+import torch
+from sklearn.datasets import load_breast_cancer
+from sklearn.metrics import f1_score, roc_auc_score
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel import Accelerator
+from accel.utils import set_seed
+
+
+def main() -> None:
+    accelerator = Accelerator()
+    set_seed(0)
+    table = load_breast_cancer()
+    values = torch.tensor(table.data, dtype=torch.float64)
+    values = (values - values.mean(0)) / values.std(0)
+    labels = torch.tensor(table.target)
+    data = TensorDataset(values[::2], labels[::2])  # 285 samples, which neither 2 nor 3 ranks share evenly
+    model = nn.Linear(30, 2).double()  # untrained, so that its scores are no better than they should be
+    test = DataLoader(data, batch_size=16)
+    model, test = accelerator.prepare(model, test)
+    model.eval()
+
+    scores, truths, names = [], [], []
+    counts = torch.zeros(2, 2, dtype=torch.long, device=accelerator.device)
+    for rows, truth in test:
+        with torch.no_grad():
+            guess = model(rows).softmax(1)
+        every_score, every_truth = accelerator.gather_for_metrics((guess[:, 1], truth))
+        scores.append(every_score.cpu())
+        truths.append(every_truth.cpu())
+        texts = [table.target_names[label] for label in truth.tolist()]
+        names += accelerator.gather_for_metrics(texts, use_gather_object=True)
+        if accelerator.is_main_process:  # it has every sample already, so its counts are those of all
+            counts.index_put_(
+                (every_truth, (every_score > 0.5).long()), torch.ones((), dtype=torch.long), True
+            )
+    counts = accelerator.reduce(counts, "sum")
+
+    score, truth = torch.cat(scores), torch.cat(truths)
+    accelerator.print(
+        f"{len(truth)} samples, {len(names)} names, in order: {torch.equal(truth, labels[::2])}"
+    )
+    accelerator.print(
+        f"F1 {f1_score(truth, score > 0.5):.6f}, area under the curve {roc_auc_score(truth, score):.6f}"
+    )
+    accelerator.print(f"confusion matrix {counts.tolist()}")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
