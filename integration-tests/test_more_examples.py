@@ -36,10 +36,29 @@ def numbers(text, pattern):
 
 def image_classification(folder):
     """Everything off on one process; on two everything on, and gone on with from the first epoch."""
-    features = (
-        "--mixed_precision bf16 --gradient_accumulation_steps 2 --clip_norm 1 --label_smoothing 0.1 --epochs 2 "
-        "--checkpointing_steps epoch --with_tracking --freeze_stem --num_workers 1 --output_dir"
-    ).split()
+    features = [
+        *(
+            "--mixed_precision",
+            "bf16",
+            "--gradient_accumulation_steps",
+            2,
+            "--clip_norm",
+            1,
+            "--label_smoothing",
+            0.1,
+        ),
+        *(
+            "--epochs",
+            2,
+            "--checkpointing_steps",
+            "epoch",
+            "--with_tracking",
+            "--freeze_stem",
+            "--num_workers",
+            1,
+        ),
+        "--output_dir",
+    ]
     off = launch("image_classification.py", "--epochs", 2, "--output_dir", folder / "off", num_processes=1)
     on = launch("image_classification.py", *features, folder / "on", num_processes=2)
     resume = ("--resume_from", folder / "on" / "epoch_0")
@@ -179,8 +198,8 @@ class TestSmallExamples:
 
     def test_training_ends_when_the_held_out_loss_has_risen(self, outcome):
         for printed in outcome["early_stopping"]:
-            epoch, best, now = numbers(printed, r"after epoch (\d+): best ([\d.]+), now ([\d.]+)")
-            assert 10 <= epoch < 199
+            epochs, best, now = numbers(printed, r"after (\d+) epochs: best ([\d.]+), now ([\d.]+)")
+            assert 10 < epochs < 200
             assert best < now
 
     def test_the_largest_batch_that_fits_everywhere_is_found(self, outcome):
@@ -225,7 +244,16 @@ def test_runs_go_on_from_steps_and_epochs_bit_for_bit(outcome):
 def own_strategy(folder):
     """Install the package as a user does, and launch its script."""
     source = shutil.copytree(EXAMPLES / "own_strategy", folder / "package")
-    install = "-m pip install --quiet --no-deps --no-index --no-build-isolation --target".split()
+    install = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--target",
+    ]
     installed = run_command([sys.executable, *install, str(folder / "installed"), str(source)])
     assert installed.returncode == 0, installed.stderr
     command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num_processes", "2"]

@@ -4,8 +4,8 @@
     python docs/examples/checkpointing.py --resume                 # goes on with the newest checkpoint
     python docs/examples/checkpointing.py --resume epoch_1         # or with a certain one
 
-The weights at the end are those of a run that was not stopped, bit for bit: `restore_loaders=True` puts the loader into the
-middle of its epoch, and the checkpoint holds the rest.
+The weights at the end are those of a run that was not stopped, bit for bit: `restore_loaders=True` puts the loader
+into the middle of its epoch, and the checkpoint holds the rest.
 """
 
 import argparse

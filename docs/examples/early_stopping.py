@@ -64,12 +64,14 @@ def main() -> None:
     model, optimizer, loader, test = accelerator.prepare(model, optimizer, loader, test)
     patience = Patience(args.patience)
     accelerator.register_for_checkpointing(patience)
-    for epoch in range(args.most_epochs):
+    num_epochs = 0
+    while num_epochs < args.most_epochs:
         model.train()
         for x, y in loader:
             accelerator.backward(nn.functional.mse_loss(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
+        num_epochs += 1
         model.eval()
         errors = []
         for x, y in test:
@@ -83,7 +85,7 @@ def main() -> None:
             accelerator.set_trigger()
         if accelerator.check_trigger():  # accel: true on every rank if on any
             break
-    accelerator.print(f"stopped after epoch {epoch}: best {patience.best:.4f}, now {loss:.4f}")
+    accelerator.print(f"stopped after {num_epochs} epochs: best {patience.best:.4f}, now {loss:.4f}")
     accelerator.end_training()
 
 

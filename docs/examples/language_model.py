@@ -8,7 +8,6 @@ It reads bytes, so it needs no tokenizer. A checkpoint is written in the backgro
 """
 
 import argparse
-import glob
 import math
 from pathlib import Path
 
@@ -75,12 +74,10 @@ class LanguageModel(nn.Module):
 
 def read_files(pattern: str) -> torch.Tensor:
     """Return the bytes of all files that a pattern such as ``docs/**/*.md`` matches."""
-    files = sorted(file for file in glob.glob(pattern, recursive=True) if Path(file).is_file())
+    files = sorted(file for file in Path().glob(pattern) if file.is_file())
     if not files:
         raise SystemExit(f"no file matches `{pattern}`")
-    return torch.frombuffer(
-        bytearray(b"\n".join(Path(file).read_bytes() for file in files)), dtype=torch.uint8
-    )
+    return torch.frombuffer(bytearray(b"\n".join(file.read_bytes() for file in files)), dtype=torch.uint8)
 
 
 def main() -> None:

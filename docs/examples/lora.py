@@ -5,9 +5,9 @@
     accel launch --cpu --num_processes 2 docs/examples/lora.py
     pip install bitsandbytes; python docs/examples/lora.py --quantize
 
-The base model learns to count on (4 5 6 7 …). The adapters of PEFT (Hu et al. 2021, https://arxiv.org/abs/2106.09685) make
-it count in threes (4 7 10 13 …), while its own weights stay as they are. With `--quantize` these are read from the checkpoint
-layer by layer and held in 4 bits (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314).
+The base model learns to count on (4 5 6 7 …). The adapters of PEFT (Hu et al. 2021, https://arxiv.org/abs/2106.09685)
+make it count in threes (4 7 10 13 …), while its own weights stay as they are. With `--quantize` these are read from the
+checkpoint layer by layer and held in 4 bits (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314).
 """
 
 import argparse

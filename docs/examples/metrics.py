@@ -3,12 +3,9 @@
     python docs/examples/metrics.py
     accel launch --cpu --num_processes 3 docs/examples/metrics.py          # prints the same numbers
 
-A mean of the ranks' own accuracies or F1 scores is not the accuracy or F1 score: ranks have different samples, and the last
-batch repeats some so that all ranks have as many. Three ways that are right:
-
-- gather predictions and labels, and compute the metric from all of them: `gather_for_metrics`
-- gather things of other kinds (texts, dicts, lists of unlike lengths): `gather_for_metrics(..., use_gather_object=True)`
-- add up counts (here a confusion matrix) on each rank, and sum them once at the end: `reduce`. Repeated samples must be left out.
+The mean of the ranks' accuracies or F1 scores is not the accuracy or F1 score: ranks have different samples, and the last
+batch repeats some so that all ranks have equally many. `gather_for_metrics` leaves the repeated ones out; with
+`use_gather_object=True` it gathers texts, dicts and lists of unlike lengths.
 """
 
 import torch
@@ -44,7 +41,7 @@ def main() -> None:
         truths.append(every_truth.cpu())
         texts = [table.target_names[label] for label in truth.tolist()]
         names += accelerator.gather_for_metrics(texts, use_gather_object=True)
-        if accelerator.is_main_process:  # it has every sample already, so its counts are those of all
+        if accelerator.is_main_process:  # it has every sample, so that its counts are those of all
             counts.index_put_(
                 (every_truth, (every_score > 0.5).long()), torch.ones((), dtype=torch.long), True
             )

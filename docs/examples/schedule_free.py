@@ -4,8 +4,8 @@
     python docs/examples/schedule_free.py
     accel launch --cpu --num_processes 2 docs/examples/schedule_free.py
 
-Schedule-free AdamW (Defazio et al. 2024, https://arxiv.org/abs/2405.15682) evaluates an average of the weights. A prepared
-optimizer hands `train()` and `eval()` on. Save in the mode of evaluation, which has the better weights.
+Schedule-free AdamW (Defazio et al. 2024, https://arxiv.org/abs/2405.15682) evaluates an average of the weights. A
+prepared optimizer hands `train()` and `eval()` on. Save in the mode of evaluation, which has the better weights.
 """
 
 import argparse
