@@ -3,14 +3,14 @@
     python docs/examples/metrics.py
     accel launch --cpu --num_processes 3 docs/examples/metrics.py          # prints the same numbers
 
-The mean of the ranks' accuracies or F1 scores is not the accuracy or F1 score: ranks have different samples, and the last
-batch repeats some so that all ranks have equally many. `gather_for_metrics` leaves the repeated ones out; with
-`use_gather_object=True` it gathers texts, dicts and lists of unlike lengths.
+The mean of the ranks' F1 scores is not the F1 score: ranks have different samples, and the last batch repeats some so
+that all ranks have equally many. `gather_for_metrics` leaves the repeated ones out; with `use_gather_object=True` it
+gathers texts, dicts and lists of unlike lengths.
 """
 
 import torch
 from sklearn.datasets import load_breast_cancer
-from sklearn.metrics import f1_score, roc_auc_score
+from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -32,7 +32,6 @@ def main() -> None:
     model.eval()
 
     scores, truths, names = [], [], []
-    counts = torch.zeros(2, 2, dtype=torch.long, device=accelerator.device)
     for rows, truth in test:
         with torch.no_grad():
             guess = model(rows).softmax(1)
@@ -41,11 +40,6 @@ def main() -> None:
         truths.append(every_truth.cpu())
         texts = [table.target_names[label] for label in truth.tolist()]
         names += accelerator.gather_for_metrics(texts, use_gather_object=True)
-        if accelerator.is_main_process:  # it has every sample, so that its counts are those of all
-            counts.index_put_(
-                (every_truth, (every_score > 0.5).long()), torch.ones((), dtype=torch.long), True
-            )
-    counts = accelerator.reduce(counts, "sum")
 
     score, truth = torch.cat(scores), torch.cat(truths)
     accelerator.print(
@@ -54,7 +48,7 @@ def main() -> None:
     accelerator.print(
         f"F1 {f1_score(truth, score > 0.5):.6f}, area under the curve {roc_auc_score(truth, score):.6f}"
     )
-    accelerator.print(f"confusion matrix {counts.tolist()}")
+    accelerator.print(f"confusion matrix {confusion_matrix(truth, score > 0.5).tolist()}")
     accelerator.end_training()
 
 
