@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 PICTURES = (".png", ".svg")
 
@@ -13,18 +15,41 @@ def gallery_pages(docs: Path) -> Iterator[tuple[str, str]]:
     """Yield page and Markdown for each example, and for their overview."""
     overview = [
         "# Examples\n",
-        "Whole scripts to start from. A test runs every one of them, most on one process and on two.\n",
+        "Whole scripts to start from. A test runs every one of them, most on one process and on two.",
+        "`accel init NAME` copies one into a folder of yours.\n",
         '<div class="grid cards" markdown>\n',
     ]
-    for script in sorted((docs / "examples").glob("*.py")):
-        summary, text = docstring_of(script)
-        picture = picture_of(script)
-        overview.append(f"-   **[{script.name}]({script.stem}.md)**\n\n    {summary}\n")
+    for example in sorted((docs / "examples").iterdir()):
+        page = _page_of(example, docs)
+        if page is None:
+            continue
+        summary, text = page
+        picture = picture_of(example)
+        overview.append(f"-   **[{example.name}]({example.stem}.md)**\n\n    {summary}\n")
         if picture is not None:
             overview.append(f"    ![{summary}](../{picture.relative_to(docs).as_posix()})\n")
-        yield f"examples/{script.stem}.md", "\n".join(_page(script, docs, summary, text))
+        yield f"examples/{example.stem}.md", text
     overview.append("</div>\n")
     yield "examples/index.md", "\n".join(overview)
+
+
+def _page_of(example: Path, docs: Path) -> tuple[str, str] | None:
+    """Return an example's summary and page: of a script, a notebook, or a package with `train.py`; None for others."""
+    if example.suffix == ".py":
+        summary, text = docstring_of(example)
+        return summary, "\n".join(_script(example, docs, summary, text))
+    if example.suffix == ".ipynb":
+        cells = json.loads(example.read_text(encoding="utf-8"))["cells"]
+        return _summary(cells[0]["source"]), "\n".join(_notebook(example, cells))
+    if (example / "train.py").is_file():
+        text = (example / "README.md").read_text(encoding="utf-8")
+        return _summary(text), "\n".join([text, *_files(example)])
+    return None
+
+
+def _summary(markdown: str | list[str]) -> str:
+    """Return the title of a page, as a sentence."""
+    return "".join(markdown).partition("\n")[0].strip("# ") + "."
 
 
 def docstring_of(script: Path) -> tuple[str, str]:
@@ -37,14 +62,14 @@ def docstring_of(script: Path) -> tuple[str, str]:
 
 
 def picture_of(script: Path) -> Path | None:
-    """Return the picture that the script drew, if ``docs/images`` has one of its name."""
+    """Return the picture that the example drew, if ``docs/images`` has one of its name."""
     folder = script.parents[1] / "images"
     return next(
         (file for file in (folder / f"{script.stem}{end}" for end in PICTURES) if file.is_file()), None
     )
 
 
-def _page(script: Path, docs: Path, summary: str, text: str) -> Iterator[str]:
+def _script(script: Path, docs: Path, summary: str, text: str) -> Iterator[str]:
     yield f"# {script.name}\n\n{summary}\n\n{text}\n"
     picture = picture_of(script)
     if picture is not None:
@@ -54,3 +79,18 @@ def _page(script: Path, docs: Path, summary: str, text: str) -> Iterator[str]:
         yield f"## Its output\n\n```text\n{output.read_text(encoding='utf-8').rstrip()}\n```\n"
     yield f"## The script\n\n[Download {script.name}]({script.name}){{ download }}\n"
     yield f"```python\n{script.read_text(encoding='utf-8').rstrip()}\n```\n"
+
+
+def _notebook(notebook: Path, cells: list[dict[str, Any]]) -> Iterator[str]:
+    for cell in cells:
+        source = "".join(cell["source"])
+        yield f"```python\n{source}\n```\n" if cell["cell_type"] == "code" else f"{source}\n"
+    yield f"[Download {notebook.name}]({notebook.name}){{ download }}\n"
+
+
+def _files(package: Path) -> Iterator[str]:
+    for file in sorted(package.rglob("*")):
+        if file.suffix in (".py", ".toml") and "__pycache__" not in file.parts:
+            language = "python" if file.suffix == ".py" else "toml"
+            yield f"## {file.relative_to(package).as_posix()}\n"
+            yield f"```{language}\n{file.read_text(encoding='utf-8').rstrip()}\n```\n"

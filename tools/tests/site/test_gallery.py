@@ -12,6 +12,8 @@ def test_every_example_has_a_card_and_a_page():
         assert f"**[{script.name}]({script.stem}.md)**" in overview
         assert "## The script\n" in pages[f"examples/{script.stem}.md"]
     assert "](../images/digits.png)" in overview
+    assert "notebook_launcher(train" in pages["examples/notebook.md"]
+    assert "## src/delayed_averaging/strategy.py\n" in pages["examples/own_strategy.md"]
 
 
 def test_a_recorded_output_is_shown(tmp_path):
