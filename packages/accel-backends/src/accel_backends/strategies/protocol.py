@@ -44,7 +44,8 @@ class Capabilities:
         mesh_axes: Axes of `ParallelismConfig` along which the strategy splits the work; others may not be on.
         takes_exchanged_layers: Layers of a model may be exchanged for those of a library that computes in 8 bits.
         sp_backend: What `ParallelismConfig` must name as the one who shares sequences along the axis ``sp``.
-        own_devices: Types of devices that need a strategy of their own, and for which this is one.
+        devices: Types of devices that the strategy trains on; None: all but those that have a strategy of their own.
+        needs_collectives: Processes talk to each other, also where there is one alone.
         trains_apart: Ranks can step copies of the model of their own for a while, as local SGD does.
     """
 
@@ -55,7 +56,8 @@ class Capabilities:
     mesh_axes: frozenset[str] = frozenset({"dp_replicate"})
     takes_exchanged_layers: bool = False
     sp_backend: str = "torch"
-    own_devices: frozenset[str] = frozenset()
+    devices: frozenset[str] | None = None
+    needs_collectives: bool = True
     trains_apart: bool = True
 
 

@@ -18,10 +18,11 @@ from accel_backends.strategies.bundle import Bundle, Placement
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.placement import place_model
 from accel_backends.strategies.protocol import Capabilities, Sync
-from accel_backends.transforms.compile import CompileTransform
+from accel_backends.transforms.compile import CompileTransform, check_compiler
 from accel_backends.transforms.low_precision import LowPrecisionTransform
 from accel_backends.transforms.protocol import apply_transforms
 from accel_backends.unwrap import extract_model_from_parallel
+from accel_state.devices import find_vendor
 from accel_state.errors import ConfigError
 
 _NOTHING = nullcontext()
@@ -52,13 +53,16 @@ class TorchStrategy:
         """Take in the run.
 
         Raises:
-            ConfigError: If the precision exchanges layers, which this strategy cannot work with.
+            ConfigError: If the precision exchanges layers, which this strategy cannot work with, or the compiler does
+                not know the device.
         """
         if context.precision.has_own_layers and not self.capabilities.takes_exchanged_layers:
             raise ConfigError(
                 f"`mixed_precision={context.precision.name}` exchanges layers of the model, which the strategy "
                 f"`{self.name}` cannot work with. Use `single`, `ddp` or FSDP, or `mixed_precision=bf16`."
             )
+        if context.dynamo is not None:
+            check_compiler(context.dynamo, find_vendor(context.device.type))
         self.context = context
         self._scale = context.precision.scale if context.precision.scaler is not None else None
         compiling = () if context.dynamo is None else (CompileTransform(context.dynamo),)

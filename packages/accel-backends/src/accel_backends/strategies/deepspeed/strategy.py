@@ -53,6 +53,8 @@ class DeepSpeedStrategy(EngineStates):
         copies_loaded_states=True,
         mesh_axes=frozenset({"dp_replicate", "dp_shard", "sp", "tp"}),
         sp_backend="deepspeed",
+        # Those that DeepSpeed has an accelerator for and we a vendor.
+        devices=frozenset({"cpu", "cuda", "hpu", "mlu", "npu", "sdaa", "xpu"}),
     )
 
     @property

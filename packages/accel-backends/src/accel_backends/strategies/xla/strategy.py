@@ -33,23 +33,16 @@ class XlaStrategy(TorchStrategy):
 
     name: ClassVar[str] = "xla"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        accumulation=Sync.LATER, own_devices=frozenset({"xla"}), trains_apart=False
+        accumulation=Sync.LATER, devices=frozenset({"xla"}), trains_apart=False
     )
 
     def setup(self, context: StrategyContext) -> None:
         """Take in the run.
 
         Raises:
-            ConfigError: If the device is none of XLA's, would store other numbers than the run asks for, or is to do
-                what only a single process can.
+            ConfigError: If the device would store other numbers than the run asks for, or is to do what only a single
+                process can.
         """
-        device = context.device
-        if device.type != "xla":
-            raise ConfigError(
-                f"The strategy `xla` trains on XLA devices (TPU), but this process is on `{device}`. Install "
-                "`torch_xla[tpu]` of the release of torch, or leave out what asks for the strategy, such as "
-                "`xla_fsdp_v2`."
-            )
         super().setup(context)
         plugin = context.plugin if isinstance(context.plugin, FullyShardedDataParallelPlugin) else None
         runtime = packages.runtime()
