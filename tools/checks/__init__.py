@@ -13,4 +13,5 @@ CHECKS = (
     "surface",
     "settings_table",
     "tracker_table",
+    "device_table",
 )

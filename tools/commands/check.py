@@ -20,6 +20,7 @@ REPAIRING = (
     "surface",
     "settings_table",
     "tracker_table",
+    "device_table",
 )  # the checks that can put right what they find
 
 

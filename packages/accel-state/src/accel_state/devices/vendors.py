@@ -119,9 +119,9 @@ _VENDORS = (
         distributed_type="MULTI_GPU",
         backend="accel_state.devices.cuda:CudaBackend",
         precisions=_casting_to(
-            bf16="compute capability 8.0 or higher (Ampere), or ROCm",
+            bf16="compute capability 8.0 or higher, or ROCm",
             fp16="",
-            fp8="compute capability 8.9 or higher (Ada), or ROCm",
+            fp8="compute capability 8.9 or higher, or ROCm",
         ),
     ),
     Vendor(

@@ -71,6 +71,7 @@ class VendorModule(types.ModuleType):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"torch.{name}")
+        self._real = getattr(torch, name, None)
         self.calls: list[str] = []
         self.has_bf16 = True
         self.castable = [torch.float16, torch.bfloat16]
@@ -92,6 +93,8 @@ class VendorModule(types.ModuleType):
         return call
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") and self._real is not None:
+            return getattr(self._real, name)  # torch itself calls private functions of its own modules
         message = f"`{self.__name__}.{name}` is not among the functions that its vendor documents."
         raise AttributeError(message, name=name, obj=self)
 
