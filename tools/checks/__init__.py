@@ -14,4 +14,5 @@ CHECKS = (
     "settings_table",
     "tracker_table",
     "device_table",
+    "engine_table",
 )

@@ -21,6 +21,7 @@ REPAIRING = (
     "settings_table",
     "tracker_table",
     "device_table",
+    "engine_table",
 )  # the checks that can put right what they find
 
 

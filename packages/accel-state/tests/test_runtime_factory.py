@@ -192,5 +192,5 @@ def test_who_asks_for_intels_extension_is_told_once_what_took_its_place_and_noth
         UserWarning, match="`ACCELERATE_USE_IPEX` has no effect any more.*`gloo`.*`xccl`"
     ) as said:
         state = PartialState(cpu=True)
-        PartialState()
     assert (len(said), state.device) == (1, torch.device("cpu"))
+    assert PartialState().device == state.device

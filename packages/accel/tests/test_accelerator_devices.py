@@ -1,4 +1,4 @@
-"""A run on the devices of each vendor, behind a stand-in that has the functions that the vendor documents, and no others.
+"""A run on the devices of each vendor, behind a stand-in that has the functions that the vendor documents alone.
 
 torch makes no tensors there, so the model stays on the CPU; all that the run asks of the device goes through.
 """

@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from accel_backends.strategies.bundle import Bundle, Placement
+from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:
     from accel_backends.checkpoint_formats.own_state import OwnState
@@ -27,6 +28,19 @@ class Sync(enum.Enum):
     """Over the shards in every backward, over the copies of the model only later: no rank holds whole gradients."""
     LATER = "later"
     """Not at all; each rank adds up its own until a later backward reduces them."""
+
+
+class Feature(enum.StrEnum):
+    """What users may ask for that not every strategy does."""
+
+    CLIP_BY_VALUE = "clip_grad_value_"
+    COMMUNICATION_HOOK = "comm_hook"
+    JOIN = "join_uneven_inputs"
+    LOCAL_SGD = "LocalSGD"
+
+
+ONLY_DDP_HAS_HOOKS = "it reduces gradients by itself. Leave the hook out, or use `ddp`."
+NOT_APART = "each rank would train a whole model of its own for a while. Use `ddp`, or pass `enabled=False`."
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +60,7 @@ class Capabilities:
         sp_backend: What `ParallelismConfig` must name as the one who shares sequences along the axis ``sp``.
         devices: Types of devices that the strategy trains on; None: all but those that have a strategy of their own.
         needs_collectives: Processes talk to each other, also where there is one alone.
-        trains_apart: Ranks can step copies of the model of their own for a while, as local SGD does.
+        lacks: What several processes cannot ask of the strategy, each with the reason and what to do instead.
     """
 
     shards_parameters: bool = False
@@ -58,7 +72,18 @@ class Capabilities:
     sp_backend: str = "torch"
     devices: frozenset[str] | None = None
     needs_collectives: bool = True
-    trains_apart: bool = True
+    lacks: Mapping[Feature, str] = field(default_factory=dict, hash=False)
+
+    def check(self, feature: Feature, *, strategy: str) -> None:
+        """Refuse what the strategy lacks.
+
+        Raises:
+            ConfigError: With the reason, and what to do instead.
+        """
+        if feature in self.lacks:
+            raise ConfigError(
+                f"`{feature}` is not possible with the strategy `{strategy}`: {self.lacks[feature]}"
+            )
 
 
 class Strategy(Protocol):
