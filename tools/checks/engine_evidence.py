@@ -1,5 +1,6 @@
 """Which test or GPU script shows that a strategy does what the table of engines says."""
 
+# ruff: noqa: E501 -- a row is a line
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -6,7 +6,7 @@ has defined. torch itself is imported when a launcher is called.
 
 from __future__ import annotations
 
-from accel_launch.notebook.debugging import debug_launcher
+from accel_launch.notebook.debugging import PrepareForLaunch, debug_launcher, test_launch
 from accel_launch.notebook.launching import notebook_launcher
 
-__all__ = ["debug_launcher", "notebook_launcher"]
+__all__ = ["PrepareForLaunch", "debug_launcher", "notebook_launcher", "test_launch"]

@@ -10,6 +10,7 @@ from typing import Any
 from accel_launch.launchers.ports import held_port
 from accel_launch.notebook.fork_checks import check_no_accelerator
 from accel_launch.processes.supervision import require_fork
+from accel_state.enums import DistributedType
 from accel_state.environment import patch_environment
 
 FORKED = {"FORK_LAUNCHED": "1"}
@@ -57,3 +58,38 @@ class Rank:
         own = {"LOCAL_RANK": str(index), "RANK": str(index), **FORKED}
         with patch_environment(**(self.variables | own)):
             return self.function(*args)
+
+
+class PrepareForLaunch:
+    """A function as launchers of torch and `torch_xla` call it: with the number of the process before its arguments.
+
+    Args:
+        launcher: The function that each process of this machine runs.
+        distributed_type: What users' code calls such a run. With ``NO`` and ``XLA`` it is told no rank: there is one
+            process, or the runtime knows.
+        debug: For those who tell `debug_launcher` apart; the processes meet as it says, either way.
+    """
+
+    def __init__(
+        self,
+        launcher: Callable[..., Any],
+        distributed_type: DistributedType | str = "NO",
+        debug: bool = False,
+    ) -> None:
+        self.launcher = launcher
+        self.distributed_type = DistributedType(str(distributed_type))
+        self.debug = debug
+
+    def __call__(self, index: int, *args: Any) -> Any:
+        """Call the function as local rank ``index``."""
+        if self.distributed_type in (DistributedType.NO, DistributedType.XLA):
+            with patch_environment(**FORKED):
+                return self.launcher(*args)
+        return Rank(self.launcher, {})(index, *args)
+
+
+def test_launch() -> None:
+    """Build the state of this process: a function for launchers, to see whether they work."""
+    from accel_state.partial_state import PartialState
+
+    PartialState()
