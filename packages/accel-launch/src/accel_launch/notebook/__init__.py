@@ -1,12 +1,12 @@
 """Starting functions instead of scripts: `notebook_launcher` and `debug_launcher`.
 
 The part of the package that runs in a process with torch: the processes are forked, so that they have what the notebook
-has defined. torch itself is imported when a launcher is called.
+has defined. torch itself is imported when it is needed.
 """
 
 from __future__ import annotations
 
-from accel_launch.notebook.debugging import PrepareForLaunch, debug_launcher, test_launch
-from accel_launch.notebook.launching import notebook_launcher
+from accel_launch.notebook.launching import debug_launcher, notebook_launcher
+from accel_launch.notebook.prepared_functions import PrepareForLaunch, test_launch
 
 __all__ = ["PrepareForLaunch", "debug_launcher", "notebook_launcher", "test_launch"]
