@@ -8,6 +8,7 @@ Files with slow tests come first, so that in a run in several processes none is 
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
@@ -42,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Without a GPU, what fp16 does is tested on the CPU, where users are refused it.
+    os.environ["ACCEL_FP16_ON_CPU"] = "true"
     config.pluginmanager.register(Selection(config.option.engines))
     if config.option.no_unexpected_skips or config.option.engines:
         config.pluginmanager.register(UnexpectedSkips())

@@ -13,4 +13,6 @@ CHECKS = (
     "surface",
     "settings_table",
     "tracker_table",
+    "device_table",
+    "engine_table",
 )

@@ -20,6 +20,8 @@ REPAIRING = (
     "surface",
     "settings_table",
     "tracker_table",
+    "device_table",
+    "engine_table",
 )  # the checks that can put right what they find
 
 

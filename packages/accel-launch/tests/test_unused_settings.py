@@ -4,6 +4,7 @@ import pytest
 
 from accel_launch.options import OPTIONS
 from accel_launch.unused_settings import CONDITIONS, PLACES, unused_settings
+from accel_state.environment.settings import IN_PLACE_OF_IPEX
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,8 @@ from accel_launch.unused_settings import CONDITIONS, PLACES, unused_settings
         ),
         ({"same_network": "true"}, ["`--same_network` has no effect on one machine."]),
         ({"aws_access_key_id": "x"}, ["`--aws_access_key_id` has no effect outside of SageMaker."]),
-        ({"ipex": "true"}, ["`--ipex` has no effect any more."]),
+        ({"ipex": "true"}, [f"`--ipex` has no effect any more: {IN_PLACE_OF_IPEX}."]),
+        ({"use_xpu": "true"}, ["`--use_xpu` has no effect any more: XPUs are found without it."]),
         ({}, []),
     ],
 )
@@ -74,6 +76,11 @@ def test_a_flag_unused_settings_is_named_with_what_it_lacks(request_for, flags, 
             {"fsdp_config.fsdp_version": 2},
             ["`fsdp_config.fsdp_version` in `config.yaml` has no effect without `--use_fsdp`."],
         ),
+        (
+            {"ipex_config.ipex": True},
+            [f"`ipex_config.ipex` in `config.yaml` has no effect any more: {IN_PLACE_OF_IPEX}."],
+        ),
+        ({"ipex_config.ipex": False}, []),
         ({"tpu_zone": "europe"}, ["`tpu_zone` in `config.yaml` has no effect without `--tpu`."]),
         ({"tpu_use_sudo": False, "tpu_env": [], "downcast_bf16": "no", "gpu_ids": "all"}, []),
         ({"parallelism_config.parallelism_config_tp_size": 2}, []),  # sizes in the file are use enough

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from accel_state import affinity
+from accel_state import affinity, numa
 from accel_state.affinity import (
     CPUInformation,
     get_cpu_distributed_information,
@@ -15,13 +15,34 @@ from accel_state.affinity import (
 )
 from accel_state.environment import clear_environment, export, patch_environment
 from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.partial_state import PartialState
+
+
+def sys_tree(root, *, cores, nodes_of_gpus):
+    """Make up a `/sys`: the cores of each node, and the node of each GPU by its number on the bus."""
+    nodes = root / "devices" / "system" / "node"
+    for number, its_cores in enumerate(cores):
+        folder = nodes / f"node{number}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{its_cores}\n")
+        # Ten to itself; neighbours by number are nearer, as they are on a ring.
+        (folder / "distance").write_text(
+            " ".join(str(10 + abs(number - other)) for other in range(len(cores)))
+        )
+    (nodes / "online").write_text(f"0-{len(cores) - 1}\n")
+    for bus, node in nodes_of_gpus.items():
+        folder = root / "bus" / "pci" / "devices" / f"0000:{bus:02x}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text(f"{node}\n")
+    return root
+
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
 
 
 @pytest.fixture
 def nvml(tmp_path, monkeypatch):
-    """A stand-in for NVML: GPU `n`, or the one called `GPU-n`, is near core `n` alone."""
+    """A stand-in for NVML, and a made-up `/sys`: GPU `n`, or the one called `GPU-n`, is near core `n` alone."""
     info = tmp_path / "nvidia_ml_py-99.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-ml-py\nVersion: 99.0\n")
@@ -35,9 +56,15 @@ def nvml(tmp_path, monkeypatch):
     module.nvmlShutdown = lambda: log.append("shutdown")
     module.nvmlDeviceGetHandleByIndex = lambda index: index
     module.nvmlDeviceGetHandleByUUID = lambda name: int(name.removeprefix("GPU-"))
-    module.nvmlDeviceGetCpuAffinity = lambda handle, num_words: [
-        (1 << handle) >> (64 * word) & (2**64 - 1) for word in range(num_words)
-    ]
+    module.nvmlDeviceGetPciInfo = lambda handle: types.SimpleNamespace(busId=f"00000000:{handle:02X}:00.0")
+    num_cores = max(os.sched_getaffinity(0)) + 1
+    made_up = sys_tree(
+        tmp_path / "sys",
+        cores=[str(number) for number in range(num_cores)],
+        nodes_of_gpus=dict(enumerate(range(num_cores))),
+    )
+    monkeypatch.setattr(numa, "SYS", made_up)
+    module.sys_of = lambda **tree: monkeypatch.setattr(numa, "SYS", sys_tree(tmp_path / "other", **tree))
     monkeypatch.setitem(sys.modules, "pynvml", module)
     cores = os.sched_getaffinity(0)
     set_numa_affinity.cache_clear()
@@ -84,7 +111,7 @@ def test_a_process_without_a_gpu_is_an_error(nvml):
 
 def test_cores_that_are_closed_to_the_process_are_an_error_and_change_nothing(nvml):
     open_cores = os.sched_getaffinity(0)
-    nvml.nvmlDeviceGetCpuAffinity = lambda handle, num_words: [0] * num_words
+    nvml.sys_of(cores=["1000-1003"], nodes_of_gpus={0: 0})
     with pytest.raises(NotAvailableError, match="None of the cores near GPU 0 is open to this process"):
         override_numa_affinity(0)
     assert os.sched_getaffinity(0) == open_cores
@@ -112,3 +139,29 @@ def test_cpu_information_is_the_topology_of_whoever_started_the_process():
         assert get_cpu_distributed_information() == CPUInformation()
         export({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"})
         assert get_cpu_distributed_information() == CPUInformation(3, 4, 1, 2)
+
+
+def test_a_gpu_that_is_as_near_to_all_cores_leaves_the_process_as_it_is(nvml, capfd):
+    before = os.sched_getaffinity(0)
+    nvml.sys_of(cores=["0"], nodes_of_gpus={0: -1})
+    override_numa_affinity(0, verbose=True)
+    assert os.sched_getaffinity(0) == before
+    assert f"runs on {len(before)} cores" in capfd.readouterr().out
+
+
+def test_older_bindings_of_nvml_give_bytes(nvml):
+    core = max(os.sched_getaffinity(0))
+    nvml.nvmlDeviceGetPciInfo = lambda handle: types.SimpleNamespace(busId=f"0000:{handle:02X}:00.0".encode())
+    override_numa_affinity(core)
+    assert os.sched_getaffinity(0) == {core}
+
+
+def test_the_setting_binds_a_run_and_is_off_by_default(nvml, monkeypatch):
+    bound = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: bound.append(cores))
+    PartialState(cpu=True)
+    assert bound == []
+    PartialState._reset_state()
+    monkeypatch.setenv("ACCELERATE_CPU_AFFINITY", "1")
+    PartialState(cpu=True)
+    assert bound == [{0} & os.sched_getaffinity(0)]

@@ -184,3 +184,13 @@ def test_rich_that_is_asked_for_but_not_installed_is_warned_of(monkeypatch):
     monkeypatch.setenv("ACCELERATE_ENABLE_RICH", "true")
     with pytest.warns(UserWarning, match="`ACCELERATE_ENABLE_RICH` has no effect: `rich` is not installed"):
         PartialState(cpu=True)
+
+
+def test_who_asks_for_intels_extension_is_told_once_what_took_its_place_and_nothing_changes(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_IPEX", "1")
+    with pytest.warns(
+        UserWarning, match="`ACCELERATE_USE_IPEX` has no effect any more.*`gloo`.*`xccl`"
+    ) as said:
+        state = PartialState(cpu=True)
+    assert (len(said), state.device) == (1, torch.device("cpu"))
+    assert PartialState().device == state.device

@@ -465,7 +465,7 @@ def errors_of_bad_use(version):
     expect(
         "`join_uneven_inputs` is not possible", lambda: accelerator.join_uneven_inputs([prepared]).__enter__()
     )
-    expect("Local SGD trains the whole model", lambda: LocalSGD(accelerator, prepared, 2))
+    expect("`LocalSGD` is not possible with the strategy `fsdp", lambda: LocalSGD(accelerator, prepared, 2))
     expect("has no values on rank 0", lambda: accelerator.prepare(make_model("odd").to("meta")))
     different = make_model("odd" if accelerator.is_main_process else "tied")
     expect("The model on rank 1 is not the model on rank 0", lambda: accelerator.prepare(different))

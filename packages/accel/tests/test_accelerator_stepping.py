@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from accel import Accelerator, GradScalerKwargs, ProfileKwargs
+from accel import Accelerator, FullyShardedDataParallelPlugin, GradScalerKwargs, ProfileKwargs
+from accel_backends.testing.models import make_batches, make_model
 from accel_state import GradientAccumulationPlugin
 from accel_state.errors import ConfigError
 
@@ -211,3 +212,52 @@ def test_clipping_waits_until_the_sum_is_complete(precision, by_value):
     assert weights == clipped_in_parts(precision, is_guarded=True, by_value=by_value)[0]
     if not by_value:
         assert norms == pytest.approx([3**0.5, 27**0.5], rel=1e-3)
+
+
+WINDOW = 2
+"""Micro-batches of a window."""
+
+
+def train_two_models(fsdp_version=None):
+    """Two models, each with its optimizer, trained by one loss in windows, and clipped by value."""
+    plugin = None if fsdp_version is None else FullyShardedDataParallelPlugin(fsdp_version=fsdp_version)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=WINDOW, fsdp_plugin=plugin)
+    models = [make_model("odd", seed=seed) for seed in (0, 1)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    first, second, *optimizers = accelerator.prepare(*models, *optimizers)
+    for rows in make_batches(4 * WINDOW)[accelerator.process_index :: accelerator.num_processes]:
+        with accelerator.accumulate(first, second):
+            accelerator.backward((first(rows) - second(rows)).square().mean())
+            for model, optimizer in zip((first, second), optimizers, strict=True):
+                accelerator.clip_grad_value_(model.parameters(), 0.002)
+                optimizer.step()
+                optimizer.zero_grad()
+    return [accelerator.get_state_dict(model) for model in (first, second)]
+
+
+def train_two_models_by_hand(num_ranks):
+    models = [make_model("odd", seed=seed) for seed in (0, 1)]
+    batches = make_batches(4 * WINDOW)
+    for start in range(0, len(batches), WINDOW * num_ranks):
+        for rows in batches[start : start + WINDOW * num_ranks]:
+            loss = (models[0](rows) - models[1](rows)).square().mean()
+            (loss / (WINDOW * num_ranks)).backward()
+        for model in models:
+            torch.nn.utils.clip_grad_value_(model.parameters(), 0.002)
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+            model.zero_grad()
+    return [model.state_dict() for model in models]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "fsdp_version"),
+    [(1, None), (2, None), (2, 1), (2, 2)],
+    ids=["single", "ddp", "fsdp", "fsdp2"],
+)
+def test_several_models_accumulate_together_and_are_clipped_by_value(world, num_ranks, fsdp_version):
+    found = world(num_ranks).run(train_two_models, fsdp_version)[0]
+    start = [make_model("odd", seed=seed).state_dict() for seed in (0, 1)]
+    for state, expected, before in zip(found, train_two_models_by_hand(num_ranks), start, strict=True):
+        for name, value in expected.items():
+            torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-7, msg=name)
+        assert not all(state[name].equal(value) for name, value in before.items())

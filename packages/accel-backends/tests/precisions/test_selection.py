@@ -9,6 +9,7 @@ from accel_state.devices import device_backend, find_vendor
 from accel_state.devices.cpu import CpuBackend
 from accel_state.enums import PrecisionType
 from accel_state.errors import ConfigError, UnknownNameError
+from accel_state.testing.vendor_modules import vendor_module
 
 CPU = device_backend("cpu")
 
@@ -16,8 +17,8 @@ CPU = device_backend("cpu")
 class OldDevice(CpuBackend):
     """A CPU that only knows full precision."""
 
-    def supports(self, dtype: torch.dtype) -> bool:
-        return dtype is torch.float32
+    def why_not_dtype(self, dtype: torch.dtype) -> str | None:
+        return None if dtype is torch.float32 else "It is old."
 
 
 class DeviceWithoutAutocast(CpuBackend):
@@ -37,9 +38,33 @@ def test_an_unknown_name_is_refused_with_the_nearest():
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
 @pytest.mark.parametrize("device", [OldDevice(find_vendor("cpu")), DeviceWithoutAutocast(find_vendor("cpu"))])
 def test_a_device_that_cannot_is_refused_by_name_with_a_way_out(name, device):
-    expected = f"`mixed_precision={name}` is not supported on this `{device.name}` device. Use `mixed_pr"
+    expected = (
+        f"`mixed_precision={name}` is not supported on this `{device.name}` device. .*Use another precision"
+    )
     with pytest.raises(ConfigError, match=expected):
         select_precision(name, device_backend=device)
+
+
+@pytest.mark.parametrize(
+    ("device", "needed"),
+    [("cuda", "compute capability 8.0 or higher"), ("xpu", "a GPU that converts to it")],
+)
+def test_what_a_chip_has_not_is_refused_when_the_precision_is_made(device, needed):
+    expected = f"`mixed_precision=bf16` is not supported on this `{device}` device. Here bf16 needs {needed}.*Use anot"
+    with vendor_module(device) as module:
+        module.has_bf16 = False
+        with pytest.raises(ConfigError, match=expected):
+            select_precision("bf16", device_backend=device_backend(device))
+
+
+def test_fp16_on_the_cpu_is_refused_unless_it_is_to_be_tried_out(monkeypatch):
+    monkeypatch.delenv("ACCEL_FP16_ON_CPU")
+    with pytest.raises(
+        ConfigError, match="`mixed_precision=fp16` is not .*`cpu` .*`ACCEL_FP16_ON_CPU=true`, to try"
+    ):
+        select_precision("fp16", device_backend=CPU)
+    monkeypatch.setenv("ACCEL_FP16_ON_CPU", "true")
+    assert select_precision("fp16", device_backend=CPU).scaler.is_enabled()
 
 
 @pytest.mark.parametrize(

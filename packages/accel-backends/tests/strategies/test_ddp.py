@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 
 import pytest
@@ -374,13 +373,3 @@ def test_a_compiled_model_is_wrapped_after_compilation_and_still_defers_and_redu
     assert not torch.equal(one[3][0], other[3][0])
     for left, right in zip(one[4], other[4], strict=True):
         assert torch.equal(left, right)
-
-
-def test_xla_devices_are_refused_rather_than_trained_apart(fresh_state):
-    PartialState(cpu=True)
-    runtime = dataclasses.replace(current_runtime(), device=torch.device("xla"))
-    context = StrategyContext(
-        runtime, precision=select_precision("no", device_backend=runtime.device_backend)
-    )
-    with pytest.raises(ConfigError, match="each process would train a model of its own"):
-        DDPStrategy().setup(context)

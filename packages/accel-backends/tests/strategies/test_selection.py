@@ -52,3 +52,19 @@ def test_a_third_party_adds_a_strategy():
         assert type(select_strategy("mine", topology=ONE)) is Mine
     finally:
         STRATEGIES.unregister("mine")
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "fsdp2", "deepspeed", "pipeline"])
+def test_what_needs_collectives_is_refused_on_a_device_without(name):
+    expected = f"`{name}` does not train on `mps` devices. It.*(talk to each other|trains on).*[Ll]eave out the plugin"
+    with pytest.raises(ConfigError, match=expected):
+        select_strategy(name, topology=ONE, device_type="mps")
+    assert type(select_strategy(topology=ONE, device_type="mps")) is SingleStrategy
+
+
+@pytest.mark.parametrize("device", ["mps", "musa", "neuron", "xla"])
+def test_deepspeed_is_refused_on_devices_that_it_does_not_know(device):
+    with pytest.raises(
+        ConfigError, match=f"`deepspeed` does not train on `{device}` .*It trains on: cpu, cuda, hpu, ml"
+    ):
+        select_strategy("deepspeed", topology=ONE, device_type=device)

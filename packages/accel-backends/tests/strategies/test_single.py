@@ -199,7 +199,7 @@ def test_there_is_nothing_to_synchronise(runtime):
         with context:
             strategy.backward(model(torch.ones(1, 1)).sum())
     assert model.bias.grad.item() == 3.0
-    assert strategy.capabilities == Capabilities(takes_exchanged_layers=True)
+    assert strategy.capabilities == Capabilities(takes_exchanged_layers=True, needs_collectives=False)
 
 
 def test_states_go_out_and_in(runtime):

@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from accel_backends import Bundle, StrategyContext, Sync, select_precision, select_strategy
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
-from accel_backends.strategies.ddp import DDPStrategy
 from accel_backends.strategies.fsdp2 import FullyShardedStrategy
 from accel_backends.strategies.selection import STRATEGIES
 from accel_backends.strategies.xla.strategy import XlaStrategy
@@ -234,18 +233,12 @@ def test_a_strategy_of_somebody_else_for_these_devices_is_accepted():
         STRATEGIES.unregister("mine")
 
 
-def test_ddp_names_the_strategy_that_is_meant():
-    PartialState(cpu=True)
-    with pytest.raises(ConfigError, match="Use the strategy `xla`"):
-        set_up(DDPStrategy())
-
-
 def test_devices_that_are_not_xla_are_refused():
-    PartialState(cpu=True)
-    runtime = current_runtime()
-    precision = select_precision("no", device_backend=runtime.device_backend)
-    with pytest.raises(ConfigError, match="trains on XLA devices .*this process is on `cpu`"):
-        XlaStrategy().setup(StrategyContext(runtime, precision))
+    with pytest.raises(
+        ConfigError,
+        match="`xla` does not train on `cpu` devices. It trains on: xla. .*`torch-xla` is not installed",
+    ):
+        select_strategy("xla", topology=Topology())
 
 
 def test_the_plugin_chooses_the_strategy():

@@ -15,6 +15,9 @@ from accel_backends import (
     is_compiled_module,
 )
 from accel_backends.precisions.forward import wrap_forward
+from accel_backends.transforms.compile import check_compiler
+from accel_state.devices import find_vendor
+from accel_state.errors import ConfigError
 from accel_state.testing.scripts import run_command
 
 
@@ -25,6 +28,23 @@ def blocks():
 def test_no_backend_compiles_nothing():
     model = nn.Linear(2, 2)
     assert compile_model(model, TorchDynamoPlugin(backend="no")) is model
+
+
+@pytest.mark.parametrize(
+    ("device", "way_out"),
+    [
+        ("hpu", "Use `dynamo_backend=hpu_backend`"),
+        ("neuron", "Use `dynamo_backend=neuron`"),
+        ("xla", "prepare `torch.compile.model, backend=.openxla"),
+    ],
+)
+def test_torchs_own_compiler_is_refused_where_it_generates_no_code(device, way_out):
+    with pytest.raises(
+        ConfigError, match=f"`dynamo_backend=inductor` generates no code for `{device}`.*{way_out}"
+    ):
+        check_compiler(TorchDynamoPlugin(backend="inductor"), find_vendor(device))
+    for name, vendor in (("aot_eager", device), ("no", device), ("inductor", "mps"), ("inductor", "npu")):
+        check_compiler(TorchDynamoPlugin(backend=name), find_vendor(vendor))
 
 
 def test_a_model_is_compiled_as_the_plugin_says():

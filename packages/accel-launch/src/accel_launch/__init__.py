@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from accel_launch.constants import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
     from accel_launch.constants import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
     from accel_launch.launchers.protocol import Launcher as Launcher
+    from accel_launch.notebook import PrepareForLaunch as PrepareForLaunch
     from accel_launch.notebook import debug_launcher as debug_launcher
     from accel_launch.notebook import notebook_launcher as notebook_launcher
+    from accel_launch.notebook import test_launch as test_launch
     from accel_launch.plan import LaunchPlan as LaunchPlan
     from accel_launch.plan import ProcessPlan as ProcessPlan
     from accel_launch.request import LaunchRequest as LaunchRequest
@@ -62,6 +64,7 @@ __getattr__, __dir__, __all__ = attach(
         "LaunchPlan": "accel_launch.plan",
         "LaunchRequest": "accel_launch.request",
         "Launcher": "accel_launch.launchers.protocol",
+        "PrepareForLaunch": "accel_launch.notebook",
         "ProcessPlan": "accel_launch.plan",
         "SageMakerConfig": "accel_launch.config.objects",
         "debug_launcher": "accel_launch.notebook",
@@ -78,6 +81,7 @@ __getattr__, __dir__, __all__ = attach(
         "prepare_simple_launcher_cmd_env": "accel_launch.commands.launch_kinds",
         "prepare_tpu": "accel_launch.commands.launch_kinds",
         "simple_launcher": "accel_launch.commands.launch_kinds",
+        "test_launch": "accel_launch.notebook",
         "tpu_launcher": "accel_launch.commands.launch_kinds",
         "tpu_pod_launcher": "accel_launch.commands.launch_kinds",
         "write_basic_config": "accel_launch.config.basic",

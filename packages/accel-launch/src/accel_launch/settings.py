@@ -21,6 +21,7 @@ from accel_launch.parsers import (
 )
 from accel_state.environment.parsers import boolean, choice, count, duration, index, names, text
 from accel_state.environment.setting import Setting, rule
+from accel_state.environment.settings import IN_PLACE_OF_IPEX
 
 AUTO = "auto"
 """The value of ``launcher`` that takes the first launcher which accepts the launch."""
@@ -48,8 +49,8 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         only_flag("multi_gpu", boolean, False, "Run one process on each GPU.", is_switch=True),
         only_flag("tpu", boolean, False, "Run on a TPU.", is_switch=True),
         own("gpu_ids", text, None, "GPUs of this machine to use, such as `0,2`.", variable="CUDA_VISIBLE_DEVICES", unset_values=("all",), not_on=("cpu", *_OTHER_PLACES), is_common=True),
-        own("ipex", boolean, False, "Has no effect: what the Intel extension did is part of PyTorch now.", config_key="ipex_config.ipex", is_switch=True, needs=("older_torch",)),
-        own("use_xpu", boolean, False, "Has no effect: XPUs are found without it.", config_key="ipex_config.use_xpu", is_switch=True, needs=("older_torch",)),
+        own("ipex", boolean, False, f"Has no effect any more: {IN_PLACE_OF_IPEX}.", config_key="ipex_config.ipex", is_switch=True, needs=("ipex",)),
+        own("use_xpu", boolean, False, "Has no effect any more: XPUs are found without it.", config_key="ipex_config.use_xpu", is_switch=True, needs=("hidden_xpu",)),
     ),
     "machines": (
         own("num_machines", count, 1, "Number of machines.", unset_values=(1,), not_on=("tpu",)),

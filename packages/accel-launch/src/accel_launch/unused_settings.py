@@ -12,6 +12,7 @@ from accel_launch.launchers.selection import BUILT_IN, select_launcher
 from accel_launch.options import OPTIONS, SETTINGS_OF_LAUNCHER
 from accel_launch.request import LaunchRequest
 from accel_state.environment import Setting
+from accel_state.environment.settings import IN_PLACE_OF_IPEX
 
 Test = Callable[[LaunchRequest, str], bool]
 """Looks at a request and the name of its launcher."""
@@ -62,14 +63,15 @@ CONDITIONS: Mapping[str, Condition] = {
     ),
     "fp8": Condition(_value("mixed_precision", "fp8"), "without `--mixed_precision fp8`"),
     "fsdp": Condition(_engine("FSDP"), "without `--use_fsdp`"),
+    "hidden_xpu": Condition(lambda request, launcher: False, "any more: XPUs are found without it"),
     "hosts": Condition(_launcher("ssh"), "without `--hosts` or `--hostfile`"),
+    "ipex": Condition(lambda request, launcher: False, f"any more: {IN_PLACE_OF_IPEX}"),
     "machines": Condition(_has_machines, "on one machine"),
     "megatron_lm": Condition(_engine("MEGATRON_LM"), "without `--use_megatron_lm`"),
     "mpi_launcher": Condition(_launcher("mpi"), "with this `--launcher`"),
     "mpirun": Condition(_value("use_mpirun"), "without `--use_mpirun`"),
     "msamp": Condition(_value("fp8_backend", "NO", "MSAMP"), "without `--fp8_backend msamp`"),
     "num_machines": Condition(lambda request, launcher: request.num_machines > 1, "on one machine"),
-    "older_torch": Condition(lambda request, launcher: False, "any more"),
     "parallelism_config": Condition(_value("use_parallelism_config"), "without `--use_parallelism_config`"),
     "own_ranks": Condition(
         _launcher("local", "machines", "elastic", "slurm", "srun", "kubernetes"),

@@ -10,9 +10,8 @@ from typing import Any
 
 from accel_state.environment import read, snapshot, variable
 from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.numa import cores_near
 from accel_state.process_environments import detect_topology
-
-_BITS_PER_WORD = 64
 
 
 @dataclass
@@ -42,7 +41,8 @@ def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> 
         verbose: Say which cores; by default where ``ACCELERATE_DEBUG_MODE`` is on.
 
     Raises:
-        NotAvailableError: If `pynvml`, the driver or the operating system cannot do it.
+        NotAvailableError: If `pynvml`, the driver or the operating system cannot do it, or no near core is open.
+        ConfigError: If the local rank has no GPU.
     """
     override_numa_affinity(local_process_index, verbose)
 
@@ -50,11 +50,14 @@ def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> 
 def override_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
     """Bind this process to the cores near the GPU of its local rank, whatever it is bound to now.
 
-    Args and errors as for `set_numa_affinity`.
+    Cores that a container or a scheduler has closed to the process stay closed. A GPU that is as near to all cores, as
+    in most virtual machines, leaves the process as it is. Args and errors as for `set_numa_affinity`.
     """
     if not hasattr(os, "sched_setaffinity"):
         raise NotAvailableError("Binding processes to cores needs Linux. Switch `enable_cpu_affinity` off.")
-    cores = _near_cores(local_process_index) & os.sched_getaffinity(0)
+    allowed = os.sched_getaffinity(0)
+    near = cores_near(_bus_id(local_process_index))
+    cores = allowed if near is None else near & allowed
     if not cores:
         raise NotAvailableError(
             f"None of the cores near GPU {local_process_index} is open to this process. "
@@ -65,21 +68,17 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
         print(f"Process {local_process_index} runs on {len(cores)} cores: {sorted(cores)}", flush=True)  # noqa: T201 -- asked for
 
 
-def _near_cores(local_process_index: int) -> set[int]:
+def _bus_id(local_process_index: int) -> str:
+    """Return the address of a visible GPU on the PCI bus, as the system writes it."""
     nvml = _nvml()
     nvml.nvmlInit()
     try:
-        handle = _gpu_handle(nvml, local_process_index)
-        num_words = -(-(os.cpu_count() or 1) // _BITS_PER_WORD)
-        words = nvml.nvmlDeviceGetCpuAffinity(handle, num_words)
+        found = nvml.nvmlDeviceGetPciInfo(_gpu_handle(nvml, local_process_index)).busId
     finally:
         nvml.nvmlShutdown()
-    return {
-        word_index * _BITS_PER_WORD + bit
-        for word_index, word in enumerate(words)
-        for bit in range(_BITS_PER_WORD)
-        if int(word) >> bit & 1
-    }
+    # NVML writes the domain with eight digits, older releases of its package as bytes.
+    domain, _, rest = (found.decode() if isinstance(found, bytes) else found).lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
 
 
 def _gpu_handle(nvml: Any, local_process_index: int) -> Any:

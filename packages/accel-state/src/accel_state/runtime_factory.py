@@ -15,6 +15,7 @@ from accel_state.devices.protocol import DeviceBackend
 from accel_state.devices.selection import current_device_backend, device_backend, require_device_backend
 from accel_state.enums import DistributedType
 from accel_state.environment import parse_flag_from_env, read, snapshot
+from accel_state.environment.settings import IN_PLACE_OF_IPEX
 from accel_state.errors import ConfigError, NotAvailableError, StateError
 from accel_state.nodes import agree_on_nodes
 from accel_state.process_environments import detect_topology
@@ -59,6 +60,8 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
         backend = _set_up_group(topology, device_backend, options)
         if topology.is_node_rank_assumed:
             topology = agree_on_nodes(topology, device=device)
+    if read("use_ipex") and topology.rank == 0:
+        warnings.warn(f"`ACCELERATE_USE_IPEX` has no effect any more: {IN_PLACE_OF_IPEX}.", stacklevel=2)
     if read("cpu_affinity"):
         from accel_state.affinity import set_numa_affinity
 

@@ -31,3 +31,12 @@ def test_random_state_comes_back():
 def test_memory_is_the_machines():
     free, total = device_backend("cpu").free_and_total_bytes()
     assert 0 < free < total
+
+
+def test_fp16_is_for_trying_out_alone(monkeypatch):
+    backend = device_backend("cpu")
+    monkeypatch.delenv("ACCEL_FP16_ON_CPU", raising=False)
+    assert "`ACCEL_FP16_ON_CPU=true`, to try a script out" in backend.why_not_dtype(torch.float16)
+    assert backend.supports(torch.bfloat16)
+    monkeypatch.setenv("ACCEL_FP16_ON_CPU", "true")
+    assert backend.supports(torch.float16)

@@ -1,43 +1,45 @@
-"""Apple's GPU, on a fake of `torch.mps`."""
-
-import types
+"""Apple's GPU, on a stand-in for `torch.mps` with its documented functions."""
 
 import pytest
 import torch
 
 from accel_state.devices import device_backend
 from accel_state.devices.protocol import DeviceBackend
+from accel_state.testing.vendor_modules import GIB, vendor_module
 from accel_state.topology import Topology
 
 
 @pytest.fixture
-def seeds(monkeypatch):
-    seeds = []
-    fake = types.SimpleNamespace(
-        device_count=lambda: 1,
-        manual_seed=seeds.append,
-        driver_allocated_memory=lambda: 30,
-        recommended_max_memory=lambda: 100,
-    )
-    monkeypatch.setattr(torch, "mps", fake)
-    monkeypatch.setattr(torch.backends.mps, "is_built", lambda: True)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: major < 14)
-    return seeds
+def module():
+    with vendor_module("mps") as module:
+        yield module
 
 
-def test_mps_is_one_device_for_one_process(seeds):
+def test_mps_is_one_device_for_one_process(module):
     backend = device_backend("mps")
     assert isinstance(backend, DeviceBackend)
     assert backend.why_not() is None
     assert backend.place(Topology()) == torch.device("mps", 0)
+    backend.set_device(torch.device("mps", 0))
 
 
-def test_mps_seed_memory_and_precision(seeds):
+def test_mps_seed_state_and_memory(module):
     backend = device_backend("mps")
     backend.rng.seed(5)
-    assert seeds == [5]
-    assert backend.free_and_total_bytes() == (70, 100)
+    state = backend.rng.get_state()
+    backend.rng.seed(6)
+    backend.rng.set_state(state)
+    assert torch.equal(backend.rng.get_state(), torch.Generator().manual_seed(5).get_state())
+    assert backend.free_and_total_bytes() == (12 * GIB, 16 * GIB)
+    backend.empty_cache()
+    assert module.calls[-1] == "empty_cache"
+
+
+def test_older_systems_have_no_bf16_and_none_has_64_bits(module, monkeypatch):
+    backend = device_backend("mps")
+    assert backend.supports(torch.bfloat16)
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: major < 14)
+    assert backend.why_not_dtype(torch.bfloat16) == "Here bf16 needs macOS 14 or newer."
     assert backend.supports(torch.float16)
-    assert not backend.supports(torch.float64)
-    assert not backend.supports(torch.bfloat16)
+    assert backend.why_not_dtype(torch.float64) == "Apple's GPUs have no numbers of 64 bits."
+    assert backend.why_not_dtype(torch.float8_e4m3fn) == "On devices of this kind fp8 is not offered."

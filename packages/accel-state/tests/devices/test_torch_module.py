@@ -1,7 +1,6 @@
-"""All vendors that are driven through `torch.<name>`, on a fake of that module."""
+"""All vendors that are driven through `torch.<name>`, on a stand-in with its documented functions."""
 
 import sys
-import types
 import warnings
 from functools import partial
 
@@ -11,8 +10,9 @@ import torch
 from accel_state.devices.protocol import DeviceBackend
 from accel_state.devices.selection import device_backend
 from accel_state.devices.torch_module import why_not_importable
-from accel_state.errors import ConfigError
+from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.testing import run_script
+from accel_state.testing.vendor_modules import GIB, vendor_module
 from accel_state.topology import Topology
 
 # Name, package that adds `torch.<name>`, process group backend, the run's name in users' code.
@@ -29,55 +29,12 @@ VENDORS = [
 RENAMED = [vendor for vendor in VENDORS if vendor[0] not in ("cuda", "hpu", "xpu")]
 
 
-class FakeVendor:
-    """Two devices, behind the functions that `torch.cuda` and its likes have."""
-
-    def __init__(self):
-        self.calls = []
-        self.current = 0
-        self.allocated = [100, 200]
-        self.state = torch.tensor([1], dtype=torch.uint8)
-        self.random = self
-
-    def is_available(self):
-        return True
-
-    def device_count(self):
-        return 2
-
-    def set_device(self, device):
-        self.current = device.index
-
-    def empty_cache(self):
-        self.calls.append("empty_cache")
-
-    def mem_get_info(self, device):
-        return 1000 - self.allocated[device.index], 1000
-
-    def get_rng_state(self):
-        return self.state
-
-    def set_rng_state(self, state):
-        self.state = state
-
-    def manual_seed_all(self, seed):
-        self.state = torch.tensor([seed], dtype=torch.uint8)
-
-    def is_bf16_supported(self):
-        return False
-
-
 @pytest.fixture
-def vendor(request, monkeypatch):
-    """Install the fake as `torch.<name>`, and an empty module as the vendor's package."""
-    name, plugin, *_ = request.param
-    fake = FakeVendor()
-    monkeypatch.setattr(torch, name, fake, raising=False)
-    if plugin:
-        parts = plugin.split(".")
-        for end in range(1, len(parts) + 1):
-            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), types.ModuleType(".".join(parts[:end])))
-    return device_backend(name), fake, request.param
+def vendor(request):
+    """Put the stand-in in the place of `torch.<name>`, which has no function that the vendor does not document."""
+    name = request.param[0]
+    with vendor_module(name) as module:
+        yield device_backend(name), module, request.param
 
 
 every_vendor = pytest.mark.parametrize("vendor", VENDORS, indirect=True, ids=lambda vendor: vendor[0])
@@ -95,41 +52,96 @@ def test_vendor_is_found_and_named(vendor):
 
 @every_vendor
 def test_random_state_is_the_vendors(vendor):
-    backend, fake, _ = vendor
+    backend, module, _ = vendor
     backend.rng.seed(7)
     state = backend.rng.get_state()
-    assert state.tolist() == [7]
-    backend.rng.set_state(torch.tensor([9], dtype=torch.uint8))
-    assert fake.state.tolist() == [9]
+    assert torch.equal(state, torch.Generator().manual_seed(7).get_state())
+    backend.rng.seed(8)
+    backend.rng.set_state(state)
+    assert torch.equal(backend.rng.get_state(), state)
+    assert module.calls[:2] == ["manual_seed_all", "get_rng_state"]
 
 
 @every_vendor
 def test_memory_is_the_vendors(vendor):
-    backend, _, _ = vendor
-    assert backend.free_and_total_bytes(types.SimpleNamespace(index=1)) == (800, 1000)
+    backend, _, (name, *_) = vendor
+    if name == "neuron":
+        with pytest.raises(
+            NotAvailableError, match="`torch.neuron` does not tell how much memory .* `max_memory`"
+        ):
+            backend.free_and_total_bytes()
+    else:
+        assert backend.free_and_total_bytes(torch.device("cpu")) == (12 * GIB, 16 * GIB)
 
 
 @every_vendor
 def test_the_cache_is_emptied(vendor):
-    backend, fake, (name, *_) = vendor
+    backend, module, (name, *_) = vendor
     backend.empty_cache()
-    assert fake.calls == ([] if name == "hpu" else ["empty_cache"])
+    assert module.calls == ([] if name == "hpu" else ["empty_cache"])
 
 
 @every_vendor
-def test_precision_is_what_the_vendor_says(vendor):
+def test_every_vendor_is_cast_to_both_formats_of_16_bits_where_its_chip_has_them(vendor):
     backend, _, _ = vendor
-    assert backend.supports(torch.float32)
+    assert [backend.why_not_dtype(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)] == [
+        None
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    "vendor",
+    [vendor for vendor in VENDORS if vendor[0] not in ("hpu", "neuron")],
+    indirect=True,
+    ids=lambda vendor: vendor[0],
+)
+def test_a_chip_without_bf16_is_refused_even_where_torch_would_emulate_it(vendor):
+    backend, module, _ = vendor
+    module.has_bf16 = False
     assert not backend.supports(torch.bfloat16)
+    assert "Here bf16 needs" in backend.why_not_dtype(torch.bfloat16)
+    assert backend.supports(torch.float16)
+
+
+@pytest.mark.parametrize("vendor", VENDORS[2:7], indirect=True, ids=lambda vendor: vendor[0])
+def test_what_autocast_of_the_vendor_does_not_take_is_refused(vendor):
+    backend, module, _ = vendor
+    module.castable = [torch.bfloat16]
+    assert backend.why_not_dtype(torch.float16) == "Here fp16 needs a package that has it."
+
+
+@every_vendor
+def test_8_bits_are_offered_on_gpus_that_multiply_them(vendor):
+    backend, module, (name, *_) = vendor
+    assert backend.supports(torch.float8_e4m3fn) == (name == "cuda")
+    module.capability = (8, 0)
+    reason = backend.why_not_dtype(torch.float8_e4m3fn)
+    assert ("Here fp8 needs compute capability 8.9" in reason) == (name == "cuda")
+
+
+@pytest.mark.parametrize("vendor", [VENDORS[1]], indirect=True, ids=["hpu"])
+def test_the_first_gaudi_has_no_fp16(vendor, monkeypatch):
+    backend, _, _ = vendor
+    monkeypatch.setattr(
+        sys.modules["habana_frameworks.torch.utils.experimental"], "_get_device_type", lambda: 1
+    )
+    assert backend.why_not_dtype(torch.float16) == "Here fp16 needs Gaudi 2 or newer."
+
+
+@every_vendor
+def test_what_the_vendor_does_not_document_is_not_there(vendor):
+    _, module, (name, *_) = vendor
+    with pytest.raises(AttributeError, match=f"`torch.{name}.memory_usage` is not among the functions"):
+        module.memory_usage()
 
 
 @pytest.mark.parametrize("vendor", [VENDORS[0], VENDORS[-1]], indirect=True, ids=["cuda", "xpu"])
 def test_each_process_gets_its_own_device(vendor):
-    backend, fake, (name, *_) = vendor
+    backend, module, (name, *_) = vendor
     device = backend.place(Topology(rank=1, world_size=2, local_rank=1, local_world_size=2))
     assert device == torch.device(name, 1)
     backend.set_device(device)
-    assert fake.current == 1
+    assert module.current_device() == 1
 
 
 @every_vendor
@@ -146,8 +158,8 @@ def test_more_processes_than_devices_are_refused(vendor):
 @pytest.mark.parametrize("vendor", [VENDORS[0]], indirect=True, ids=["cuda"])
 @pytest.mark.parametrize("source", ["slurm", "torchrun", "openmpi"])
 def test_a_process_that_is_shown_one_device_uses_it(vendor, monkeypatch, source):
-    backend, fake, _ = vendor
-    monkeypatch.setattr(fake, "device_count", lambda: 1)
+    backend, module, _ = vendor
+    monkeypatch.setattr(module, "device_count", lambda: 1)
     assert backend.place(Topology(1, 2, 1, 2, source=source)) == torch.device("cuda", 0)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from accel.accelerator import Accelerator
 from accel.aliases import aliases
-from accel_backends.strategies.protocol import Sync
+from accel_backends.strategies.protocol import Feature
 from accel_ops.collectives.averaging import WeightAverage
 from accel_state.errors import ConfigError
 
@@ -39,13 +39,9 @@ class LocalSGD:
         if local_sgd_steps < 1:
             raise ConfigError(f"`local_sgd_steps` must be at least 1, got {local_sgd_steps}.")
         self.enabled = enabled and accelerator.use_distributed
-        capabilities = accelerator.strategy.capabilities
-        can_train_apart = capabilities.trains_apart and not capabilities.shards_parameters
-        if self.enabled and (not can_train_apart or capabilities.accumulation is Sync.NOW):
-            raise ConfigError(
-                "Local SGD trains the whole model of each rank apart from the others, which the strategy "
-                f"`{accelerator.strategy.name}` cannot. Use the strategy `ddp`, or pass `enabled=False`."
-            )
+        if self.enabled:
+            strategy = accelerator.strategy
+            strategy.capabilities.check(Feature.LOCAL_SGD, strategy=strategy.name)
         self.accelerator = accelerator
         self.model = model
         self.local_sgd_steps = local_sgd_steps

@@ -38,12 +38,13 @@ class AutocastPrecision:
         self, *, device_backend: DeviceBackend, handlers: Mapping[type[KwargsHandler], KwargsHandler]
     ) -> None:
         self.device_type: str = device_backend.name
-        if not torch.amp.is_autocast_available(self.device_type) or not device_backend.supports(
-            self.compute_dtype
-        ):
+        reason = device_backend.why_not_dtype(self.compute_dtype)
+        if reason is None and not torch.amp.is_autocast_available(self.device_type):
+            reason = f"This torch ({torch.__version__}) has no autocast for it."
+        if reason is not None:
             raise ConfigError(
-                f"`mixed_precision={self.name}` is not supported on this `{self.device_type}` device. "
-                "Use `mixed_precision=no`, or another device."
+                f"`mixed_precision={self.name}` is not supported on this `{self.device_type}` device. {reason} "
+                "Use another precision (`no` is always there), or another device."
             )
         handler = handlers.get(AutocastKwargs)
         self.handler = handler if isinstance(handler, AutocastKwargs) else AutocastKwargs()

@@ -34,14 +34,8 @@ class DDPStrategy(TorchStrategy):
         """Take in the run.
 
         Raises:
-            ConfigError: If there is no process group to average gradients over, or the devices are XLA's, whose
-                gradients it does not see.
+            ConfigError: If there is no process group to average gradients over.
         """
-        if context.runtime.device.type == "xla":
-            raise ConfigError(
-                "The strategy `ddp` does not average gradients on XLA devices (TPU): each process would train a model "
-                "of its own. Use the strategy `xla`, which is chosen where none is named."
-            )
         if not (dist.is_available() and dist.is_initialized()):
             raise ConfigError(
                 "The strategy `ddp` needs a process group, and this process has none. "

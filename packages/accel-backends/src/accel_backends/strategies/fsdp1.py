@@ -36,7 +36,7 @@ from accel_backends.sharding.unit_order import check_unit_order
 from accel_backends.sharding.units import whole_parameters
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.protocol import Capabilities, Sync
-from accel_backends.strategies.sharded import ShardedStrategy
+from accel_backends.strategies.sharded import SHARDS_LACK, ShardedStrategy
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_backends.transforms.compile_units import compile_units
 from accel_backends.transforms.protocol import apply_transforms
@@ -68,6 +68,7 @@ class FlatShardedStrategy(ShardedStrategy):
     version: ClassVar[int] = 1
     capabilities: ClassVar[Capabilities] = Capabilities(
         shards_parameters=True,
+        lacks=SHARDS_LACK,
         accumulation=Sync.LATER,
         takes_exchanged_layers=True,
         mesh_axes=frozenset({"dp_replicate", "dp_shard"}),

@@ -37,7 +37,7 @@ from accel_backends.sharding.unit_order import check_unit_order
 from accel_backends.sharding.whole_parameters import WholeParameters
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.protocol import Capabilities, Sync
-from accel_backends.strategies.sharded import ShardedStrategy
+from accel_backends.strategies.sharded import SHARDS_LACK, ShardedStrategy
 from accel_backends.transforms.expert_parallel import ExpertParallel
 from accel_backends.transforms.own_random_numbers import draw_own_numbers
 from accel_backends.transforms.protocol import apply_transforms
@@ -60,6 +60,7 @@ class FullyShardedStrategy(ShardedStrategy):
     version: ClassVar[int] = 2
     capabilities: ClassVar[Capabilities] = Capabilities(
         shards_parameters=True,
+        lacks=SHARDS_LACK,
         accumulation=Sync.IN_SHARDS,
         takes_exchanged_layers=True,
         mesh_axes=frozenset({"dp_replicate", "dp_shard", "cp", "sp", "tp", "ep"}),

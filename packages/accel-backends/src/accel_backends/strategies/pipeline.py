@@ -32,6 +32,7 @@ from accel_backends.state_placement import place_optimizer_state
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.fsdp2 import FullyShardedStrategy
 from accel_backends.strategies.protocol import Capabilities, Sync
+from accel_backends.strategies.sharded import SHARDS_LACK
 from accel_backends.transforms.compile_units import compile_units
 from accel_backends.transforms.low_precision import LowPrecisionTransform
 from accel_backends.transforms.own_random_numbers import own_random_numbers
@@ -59,6 +60,7 @@ class PipelineStrategy(FullyShardedStrategy):
     name: ClassVar[str] = "pipeline"
     capabilities: ClassVar[Capabilities] = Capabilities(
         shards_parameters=True,
+        lacks=SHARDS_LACK,
         mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "sp", "tp", "ep"}),
     )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from accel_backends.strategies.bundle import Bundle, Placement
+from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:
     from accel_backends.checkpoint_formats.own_state import OwnState
@@ -29,6 +30,19 @@ class Sync(enum.Enum):
     """Not at all; each rank adds up its own until a later backward reduces them."""
 
 
+class Feature(enum.StrEnum):
+    """What users may ask for that not every strategy does."""
+
+    CLIP_BY_VALUE = "clip_grad_value_"
+    COMMUNICATION_HOOK = "comm_hook"
+    JOIN = "join_uneven_inputs"
+    LOCAL_SGD = "LocalSGD"
+
+
+ONLY_DDP_HAS_HOOKS = "it reduces gradients by itself. Leave the hook out, or use `ddp`."
+NOT_APART = "each rank would train a whole model of its own for a while. Use `ddp`, or pass `enabled=False`."
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What callers may have to know about a strategy, so that nobody asks which one it is.
@@ -44,8 +58,9 @@ class Capabilities:
         mesh_axes: Axes of `ParallelismConfig` along which the strategy splits the work; others may not be on.
         takes_exchanged_layers: Layers of a model may be exchanged for those of a library that computes in 8 bits.
         sp_backend: What `ParallelismConfig` must name as the one who shares sequences along the axis ``sp``.
-        own_devices: Types of devices that need a strategy of their own, and for which this is one.
-        trains_apart: Ranks can step copies of the model of their own for a while, as local SGD does.
+        devices: Types of devices that the strategy trains on; None: all but those that have a strategy of their own.
+        needs_collectives: Processes talk to each other, also where there is one alone.
+        lacks: What several processes cannot ask of the strategy, each with the reason and what to do instead.
     """
 
     shards_parameters: bool = False
@@ -55,8 +70,20 @@ class Capabilities:
     mesh_axes: frozenset[str] = frozenset({"dp_replicate"})
     takes_exchanged_layers: bool = False
     sp_backend: str = "torch"
-    own_devices: frozenset[str] = frozenset()
-    trains_apart: bool = True
+    devices: frozenset[str] | None = None
+    needs_collectives: bool = True
+    lacks: Mapping[Feature, str] = field(default_factory=dict, hash=False)
+
+    def check(self, feature: Feature, *, strategy: str) -> None:
+        """Refuse what the strategy lacks.
+
+        Raises:
+            ConfigError: With the reason, and what to do instead.
+        """
+        if feature in self.lacks:
+            raise ConfigError(
+                f"`{feature}` is not possible with the strategy `{strategy}`: {self.lacks[feature]}"
+            )
 
 
 class Strategy(Protocol):

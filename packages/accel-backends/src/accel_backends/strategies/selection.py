@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from accel_backends.strategies.protocol import Strategy
+from accel_backends.strategies.protocol import Capabilities, Strategy
+from accel_state.devices import Vendor, find_vendor
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
 from accel_state.registry import Registry
@@ -49,14 +50,35 @@ def select_strategy(
     chosen = name or wanted
     if layout is not None and layout.pp > 1 and chosen in (None, "fsdp2"):
         chosen = "pipeline"  # whose stages are sharded as the plugin of version 2 says
-    own = _OF_DEVICE.get(device_type)
-    if own is None:
-        return STRATEGIES.get(chosen or fitting)()
-    strategy = STRATEGIES.get(chosen or own)()
-    if device_type not in strategy.capabilities.own_devices:
+    strategy = STRATEGIES.get(chosen or _OF_DEVICE.get(device_type, fitting))()
+    reason = why_not_on(find_vendor(device_type), strategy.capabilities)
+    if reason is not None:
         raise ConfigError(
-            f"The strategy `{chosen}` does not train on `{device_type}` devices, for which there is the strategy "
-            f"`{own}`. It is chosen where no engine is asked for; it shards parameters by "
-            "`FullyShardedDataParallelPlugin(xla_fsdp_v2=True)`."
+            f"The strategy `{strategy.name}` does not train on `{device_type}` devices. {reason}"
         )
     return strategy
+
+
+def why_not_on(vendor: Vendor, capabilities: Capabilities) -> str | None:
+    """Say why a strategy with these capabilities does not train on a vendor's devices, None if it does."""
+    own, devices = _OF_DEVICE.get(vendor.name), capabilities.devices
+    if devices is None and own is not None:
+        return (
+            f"There is the strategy `{own}` for them, which is chosen where no engine is asked for; it shards "
+            "parameters by `FullyShardedDataParallelPlugin(xla_fsdp_v2=True)`."
+        )
+    if devices is not None and vendor.name not in devices:
+        reasons = [find_vendor(name).why_not_installed() for name in devices] if len(devices) == 1 else []
+        return " ".join(
+            [
+                f"It trains on: {', '.join(sorted(devices))}.",
+                *filter(None, reasons),
+                "Run there, or leave out the plugin or the setting that asks for it.",
+            ]
+        )
+    if capabilities.needs_collectives and vendor.collective_backend is None:
+        return (
+            "Its processes talk to each other, which torch does not offer there. Leave out the plugin or the setting "
+            "that asks for it, so that one process trains the whole model, or pass `cpu=True` (`--cpu`)."
+        )
+    return None

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from accel_backends.own_group import ensure_group
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.sharding.replacements import ReplacedParameters
 from accel_backends.strategies.context import StrategyContext
+from accel_backends.strategies.protocol import NOT_APART, ONLY_DDP_HAS_HOOKS, Feature
 from accel_backends.strategies.torch_strategy import TorchStrategy
-from accel_state.errors import ConfigError
+
+SHARDS_LACK = {
+    Feature.JOIN: "a rank that has no batch left would keep its shards from the others. Let all ranks get as many "
+    "batches with `even_batches=True`.",
+    Feature.COMMUNICATION_HOOK: ONLY_DDP_HAS_HOOKS,
+    Feature.LOCAL_SGD: NOT_APART,
+}
+"""What no strategy does that cuts parameters over the ranks."""
 
 
 class ShardedStrategy(TorchStrategy):
@@ -31,16 +37,3 @@ class ShardedStrategy(TorchStrategy):
         ensure_group(context.runtime)
         self._replaced = ReplacedParameters()
         context.precision.share_overflows()
-
-    def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
-        """Refuse batches that end at different times on different ranks.
-
-        Raises:
-            ConfigError: With more than one rank: one without a batch cannot hand its shards to the others.
-        """
-        if self.context.topology.world_size > 1:
-            raise ConfigError(
-                "`join_uneven_inputs` is not possible where parameters are sharded: a rank that has no batch left "
-                "would keep its shards from the others. Let all ranks get as many batches with `even_batches=True`."
-            )
-        return nullcontext()

@@ -17,7 +17,7 @@ class SingleStrategy(TorchStrategy):
     """The strategy `single`."""
 
     name: ClassVar[str] = "single"
-    capabilities: ClassVar[Capabilities] = Capabilities(takes_exchanged_layers=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(takes_exchanged_layers=True, needs_collectives=False)
 
     def prepare(
         self, bundle: Bundle, *, device_placement: Placement | None = None, evaluation_mode: bool = False

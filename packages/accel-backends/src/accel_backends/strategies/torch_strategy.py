@@ -11,17 +11,20 @@ import torch
 from torch import nn
 
 from accel_backends.checkpoint_formats.own_state import OwnState
+from accel_backends.handlers.ddp import DistributedDataParallelKwargs
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.sharding.parameter_names import parameters_of
 from accel_backends.strategies.bundle import Bundle, Placement
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.placement import place_model
-from accel_backends.strategies.protocol import Capabilities, Sync
-from accel_backends.transforms.compile import CompileTransform
+from accel_backends.strategies.protocol import Capabilities, Feature, Sync
+from accel_backends.transforms.compile import CompileTransform, check_compiler
 from accel_backends.transforms.low_precision import LowPrecisionTransform
 from accel_backends.transforms.protocol import apply_transforms
 from accel_backends.unwrap import extract_model_from_parallel
+from accel_state.devices import find_vendor
+from accel_state.enums import DDPCommunicationHookType
 from accel_state.errors import ConfigError
 
 _NOTHING = nullcontext()
@@ -52,13 +55,20 @@ class TorchStrategy:
         """Take in the run.
 
         Raises:
-            ConfigError: If the precision exchanges layers, which this strategy cannot work with.
+            ConfigError: If the precision exchanges layers or gradients are to pass through a hook, which this strategy
+                cannot work with, or the compiler does not know the device.
         """
         if context.precision.has_own_layers and not self.capabilities.takes_exchanged_layers:
             raise ConfigError(
                 f"`mixed_precision={context.precision.name}` exchanges layers of the model, which the strategy "
                 f"`{self.name}` cannot work with. Use `single`, `ddp` or FSDP, or `mixed_precision=bf16`."
             )
+        if context.dynamo is not None:
+            check_compiler(context.dynamo, find_vendor(context.device.type))
+        hooks = context.handlers.get(DistributedDataParallelKwargs)
+        if isinstance(hooks, DistributedDataParallelKwargs) and context.topology.world_size > 1:
+            if hooks.comm_hook != DDPCommunicationHookType.NO:
+                self.capabilities.check(Feature.COMMUNICATION_HOOK, strategy=self.name)
         self.context = context
         self._scale = context.precision.scale if context.precision.scaler is not None else None
         compiling = () if context.dynamo is None else (CompileTransform(context.dynamo),)
@@ -272,7 +282,13 @@ class TorchStrategy:
         """Do nothing: models belong to the user."""
 
     def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
-        """Return a context that does nothing: there are no other ranks to wait for."""
+        """Return a context that does nothing: there are no other ranks to wait for.
+
+        Raises:
+            ConfigError: If there are, and one that has no batch left would keep them waiting.
+        """
+        if self.context.topology.world_size > 1:
+            self.capabilities.check(Feature.JOIN, strategy=self.name)
         return _NOTHING
 
     def _own(self, values: Mapping[str, Any], cut: Mapping[str, Any] | None) -> OwnState:

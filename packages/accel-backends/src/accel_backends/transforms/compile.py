@@ -10,9 +10,11 @@ from accel_backends.containers import is_compiled_module
 from accel_backends.transforms.protocol import Stage
 from accel_backends.transforms.regional import compile_regions, has_compiled_regions
 from accel_state.enums import DynamoBackend
+from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:
     from accel_backends.plugins.dynamo import TorchDynamoPlugin
+    from accel_state.devices import Vendor
 
 
 def compile_model(model: nn.Module, plugin: TorchDynamoPlugin) -> nn.Module:
@@ -27,6 +29,23 @@ def compile_model(model: nn.Module, plugin: TorchDynamoPlugin) -> nn.Module:
     from accel_backends.transforms.compiled_module import compile_module
 
     return compile_module(model, **plugin.to_kwargs())
+
+
+def check_compiler(plugin: TorchDynamoPlugin, vendor: Vendor) -> None:
+    """Refuse torch's own compiler on devices that it generates no code for.
+
+    Raises:
+        ConfigError: Naming the compiler that does.
+    """
+    if plugin.backend != DynamoBackend.INDUCTOR or vendor.compiler == "inductor":
+        return
+    is_setting = vendor.compiler.upper() in DynamoBackend.list()
+    way_out = (
+        f"Use `dynamo_backend={vendor.compiler}`."
+        if is_setting
+        else f'Leave it out, and prepare `torch.compile(model, backend="{vendor.compiler}")`.'
+    )
+    raise ConfigError(f"`dynamo_backend=inductor` generates no code for `{vendor.name}` devices. {way_out}")
 
 
 class CompileTransform:

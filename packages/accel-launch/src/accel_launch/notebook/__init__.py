@@ -7,5 +7,6 @@ has defined. torch itself is imported when it is needed.
 from __future__ import annotations
 
 from accel_launch.notebook.launching import debug_launcher, notebook_launcher
+from accel_launch.notebook.prepared_functions import PrepareForLaunch, test_launch
 
-__all__ = ["debug_launcher", "notebook_launcher"]
+__all__ = ["PrepareForLaunch", "debug_launcher", "notebook_launcher", "test_launch"]

@@ -10,6 +10,14 @@ import torch.distributed as dist
 from accel_state.devices.vendors import Vendor
 from accel_state.topology import Topology
 
+_NAMES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
+}
+"""What the table of vendors calls the formats of 16 and 8 bits."""
+
 
 class VendorBackend:
     """The defaults of `DeviceBackend`."""
@@ -47,5 +55,19 @@ class VendorBackend:
     def empty_cache(self) -> None:
         """Nothing to give back: no cache is kept."""
 
-    def supports(self, dtype: torch.dtype) -> bool:
+    def why_not_dtype(self, dtype: torch.dtype) -> str | None:
+        name = _NAMES.get(dtype)
+        if name is None:
+            return None
+        if name not in self.vendor.precisions:
+            return f"On devices of this kind {name} is not offered."
+        if self._computes_in(dtype):
+            return None
+        return f"Here {name} needs {self.vendor.precisions[name]}."
+
+    def _computes_in(self, dtype: torch.dtype) -> bool:
+        """Tell whether the device at hand has what the table of vendors says that ``dtype`` needs."""
         return True
+
+    def supports(self, dtype: torch.dtype) -> bool:
+        return self.why_not_dtype(dtype) is None

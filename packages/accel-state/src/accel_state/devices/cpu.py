@@ -6,6 +6,7 @@ import torch
 
 from accel_state.devices.base import VendorBackend
 from accel_state.devices.vendors import Vendor
+from accel_state.environment import read
 from accel_state.topology import Topology
 
 
@@ -44,3 +45,6 @@ class CpuBackend(VendorBackend):
 
         memory = psutil.virtual_memory()
         return int(memory.available), int(memory.total)
+
+    def _computes_in(self, dtype: torch.dtype) -> bool:
+        return dtype != torch.float16 or bool(read("fp16_on_cpu"))

@@ -43,11 +43,10 @@ class CudaBackend(TorchModuleBackend):
             export(unset)
         return {}
 
-    def supports(self, dtype: torch.dtype) -> bool:
-        """Tell whether the current GPU computes in ``dtype``: in 8 bits from compute capability 8.9 on."""
-        if dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-            return torch.version.hip is not None or torch.cuda.get_device_capability() >= (8, 9)
-        return super().supports(dtype)
+    def _computes_in(self, dtype: torch.dtype) -> bool:
+        if dtype.itemsize == 1:
+            return torch.version.hip is not None or self.module.get_device_capability() >= (8, 9)
+        return super()._computes_in(dtype)
 
     def barrier(self, device: torch.device) -> None:
         if dist.get_backend() == "nccl":

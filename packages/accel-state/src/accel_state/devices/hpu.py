@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from accel_state.availability.devices import is_habana_gaudi1
 from accel_state.devices.torch_module import TorchModuleBackend
 
 
@@ -31,3 +32,8 @@ class HpuBackend(TorchModuleBackend):
 
     def empty_cache(self) -> None:
         """Nothing to give back: the bridge reserves the device's memory as a whole."""
+
+    def _computes_in(self, dtype: torch.dtype) -> bool:
+        if dtype == torch.float16:
+            return not is_habana_gaudi1()
+        return super()._computes_in(dtype)

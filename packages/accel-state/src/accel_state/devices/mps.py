@@ -32,10 +32,13 @@ class MpsBackend(TorchModuleBackend):
     def set_device(self, device: torch.device) -> None:
         """Nothing to set: there is one GPU."""
 
-    def supports(self, dtype: torch.dtype) -> bool:
-        if dtype == torch.bfloat16:
-            return bool(torch.backends.mps.is_macos_or_newer(14, 0))
-        return dtype not in (torch.float64, torch.complex128) and super().supports(dtype)
+    def why_not_dtype(self, dtype: torch.dtype) -> str | None:
+        if dtype in (torch.float64, torch.complex128):
+            return "Apple's GPUs have no numbers of 64 bits."
+        return super().why_not_dtype(dtype)
+
+    def _computes_in(self, dtype: torch.dtype) -> bool:
+        return dtype != torch.bfloat16 or bool(torch.backends.mps.is_macos_or_newer(14, 0))
 
     def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]:
         total = int(torch.mps.recommended_max_memory())

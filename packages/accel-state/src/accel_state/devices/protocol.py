@@ -90,10 +90,18 @@ class DeviceBackend(Protocol):
         """Give cached but unused memory of the device back to the driver."""
         ...
 
+    def why_not_dtype(self, dtype: torch.dtype) -> str | None:
+        """Say why the current device does not compute in ``dtype``, None if it does."""
+        ...
+
     def supports(self, dtype: torch.dtype) -> bool:
         """Tell whether the device computes in ``dtype``."""
         ...
 
     def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]:
-        """Return the memory of a device that is free, and all of it."""
+        """Return the bytes of a device's memory that are free, and all of them.
+
+        Raises:
+            NotAvailableError: If the vendor's module does not tell.
+        """
         ...

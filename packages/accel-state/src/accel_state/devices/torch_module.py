@@ -12,7 +12,7 @@ import torch
 from accel_state.devices.base import VendorBackend
 from accel_state.devices.protocol import DeviceRng
 from accel_state.devices.vendors import Vendor
-from accel_state.errors import ConfigError
+from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.topology import Topology
 
 
@@ -91,14 +91,29 @@ class TorchModuleBackend(VendorBackend):
     def empty_cache(self) -> None:
         self.module.empty_cache()
 
-    def supports(self, dtype: torch.dtype) -> bool:
-        if dtype == torch.bfloat16 and hasattr(self.module, "is_bf16_supported"):
-            return bool(self.module.is_bf16_supported())
-        # What multiplies 8-bit numbers says so itself.
-        return dtype.itemsize > 1 or not dtype.is_floating_point
+    def _computes_in(self, dtype: torch.dtype) -> bool:
+        module = self.module
+        if dtype == torch.bfloat16 and hasattr(module, "is_bf16_supported"):
+            # Older devices store bf16 and compute in fp32; torch's own modules count that unless told not to.
+            has_bf16 = (
+                module.is_bf16_supported(including_emulation=False)
+                if self.vendor.plugin is None
+                else module.is_bf16_supported()
+            )
+            if not has_bf16:
+                return False
+        # What torch asks devices of its spare type; with another dtype it would switch autocast off, and warn.
+        castable = getattr(module, "get_amp_supported_dtype", None)
+        return castable is None or dtype in castable()
 
     def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]:
-        free, total = self.module.mem_get_info(device)
+        module = self.module
+        if not hasattr(module, "mem_get_info"):
+            raise NotAvailableError(
+                f"`torch.{self.name}` does not tell how much memory of a {self.vendor.title} is free. Say it yourself, "
+                "such as by `max_memory`."
+            )
+        free, total = module.mem_get_info(device)
         return int(free), int(total)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from accel_state.availability.package import Package, why_package_not
 from accel_state.enums import DistributedType, RNGType, add_member
@@ -11,6 +13,10 @@ from accel_state.environment import find_setting, read
 from accel_state.errors import ConfigError, UnknownNameError
 
 _TORCH_MODULE = "accel_state.devices.torch_module:TorchModuleBackend"
+
+
+def _casting_to(**needs: str) -> Mapping[str, str]:
+    return MappingProxyType(needs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +33,9 @@ class Vendor:
         backend: The class that drives the devices, as ``module:Class``; it is called with the vendor.
         switch: The setting that keeps processes off these devices where it is false.
         hint: What is needed where torch finds no device.
+        precisions: The number formats of 16 and 8 bits that operations can be cast to, each with what it needs; empty
+            where every such device has it.
+        compiler: The backend of `torch.compile` that generates code for these devices.
     """
 
     name: str
@@ -38,6 +47,8 @@ class Vendor:
     backend: str = _TORCH_MODULE
     switch: str | None = None
     hint: str = ""
+    precisions: Mapping[str, str] = field(default_factory=lambda: _casting_to(bf16="", fp16=""), hash=False)
+    compiler: str = "inductor"
 
     def why_not_installed(self) -> str | None:
         """Say why the vendor's package cannot or must not be used, without importing it; None if it can."""
@@ -49,8 +60,10 @@ class Vendor:
         return None if None in reasons else f"No {self.title}: {reasons[0]}"
 
 
-def _extension(name: str, title: str, collective_backend: str, package: str) -> Vendor:
-    """A vendor whose ``package`` adds ``torch.<name>``."""
+def _extension(
+    name: str, title: str, collective_backend: str, package: str, *, compiler: str = "inductor"
+) -> Vendor:
+    """A vendor whose ``package`` adds ``torch.<name>`` as torch's spare device type."""
     return Vendor(
         name=name,
         title=title,
@@ -58,6 +71,8 @@ def _extension(name: str, title: str, collective_backend: str, package: str) -> 
         distributed_type=f"MULTI_{name.upper()}",
         packages=(Package(package, (package.replace("_", "-"),)),),
         plugin=package,
+        precisions=_casting_to(bf16="a chip and a package that have it", fp16="a package that has it"),
+        compiler=compiler,
     )
 
 
@@ -80,10 +95,11 @@ _VENDORS = (
         ),
         plugin="habana_frameworks.torch",
         backend="accel_state.devices.hpu:HpuBackend",
+        precisions=_casting_to(bf16="", fp16="Gaudi 2 or newer"),
+        compiler="hpu_backend",
     ),
-    _extension(
-        "neuron", "AWS Neuron", "neuron", "torch_neuronx"
-    ),  # https://awsdocs-neuron.readthedocs-hosted.com
+    # https://awsdocs-neuron.readthedocs-hosted.com
+    _extension("neuron", "AWS Neuron", "neuron", "torch_neuronx", compiler="neuron"),
     Vendor(
         name="xla",
         title="XLA device",
@@ -93,6 +109,8 @@ _VENDORS = (
         plugin="torch_xla",
         backend="accel_state.devices.xla:XlaBackend",
         switch="use_torch_xla",
+        precisions=_casting_to(bf16=""),
+        compiler="openxla",
     ),
     Vendor(
         name="cuda",
@@ -100,6 +118,11 @@ _VENDORS = (
         collective_backend="nccl",
         distributed_type="MULTI_GPU",
         backend="accel_state.devices.cuda:CudaBackend",
+        precisions=_casting_to(
+            bf16="compute capability 8.0 or higher, or ROCm",
+            fp16="",
+            fp8="compute capability 8.9 or higher, or ROCm",
+        ),
     ),
     Vendor(
         name="xpu",
@@ -107,6 +130,7 @@ _VENDORS = (
         collective_backend="xccl",
         distributed_type="MULTI_XPU",
         hint="It needs a torch built for XPU and Intel's GPU driver.",
+        precisions=_casting_to(bf16="a GPU that converts to it", fp16=""),
     ),
     Vendor(
         name="mps",
@@ -114,6 +138,7 @@ _VENDORS = (
         collective_backend=None,
         distributed_type="NO",
         backend="accel_state.devices.mps:MpsBackend",
+        precisions=_casting_to(bf16="macOS 14 or newer", fp16=""),
     ),
     Vendor(
         name="cpu",
@@ -121,6 +146,9 @@ _VENDORS = (
         collective_backend="gloo",
         distributed_type="MULTI_CPU",
         backend="accel_state.devices.cpu:CpuBackend",
+        precisions=_casting_to(
+            bf16="", fp16="`ACCEL_FP16_ON_CPU=true`, to try a script out: it is slower than fp32", fp8=""
+        ),
     ),
 )
 _by_name: dict[str, Vendor] = {vendor.name: vendor for vendor in _VENDORS}

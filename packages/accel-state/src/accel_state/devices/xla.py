@@ -87,10 +87,6 @@ class XlaBackend(VendorBackend):
     def barrier(self, device: torch.device) -> None:
         _model().rendezvous("accel.wait_for_everyone")
 
-    def supports(self, dtype: torch.dtype) -> bool:
-        """Tell whether operations can be cast to ``dtype``: XLA's autocast knows bf16 alone."""
-        return dtype is not torch.float16
-
     def free_and_total_bytes(self, device: torch.device | None = None) -> tuple[int, int]:
         info = _model().get_memory_info(device)
         return int(info["bytes_limit"]) - int(info["bytes_used"]), int(info["bytes_limit"])

@@ -61,6 +61,9 @@ _TE, _MSAMP, _AO = (("fp8", library) for library in ("te", "msamp", "ao"))
 _OTHER_PLACES = ("tpu", "sagemaker", "kubernetes", "ray")
 _LEVELS = choice("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
+IN_PLACE_OF_IPEX = "what Intel's extension did is part of torch, processes on CPUs talk over `gloo`, and those on Intel's GPUs over `xccl`"
+"""What is said to whoever asks for the extension (IPEX) and oneCCL."""
+
 # Parser, default, what it does. Where something else is given, the setting's name there breaks the rule.
 # fmt: off
 _ROWS: dict[str, tuple[Setting, ...]] = {
@@ -73,6 +76,8 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         run("gradient_accumulation_steps", unless("auto", count, None), None, "Number of batches whose gradients are added up before the optimizer steps.", config_key="deepspeed_config.gradient_accumulation_steps"),
         run("cpu_affinity", boolean, False, "Bind each process to the CPU cores near its GPU (NVIDIA only).", flag="--enable_cpu_affinity", config_key="enable_cpu_affinity", is_switch=True, not_on=("cpu", *_OTHER_PLACES)),
         run("debug_mode", boolean, False, "Check before each collective that all ranks call it with values of the same shape.", flag="--debug", config_key="debug", is_switch=True),
+        only_variable("use_ipex", boolean, False, f"Has no effect any more: {IN_PLACE_OF_IPEX}."),
+        only_variable("fp16_on_cpu", boolean, False, "Let `mixed_precision=fp16` run on the CPU, where it is slower than fp32, to try a script out.", variable="ACCEL_FP16_ON_CPU"),
         only_variable("debug_rdv_file", text, None, "File through which the processes of `debug_launcher` find each other."),
         only_variable("log_level", _LEVELS, None, "Level of the loggers that `get_logger` makes."),
         only_variable("enable_rich", boolean, False, "Print tracebacks through the package `rich`."),

@@ -44,10 +44,11 @@ class TorchAOPrecision(FP8Precision):
     ) -> None:
         super().__init__(device_backend=device_backend, handlers=handlers)
         self.config = linear_config(recipe)
-        if not self.config.emulate and not device_backend.supports(torch.float8_e4m3fn):
+        reason = device_backend.why_not_dtype(torch.float8_e4m3fn)
+        if reason is not None and not self.config.emulate:
             raise ConfigError(
-                f"`mixed_precision=fp8` needs 8-bit products, which this `{device_backend.name}` device does not have: "
-                "NVIDIA GPUs have them from compute capability 8.9 on. Use `mixed_precision=bf16`, or try it out with "
+                f"`mixed_precision=fp8` needs 8-bit products, which this `{device_backend.name}` device does not have. "
+                f"{reason} Use `mixed_precision=bf16`, or try it out with "
                 "`AORecipeKwargs(config=Float8LinearConfig(emulate=True))`, which is slower than bf16."
             )
         self._filter = recipe.module_filter_func

@@ -31,7 +31,7 @@ from accel_backends.strategies.deepspeed.wrappers import (
     DeepSpeedOptimizerWrapper,
     DeepSpeedSchedulerWrapper,
 )
-from accel_backends.strategies.protocol import Capabilities, Sync
+from accel_backends.strategies.protocol import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
 from accel_backends.transforms.protocol import apply_transforms
 from accel_state import AcceleratorState
 from accel_state.errors import ConfigError
@@ -53,6 +53,15 @@ class DeepSpeedStrategy(EngineStates):
         copies_loaded_states=True,
         mesh_axes=frozenset({"dp_replicate", "dp_shard", "sp", "tp"}),
         sp_backend="deepspeed",
+        # Those that DeepSpeed has an accelerator for and we a vendor.
+        devices=frozenset({"cpu", "cuda", "hpu", "mlu", "npu", "sdaa", "xpu"}),
+        lacks={
+            Feature.JOIN: "a rank that has no batch left would keep the others waiting. Let all ranks get as many "
+            "batches with `even_batches=True`.",
+            Feature.CLIP_BY_VALUE: "DeepSpeed keeps the gradients to itself. Use `clip_grad_norm_`.",
+            Feature.COMMUNICATION_HOOK: ONLY_DDP_HAS_HOOKS,
+            Feature.LOCAL_SGD: NOT_APART,
+        },
     )
 
     @property
@@ -293,10 +302,7 @@ class DeepSpeedStrategy(EngineStates):
         Raises:
             ConfigError: Always.
         """
-        raise ConfigError(
-            "`clip_grad_value_` is not possible with DeepSpeed, which keeps the gradients to itself. Use "
-            "`clip_grad_norm_`."
-        )
+        self.capabilities.check(Feature.CLIP_BY_VALUE, strategy=self.name)
 
     def live_engines(self) -> Iterable[Any]:
         """Return DeepSpeed's engines, also those that only compute outputs."""
@@ -310,16 +316,3 @@ class DeepSpeedStrategy(EngineStates):
             self._sequences.detach()
         if self._layers is not None:
             self._layers.detach()
-
-    def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
-        """Refuse batches that end at different times on different ranks.
-
-        Raises:
-            ConfigError: With more than one rank.
-        """
-        if self.context.topology.world_size > 1:
-            raise ConfigError(
-                "`join_uneven_inputs` is not possible with DeepSpeed: a rank that has no batch left would keep the "
-                "others waiting. Let all ranks get as many with `even_batches=True`."
-            )
-        return _NOTHING

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +13,7 @@ from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.sharding.replacements import ReplacedParameters
 from accel_backends.strategies.context import StrategyContext
-from accel_backends.strategies.protocol import Capabilities, Sync
+from accel_backends.strategies.protocol import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
 from accel_backends.strategies.torch_strategy import TorchStrategy
 from accel_backends.strategies.xla import packages
 from accel_backends.strategies.xla.gradients import GradientReduction
@@ -33,23 +32,22 @@ class XlaStrategy(TorchStrategy):
 
     name: ClassVar[str] = "xla"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        accumulation=Sync.LATER, own_devices=frozenset({"xla"}), trains_apart=False
+        accumulation=Sync.LATER,
+        devices=frozenset({"xla"}),
+        lacks={
+            Feature.JOIN: "all processes run the same programs. Let all get as many batches with `even_batches=True`.",
+            Feature.COMMUNICATION_HOOK: ONLY_DDP_HAS_HOOKS,
+            Feature.LOCAL_SGD: NOT_APART,
+        },
     )
 
     def setup(self, context: StrategyContext) -> None:
         """Take in the run.
 
         Raises:
-            ConfigError: If the device is none of XLA's, would store other numbers than the run asks for, or is to do
-                what only a single process can.
+            ConfigError: If the device would store other numbers than the run asks for, or is to do what only a single
+                process can.
         """
-        device = context.device
-        if device.type != "xla":
-            raise ConfigError(
-                f"The strategy `xla` trains on XLA devices (TPU), but this process is on `{device}`. Install "
-                "`torch_xla[tpu]` of the release of torch, or leave out what asks for the strategy, such as "
-                "`xla_fsdp_v2`."
-            )
         super().setup(context)
         plugin = context.plugin if isinstance(context.plugin, FullyShardedDataParallelPlugin) else None
         runtime = packages.runtime()
@@ -133,15 +131,6 @@ class XlaStrategy(TorchStrategy):
         super().load_optimizer_state(optimizer, state, model)
         if self._sharding is not None:
             self._sharding.spread_states(self.bare_optimizer(optimizer))
-
-    def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
-        """Refuse batches that end at different times on different ranks.
-
-        Raises:
-            ConfigError: With more than one process, since all must run the same programs.
-        """
-        self._check_one_process("`join_uneven_inputs`")
-        return nullcontext()
 
     def _complete(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
         given = [parameters] if isinstance(parameters, torch.Tensor) else parameters

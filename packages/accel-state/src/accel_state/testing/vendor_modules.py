@@ -1,0 +1,227 @@
+"""Modules that stand in for those of device vendors: two devices on the CPU, behind the documented functions alone."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from accel_state.devices.vendors import find_vendor
+
+GIB = 2**30
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_OF_TORCH = _names(
+    "current_device device_count empty_cache get_device_name get_rng_state get_rng_state_all initial_seed is_available"
+    " manual_seed manual_seed_all memory_allocated seed seed_all set_device set_rng_state set_rng_state_all"
+    " synchronize"
+)
+"""What every vendor has taken over from `torch.cuda`."""
+
+_CASTING = frozenset({"get_amp_supported_dtype", "is_bf16_supported"})
+_DOCUMENTED: dict[str, frozenset[str]] = {
+    # https://docs.pytorch.org/docs/stable/cuda.html
+    "cuda": _OF_TORCH | {"get_device_capability", "is_bf16_supported", "mem_get_info"},
+    # https://docs.habana.ai/en/latest/PyTorch/Reference/Python_Packages.html; random numbers are in `torch.hpu.random`
+    "hpu": _names(
+        "current_device device_count get_device_name is_available mem_get_info memory_allocated random synchronize"
+    ),
+    "hpu.random": frozenset(
+        {"get_rng_state", "initial_seed", "manual_seed", "manual_seed_all", "set_rng_state"}
+    ),
+    # https://github.com/Cambricon/torch_mlu/blob/master/torch_mlu/mlu/__init__.py
+    "mlu": _OF_TORCH | _CASTING | {"mem_get_info"},
+    # https://docs.pytorch.org/docs/stable/mps.html
+    "mps": _names(
+        "current_allocated_memory device_count driver_allocated_memory empty_cache get_rng_state is_available"
+        " manual_seed recommended_max_memory seed set_rng_state synchronize"
+    ),
+    # https://github.com/MooreThreads/torch_musa
+    "musa": _OF_TORCH | _CASTING | {"mem_get_info"},
+    # https://awsdocs-neuron.readthedocs-hosted.com/en/latest/torch/index.html; figures of memory are in `torch_neuronx`
+    "neuron": _OF_TORCH - {"memory_allocated"} | {"get_amp_supported_dtype"},
+    # https://github.com/Ascend/pytorch/blob/master/torch_npu/npu/__init__.py
+    "npu": _OF_TORCH | _CASTING | {"mem_get_info"},
+    # The functions that DeepSpeed calls (deepspeed/accelerator/sdaa_accelerator.py), and `mem_get_info`
+    "sdaa": _OF_TORCH | _CASTING | {"mem_get_info"},
+    # https://docs.pytorch.org/docs/stable/xpu.html
+    "xpu": _OF_TORCH | {"is_bf16_supported", "mem_get_info"},
+}
+
+
+class VendorModule(types.ModuleType):
+    """What stands in for `torch.<name>`: asking it for what its vendor does not document is an `AttributeError`.
+
+    Attributes:
+        calls: The functions called so far, in their order.
+        has_bf16: What it says of bf16.
+        castable: What it says that autocast takes.
+        capability: The compute capability of the devices.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"torch.{name}")
+        self._real = getattr(torch, name, None)
+        self.calls: list[str] = []
+        self.has_bf16 = True
+        self.castable = [torch.float16, torch.bfloat16]
+        self.capability = (9, 0)
+        self._functions = _Functions(self)
+        for documented in _DOCUMENTED[name]:
+            setattr(self, documented, self._logged(documented))
+
+    def _logged(self, name: str) -> Any:
+        function = getattr(self._functions, name)
+        if not callable(function):
+            return function
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") and self._real is not None:
+            return getattr(self._real, name)  # torch itself calls private functions of its own modules
+        message = f"`{self.__name__}.{name}` is not among the functions that its vendor documents."
+        raise AttributeError(message, name=name, obj=self)
+
+
+class _Functions:
+    """The functions of all vendors, with the arguments that they take, for two devices of 16 GiB."""
+
+    def __init__(self, module: VendorModule) -> None:
+        self._module = module
+        self._generator = torch.Generator()
+        self._current = 0
+
+    @property
+    def random(self) -> VendorModule:
+        inner = VendorModule("hpu.random")
+        inner.calls = self._module.calls
+        return inner
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1 if self._module.__name__ == "torch.mps" else 2
+
+    def current_device(self) -> int:
+        return self._current
+
+    def set_device(self, device: torch.device | int) -> None:
+        self._current = device if isinstance(device, int) else device.index
+
+    def get_device_name(self, device: torch.device | int | None = None) -> str:
+        return "stand-in"
+
+    def get_device_capability(self, device: torch.device | int | None = None) -> tuple[int, int]:
+        return self._module.capability
+
+    def synchronize(self, device: torch.device | int | None = None) -> None:
+        """Nothing to wait for."""
+
+    def empty_cache(self) -> None:
+        """Nothing is cached."""
+
+    def mem_get_info(self, device: torch.device | int | None = None) -> tuple[int, int]:
+        return 12 * GIB, 16 * GIB
+
+    def memory_allocated(self, device: torch.device | int | None = None) -> int:
+        return 4 * GIB
+
+    def current_allocated_memory(self) -> int:
+        return 3 * GIB
+
+    def driver_allocated_memory(self) -> int:
+        return 4 * GIB
+
+    def recommended_max_memory(self) -> int:
+        return 16 * GIB
+
+    def is_bf16_supported(self, **including_emulation: bool) -> bool:
+        takes_it = self._module.__name__ in ("torch.cuda", "torch.xpu")
+        if including_emulation and (not takes_it or set(including_emulation) != {"including_emulation"}):
+            raise TypeError(f"`{self._module.__name__}.is_bf16_supported` takes no {including_emulation}.")
+        return self._module.has_bf16 or (takes_it and including_emulation.get("including_emulation", True))
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return self._module.castable
+
+    def get_rng_state(self, device: torch.device | int | None = None) -> torch.Tensor:
+        return self._generator.get_state()
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return [self._generator.get_state()] * 2
+
+    def set_rng_state(self, new_state: torch.Tensor, device: torch.device | int | None = None) -> None:
+        self._generator.set_state(new_state)
+
+    def set_rng_state_all(self, new_states: list[torch.Tensor]) -> None:
+        self._generator.set_state(new_states[0])
+
+    def manual_seed(self, seed: int) -> None:
+        self._generator.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        self._generator.manual_seed(seed)
+
+    def initial_seed(self) -> int:
+        return self._generator.initial_seed()
+
+    def seed(self) -> None:
+        self._generator.seed()
+
+    seed_all = seed
+
+
+@contextmanager
+def vendor_module(name: str) -> Iterator[VendorModule]:
+    """Put the stand-in for a vendor's module into torch, and empty modules for its package, for a block.
+
+    Args:
+        name: What torch calls the device type. The devices are the vendor's in name only: torch makes no tensors there.
+    """
+    module = VendorModule(name)
+    with ExitStack() as stack:
+        packages = {
+            full_name: one for full_name, one in _packages(name).items() if full_name not in sys.modules
+        }
+        sys.modules.update(packages)
+        for full_name in packages:
+            stack.callback(sys.modules.pop, full_name)
+        stack.enter_context(patch.object(torch, name, module, create=True))
+        if name == "mps":
+            for question in ("is_built", "is_available", "is_macos_or_newer"):
+                stack.enter_context(patch.object(torch.backends.mps, question, lambda *version: True))
+        yield module
+
+
+def _packages(name: str) -> dict[str, types.ModuleType]:
+    plugin = find_vendor(name).plugin
+    names = [] if plugin is None else [plugin]
+    if name == "hpu":
+        names += ["habana_frameworks.torch.distributed.hccl", "habana_frameworks.torch.utils.experimental"]
+    modules: dict[str, types.ModuleType] = {}
+    for full_name in names:
+        parts = full_name.split(".")
+        for end in range(1, len(parts) + 1):
+            modules.setdefault(".".join(parts[:end]), types.ModuleType(parts[end - 1]))
+    if name == "hpu":
+        experimental: Any = modules["habana_frameworks.torch.utils.experimental"]
+        experimental.synDeviceType = types.SimpleNamespace(synDeviceGaudi=1, synDeviceGaudi2=2)
+        experimental._get_device_type = lambda: 2
+    return modules

@@ -1,0 +1,110 @@
+"""Hold the table of devices against the code that drives them; ``--update`` rewrites it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from accel_backends.strategies.selection import STRATEGIES, why_not_on
+from accel_state.devices import Vendor, device_backend, known_vendors
+from accel_state.errors import NotAvailableError
+from accel_state.testing.vendor_modules import VendorModule, vendor_module
+from tools.checks.reporting import report
+from tools.workspace import ROOT
+
+PAGE = Path("docs") / "reference" / "devices.md"
+_COLUMNS = (
+    "device",
+    "comes with",
+    "`mixed_precision`",
+    "strategies",
+    "several processes",
+    "seeds",
+    "free memory",
+)
+BEGIN = f"| {' | '.join(_COLUMNS)} | compiles with |\n{'|-' * (len(_COLUMNS) + 1)}|\n"
+"""The head of the table, which an empty line ends."""
+
+_WITHOUT_STAND_IN = {
+    "cpu": ("`torch.default_generator`", "`psutil`"),
+    "xla": ("`xla_model.set_rng_state`", "`xla_model.get_memory_info`"),
+}
+"""Where the seed goes and the figures come from on devices that no `torch.<name>` drives."""
+
+
+def with_table(page: str) -> str:
+    """Return the page with the table as the code has it now."""
+    before, found, rest = page.partition(BEGIN)
+    if not found:
+        raise ValueError(f"{PAGE} has no table that begins with:\n{BEGIN}")
+    _, _, after = f"\n{rest}".partition("\n\n")
+    return f"{before}{BEGIN}{''.join(_lines())}\n{after}"
+
+
+def problems(root: Path) -> list[str]:
+    """Return what is to be done if the page is not current."""
+    page = (root / PAGE).read_text(encoding="utf-8")
+    if page == with_table(page):
+        return []
+    return [
+        f"{PAGE}: the table of devices is old. `python tools/dev.py check device_table --update` rewrites it."
+    ]
+
+
+def _lines() -> Iterator[str]:
+    for vendor in known_vendors():
+        seeds, memory = _WITHOUT_STAND_IN.get(vendor.name) or _asked(vendor)
+        cells = (
+            f"{vendor.title}, `{vendor.name}`",
+            "torch" if vendor.plugin is None else f"`{vendor.plugin}`",
+            _precisions(vendor),
+            ", ".join(f"`{name}`" for name in strategies_on(vendor)),
+            f"`{vendor.collective_backend}`, `{vendor.distributed_type}`"
+            if vendor.collective_backend
+            else "no",
+            seeds,
+            memory,
+            f"`{vendor.compiler}`",
+        )
+        yield f"| {' | '.join(cells)} |\n"
+
+
+def strategies_on(vendor: Vendor) -> list[str]:
+    """Return the names of the strategies that train on a vendor's devices."""
+    return [
+        name
+        for name in sorted(STRATEGIES.names())
+        if why_not_on(vendor, STRATEGIES.get(name)().capabilities) is None
+    ]
+
+
+def _precisions(vendor: Vendor) -> str:
+    formats = (f"`{name}` ({needs})" if needs else f"`{name}`" for name, needs in vendor.precisions.items())
+    return ", ".join(["`no`", *formats])
+
+
+def _asked(vendor: Vendor) -> tuple[str, str]:
+    """Return the functions of the vendor's module that seeding and looking for memory call."""
+    with vendor_module(vendor.name) as module:
+        backend = device_backend(vendor.name)
+        return (
+            _calls(module, lambda: backend.rng.seed(0)),
+            _calls(module, backend.free_and_total_bytes),
+        )
+
+
+def _calls(module: VendorModule, function: Callable[[], object]) -> str:
+    del module.calls[:]
+    try:
+        function()
+    except NotAvailableError:
+        return "not told"
+    return ", ".join(f"`{name}`" for name in module.calls)
+
+
+if __name__ == "__main__":
+    if "--update" in sys.argv:
+        file = ROOT / PAGE
+        file.write_text(with_table(file.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.exit(report(problems(ROOT)))
