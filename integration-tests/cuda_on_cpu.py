@@ -6,8 +6,10 @@ these are the CPU's; everything else, arithmetic and communication, is the real 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -39,20 +41,30 @@ class Stream:
         """Do nothing."""
 
 
-def install() -> CpuForCuda:
-    """Let this process take its CPU for a CUDA device, until it ends; the mode is entered where models compute."""
-    cuda = torch.cuda
-    cuda.is_available = lambda: True
-    cuda.current_device = lambda: torch.device("cpu")
-    for module in (cuda, cuda.random):
-        module.get_rng_state = lambda device=None: torch.get_rng_state()
-        module.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
-    cuda.manual_seed = lambda seed: torch.default_generator.manual_seed(seed)
-    cuda._lazy_call = lambda call, **kwargs: call()
-    cuda.default_generators = {torch.device("cpu"): torch.default_generator}
-    cuda.synchronize = lambda *device: None
-    cuda.empty_cache = lambda: None
-    cuda.Stream = Stream
-    cuda.default_stream = cuda.current_stream = lambda *device: Stream()
-    cuda.stream = lambda stream: nullcontext()
-    return CpuForCuda()
+@contextmanager
+def cpu_for_cuda() -> Iterator[None]:
+    """Take the CPU for a CUDA device in this block."""
+    random = {
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+    }
+    answers = {
+        **random,
+        "is_available": lambda: True,
+        "current_device": lambda: torch.device("cpu"),
+        "default_generators": {torch.device("cpu"): torch.default_generator},
+        "manual_seed": torch.default_generator.manual_seed,
+        "_lazy_call": lambda call, **kwargs: call(),
+        "synchronize": lambda device=None: None,
+        "empty_cache": lambda: None,
+        "Stream": Stream,
+        "default_stream": Stream,
+        "current_stream": Stream,
+        "stream": nullcontext,
+    }
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict("os.environ"))  # megatron-core writes what Transformer Engine reads
+        stack.enter_context(patch.multiple(torch.cuda, **answers))
+        stack.enter_context(patch.multiple(torch.cuda.random, **random))
+        stack.enter_context(CpuForCuda())
+        yield

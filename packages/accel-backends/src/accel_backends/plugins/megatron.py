@@ -231,7 +231,9 @@ class MegatronLMPlugin:
                 f"{shared}, which does not divide the {topology.world_size} processes. Start a multiple of {shared}, "
                 "or lower one of them."
             )
-        return MeshLayout(dp_replicate=topology.world_size // shared, **sizes)
+        if shared == 1:
+            return MeshLayout.of_replicas(topology.world_size)
+        return MeshLayout(dp_shard=topology.world_size // shared, **sizes)
 
     def settle_layout(self, layout: MeshLayout) -> None:
         """Take over how the ranks are arranged.

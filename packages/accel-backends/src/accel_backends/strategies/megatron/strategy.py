@@ -58,7 +58,7 @@ class MegatronStrategy(TorchStrategy):
         shards_parameters=True,
         needs_optimizer=True,
         copies_loaded_states=True,
-        mesh_axes=frozenset({"pp", "dp_replicate", "cp", "tp"}),
+        mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp"}),
         trains_apart=False,
     )
 
