@@ -82,10 +82,17 @@ def groups(settings):
     return are_same, accelerator.distributed_type
 
 
-def shapes(model, settings):
+def shapes(name, settings):
     """Return the shapes of this rank's part of a model, prepared to compute outputs only."""
+    from unittest.mock import patch
+
+    with patch.dict("os.environ"):
+        return _shapes(small_model(name), settings)
+
+
+def _shapes(model, settings):
     accelerator = Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin(**settings))
-    part = accelerator.unwrap_model(accelerator.prepare(model()))
+    part = accelerator.unwrap_model(accelerator.prepare_model(model, evaluation_mode=True))
     return {name: tuple(parameter.shape) for name, parameter in part.named_parameters()}
 
 
@@ -131,3 +138,103 @@ def generated(settings):
     expected = model.generate(tokens, max_new_tokens=6, do_sample=False, pad_token_id=0)
     expected_beams = model.generate(tokens[:1], max_new_tokens=6, num_beams=3, do_sample=False, pad_token_id=0)
     return (made.tolist(), beams.tolist()), (expected.tolist(), expected_beams.tolist())
+
+
+def small_model(name):
+    """Return a small model of transformers, on the meta device: only its config counts."""
+    import transformers as hf
+
+    common = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 4}
+    with torch.device("meta"):
+        if name == "llama":
+            config = hf.LlamaConfig(**common, intermediate_size=64, num_key_value_heads=2)
+            return hf.LlamaForCausalLM(config)
+        if name == "bert":
+            return hf.MegatronBertForMaskedLM(hf.MegatronBertConfig(**common, intermediate_size=64))
+        if name == "t5":
+            config = hf.T5Config(
+                vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_heads=4, num_layers=2, decoder_start_token_id=0
+            )
+            return hf.T5ForConditionalGeneration(config)
+        if name == "glm4_moe":
+            config = hf.Glm4MoeConfig(
+                **common, intermediate_size=64, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2,
+                num_key_value_heads=2, head_dim=8, first_k_dense_replace=1, n_shared_experts=1,
+            )  # fmt: skip
+            return hf.Glm4MoeForCausalLM(config)
+    return source()
+
+
+def message_of(error, run):
+    """Return the first sentence of the error that a function raises."""
+    try:
+        run()
+    except error as raised:
+        return str(raised)
+    return ""
+
+
+def refused():
+    """Return what preparing for training and computing outputs say without CUDA."""
+    from unittest.mock import patch
+
+    with patch.dict("os.environ"):
+        return _refused()
+
+
+def _refused():
+    accelerator = Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin())
+    model = source()
+    optimizer = torch.optim.AdamW(model.parameters())
+    first = message_of(ImportError, lambda: accelerator.prepare(model, optimizer))
+    engine = accelerator.prepare(model).eval()
+    second = message_of(ImportError, lambda: engine(input_ids=torch.ones(1, 4).long(), labels=torch.ones(1, 4).long()))
+    return [message.partition(" Run on")[0] for message in (first, second)]
+
+
+def misused(what):
+    """Return what a wrong use is answered."""
+    with cpu_for_cuda():
+        return message_of(Exception, lambda: misuse(what))
+
+
+def misuse(what):
+    """Use Megatron-LM in a way that it does not serve."""
+    tokens = torch.arange(16)[None] % 64
+    batch = {"input_ids": tokens, "labels": tokens}
+    if what == "sequence parallelism":
+        from accel_backends.strategies.megatron.model_parts import transformer_config
+        from accel_state.mesh_layout import MeshLayout
+
+        plugin = MegatronLMPlugin(tp_degree=2, sequence_parallelism=True)
+        arguments = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
+        return transformer_config(
+            arguments, plugin, MeshLayout(tp=2), dtype=None, device=torch.device("cpu")
+        )
+    others = {"tensor_parallel": 2} if what == "unknown argument" else {}
+    accelerator = Accelerator(
+        cpu=True,
+        megatron_lm_plugin=MegatronLMPlugin(other_megatron_args={**EXACT, **others}),
+        dynamo_backend="inductor" if what == "compiled" else None,
+    )
+    model = source()
+    optimizer = torch.optim.AdamW(model.parameters())
+    if what == "another optimizer":
+        optimizer = torch.optim.RMSprop(model.parameters())
+    if what == "two models":
+        return accelerator.prepare(model, optimizer, source())
+    if what == "another scheduler":
+        return accelerator.prepare(model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    engine, optimizer = accelerator.prepare(model, optimizer)
+    if what == "get_state_dict":
+        return accelerator.get_state_dict(engine)
+    if what == "clip by value":
+        return accelerator.clip_grad_value_(engine.parameters(), 1.0)
+    if what == "padding before":
+        batch["attention_mask"] = (torch.arange(16) > 2).long()[None]
+    if what == "no labels":
+        del batch["labels"]
+    loss = engine(**batch).loss
+    if what == "another loss":
+        return accelerator.backward(loss * 2)
+    return engine(**batch)

@@ -144,6 +144,7 @@ def transformer_config(
         "expert_tensor_parallel_size": plugin.expert_tensor_parallel_size,
         "sequence_parallel": bool(plugin.sequence_parallelism) and layout.tp > 1,
         "variable_seq_lengths": layout.pp > 1,
+        "moe_token_dispatcher_type": "alltoall",  # the only one that takes batches of any length
         "use_cpu_initialization": device.type == "cpu",
     }
     if plugin.attention_backend is False:

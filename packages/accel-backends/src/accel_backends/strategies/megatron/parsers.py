@@ -116,7 +116,6 @@ def parse_glm4_moe_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batc
         moe_router_score_function="sigmoid",
         moe_router_enable_expert_bias=True,
         moe_router_load_balancing_type="none",
-        moe_token_dispatcher_type="alltoall",
         **_rotary(config),
         **_llama_like(config),
     )
@@ -226,7 +225,7 @@ def _activation(name: str) -> dict[str, Any]:
     """Return the arguments for an activation; the fused one of Megatron-LM is the approximation ``gelu_new``."""
     if name not in ("gelu", "gelu_new"):
         raise ConfigError(
-            f"The activation of the model's config is `{name}`, but here Megatron-LM has `gelu` and `gelu_new`. Use one "
-            "of them."
+            f"The activation of the model's config is `{name}`, but here Megatron-LM has `gelu` and `gelu_new`. Use "
+            "one of them."
         )
     return {"bias_activation_fusion": name == "gelu_new"}
