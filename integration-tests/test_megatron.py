@@ -6,6 +6,7 @@ import megatron_rows
 import pytest
 
 from accel_state.enums import DistributedType
+from accel_state.errors import CheckpointError
 
 pytestmark = pytest.mark.engine("megatron")
 
@@ -26,7 +27,6 @@ def test_the_groups_of_megatron_are_those_of_the_layout(world, settings):
         ({"use_distributed_optimizer": True}, 2),
         ({"pp_degree": 2, "num_layers_per_virtual_pipeline_stage": 1}, 4),
         ({"calculate_per_token_loss": True}, 2),
-        ({"recompute_activations": True}, 2),
     ],
 )
 def test_two_ranks_train_as_one_process_of_plain_pytorch(world, settings, num_micro_batches):
@@ -38,14 +38,22 @@ def test_two_ranks_train_as_one_process_of_plain_pytorch(world, settings, num_mi
         assert num_rows == megatron_rows.NUM_ROWS
 
 
-@pytest.mark.parametrize("later", [{"tp_degree": 2}, {"use_distributed_optimizer": True}])
-def test_a_checkpoint_goes_on_in_another_layout(world, tmp_path, later):
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_a_checkpoint_goes_on_in_another_layout(world, tmp_path, is_distributed):
     """The optimizer's state goes along: without it the second epoch has other losses."""
-    ((first, *_), _) = world(2).run(megatron_rows.trained, {"pp_degree": 2}, str(tmp_path / "kept"))
-    ((expected, *_), _) = world(2).run(megatron_rows.trained, {"pp_degree": 2}, None, str(tmp_path / "kept"))
-    for losses, *_ in world(2).run(megatron_rows.trained, later, None, str(tmp_path / "kept")):
-        assert losses == pytest.approx(expected, abs=2e-4)
-        assert losses[0] < first[0]
+    kept, settings = str(tmp_path / "kept"), {"use_distributed_optimizer": is_distributed}
+    first, _ = world(2).run(megatron_rows.trained, {**settings, "pp_degree": 2}, kept)
+    expected, _ = world(2).run(megatron_rows.trained, {**settings, "pp_degree": 2}, None, kept)
+    for later in ({"tp_degree": 2}, {}):
+        for losses, *_ in world(2).run(megatron_rows.trained, {**settings, **later}, None, kept):
+            assert losses == pytest.approx(expected[0], abs=2e-4)
+            assert losses[0] < first[0][0]
+
+
+def test_states_of_another_kind_of_optimizer_are_refused(world, tmp_path):
+    world(1).run(megatron_rows.trained, {}, str(tmp_path / "kept"))
+    with pytest.raises(CheckpointError, match="saved without `use_distributed_optimizer`"):
+        world(1).run(megatron_rows.trained, {"use_distributed_optimizer": True}, None, str(tmp_path / "kept"))
 
 
 def test_the_learning_rate_follows_the_schedule(world):

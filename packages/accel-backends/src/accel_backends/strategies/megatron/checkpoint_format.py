@@ -29,6 +29,8 @@ _MODEL = re.compile(r"pytorch_model(?:_(\d+))?/megatron_model/\.metadata")
 _OPTIMIZER = re.compile(r"pytorch_model/megatron_optimizer_(\d+)/\.metadata")
 _COMMON = "common"
 _PARTS, _OBJECTS = "parts", "objects"
+_KIND = "param_state_sharding_type"
+"""What megatron-core's distributed optimizer adds to its state."""
 
 
 class ShardedState(Mapping[str, Any]):
@@ -130,7 +132,15 @@ class MegatronFormat(CheckpointFormat):
         if not isinstance(own, ShardedState):
             return {}
         name = self.optimizer_file(index)
-        return SavedParts(DistributedState(folder, name), name).values_of(own.describe(True))
+        saved = SavedParts(DistributedState(folder, name), name)
+        description = own.describe(True)
+        if saved.common().get(_KIND) != description.get(_KIND):
+            raise CheckpointError(
+                f"`{name}` was saved {'with' if _KIND in saved.common() else 'without'} `use_distributed_optimizer`, "
+                "whose states megatron-core does not exchange with others. Set it as it was, or load with "
+                "`no_load_optim` of the MegatronLMPlugin."
+            )
+        return saved.values_of(description)
 
 
 class SavedParts(Mapping[str, Any]):
@@ -155,6 +165,11 @@ class SavedParts(Mapping[str, Any]):
     def __len__(self) -> int:
         return 0
 
+    def common(self) -> dict[str, Any]:
+        """Return what all ranks have in common."""
+        found: dict[str, Any] = self._saved.value(self._entries[(_COMMON,)])
+        return found
+
     def check(self, description: dict[str, Any]) -> None:
         """Refuse a checkpoint that lacks a tensor, or has one of another shape.
 
@@ -173,7 +188,7 @@ class SavedParts(Mapping[str, Any]):
         tree, own, factories = core("dist_checkpointing.state_dict_utils").load_preprocess(description)
         sharded, _ = dicts.extract_matching_values(tree, lambda value: isinstance(value, mapping.ShardedBase))
         dicts.dict_list_map_inplace(self._value, sharded)
-        common = self._saved.value(self._entries[(_COMMON,)])
+        common = self.common()
         for part in (own, sharded):
             common = dicts.merge(common, part)
         loaded: dict[str, Any] = mapping.apply_factory_merges(common, factories)

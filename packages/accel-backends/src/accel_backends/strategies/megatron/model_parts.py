@@ -127,6 +127,7 @@ def transformer_config(
     own = {name: value for name, value in values.items() if name in known}
     num_layers = own["num_layers"]
     per_part = plugin.num_layers_per_virtual_pipeline_stage
+    num_parts = None if per_part is None else num_virtual_stages(num_layers, layout.pp, per_part)
     config = {
         "activation_func": F.silu if is_gated else F.gelu,
         "gated_linear_unit": is_gated,
@@ -136,9 +137,10 @@ def transformer_config(
         "fp16": dtype is torch.float16,
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
-        "virtual_pipeline_model_parallel_size": None
-        if per_part is None
-        else num_virtual_stages(num_layers, layout.pp, per_part),
+        "virtual_pipeline_model_parallel_size": num_parts,
+        # Two ranks are each other's neighbours in both directions: what they send in one batch would be mixed up.
+        "overlap_p2p_comm": num_parts is not None,
+        "batch_p2p_comm": num_parts is None,
         "context_parallel_size": layout.cp,
         "expert_model_parallel_size": plugin.expert_model_parallel_size or 1,
         "expert_tensor_parallel_size": plugin.expert_tensor_parallel_size,
