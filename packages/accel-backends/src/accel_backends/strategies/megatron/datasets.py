@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from accel_backends.strategies.megatron.packages import core
 from accel_state.errors import ConfigError
@@ -110,7 +110,7 @@ class MegatronLMDummyDataLoader:
         return train, valid, test
 
 
-class _After:
+class _After(Dataset[Any]):
     """The samples behind those that a run before has read."""
 
     def __init__(self, dataset: Any, start: int) -> None:

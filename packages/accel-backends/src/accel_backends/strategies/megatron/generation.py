@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,13 +12,10 @@ from accel_backends.strategies.megatron.packages import core
 from accel_backends.strategies.megatron.train_steps import whole_logits
 from accel_state.errors import ConfigError
 
-if TYPE_CHECKING:
-    from accel_backends.strategies.megatron.engine import MegatronEngine
-
 
 @torch.no_grad()
 def generate(
-    engine: MegatronEngine,
+    engine: Any,
     inputs: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     *,
@@ -36,7 +33,7 @@ def generate(
     Each new token is computed from all that come before; keys and values are not kept.
 
     Args:
-        engine: The model.
+        engine: The `MegatronEngine`.
         inputs: Tokens, ``(rows, tokens)``.
         attention_mask: 1 for tokens, 0 for padding behind them, of the same shape.
         max_length: Tokens of a row, with those given.
@@ -80,7 +77,7 @@ def generate(
 
 
 def _rows(
-    engine: MegatronEngine,
+    engine: Any,
     inputs: torch.Tensor,
     counts: torch.Tensor,
     length: int,
@@ -107,7 +104,7 @@ def _rows(
 
 
 def _beams(
-    engine: MegatronEngine, row: torch.Tensor, length: int, number: int, penalty: float, end: int | None
+    engine: Any, row: torch.Tensor, length: int, number: int, penalty: float, end: int | None
 ) -> torch.Tensor:
     beams, totals = row, torch.zeros(1, device=row.device)
     best, best_score = row, float("-inf")
@@ -121,7 +118,7 @@ def _beams(
             size = scores.shape[1]
             candidates = torch.stack([values, (places // size).double(), (places % size).double()], 1)
         candidates = _shared(engine, candidates if scores is not None else None, candidates)
-        kept = []
+        kept: list[tuple[float, int, int]] = []
         for value, beam, token in candidates.tolist():
             if end is not None and int(token) == end:
                 score = value / (place + 1 - num_given) ** penalty
@@ -137,7 +134,7 @@ def _beams(
     return best if best_score > score else beams[int(totals.argmax())][None]
 
 
-def _next_scores(engine: MegatronEngine, tokens: torch.Tensor) -> torch.Tensor | None:
+def _next_scores(engine: Any, tokens: torch.Tensor) -> torch.Tensor | None:
     """Return the scores of the token behind each row, ``(rows, vocabulary)``, on the last stage; None on others."""
 
     def forward_step(data_iterator: Iterator[Any], model: Any) -> tuple[Any, Any]:
@@ -151,7 +148,7 @@ def _next_scores(engine: MegatronEngine, tokens: torch.Tensor) -> torch.Tensor |
     return found[0][:, :size].float() if found else None
 
 
-def _shared(engine: MegatronEngine, chosen: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+def _shared(engine: Any, chosen: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
     """Return what the last stage has chosen, on all ranks of this copy of the model."""
     state = core("parallel_state")
     group = state.get_model_parallel_group()
@@ -180,7 +177,7 @@ def _decay(kwargs: dict[str, Any]) -> dict[str, float]:
 
 
 def _check(
-    engine: MegatronEngine, inputs: torch.Tensor, num_beams: int | None, kwargs: dict[str, Any]
+    engine: Any, inputs: torch.Tensor, num_beams: int | None, kwargs: dict[str, Any]
 ) -> None:
     unknown = sorted(set(kwargs) - {"add_BOS", "top_p_bound", "top_p_decay"})
     if unknown:

@@ -89,7 +89,8 @@ def padded_vocabulary(arguments: Mapping[str, Any], *, num_shards: int) -> int:
     if "padded_vocab_size" in arguments:
         return int(arguments["padded_vocab_size"])
     step = arguments.get("make_vocab_size_divisible_by", 128) * num_shards
-    return -(-int(arguments["orig_vocab_size"]) // step) * step
+    size: int = -(-int(arguments["orig_vocab_size"]) // step) * step
+    return size
 
 
 def transformer_config(

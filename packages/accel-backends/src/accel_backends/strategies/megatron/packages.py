@@ -22,7 +22,10 @@ def core(name: str = "") -> ModuleType:
             "Megatron-LM needs the package `megatron-core`, which is not installed. "
             "Run `pip install accel-backends[megatron]`."
         )
-    return importlib.import_module(f"megatron.core.{name}" if name else "megatron.core")
+    import megatron.core
+
+    found: ModuleType = importlib.import_module(f"megatron.core.{name}") if name else megatron.core
+    return found
 
 
 def check_device() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from accel_backends.strategies.megatron.checkpoint_format import ShardedState
@@ -36,6 +38,7 @@ def optimizer_state(engine: MegatronEngine) -> ShardedState:
     """Return the state of the optimizer. Communicates: all ranks, with a distributed optimizer."""
 
     def describe(is_loading: bool) -> dict[str, Any]:
+        _begin(engine.optimizer)
         parts = _describe(engine)
         named = parts["part_0"] if len(parts) == 1 else parts
         description: dict[str, Any] = engine.optimizer.sharded_state_dict(
@@ -43,7 +46,35 @@ def optimizer_state(engine: MegatronEngine) -> ShardedState:
         )
         return description
 
-    return ShardedState(describe, engine.optimizer.load_state_dict)
+    return ShardedState(describe, partial(load_optimizer_state, engine.optimizer))
+
+
+def load_optimizer_state(optimizer: Any, values: dict[str, Any]) -> None:
+    """Load what `optimizer_state` describes.
+
+    megatron-core 0.16 leaves the number of steps out of the parameters' states, and looks for it there, where a
+    distributed optimizer has torch's Adam.
+    """
+    groups = values.get("optimizer", {}).get("param_groups", [])
+    step = next((group["step"] for group in groups if group.get("step") is not None), 0.0)
+    for state in (values.get("param_state") or {}).values():
+        if isinstance(state, dict):
+            state.setdefault("step", torch.tensor(float(step)))
+    optimizer.load_state_dict(values)
+
+
+def _begin(optimizer: Any) -> None:
+    """Give parameters that were never stepped the state of the first step.
+
+    megatron-core 0.16 cannot describe a distributed optimizer without it, where it has torch's Adam.
+    """
+    for one in optimizer.chained_optimizers:
+        inner = one.optimizer
+        if isinstance(inner, (torch.optim.Adam, torch.optim.AdamW)):
+            for parameter in (each for group in inner.param_groups for each in group["params"]):
+                if not inner.state[parameter]:
+                    zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                    inner.state[parameter] = {"step": torch.zeros(()), **zeros}
 
 
 def _describe(engine: MegatronEngine) -> dict[str, Any]:

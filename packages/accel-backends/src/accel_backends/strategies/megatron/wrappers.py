@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.strategies.megatron.engine import MegatronEngine
+from accel_backends.strategies.megatron.states import load_optimizer_state
 from accel_state.errors import StateError
 
 
@@ -60,6 +61,11 @@ class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
         is_stepped, self.engine.grad_norm, _ = self.optimizer.step()
         self._is_overflow = not is_stepped
         self.engine.has_gradients = False
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what a checkpoint had of the state; nothing where it was to be left out."""
+        if state_dict:
+            load_optimizer_state(self.optimizer, dict(state_dict))
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Forget gradients that were not stepped."""
