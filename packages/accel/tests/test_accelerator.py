@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from accel import Accelerator, DataLoaderConfiguration
 from accel_state import GradientAccumulationPlugin
 from accel_state.environment import patch_environment
-from accel_state.errors import CheckpointError, ConfigError
+from accel_state.errors import CheckpointError, ConfigError, NotAvailableError
 from accel_trackers import GeneralTracker
 
 pytestmark = pytest.mark.usefixtures("fresh_state")

@@ -52,15 +52,21 @@ def optimizer_state(engine: MegatronEngine) -> ShardedState:
 def load_optimizer_state(optimizer: Any, values: dict[str, Any]) -> None:
     """Load what `optimizer_state` describes.
 
-    megatron-core 0.16 leaves the number of steps out of the parameters' states, and looks for it there, where a
-    distributed optimizer has torch's Adam.
+    megatron-core 0.16 keeps the number of steps in the state of torch's Adam, but does not look for it elsewhere when
+    it loads the parameters' states of a distributed optimizer: these are loaded without it.
     """
-    groups = values.get("optimizer", {}).get("param_groups", [])
-    step = next((group["step"] for group in groups if group.get("step") is not None), 0.0)
-    for state in (values.get("param_state") or {}).values():
-        if isinstance(state, dict):
-            state.setdefault("step", torch.tensor(float(step)))
-    optimizer.load_state_dict(values)
+    parameters = values.get("param_state")
+    if parameters is None:
+        optimizer.load_state_dict(values)
+        return
+    (one,) = optimizer.chained_optimizers
+    optimizer.load_state_dict({name: value for name, value in values.items() if not name.startswith("param_state")})
+    states = one.optimizer.state.values()
+    steps = [state.pop("step", None) for state in states]
+    one.load_parameter_state_from_fully_reshardable(parameters)
+    for state, step in zip(states, steps, strict=True):
+        if step is not None:
+            state["step"] = step
 
 
 def _begin(optimizer: Any) -> None:
