@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -39,8 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def _live_worlds() -> Iterator[dict[int, World]]:
     yield _worlds
-    with ThreadPoolExecutor() as pool:  # each rank takes half a second to leave
-        list(pool.map(World.close, _worlds.values()))
+    for world in _worlds.values():
+        world.close()
     _worlds.clear()
 
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,7 @@ class Worker:
     """A rank and its connection to the test that drives it."""
 
     def __init__(
-        self, rank: int, world_size: int, line: Connection[Outcome, tuple[Call, str | None]]
+        self, rank: int, world_size: int, line: Connection[Outcome, tuple[Call, str | None] | None]
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -40,14 +41,17 @@ class Worker:
         self.imported = ImportedObjects()
 
     def serve(self) -> None:
-        """Report that this rank is ready, then run calls until the connection is closed."""
+        """Report that this rank is ready, then run calls until the connection is closed. None: leave all groups."""
         self.line.send(Outcome())
         while True:
             try:
-                call, rendezvous = self.line.recv()
+                order = self.line.recv()
             except EOFError:
                 return
-            self.line.send(self.run(call, rendezvous))
+            if order is None:
+                self.leave_groups()
+            else:
+                self.line.send(self.run(*order))
 
     def run(self, call: Call, rendezvous: str | None) -> Outcome:
         """Run one call with fresh state; ``rendezvous`` is the file for a new process group, if one is needed."""
@@ -66,11 +70,6 @@ class Worker:
         """Build the state, on a new process group if ``rendezvous`` is given, else on the last one."""
         reset_runtime(keep_process_group=rendezvous is None)
         self.imported.freeze()
-        if rendezvous is not None and dist.is_initialized():  # the last body made a group of its own
-            leave_group()
-        if rendezvous is not None:
-            # What earlier bodies left keeps their groups, whose threads wake up a hundred times a second.
-            gc.collect()
         random.seed(0)
         torch.manual_seed(0)
         if rendezvous is None:
@@ -84,6 +83,13 @@ class Worker:
                 world_size=self.world_size,
                 timeout=TIMEOUT,
             )
+
+    def leave_groups(self) -> None:
+        """Leave all process groups, each of which has a thread that wakes up a hundred times a second."""
+        reset_runtime()
+        if dist.is_initialized():
+            leave_group()
+        gc.collect()  # what the body left refers to its groups
 
     def check_clean(self, environ: dict[str, str]) -> None:
         """Raise if the body changed environment variables."""
@@ -108,7 +114,7 @@ def die_with_parent() -> None:
     threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Serve one rank until the test session ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=int, required=True)
@@ -121,13 +127,13 @@ def main() -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     die_with_parent()
     torch.set_num_threads(1)
-    Worker(arguments.rank, arguments.world_size, Connection(arguments.line)).serve()
-    reset_runtime()
-    # Leaving waits for references to the process group: free those that a body left as garbage.
-    gc.unfreeze()
-    gc.collect()
-    return 0
+    worker = Worker(arguments.rank, arguments.world_size, Connection(arguments.line))
+    worker.serve()
+    worker.leave_groups()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # taking torch and all that bodies imported apart takes a second
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

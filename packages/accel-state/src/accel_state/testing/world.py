@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -26,7 +27,7 @@ GRACE_S = 3.0
 _START_S = 120.0
 _STACK_S = 5.0
 _STDERR_BYTES = 8000
-_MAIN = "import sys; from accel_state.testing.worker import main; sys.exit(main())"
+_MAIN = "from accel_state.testing.worker import main; main()"
 
 
 class WorldError(AccelError, RuntimeError):
@@ -123,6 +124,10 @@ class World:
             rank.line.send((call, rendezvous))
         outcomes = self._collect(timeout_s)
         self._has_group = all(outcome.has_intact_group for outcome in outcomes.values())
+        if not self._has_group:  # only now that all have answered: leaving breaks the collectives of others
+            for rank in self._ranks:
+                with suppress(BrokenPipeError):  # one that has died meanwhile is replaced by the next `run`
+                    rank.line.send(None)
         self._raise_first_error(outcomes)
         return [pickle.loads(outcomes[number].result) for number in range(self.size)]
 
