@@ -41,7 +41,9 @@ def plain():
 
 def start(num_micro_batches=2, precision="no", **settings):
     """Return an accelerator with the prepared model, optimizer, scheduler and loader."""
-    plugin = MegatronLMPlugin(num_micro_batches=num_micro_batches, other_megatron_args=dict(EXACT), **settings)
+    plugin = MegatronLMPlugin(
+        num_micro_batches=num_micro_batches, other_megatron_args=dict(EXACT), **settings
+    )
     accelerator = Accelerator(cpu=True, mixed_precision=precision, megatron_lm_plugin=plugin)
     model = source()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
@@ -100,7 +102,9 @@ def dealt(settings):
     """Return the first tokens of the rows that this rank reads."""
     plugin = MegatronLMPlugin(**settings)
     accelerator = Accelerator(cpu=True, megatron_lm_plugin=plugin)
-    loader = accelerator.prepare(DataLoader([{"input_ids": torch.tensor([n])} for n in range(16)], batch_size=2))
+    loader = accelerator.prepare(
+        DataLoader([{"input_ids": torch.tensor([n])} for n in range(16)], batch_size=2)
+    )
     return [batch["input_ids"].flatten().tolist() for batch in loader], plugin.global_batch_size
 
 
@@ -136,7 +140,9 @@ def generated(settings):
         made = engine.megatron_generate(tokens, max_new_tokens=6)
         beams = engine.megatron_generate(tokens[:1], max_new_tokens=6, num_beams=3)
     expected = model.generate(tokens, max_new_tokens=6, do_sample=False, pad_token_id=0)
-    expected_beams = model.generate(tokens[:1], max_new_tokens=6, num_beams=3, do_sample=False, pad_token_id=0)
+    expected_beams = model.generate(
+        tokens[:1], max_new_tokens=6, num_beams=3, do_sample=False, pad_token_id=0
+    )
     return (made.tolist(), beams.tolist()), (expected.tolist(), expected_beams.tolist())
 
 
@@ -153,7 +159,13 @@ def small_model(name):
             return hf.MegatronBertForMaskedLM(hf.MegatronBertConfig(**common, intermediate_size=64))
         if name == "t5":
             config = hf.T5Config(
-                vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_heads=4, num_layers=2, decoder_start_token_id=0
+                vocab_size=64,
+                d_model=32,
+                d_kv=8,
+                d_ff=64,
+                num_heads=4,
+                num_layers=2,
+                decoder_start_token_id=0,
             )
             return hf.T5ForConditionalGeneration(config)
         if name == "glm4_moe":
@@ -188,7 +200,9 @@ def _refused():
     optimizer = torch.optim.AdamW(model.parameters())
     first = message_of(ImportError, lambda: accelerator.prepare(model, optimizer))
     engine = accelerator.prepare(model).eval()
-    second = message_of(ImportError, lambda: engine(input_ids=torch.ones(1, 4).long(), labels=torch.ones(1, 4).long()))
+    second = message_of(
+        ImportError, lambda: engine(input_ids=torch.ones(1, 4).long(), labels=torch.ones(1, 4).long())
+    )
     return [message.partition(" Run on")[0] for message in (first, second)]
 
 
@@ -208,9 +222,7 @@ def misuse(what):
 
         plugin = MegatronLMPlugin(tp_degree=2, sequence_parallelism=True)
         arguments = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
-        return transformer_config(
-            arguments, plugin, MeshLayout(tp=2), dtype=None, device=torch.device("cpu")
-        )
+        return transformer_config(arguments, plugin, MeshLayout(tp=2), dtype=None, device=torch.device("cpu"))
     others = {"tensor_parallel": 2} if what == "unknown argument" else {}
     accelerator = Accelerator(
         cpu=True,

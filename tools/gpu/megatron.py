@@ -1,4 +1,4 @@
-"""Train 50 steps of a GPT-2 by Megatron-LM and by plain PyTorch in one process, and compare losses and tokens per second.
+"""Train 50 steps of a GPT-2 by Megatron-LM and by plain PyTorch in one process, and compare losses and speed.
 
     accel launch --num_processes 8 --use_megatron_lm --megatron_lm_tp_degree 2 --megatron_lm_pp_degree 2 \\
         --megatron_lm_num_micro_batches 4 --megatron_lm_use_distributed_optimizer true -m tools.gpu.megatron
@@ -55,7 +55,9 @@ def copy_gpt2(source: Any, parts: list[Any], *, rank: int, num_ranks: int) -> No
     """
     for part in parts:
         values = {}
-        layers = {f"decoder.layers.{place}.": one.layer_number - 1 for place, one in enumerate(part.decoder.layers)}
+        layers = {
+            f"decoder.layers.{place}.": one.layer_number - 1 for place, one in enumerate(part.decoder.layers)
+        }
         for prefix, number in layers.items():
             values |= {prefix + name: value for name, value in _layer(source.transformer.h[number]).items()}
         norm = source.transformer.ln_f
@@ -103,7 +105,12 @@ def batches(num_rows: int, *, num_tokens: int, vocabulary: int) -> list[dict[str
 
 
 def train_plain(
-    model: Any, rows: list[dict[str, torch.Tensor]], num_rows: int, *, device: torch.device, dtype: torch.dtype | None
+    model: Any,
+    rows: list[dict[str, torch.Tensor]],
+    num_rows: int,
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None,
 ) -> tuple[list[float], float]:
     """Return the losses of plain PyTorch over batches of ``num_rows``, and tokens per second."""
     model = model.to(device).train()
@@ -143,14 +150,18 @@ def train_megatron(accelerator: Any, engine: Any, optimizer: Any, loader: Any) -
 
 def main(arguments: list[str] | None = None) -> int:
     """Run all and print a table; return 1 where something differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mixed_precision", choices=["no", "bf16"], default="bf16")
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--num_layers", type=int, default=8)
     parser.add_argument("--num_tokens", type=int, default=1024)
     parser.add_argument("--batch_size", type=int, default=4, help="rows of a micro-batch")
     parser.add_argument("--generate", action="store_true", help="compare tokens with transformers")
-    parser.add_argument("--distance", type=float, default=0.05, help="between the mean losses of the last 10 steps")
+    parser.add_argument(
+        "--distance", type=float, default=0.05, help="between the mean losses of the last 10 steps"
+    )
     args = parser.parse_args(arguments)
 
     from accel import Accelerator
@@ -165,7 +176,9 @@ def main(arguments: list[str] | None = None) -> int:
     optimizer = torch.optim.AdamW(source.parameters(), lr=1e-3, weight_decay=0.0)
     num_rows = args.batch_size * plugin.num_micro_batches * plugin.num_data_ranks
     rows = batches(NUM_STEPS * num_rows, **shape)
-    engine, optimizer, loader = accelerator.prepare(source, optimizer, DataLoader(rows, batch_size=args.batch_size))
+    engine, optimizer, loader = accelerator.prepare(
+        source, optimizer, DataLoader(rows, batch_size=args.batch_size)
+    )
     load_gpt2(accelerator, engine, source)
     found, speed = train_megatron(accelerator, engine, optimizer, loader)
     dtype = torch.bfloat16 if args.mixed_precision == "bf16" else None

@@ -33,7 +33,11 @@ def test_a_missing_key_is_named():
 
 
 def test_a_decoder_begins_with_the_first_token_and_sees_no_padding():
-    batch = {"input_ids": TOKENS, "labels": torch.tensor([[1, 2]]), "attention_mask": torch.tensor([[1, 1, 1, 0]])}
+    batch = {
+        "input_ids": TOKENS,
+        "labels": torch.tensor([[1, 2]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 0]]),
+    }
     _, decoder_tokens, _, _, own, causal, cross = pair_batch(batch, first_token=9)
     assert decoder_tokens.tolist() == [[9, 1]]
     assert own[0, 0, 0].tolist() == [False, False, False, True]
@@ -66,5 +70,7 @@ def test_an_optimizer_is_read_by_its_settings():
     assert (found["weight_decay"], found["adam_beta1"], found["adam_beta2"]) == (0.2, 0.5, 0.6)
     with pytest.raises(ConfigError, match="different learning rates"):
         optimizer_settings(
-            torch.optim.SGD([{"params": [parameter], "lr": 1.0}, {"params": [torch.nn.Parameter(parameter)]}], lr=0.1)
+            torch.optim.SGD(
+                [{"params": [parameter], "lr": 1.0}, {"params": [torch.nn.Parameter(parameter)]}], lr=0.1
+            )
         )

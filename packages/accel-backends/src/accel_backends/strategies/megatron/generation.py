@@ -176,9 +176,7 @@ def _decay(kwargs: dict[str, Any]) -> dict[str, float]:
     return {"decay": kwargs.get("top_p_decay", 1.0), "bound": kwargs.get("top_p_bound", 0.0)}
 
 
-def _check(
-    engine: Any, inputs: torch.Tensor, num_beams: int | None, kwargs: dict[str, Any]
-) -> None:
+def _check(engine: Any, inputs: torch.Tensor, num_beams: int | None, kwargs: dict[str, Any]) -> None:
     unknown = sorted(set(kwargs) - {"add_BOS", "top_p_bound", "top_p_decay"})
     if unknown:
         raise ConfigError(

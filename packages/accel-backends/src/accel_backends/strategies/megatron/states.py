@@ -60,13 +60,17 @@ def load_optimizer_state(optimizer: Any, values: dict[str, Any]) -> None:
         optimizer.load_state_dict(values)
         return
     (one,) = optimizer.chained_optimizers
-    optimizer.load_state_dict({name: value for name, value in values.items() if not name.startswith("param_state")})
+    optimizer.load_state_dict(
+        {name: value for name, value in values.items() if not name.startswith("param_state")}
+    )
     states = one.optimizer.state.values()
     steps = [state.pop("step", None) for state in states]
     one.load_parameter_state_from_fully_reshardable(parameters)
     for state, step in zip(states, steps, strict=True):
         if step is not None:
-            state["step"] = step
+            state["step"] = (
+                step.clone()
+            )  # megatron-core gives all parameters one tensor, which each then counts up
 
 
 def _begin(optimizer: Any) -> None:
