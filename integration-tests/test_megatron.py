@@ -74,7 +74,7 @@ def test_ranks_that_share_layers_read_the_same_rows(world, num_micro_batches, si
     (first, num_rows), second, third, _ = world(4).run(megatron_rows.dealt, settings)
     assert second == (first, num_rows)
     assert [len(rows) for rows in first] == sizes
-    assert sorted(sum(first + third[0], [])) == list(range(16))
+    assert sorted(number for rows in first + third[0] for number in rows) == list(range(16))
     assert num_rows == 4 * num_micro_batches
 
 

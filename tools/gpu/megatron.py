@@ -5,7 +5,7 @@
     accel launch --num_processes 1 --use_megatron_lm -m tools.gpu.megatron --generate
 
 Every rank computes the plain model too, from the same weights and batches. It fails where the losses lie further apart
-than `--distance`, where a checkpoint does not go on with the same losses, or where other tokens are generated.
+than `--distance`, or where a checkpoint does not go on with the same losses.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def copy_gpt2(source: Any, parts: list[Any], *, rank: int, num_ranks: int) -> No
         num_ranks: How many they are.
     """
     for part in parts:
-        values = {}
+        values: dict[str, torch.Tensor] = {}
         layers = {
             f"decoder.layers.{place}.": one.layer_number - 1 for place, one in enumerate(part.decoder.layers)
         }
@@ -79,7 +79,7 @@ def _layer(block: Any) -> dict[str, torch.Tensor]:
     attention, mlp = block.attn, block.mlp
 
     def by_head(one: torch.Tensor) -> torch.Tensor:
-        return one.unflatten(0, (3, attention.num_heads, -1)).transpose(0, 1).flatten(0, 2)
+        return one.reshape(3, attention.num_heads, -1, *one.shape[1:]).transpose(0, 1).flatten(0, 2)
 
     return {
         "input_layernorm.weight": block.ln_1.weight,
@@ -158,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--num_layers", type=int, default=8)
     parser.add_argument("--num_tokens", type=int, default=1024)
     parser.add_argument("--batch_size", type=int, default=4, help="rows of a micro-batch")
-    parser.add_argument("--generate", action="store_true", help="compare tokens with transformers")
+    parser.add_argument("--generate", action="store_true", help="continue the first row")
     parser.add_argument(
         "--distance", type=float, default=0.05, help="between the mean losses of the last 10 steps"
     )
@@ -175,10 +175,10 @@ def main(arguments: list[str] | None = None) -> int:
     source = gpt2(width=args.width, num_layers=args.num_layers, num_heads=args.width // 64, **shape)
     optimizer = torch.optim.AdamW(source.parameters(), lr=1e-3, weight_decay=0.0)
     num_rows = args.batch_size * plugin.num_micro_batches * plugin.num_data_ranks
-    rows = batches(NUM_STEPS * num_rows, **shape)
-    engine, optimizer, loader = accelerator.prepare(
-        source, optimizer, DataLoader(rows, batch_size=args.batch_size)
-    )
+    rows: Any = batches(NUM_STEPS * num_rows, **shape)
+    loader: Any = DataLoader(rows, batch_size=args.batch_size)
+    prepared: Any = accelerator.prepare(source, optimizer, loader)
+    engine, optimizer, loader = prepared
     load_gpt2(accelerator, engine, source)
     found, speed = train_megatron(accelerator, engine, optimizer, loader)
     dtype = torch.bfloat16 if args.mixed_precision == "bf16" else None

@@ -127,7 +127,7 @@ class MegatronFormat(CheckpointFormat):
         return f"{engine_folder(0)}/megatron_optimizer_{index}"
 
     def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
-        """Return the state for the optimizer to load; ``parameters`` gives what `Strategy.own_optimizer_state` returned."""
+        """Return the state for the optimizer to load; ``parameters`` gives a `ShardedState` or nothing."""
         own = parameters()
         if not isinstance(own, ShardedState):
             return {}

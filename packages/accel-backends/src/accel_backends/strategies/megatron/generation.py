@@ -43,8 +43,8 @@ def generate(
         top_k: Draw from so many tokens with the highest scores; without ``top_k`` and ``top_p`` the highest is taken.
         top_p: Draw from the most probable tokens that make up this probability together.
         length_penalty: Power of the length that the score of a continuation is divided by.
-        **kwargs: ``top_p_decay`` multiplies ``top_p`` after each token, down to ``top_p_bound``; ``add_BOS`` begins rows
-            with the end token.
+        **kwargs: ``top_p_decay`` multiplies ``top_p`` after each token, down to ``top_p_bound``; ``add_BOS`` begins
+            rows with the end token.
 
     Raises:
         ConfigError: If the model is no GPT, the plugin does not allow it, or an argument is unknown.

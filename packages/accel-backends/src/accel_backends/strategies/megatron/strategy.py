@@ -220,7 +220,7 @@ class MegatronStrategy(TorchStrategy):
             engine = MegatronEngine(run, wrapped, optimizer.optimizer, None)
             optimizer.engine, optimizer.client = engine, client
             self._optimizers.add(optimizer)
-        kind = plugin.custom_train_step_class or TRAIN_STEPS[arguments["model_type_name"]]
+        kind: Any = plugin.custom_train_step_class or TRAIN_STEPS[arguments["model_type_name"]]
         engine.train_step_handler = kind(
             run, SimpleNamespace(**arguments), **(plugin.custom_train_step_kwargs or {})
         )

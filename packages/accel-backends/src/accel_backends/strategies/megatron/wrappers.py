@@ -48,7 +48,7 @@ class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
     def __init__(self, optimizer: Any) -> None:
         super().__init__(optimizer, device_placement=False, scaler=None)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Clip and step, if there are gradients.
 
         Raises:
@@ -58,7 +58,8 @@ class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
             raise StateError("Megatron-LM's optimizer cannot step with a `closure`. Call it without.")
         if self.engine is None or not self.engine.has_gradients:
             return
-        is_stepped, self.engine.grad_norm, _ = self.optimizer.step()
+        outcome: Any = self.engine.optimizer.step()
+        is_stepped, self.engine.grad_norm, _ = outcome
         self._is_overflow = not is_stepped
         self.engine.has_gradients = False
 
@@ -86,7 +87,7 @@ class MegatronLMSchedulerWrapper(AcceleratedScheduler):
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Move on by a step, unless the optimizer skipped its own."""
-        if not any(optimizer.step_was_skipped for optimizer in self.optimizers):  # type: ignore[attr-defined]
+        if not any(getattr(one, "step_was_skipped", False) for one in list(self.optimizers)):
             self.scheduler.step(1)
 
     def get_last_lr(self) -> list[Any]:
