@@ -51,6 +51,27 @@ CELLS = {
 
         notebook_launcher(fail, num_processes=2, use_port=0)
     """,
+    "interrupt": """
+        import signal, sys, time
+        kernel = os.getpid()
+        def hang():
+            print("started", flush=True)
+            if os.environ["RANK"] == "0":
+                os.kill(kernel, signal.SIGINT)
+            time.sleep(60)
+
+        notebook_launcher(hang, num_processes=2, use_port=0, log_line_prefix_template="[${rank}] ")
+    """,
+    "thread": """
+        import threading
+        def write():
+            print("to stdout")
+            print("to stderr", file=sys.stderr)
+
+        launch = threading.Thread(target=notebook_launcher, args=(write,), kwargs={"num_processes": 2, "use_port": 0})
+        launch.start()
+        launch.join()
+    """,
     "kernel lives": "print('still', 6 * 7)",
 }
 
@@ -118,3 +139,18 @@ def test_the_cell_says_which_rank_failed_first_and_the_kernel_lives_on(executed)
     assert error.evalue.startswith("Rank 1 failed first: FloatingPointError: loss is nan (")
     assert " in fail)." in error.evalue.splitlines()[0]
     assert text_of(cells["kernel lives"]) == "still 42\n"
+
+
+def test_an_interrupt_of_the_kernel_ends_the_processes(executed):
+    cells, _ = executed
+    (error,) = errors_of(cells["interrupt"])
+    assert error.ename == "KeyboardInterrupt"
+    assert "[0] started\n" in text_of(cells["interrupt"])
+
+
+def test_what_processes_write_stands_in_the_cell_also_from_a_thread(executed):
+    cells, _ = executed
+    assert errors_of(cells["thread"]) == []
+    for stream in ("stdout", "stderr"):
+        written = [output.text for output in cells["thread"].outputs if output.name == stream]
+        assert "".join(written) == f"to {stream}\n" * 2

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ def request_for() -> MakeRequest:
 
 @pytest.fixture
 def no_user_config(tmp_path: Path) -> dict[str, str]:
-    """Variables under which the person who runs the tests has no config file."""
-    return {"HF_HOME": str(tmp_path / "hf_home"), "OMP_NUM_THREADS": "1"}
+    """Variables under which the person who runs the tests has no config file, and Python the sources under test."""
+    path = os.environ.get("PYTHONPATH", "")
+    return {"HF_HOME": str(tmp_path / "hf_home"), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ LIGHT = """
 import sys
 from accel_launch.cli import main
 code = main(sys.argv[1:])
-heavy = sorted({"torch", "numpy", "yaml", "psutil", "accel_launch.rendezvous"} & set(sys.modules))
+heavy = sorted({"torch", "numpy", "yaml", "psutil", "questionary", "accel_launch.rendezvous"} & set(sys.modules))
 print("heavy:", *heavy, file=sys.stderr)
 sys.exit(code)
 """
@@ -28,13 +28,48 @@ def run(*command: str, **options) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
-def test_help_lists_the_commands(capsys, arguments):
+def test_help_lists_the_commands(capsys, monkeypatch, arguments):
+    monkeypatch.setenv("COLUMNS", "120")
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert text.startswith("usage: accel ")
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "launch Start a script, in as many processes as asked for" in lines
     assert "env Show versions, machine and config file, to paste into a bug report" in lines
+
+
+@pytest.mark.parametrize("columns", [40, 60])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["launch", "--help"],
+        ["launch", "--help", "fsdp"],
+        ["config", "show", "--help"],
+        ["env", "-h"],
+    ],
+)
+def test_help_fits_into_the_terminal_but_for_names_that_nothing_breaks(
+    capsys, monkeypatch, arguments, columns
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(arguments) == 0
+    wide = [line for line in capsys.readouterr().out.splitlines() if len(line) > columns]
+    assert [line for line in wide if not line.startswith("  --") or len(line.split()) > 2] == []
+
+
+def test_help_of_a_command_may_be_asked_for_first(capsys):
+    assert main(["--help", "env"]) == 0
+    assert capsys.readouterr().out.startswith("usage: accel env ")
+    assert main(["--help", "lanch"]) == 2
+    assert "Did you mean `launch`?" in capsys.readouterr().err
+
+
+def test_the_help_of_config_show_names_the_flags_of_a_launch_in_one_line(capsys):
+    assert main(["config", "show", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "`accel launch --help all` lists" in text
+    assert len(text.splitlines()) < 20
 
 
 def test_version(capsys):
@@ -71,19 +106,19 @@ def test_a_wrong_flag_of_an_action_is_told_the_nearest_one(capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "heavy"),
     [
-        ["--help"],
-        ["launch", "--help"],
-        ["env", "--json"],
-        ["launch", "--dry-run", "--num_processes=2", "x.py"],
+        (["--help"], ""),
+        (["launch", "--help"], ""),
+        (["env", "--json"], " psutil"),
+        (["launch", "--dry-run", "--num_processes=2", "x.py"], ""),
     ],
 )
-def test_nothing_heavy_is_imported(tmp_path, arguments, no_user_config):
+def test_nothing_heavy_is_imported(tmp_path, arguments, heavy, no_user_config):
     (tmp_path / "x.py").touch()
     finished = run("-c", LIGHT, *arguments, cwd=tmp_path, env=no_user_config)
     assert finished.returncode == 0
-    assert finished.stderr.splitlines()[-1] == "heavy:"
+    assert finished.stderr.splitlines()[-1] == f"heavy:{heavy}"
 
 
 def test_the_launcher_stays_light_while_a_script_runs(tmp_path, no_user_config):

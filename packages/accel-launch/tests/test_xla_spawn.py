@@ -61,7 +61,9 @@ def place(tmp_path) -> Path:
 
 
 def run(place: Path, *arguments: str, with_xla: bool = True) -> subprocess.CompletedProcess[str]:
-    environ = {"PATH": os.environ["PATH"]} | ({"PYTHONPATH": str(place / "packages")} if with_xla else {})
+    path = [str(place / "packages")] if with_xla else []
+    path += filter(None, [os.environ.get("PYTHONPATH")])
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(path)}
     return subprocess.run(
         [sys.executable, "-P", "-m", "accel_launch.xla_spawn", *arguments],
         cwd=place,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 
 from accel_launch import __version__
@@ -25,36 +27,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _without_traceback(lambda: _main(arguments))
 
 
-def launch(argv: Sequence[str] | None = None) -> int:
-    """Be the program ``accel-launch``, the same as ``accel launch``."""
-    return run_command("launch", list(sys.argv[1:] if argv is None else argv))
-
-
-def env(argv: Sequence[str] | None = None) -> int:
-    """Be the program ``accel-env``, the same as ``accel env``."""
-    return run_command("env", list(sys.argv[1:] if argv is None else argv))
-
-
-def config(argv: Sequence[str] | None = None) -> int:
-    """Be the program ``accel-config``, the same as ``accel config``."""
-    return run_command("config", list(sys.argv[1:] if argv is None else argv))
-
-
-def check(argv: Sequence[str] | None = None) -> int:
-    """Be the program ``accel-test``, the same as ``accel test``."""
-    return run_command("test", list(sys.argv[1:] if argv is None else argv))
-
-
-def tpu_config(argv: Sequence[str] | None = None) -> int:
-    """Be the program ``accel-tpu-config``, the same as ``accel tpu-config``."""
-    return run_command("tpu-config", list(sys.argv[1:] if argv is None else argv))
-
-
-def estimate_memory(argv: Sequence[str] | None = None) -> int:
-    """Be the program ``accel-estimate-memory``, the same as ``accel estimate-memory``."""
-    return run_command("estimate-memory", list(sys.argv[1:] if argv is None else argv))
-
-
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Run one subcommand; what it refuses becomes one line on stderr and an exit code."""
     return _without_traceback(lambda: _run_command(name, arguments))
@@ -64,13 +36,20 @@ def help_text() -> str:
     """Return what ``accel --help`` prints; the one-line summaries are read without importing the commands."""
     members = sorted({point.name: summary_of(point.value) for point in entry_points(COMMAND_GROUP)}.items())
     width = max((len(name) for name, _ in members), default=0) + 2
-    listed = "\n".join(f"  {name:<{width}}{summary}".rstrip() for name, summary in members)
+    columns = shutil.get_terminal_size().columns
+    listed = "\n".join(
+        textwrap.fill(
+            summary, columns, initial_indent=f"  {name:<{width}}", subsequent_indent=" " * (width + 2)
+        )
+        or f"  {name}"
+        for name, summary in members
+    )
     return (
-        "usage: accel [-h] [--version] COMMAND ...\n\n"
+        "usage: accel [-h] [-V] COMMAND ...\n\n"
         "Start one PyTorch script anywhere.\n\n"
         f"commands:\n{listed}\n\n"
         "options:\n  -h, --help     show this help\n  -V, --version  show the version\n\n"
-        "`accel COMMAND --help` tells more about one of them."
+        "`accel COMMAND --help` tells more."
     )
 
 
@@ -88,9 +67,11 @@ def _without_traceback(action: Callable[[], int]) -> int:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    if arguments[:1] in ([], ["-h"], ["--help"]):
+    if arguments in ([], ["-h"], ["--help"]):
         show(help_text())
         return 0
+    if arguments[0] in ("-h", "--help"):
+        return _run_command(arguments[1], ["--help"])
     if arguments[0] in ("-V", "--version"):
         show(f"accel {__version__}")
         return 0
@@ -138,3 +119,16 @@ def _flags_of(parser: argparse.ArgumentParser, namespace: argparse.Namespace) ->
 def _failure(error: AccelError) -> int:
     complain(str(error))
     return FAILURE
+
+
+def _program(name: str) -> Callable[..., int]:
+    """Return what the program ``accel-NAME`` does: the same as ``accel NAME``."""
+
+    def run(argv: Sequence[str] | None = None) -> int:
+        return run_command(name, list(sys.argv[1:] if argv is None else argv))
+
+    return run
+
+
+launch, config, env = _program("launch"), _program("config"), _program("env")
+check, estimate_memory, tpu_config = _program("test"), _program("estimate-memory"), _program("tpu-config")

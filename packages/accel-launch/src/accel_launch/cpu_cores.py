@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+# psutil knows nothing of control groups, by which containers share the cores of a machine.
 _ROOT = Path("/sys/fs/cgroup")
 
 

@@ -1,4 +1,4 @@
-"""The settings that ``accel launch`` takes: which they are, by topic, and how they become flags."""
+"""The settings that ``accel launch`` takes, also those of other packages: by topic, and how they become flags."""
 
 from __future__ import annotations
 
@@ -7,10 +7,53 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from accel_launch.launcher_settings import installed_settings
 from accel_launch.settings import SETTINGS_OF_TOPIC
 from accel_state.environment import SETTINGS, Setting
 from accel_state.environment.settings import SECTIONS
+from accel_state.errors import ConfigError
+from accel_state.registry import Registry
+
+SETTINGS_GROUP = "accel.launcher_settings"
+
+
+def installed_settings(
+    ours: Iterable[Setting], registry: Registry[tuple[Setting, ...]] | None = None
+) -> dict[str, tuple[Setting, ...]]:
+    """Return the settings of each installed launcher of another package, by the launcher's name.
+
+    Raises:
+        ConfigError: If a table holds anything but settings, or a name that another setting has.
+        NotAvailableError: If a package cannot be imported.
+    """
+    tables: Mapping[str, tuple[Setting, ...]] = dict(
+        (Registry("table of launcher settings", SETTINGS_GROUP) if registry is None else registry).items()
+    )
+    taken = {name for setting in ours for name in _names_of(setting)}
+    for launcher, settings in tables.items():
+        where = f"The settings of the launcher `{launcher}`"
+        for setting in settings:
+            if not isinstance(setting, Setting):
+                raise ConfigError(
+                    f"{where} must be `Setting` objects, but one is a {type(setting).__name__}."
+                )
+            names = _names_of(setting)
+            if names & taken:
+                both = ", ".join(f"`{name}`" for name in sorted(names & taken))
+                raise ConfigError(
+                    f"{where} have a name that is taken: {both}. Its package must choose another; without it "
+                    "everything works as before."
+                )
+            taken |= names
+    return {launcher: tuple(settings) for launcher, settings in tables.items()}
+
+
+def _names_of(setting: Setting) -> set[str]:
+    names = {setting.name, setting.flag, *setting.other_flags, setting.config_key, setting.variable}
+    return {name for name in names if name}
+
+
+# How many choices the help shows, and how many letters of them in the place of the value: no terminal breaks that.
+_MOST_CHOICES, _WIDEST_CHOICES = 4, 20
 
 
 class Topic(NamedTuple):
@@ -85,21 +128,27 @@ SETTINGS_OF_LAUNCHER: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
 """The settings that only one launcher reads, by its name."""
 
 
-def add_options(parser: argparse.ArgumentParser, topics: Iterable[Topic] = tuple(TOPICS.values())) -> None:
+def add_options(
+    parser: argparse.ArgumentParser,
+    topics: Iterable[Topic] = tuple(TOPICS.values()),
+    *,
+    has_help: bool = True,
+) -> None:
     """Add the flags of ``topics``, all if omitted; a flag that is not given leaves None in the namespace."""
     for heading, settings in topics:
         group = parser.add_argument_group(heading)
         for setting in settings:
-            add_option(group, setting)
+            add_option(group, setting, has_help=has_help)
 
 
-def add_option(group: argparse._ActionsContainer, setting: Setting) -> None:
+def add_option(group: argparse._ActionsContainer, setting: Setting, *, has_help: bool = True) -> None:
     """Add the flag of one setting, if it has one; of its other spellings the help shows those of one letter."""
     if setting.flag is None:
         return
     short = [flag for flag in setting.other_flags if not flag.startswith("--")]
     long = [flag for flag in setting.other_flags if flag.startswith("--")]
-    for flags, text in (([*short, setting.flag], _help(setting)), (long, argparse.SUPPRESS)):
+    shown = _help(setting) if has_help else argparse.SUPPRESS
+    for flags, text in (([*short, setting.flag], shown), (long, argparse.SUPPRESS)):
         if flags:
             group.add_argument(*flags, dest=setting.name, default=None, help=text, **_kind(setting))
 
@@ -135,8 +184,13 @@ def _number_or_text(setting: Setting) -> Callable[[str], int | float | str]:
 
 
 def _metavar(setting: Setting) -> str:
-    if setting.metavar is None and setting.choices is not None and len(setting.choices) <= 4:
-        return "{" + ",".join(setting.choices) + "}"
+    words = setting.choices or ()
+    if (
+        setting.metavar is None
+        and 0 < len(words) <= _MOST_CHOICES
+        and sum(map(len, words)) <= _WIDEST_CHOICES
+    ):
+        return "{" + ",".join(words) + "}"
     return setting.metavar or setting.parse.metavar or setting.name.rpartition("_")[2].upper()
 
 
@@ -144,4 +198,7 @@ def _help(setting: Setting) -> str:
     default = setting.default if setting.launch_default is None else setting.launch_default
     has_none = default is None or default is False or default == ()
     text = setting.help if has_none else f"{setting.help} Default: {setting.text_of(default)}."
+    words = setting.choices or ()
+    if len(words) <= _MOST_CHOICES and sum(map(len, words)) > _WIDEST_CHOICES:
+        text = f"{text} One of {', '.join(words)}."
     return text.replace("%", "%%")

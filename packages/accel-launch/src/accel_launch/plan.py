@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,8 @@ class ProcessPlan:
     """One process to start. Its environment is the host's, less ``unset``, plus ``environ``, plus ``private``.
 
     ``private`` holds variables whose values nobody may see.
-    ``rank`` is the rank that the process is; None for one that is more, or none at all.
+    ``rank`` is the rank that the process is; None for one that is more, or none at all. One with a ``function`` is a
+    fork of this process that calls it, where this process is, and starts no program.
     """
 
     argv: tuple[str, ...]
@@ -29,6 +30,7 @@ class ProcessPlan:
     host: str = LOCAL_HOST
     rank: int | None = None
     private: Mapping[str, str] = field(default_factory=dict, repr=False)
+    function: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "environ", MappingProxyType(dict(self.environ)))

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _NUM_DONE, _ALL_DONE = "accel/num-done", "accel/all-done"
 # How long a machine that has succeeded waits for the others, as torchrun does.
 _LEAVE_TIMEOUT_S = 300
+# How long machines wait for each other in torch's `static`.
+_STATIC_TIMEOUT_S = "900"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -202,6 +204,8 @@ def _handler_of(given: argparse.Namespace) -> RendezvousHandler:
     if backend == "static":
         # Machines that know their places still have to agree on each restart, which torch's `static` does not do.
         backend = "c10d"
+        timeout = settings.pop("timeout", _STATIC_TIMEOUT_S)
+        settings = {"join_timeout": timeout, "read_timeout": timeout} | settings
     if backend == "c10d":
         # torch guesses by the machine's name, which need not lead to the address that was given.
         settings.setdefault("is_host", str(given.machine_rank == 0).lower())

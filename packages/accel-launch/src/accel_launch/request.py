@@ -10,10 +10,8 @@ from typing import Any, Literal
 
 from accel_launch.accelerators.choosing import asked_for
 from accel_launch.config.file import ConfigFile
-from accel_launch.deepspeed_checks import check_deepspeed, fields_of_config_file
 from accel_launch.engine import choose_engine, with_engine
-from accel_launch.fsdp_checks import check_fsdp
-from accel_launch.fsdp_defaults import fsdp_defaults
+from accel_launch.engine_checks import check_deepspeed, check_fsdp, fields_of_config_file, fsdp_defaults
 from accel_launch.launchers.outer_task import VARIABLES_OF_A_RANK
 from accel_launch.options import OPTIONS
 from accel_launch.resolution import Resolved, resolve

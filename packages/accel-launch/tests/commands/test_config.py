@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,11 @@ def piped(text: str, *arguments: str, home: Path) -> subprocess.CompletedProcess
     return subprocess.run(
         [sys.executable, "-m", "accel_launch", "config", *arguments],
         input=text,
-        env={"HF_HOME": str(home), "TERM": "xterm"},
+        env={
+            "HF_HOME": str(home),
+            "TERM": "xterm",
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        },
         capture_output=True,
         text=True,
         timeout=180,
@@ -47,7 +52,10 @@ def test_answers_can_be_piped(tmp_path):
 def test_answers_that_end_too_soon_are_an_error_and_no_file(tmp_path):
     finished = piped("\n", "--config_file", str(tmp_path / "c.yaml"), home=tmp_path)
     assert finished.returncode == 1
-    assert finished.stderr == "error: The input ended before there was an answer to: Name or number\n"
+    assert (
+        finished.stderr
+        == "error: The input ended before there was an answer to: Which type of machine are you using?\n"
+    )
     assert not (tmp_path / "c.yaml").exists()
 
 

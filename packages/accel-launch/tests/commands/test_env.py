@@ -6,12 +6,13 @@ from importlib.metadata import version
 
 from accel_launch.cli import main
 from accel_launch.commands.env import as_text, environment_report
-from accel_launch.config.file import ConfigFile
 
 
 def test_report_names_versions_and_settings(tmp_path):
-    config = ConfigFile(tmp_path / "c.yaml", {"num_processes": 2})
-    report = environment_report(config, environ={"ACCELERATE_USE_CPU": "true", "PASSWORD": "x"})
+    (tmp_path / "c.yaml").write_text("num_processes: 2\n")
+    report = environment_report(
+        str(tmp_path / "c.yaml"), environ={"ACCELERATE_USE_CPU": "true", "PASSWORD": "x"}
+    )
     assert report["packages"]["accel-launch"] == version("accel-launch")
     assert report["packages"]["torch"] == version("torch")
     assert report["python"].startswith(platform.python_version())
@@ -20,6 +21,13 @@ def test_report_names_versions_and_settings(tmp_path):
     assert report["variables"] == {"ACCELERATE_USE_CPU": "true"}  # and nothing that may be secret
     assert report["config_file"] == str(tmp_path / "c.yaml")
     assert report["config"] == {"num_processes": 2}
+
+
+def test_a_config_file_that_is_broken_is_a_part_of_the_report(tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("a: [\n")
+    assert main(["env", "--config_file", str(tmp_path / "c.yaml")]) == 0
+    assert "- config file: The config file `" in (told := capsys.readouterr().out)
+    assert "is not valid YAML" in told
 
 
 def test_text_is_a_list_to_paste():

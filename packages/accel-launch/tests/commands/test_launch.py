@@ -94,6 +94,7 @@ def test_dry_run_tells_people_what_would_start(workplace, capsys):
         ),
         (["--cp", "train.py"], 2, "unknown option `--cp`. Did you mean `--cpu`?"),
         (["tarin.py"], 1, "error: The script `tarin.py` does not exist in"),
+        (["/"], 1, "error: The script `/` is a folder without a `__main__.py`."),
         (
             ["--config_file", "no.yaml", "train.py"],
             1,

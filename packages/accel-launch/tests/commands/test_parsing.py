@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from accel_launch import get_config_parser, launch_command, launch_command_parser
-from accel_launch.interpreter import interpreter_command
+from accel_launch.installation import interpreter_command
 from accel_state.errors import ConfigError
 
 

@@ -24,6 +24,11 @@ def test_it_goes_where_it_is_told(tmp_path):
     assert read_config(path).values["num_machines"] == 1
 
 
+def test_a_folder_is_no_config_file(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
+        write_basic_config(save_location=str(tmp_path))
+
+
 def test_a_wrong_precision_writes_nothing(tmp_path):
     with pytest.raises(ConfigError, match="`mixed_precision` is `fp12`"):
         write_basic_config("fp12", str(tmp_path / "c.yaml"))

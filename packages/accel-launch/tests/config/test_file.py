@@ -6,8 +6,33 @@ from pathlib import Path
 import pytest
 import yaml
 
-from accel_launch.config.file import ConfigFile, find_config, read_config
+from accel_launch.config.file import ConfigFile, config_folder, default_config_file, find_config, read_config
 from accel_state.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"HF_HOME": "/hf", "XDG_CACHE_HOME": "/cache"}, "/hf/accelerate"),
+        ({"XDG_CACHE_HOME": "/cache"}, "/cache/huggingface/accelerate"),
+        ({"HF_HOME": "", "XDG_CACHE_HOME": ""}, "~/.cache/huggingface/accelerate"),
+        ({"HF_HOME": "~/hf"}, "~/hf/accelerate"),
+    ],
+)
+def test_the_folder_follows_the_documented_order(environ, folder):
+    assert config_folder(environ) == Path(folder).expanduser()
+
+
+def test_yaml_is_taken_before_json_and_nothing_is_none(tmp_path):
+    environ = {"HF_HOME": str(tmp_path)}
+    assert default_config_file(environ) is None
+    folder = tmp_path / "accelerate"
+    folder.mkdir()
+    (folder / "default_config.json").write_text("{}")
+    assert default_config_file(environ) == folder / "default_config.json"
+    (folder / "default_config.yaml").write_text("")
+    assert default_config_file(environ) == folder / "default_config.yaml"
+
 
 # As the questionnaire of Accelerate writes it for two GPUs of one machine.
 PEERS_FILE = """\
@@ -84,8 +109,8 @@ def test_the_old_switch_of_half_precision_yields_to_the_newer_key(tmp_path, text
         ("c.yaml", "fsdp_config: {fsdp_versoin: 2}\n", "`fsdp_versoin` in `fsdp_config` .* `fsdp_version`"),
         ("c.yaml", "1: 2\n", "Unknown key `1`"),
         ("c.yaml", "- a\n- b\n", "must hold `key: value` lines, but holds a list"),
-        ("c.yaml", "just words\n", "holds a str"),
-        ("c.yaml", "fsdp_config: 3\n", "`fsdp_config` in the config file .* holds a int"),
+        ("c.yaml", "just words\n", "holds only `just words`"),
+        ("c.yaml", "fsdp_config: 3\n", "`fsdp_config` in the config file .* holds only `3`"),
         ("c.yaml", "fp16: ture\n", "`fp16` in the config file .* is `ture`, but it must be true or false"),
         ("c.yaml", "a: [1\n", "is not valid YAML: expected ',' or ']', .* in line 2, column 1"),
         ("c.yaml", "a: !!python/object/apply:os.system ['true']\n", "is not valid YAML"),
@@ -103,8 +128,13 @@ def test_what_cannot_be_understood_is_refused_by_name(tmp_path, name, text, mess
 def test_bytes_that_are_no_text_are_refused(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read: it is no text in UTF-8"):
         read_config(path)
+
+
+def test_a_folder_is_refused_without_numbers_of_the_system(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_config(tmp_path)
 
 
 def test_find_config_takes_the_named_file_then_the_users_then_none(tmp_path):

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from accel_launch.config.prompts import PlainAsker, place_of
+from accel_launch.config.prompts import PlainAsker, make_asker, place_of
 from accel_state.errors import ConfigError
 
 
@@ -44,3 +44,19 @@ def test_an_empty_line_is_the_default(typed):
 def test_the_end_of_the_input_is_told_with_the_open_question(typed):
     with pytest.raises(ConfigError, match="The input ended before there was an answer to: Name"):
         typed("").text("Name", default="x")
+
+
+def test_the_end_of_the_input_in_a_list_is_told_with_its_question(typed):
+    with pytest.raises(ConfigError, match="before there was an answer to: Which number format"):
+        typed("").choice("Which number format?", ["no", "bf16"], default=0)
+
+
+def test_a_closed_input_is_one_that_has_ended(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ConfigError, match="The input ended before there was an answer to: Name"):
+        make_asker({"TERM": "xterm"}).text("Name", default="x")
+
+
+def test_what_is_piped_is_asked_plainly(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert type(make_asker({"TERM": "xterm"})) is PlainAsker

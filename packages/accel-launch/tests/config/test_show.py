@@ -2,9 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from accel_launch.config.file import ConfigFile
-from accel_launch.config.show import as_data, as_text, rows_of
+from accel_launch.config.show import ViewRow, as_data, as_table, as_text, engine_rows, rows_of
 from accel_launch.options import OPTIONS
+from accel_state.errors import UnknownNameError
 
 CONFIG = ConfigFile(
     Path("c.yaml"), {"mixed_precision": "fp16", "num_processes": 2, "distributed_type": "FSDP"}
@@ -35,3 +38,13 @@ def test_text_has_what_somebody_set_and_all_of_it_on_request():
     assert "fsdp_version" not in short
     assert f"{len(OPTIONS) - 3} more settings have their default" in short
     assert "fsdp_version" in whole
+
+
+def test_an_engine_without_a_view_is_named_with_those_that_have_one():
+    with pytest.raises(UnknownNameError, match="Unknown engine view `warp`. "):
+        engine_rows("warp", flags={}, environ={}, config=ConfigFile(Path("c.yaml"), {}))
+
+
+def test_rows_are_shown_as_a_table():
+    rows = [ViewRow("a.long_key", "1", "the file"), ViewRow("b", "true", "")]
+    assert as_table(rows) == ("key         value  said by\na.long_key  1      the file\nb           true")

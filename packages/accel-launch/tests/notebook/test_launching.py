@@ -6,6 +6,7 @@ import concurrent.futures
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -20,7 +21,7 @@ from accel_state.errors import ConfigError
 pytestmark = pytest.mark.slow
 
 SESSION = """
-import json, os, signal, socket, sys, time
+import asyncio, contextlib, io, json, os, signal, socket, sys, threading, time
 from pathlib import Path
 import accel_launch.notebook.launching
 from accel_launch.accelerators.protocol import Accelerators
@@ -50,14 +51,65 @@ def end_by_a_signal():
 def fail_once():
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
     (folder / f"once-{attempt}-{os.environ['RANK']}").write_text("")
+    while attempt == "0" and len(list(folder.glob("once-0-*"))) < 2:
+        time.sleep(0.01)  # the first that fails ends the other
     if attempt == "0":
         raise ValueError("once")
+
+def write(text):
+    print(text, "to stdout")
+    print(text, "to stderr", file=sys.stderr)
+
+def interrupt(kernel, times):
+    [signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGTERM)] if times > 1 else None
+    for _ in range(times if os.environ["RANK"] == "0" else 0):
+        os.kill(kernel, signal.SIGINT)
+        time.sleep(0.5)
+    time.sleep(60)
+
+def stay(name):
+    (folder / f"{name}-{os.getpid()}").write_text("")
+    time.sleep(60)
+
+def loop_of_its_own(name):
+    asyncio.run(asyncio.sleep(0))
+    work(name)
+
+async def launch_in_a_loop():
+    attempt("loop", notebook_launcher, loop_of_its_own, ("loop",), **two)
+    process = await asyncio.create_subprocess_exec("true")  # it hears of its end by a signal, or a thread
+    seen["loop goes on"] = await process.wait()
+
+def meet(name, port):
+    told = {key: os.environ[key] for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")}
+    if told["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("once")
+    work(f"{name}-{'-'.join(told.values())}")
+
+def in_a_fork(launch):
+    pid = os.fork()
+    if pid == 0:
+        launch()
+        os._exit(0)
+    return pid
+
+def ends_with(name, signum):
+    kernel = in_a_fork(lambda: notebook_launcher(stay, (name,), **two))
+    while len(ranks := list(folder.glob(f"{name}-*"))) < 2:
+        time.sleep(0.02)
+    os.kill(kernel, signum)
+    seen[name] = os.waitstatus_to_exitcode(os.waitpid(kernel, 0)[1])
+    left = [int(rank.name.rpartition("-")[2]) for rank in ranks]
+    for _ in range(250):
+        left = [pid for pid in left if Path(f"/proc/{pid}").exists()]
+        time.sleep(0.02 if left else 0)
+    seen[f"left of {name}"] = left
 
 def attempt(name, launcher, *args, **given):
     try:
         launcher(*args, **given)
         seen[name] = "fine"
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         seen[name] = f"{type(error).__name__}: {error}"
         seen[f"bases of {name}"] = [base.__name__ for base in type(error).__mro__]
 
@@ -70,6 +122,26 @@ attempt("debug fails", debug_launcher, fail, ("1",))
 attempt("fails", notebook_launcher, fail, ("1",), **two)
 attempt("is killed", notebook_launcher, end_by_a_signal, **two)
 attempt("restarts", notebook_launcher, fail_once, max_restarts=1, **two)
+with contextlib.redirect_stdout(io.StringIO()) as stdout, contextlib.redirect_stderr(io.StringIO()) as stderr:
+    template = "[${role_name} $local_rank of ${rank}] "
+    attempt("prefix", notebook_launcher, write, ("text",), log_line_prefix_template=template, **two)
+seen["written"] = [sorted(stream.getvalue().splitlines()) for stream in (stdout, stderr)]
+thread = threading.Thread(target=attempt, args=("thread", notebook_launcher, work, ("thread",)), kwargs=two)
+thread.start()
+thread.join()
+asyncio.run(launch_in_a_loop())
+began = time.monotonic()
+attempt("interrupted", notebook_launcher, interrupt, (os.getpid(), 1), **two)
+attempt("interrupted twice", notebook_launcher, interrupt, (os.getpid(), 2), **two)
+seen["seconds"] = time.monotonic() - began
+ends_with("killed", signal.SIGKILL)
+ends_with("terminated", signal.SIGTERM)
+with socket.create_server(("", 0)) as server:
+    meeting = {"num_nodes": 2, "max_restarts": 1, "use_port": server.getsockname()[1]}
+kernel = in_a_fork(lambda: notebook_launcher(meet, ("met", 1), num_processes=2, node_rank=1, **meeting))
+attempt("machines", notebook_launcher, meet, ("met", 0), num_processes=1, node_rank=0, **meeting)
+seen["other machine"] = os.waitstatus_to_exitcode(os.waitpid(kernel, 0)[1])
+attempt("no such way to meet", notebook_launcher, meet, ("met", 0), rdzv_backend="mail", **two)
 with socket.create_server(("", 0)) as server:
     port = server.getsockname()[1]
     attempt("port is taken", notebook_launcher, work, num_processes=2, use_port=port)
@@ -112,7 +184,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     assert finished.returncode == 0, finished.stderr
     told = {path.name: path.read_text() for path in sorted(folder.glob("*-*"))}
-    return json.loads((folder / "seen.json").read_text()) | {"told": told, "written": finished.stderr}
+    return json.loads((folder / "seen.json").read_text()) | {"told": told, "stderr": finished.stderr}
 
 
 def told_by(session: dict[str, Any], name: str) -> dict[str, str]:
@@ -139,7 +211,8 @@ def test_the_debug_launcher_starts_two_processes(session):
 
 
 def test_an_exception_in_a_process_is_raised_here(session):
-    assert session["debug fails"].startswith("ProcessRaisedException: ")
+    assert "ProcessRaisedException" in session["bases of debug fails"]
+    assert session["debug fails"].startswith("RanksFailedError: Rank 1 failed first: ValueError: told to (")
     assert session["debug fails"].rstrip().endswith("ValueError: told to")
 
 
@@ -147,15 +220,56 @@ def test_the_first_cause_is_told_without_a_page_of_torch(session):
     first, *lines = session["fails"].splitlines()
     assert first.startswith("RanksFailedError: Rank 1 failed first: ValueError: told to (")
     assert first.endswith("session.py:21 in fail).")
+    assert lines[0] == "Traceback (most recent call last):"
     assert lines[-1] == "ValueError: told to"
     assert {"LaunchError", "ChildFailedError"} < set(session["bases of fails"])
     assert session["is killed"] == "RanksFailedError: Rank 1 failed first: it was killed by SIGKILL."
-    assert "torch.distributed.elastic" not in session["written"]
+    assert "torch.distributed.elastic" not in session["stderr"]
 
 
 def test_processes_start_again_as_often_as_asked(session):
     assert session["restarts"] == "fine"
     assert sorted(told_by(session, "once")) == ["once-0-0", "once-0-1", "once-1-0", "once-1-1"]
+
+
+def test_what_processes_write_goes_to_the_streams_of_the_notebook_with_its_prefix(session):
+    assert session["prefix"] == "fine"
+    assert session["written"] == [
+        [f"[default {rank} of {rank}] text to {stream}" for rank in range(2)]
+        for stream in ("stdout", "stderr")
+    ]
+
+
+def test_another_thread_than_the_main_one_may_launch(session):
+    assert session["thread"] == "fine"
+    assert len(told_by(session, "thread")) == 2
+
+
+def test_the_loop_that_a_launch_is_called_from_goes_on(session):
+    assert session["loop"] == "fine"
+    assert session["loop goes on"] == 0
+
+
+def test_an_interrupt_ends_the_processes_and_a_second_one_kills_them(session):
+    assert session["interrupted"].startswith("KeyboardInterrupt")
+    assert session["interrupted twice"].startswith("KeyboardInterrupt")
+    assert session["seconds"] < 20  # of a grace period of 30
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills processes with their parent")
+def test_processes_end_with_the_kernel(session):
+    assert [session["killed"], session["left of killed"]] == [-signal.SIGKILL, []]
+    assert [session["terminated"], session["left of terminated"]] == [-signal.SIGTERM, []]
+
+
+def test_machines_with_different_numbers_of_processes_meet_and_start_again(session):
+    assert [session["machines"], session["other machine"]] == ["fine", 0]
+    assert sorted(told_by(session, "met")) == ["met-0-0-3-1-0", "met-1-0-3-1-1", "met-2-1-3-1-2"]
+
+
+def test_a_way_to_meet_that_nobody_knows_is_refused(session):
+    assert session["no such way to meet"].startswith("LaunchError: The machines have not met; the line above")
+    assert "error: The machines do not meet by `--rdzv_backend mail`" in session["stderr"]
 
 
 def test_a_port_that_is_taken_is_named_as_it_was_given(session):
@@ -195,6 +309,11 @@ def test_with_debug_mode_a_fork_tries_the_gpu_first(session):
         ({"num_processes": -1}, "`num_processes` must be at least 1, got -1"),
         ({"num_processes": 0}, "`num_processes` must be at least 1, got 0"),
         ({"use_port": "http"}, "`use_port` is `http`, but it must be a number"),
+        ({"use_port": 0, "num_nodes": 2}, "`use_port` is 0, a free one, but several machines"),
+        (
+            {"num_processes": 2, "rdzv_endpoint": "here"},
+            "The port of `rdzv_endpoint` is `here`, but it must be a number",
+        ),
     ],
 )
 def test_wrong_values_are_refused(given, message):

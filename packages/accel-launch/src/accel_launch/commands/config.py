@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 
+from accel_launch.commands.parsing import HelpFormatter
 from accel_launch.config.basic import location_of, write_basic_config
-from accel_launch.config.engine_views import as_table, engine_rows
 from accel_launch.config.file import find_config
-from accel_launch.config.menu import make_asker
+from accel_launch.config.prompts import make_asker
 from accel_launch.config.questionnaire import fill_in
-from accel_launch.config.show import as_data, as_text, rows_of
+from accel_launch.config.show import as_data, as_table, as_text, engine_rows, rows_of
 from accel_launch.config.writing import write_config
 from accel_launch.messages import complain, show
 from accel_launch.options import add_options, given_flags
@@ -42,7 +42,9 @@ class ConfigCommand:
             action="store_true",
             help="show the DeepSpeed config instead, and who says each value",
         )
-        add_options(shown)
+        shown.usage = "accel config show [options] [flags of accel launch]"
+        shown.epilog = "The flags are those of `accel launch`, which `accel launch --help all` lists."
+        add_options(shown, has_help=False)
 
     def run(self, arguments: argparse.Namespace) -> int:
         actions = {"default": write_default, "update": update, "show": show_settings, None: ask_and_write}
@@ -104,7 +106,11 @@ def _action(
     actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
 ) -> argparse.ArgumentParser:
     parser = actions.add_parser(
-        name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        allow_abbrev=False,
+        formatter_class=HelpFormatter,
     )
     # SUPPRESS: a file named before the action stays named
     parser.add_argument("--config_file", metavar="FILE", default=argparse.SUPPRESS, help=_PLACE)

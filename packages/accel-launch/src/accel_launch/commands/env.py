@@ -10,13 +10,13 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from accel_launch.accelerators.detection import find_accelerators, present_accelerators
-from accel_launch.config.file import ConfigFile, find_config
+from accel_launch.config.file import find_config
 from accel_launch.messages import show
 from accel_state.environment import snapshot
+from accel_state.errors import ConfigError
 
 PACKAGES = (
     "accel",
@@ -45,7 +45,7 @@ class EnvCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         environ = snapshot()
-        report = environment_report(find_config(arguments.config_file, environ=environ), environ=environ)
+        report = environment_report(arguments.config_file, environ=environ)
         show(json.dumps(report, indent=2, default=str) if arguments.json else as_text(report))
         return 0
 
@@ -53,8 +53,15 @@ class EnvCommand:
 command = EnvCommand()
 
 
-def environment_report(config: ConfigFile, *, environ: Mapping[str, str]) -> dict[str, Any]:
+def environment_report(config_file: str | None, *, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return what matters about this installation and machine, importing none of the packages it names."""
+    told: dict[str, Any]
+    try:
+        config = find_config(config_file, environ=environ)
+    except ConfigError as error:
+        told = {"config_file": str(error)}
+    else:
+        told = {"config_file": config.path and str(config.path), "config": dict(config.values)}
     return {
         "packages": {name: _version_of(name) for name in PACKAGES},
         "python": f"{platform.python_version()} ({sys.executable})",
@@ -65,8 +72,7 @@ def environment_report(config: ConfigFile, *, environ: Mapping[str, str]) -> dic
         "accelerators": present_accelerators(),
         "used_accelerators": ",".join(find_accelerators(environ).names) or None,
         "variables": {name: value for name, value in sorted(environ.items()) if name.startswith(_PREFIXES)},
-        "config_file": None if config.path is None else str(config.path),
-        "config": dict(config.values),
+        **told,
     }
 
 
@@ -99,8 +105,7 @@ def _version_of(package: str) -> str | None:
         return None
 
 
-def _memory_gib() -> float | None:
-    if not Path("/proc/meminfo").exists():
-        return None
-    kibibytes = int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0])
-    return round(kibibytes / 2**20, 1)
+def _memory_gib() -> float:
+    import psutil
+
+    return round(psutil.virtual_memory().total / 2**30, 1)

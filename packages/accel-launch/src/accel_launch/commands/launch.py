@@ -12,7 +12,7 @@ from accel_launch.commands.launch_flags import add_flags
 from accel_launch.config.file import find_config
 from accel_launch.cpu_cores import num_cpu_cores
 from accel_launch.engine_installed import check_engine_installed
-from accel_launch.interpreter import interpreter_command
+from accel_launch.installation import interpreter_command
 from accel_launch.launchers.outer_task import flags_of_task
 from accel_launch.launchers.protocol import Launcher
 from accel_launch.launchers.selection import BUILT_IN, accepting_launchers
@@ -99,8 +99,9 @@ def _flags(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
 
 
 def _checked_command(command: tuple[str, ...], kind: CommandKind) -> tuple[str, ...]:
-    if kind == "script" and not Path(command[0]).exists():
-        raise ConfigError(
-            f"The script `{command[0]}` does not exist in `{Path.cwd()}`. For a module, use `-m`."
-        )
+    script = Path(command[0])
+    if kind == "script" and not script.exists():
+        raise ConfigError(f"The script `{script}` does not exist in `{Path.cwd()}`. For a module, use `-m`.")
+    if kind == "script" and script.is_dir() and not (script / "__main__.py").is_file():
+        raise ConfigError(f"The script `{script}` is a folder without a `__main__.py`. Name a file in it.")
     return command

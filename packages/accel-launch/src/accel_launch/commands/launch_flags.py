@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,8 +89,7 @@ def _add_common(container: argparse._ActionsContainer, kind: argparse._ActionsCo
 
 
 def _topics() -> str:
-    names = textwrap.fill(", ".join([*TOPICS, ALL]), width=96, initial_indent="  ", subsequent_indent="  ")
-    return f"more flags, by topic (`accel launch --help TOPIC`):\n{names}"
+    return f"more flags, by topic (`accel launch --help TOPIC`):\n  {', '.join([*TOPICS, ALL])}"
 
 
 class _TopicHelp(argparse.Action):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+import textwrap
 from typing import Any
 
 from accel_launch.commands.protocol import COMMAND_GROUP, Command
@@ -82,8 +84,30 @@ def _accept_both_spellings(parser: argparse.ArgumentParser) -> None:
                 _accept_both_spellings(inner)
 
 
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of descriptions, and leaves long flags room."""
+class HelpFormatter(argparse.HelpFormatter):
+    """Keeps the lines of descriptions that fit into the terminal, wraps the others, and leaves long flags room."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(_wrapped(indent + line, width) for line in text.splitlines())
+
+    def add_usage(self, usage: str | None, *arguments: Any, **named: Any) -> None:
+        super().add_usage(usage and _wrapped(usage, self._width - len("usage: ")), *arguments, **named)
+
+
+def _wrapped(line: str, width: int) -> str:
+    """Return a line that is too long as several: an example, and what it does, stand below each other."""
+    if len(line) <= width:
+        return line
+    text = line.lstrip()
+    margin = line[: len(line) - len(text)]
+    example, *meanings = re.split(r" {2,}", text)
+    rows = textwrap.wrap(
+        example, width, initial_indent=margin, subsequent_indent=margin + "  " * bool(meanings)
+    )
+    for meaning in meanings:
+        deeper = f"{margin}    "
+        rows += textwrap.wrap(meaning, width, initial_indent=deeper, subsequent_indent=deeper)
+    return "\n".join(rows)

@@ -3,14 +3,113 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from accel_launch.config.file import find_config
-from accel_launch.config.fsdp_conversion import to_version_2
+from accel_launch.config.file import ConfigFile, find_config
 from accel_launch.config.writing import write_config
 from accel_launch.messages import inform, show
+from accel_launch.options import OPTIONS
+from accel_launch.resolution import resolve
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
+from accel_state.fsdp_versions import HYBRIDS, RESHARDS, reshards, strategy_of
+
+# What version 2 does without, and how it behaves instead.
+_DROPPED: Mapping[str, str] = {
+    "fsdp_backward_prefetch": "version 2 always fetches the next unit before it needs it",
+    "fsdp_forward_prefetch": "version 2 takes `num_forward_prefetch` of `FullyShardedDataParallelPlugin`",
+    "fsdp_sync_module_states": "version 2 always begins with the values of rank 0",
+    "fsdp_use_orig_params": "version 2 always keeps the original parameters",
+}
+_SECTION = "fsdp_config."
+_SIZES = "parallelism_config.parallelism_config_"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """The values of the new file, and a sentence for each thing that is not simply carried over."""
+
+    values: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+def to_version_2(config: ConfigFile) -> Conversion | None:
+    """Return what the file says for version 2; None if it is for version 2 already.
+
+    Raises:
+        ConfigError: If it says nothing of FSDP, or asks for what version 2 does not have.
+    """
+    if config.values.get("distributed_type") != "FSDP" and not any(map(_is_of_fsdp, config.values)):
+        raise ConfigError(f"`{config.path}` says nothing of FSDP, so there is nothing to convert.")
+    settings = {setting.name: setting for setting in OPTIONS}
+    said = {
+        name: found.value
+        for name, found in resolve(OPTIONS, flags={}, environ={}, config=config).items()
+        if found.source == "config file"
+    }
+    if said.get("fsdp_version") == 2:
+        return None
+    replaced = {settings[name].config_key for name in ("fsdp_sharding_strategy", *_DROPPED)}
+    values = {key: value for key, value in config.values.items() if key not in replaced}
+    strategy = strategy_of(
+        said.get("fsdp_sharding_strategy"), said.get("fsdp_reshard_after_forward"), is_from_launcher=True
+    )
+    notes = [
+        f"`{settings[name].config_key}` is dropped: {why}." for name, why in _DROPPED.items() if name in said
+    ]
+    values |= {f"{_SECTION}fsdp_version": 2}
+    for converted, note in (
+        _sharding(strategy, said, path=config.path),
+        _checkpoints(said.get("fsdp_state_dict_type")),
+    ):
+        values |= converted
+        notes += note
+    return Conversion(values, tuple(notes))
+
+
+def _sharding(strategy: str, said: Mapping[str, Any], *, path: object) -> tuple[dict[str, Any], list[str]]:
+    key = f"{_SECTION}fsdp_reshard_after_forward"
+    if strategy not in HYBRIDS:
+        resharding = reshards(strategy)
+        return {key: resharding}, [f"`{strategy}` is now `{key}: {_shown(resharding)}`."]
+    num_machines = said.get("num_machines", 1)
+    num_processes = said.get("num_processes")
+    if num_machines == 1:
+        note = f"`{strategy}` on one machine is one copy of the model: `{key}: {_shown(RESHARDS[strategy])}`."
+        return {key: RESHARDS[strategy]}, [note]
+    if num_processes is None or num_processes % num_machines:
+        raise ConfigError(
+            f"`{strategy}` becomes one copy of the model for each of the {num_machines} machines, so `num_processes` "
+            f"in `{path}` must be a multiple of {num_machines}. Set it to the number of all processes."
+        )
+    sizes = {"dp_replicate": num_machines, "dp_shard": num_processes // num_machines}
+    described = ", ".join(f"{axis}_size={size}" for axis, size in sizes.items())
+    note = f"`{strategy}` is now `{key}: {_shown(RESHARDS[strategy])}` over `ParallelismConfig({described})`."
+    return {key: RESHARDS[strategy], **{f"{_SIZES}{axis}_size": size for axis, size in sizes.items()}}, [note]
+
+
+def _checkpoints(kind: str | None) -> tuple[dict[str, Any], list[str]]:
+    key = f"{_SECTION}fsdp_state_dict_type"
+    if kind is None:
+        return {key: "FULL_STATE_DICT"}, [
+            f"`{key}: FULL_STATE_DICT` says the default of version 1; that of version 2 is SHARDED_STATE_DICT."
+        ]
+    if kind == "LOCAL_STATE_DICT":
+        return {key: "SHARDED_STATE_DICT"}, [
+            f"`{key}` is now SHARDED_STATE_DICT: version 2 has no LOCAL_STATE_DICT."
+        ]
+    return {key: kind}, []
+
+
+def _shown(value: bool) -> str:
+    return str(value).lower()
+
+
+def _is_of_fsdp(key: str) -> bool:
+    return key.startswith(_SECTION)
 
 
 class ToFsdp2Command:

@@ -1,4 +1,4 @@
-"""Reading a config file: YAML or JSON in, checked keys out."""
+"""Where the config file lies, and reading it: YAML or JSON in, checked keys out."""
 
 from __future__ import annotations
 
@@ -9,11 +9,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from accel_launch.config.keys import ALIASES, PLAIN_KEYS, SECTIONS
-from accel_launch.config.location import default_config_file
-from accel_launch.config.validation import problem_of
+from accel_launch.config.keys import ALIASES, PLAIN_KEYS, SECTIONS, problem_of
 from accel_state.environment.parsers import boolean
 from accel_state.errors import ConfigError, did_you_mean
+
+FILE_NAMES = ("default_config.yaml", "default_config.yml", "default_config.json")
+
+
+def config_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder of the user's config file.
+
+    It is ``accelerate`` in ``$HF_HOME`` if that is set, else ``huggingface/accelerate`` in
+    ``$XDG_CACHE_HOME`` (``~/.cache`` if that is not set).
+    """
+    if environ.get("HF_HOME"):
+        return Path(environ["HF_HOME"]).expanduser() / "accelerate"
+    cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "huggingface" / "accelerate"
+
+
+def default_config_file(environ: Mapping[str, str]) -> Path | None:
+    """Return the config file of this user: the first that exists of `FILE_NAMES`, or None."""
+    candidates = (config_folder(environ) / name for name in FILE_NAMES)
+    return next((path for path in candidates if path.is_file()), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +65,7 @@ def read_config(path: Path) -> ConfigFile:
         content = {}
     if not isinstance(content, dict):
         raise ConfigError(
-            f"The config file `{path}` must hold `key: value` lines, but holds a {type(content).__name__}."
+            f"The config file `{path}` must hold `key: value` lines, but holds {_kind_of(content)}."
         )
     values: dict[str, Any] = {}
     for key, value in content.items():
@@ -87,11 +105,15 @@ def _section(section: str, content: Any, *, path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(
             f"`{section}` in the config file `{path}` must hold `key: value` lines, "
-            f"but holds a {type(content).__name__}."
+            f"but holds {_kind_of(content)}."
         )
     for key in content:
         _check_known(key, SECTIONS[section], where=f"`{section}` in the config file `{path}`")
     return {f"{section}.{key}": value for key, value in content.items()}
+
+
+def _kind_of(content: Any) -> str:
+    return "a list" if isinstance(content, list) else f"only `{' '.join(str(content).split())[:80]}`"
 
 
 def _check_known(key: Any, known: Iterable[str], *, where: str) -> None:
@@ -109,8 +131,10 @@ def _text_of(path: Path) -> str:
             f"The config file `{path}` does not exist. Make it with `accel config --config_file {path}`, or leave the "
             "flag out."
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The config file `{path}` cannot be read: {error}.") from error
+    except OSError as error:
+        raise ConfigError(f"The config file `{path}` cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"The config file `{path}` cannot be read: it is no text in UTF-8.") from error
 
 
 def _parse(path: Path, text: str) -> Any:

@@ -1,8 +1,10 @@
-"""Asking a person with plain lines: one question, one answer, also from a pipe."""
+"""Asking a person: with menus on a terminal, with plain lines from a pipe."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import string
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from accel_launch.messages import show
@@ -29,18 +31,14 @@ class PlainAsker:
     """Prints a question and reads one line; an empty line takes the default."""
 
     def text(self, question: str, *, default: str) -> str:
-        shown = f"{question} [{default}]: " if default else f"{question}: "
-        try:
-            return input(shown).strip() or default
-        except EOFError:
-            raise ConfigError(f"The input ended before there was an answer to: {question}") from None
+        return self._line(f"{question} [{default}]: " if default else f"{question}: ", question) or default
 
     def choice(self, question: str, labels: Sequence[str], *, default: int) -> int:
         self.say(question)
         for place, label in enumerate(labels):
             self.say(f"  {place}  {label}")
         while True:
-            given = self.text("Name or number", default=labels[default])
+            given = self._line(f"Name or number [{labels[default]}]: ", question) or labels[default]
             chosen = place_of(given, labels)
             if chosen is not None:
                 return chosen
@@ -48,6 +46,36 @@ class PlainAsker:
 
     def say(self, line: str) -> None:
         show(line)
+
+    def _line(self, shown: str, question: str) -> str:
+        try:
+            return input(shown).strip()
+        except (EOFError, RuntimeError):  # at its end, or closed from the start
+            raise ConfigError(f"The input ended before there was an answer to: {question}") from None
+
+
+class MenuAsker(PlainAsker):
+    """Asks on a terminal: choices are a menu, through which arrow keys and the key before each label move."""
+
+    def choice(self, question: str, labels: Sequence[str], *, default: int) -> int:
+        import questionary
+
+        keys = string.digits + string.ascii_lowercase
+        choices = [
+            questionary.Choice(label, value=place, shortcut_key=keys[place])
+            for place, label in enumerate(labels)
+        ]
+        menu = questionary.select(
+            question, choices, default=choices[default], pointer=">", use_shortcuts=True, use_jk_keys=False
+        )
+        place: int = menu.unsafe_ask()
+        return place
+
+
+def make_asker(environ: Mapping[str, str]) -> Asker:
+    """Return an asker with menus where there is a terminal that can draw them, else one with plain lines."""
+    is_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+    return MenuAsker() if is_terminal and environ.get("TERM", "dumb") != "dumb" else PlainAsker()
 
 
 def place_of(given: str, labels: Sequence[str]) -> int | None:

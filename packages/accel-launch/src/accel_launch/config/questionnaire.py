@@ -6,30 +6,19 @@ from typing import Any
 
 from accel_launch.config.prompts import Asker
 from accel_launch.config.question import Answers, Question
-from accel_launch.config.questions import (
-    compilation,
-    deepspeed,
-    fsdp,
-    megatron,
-    parallelism,
-    place,
-    precision,
-    processes,
-    sagemaker,
-    tpu,
-)
+from accel_launch.config.questions import engines, place, training
 
 QUESTIONS: tuple[Question, ...] = (
-    *place.QUESTIONS,
-    *sagemaker.QUESTIONS,
-    *compilation.QUESTIONS,
-    *deepspeed.QUESTIONS,
-    *fsdp.QUESTIONS,
-    *megatron.QUESTIONS,
-    *parallelism.QUESTIONS,
-    *tpu.QUESTIONS,
-    *processes.QUESTIONS,
-    *precision.QUESTIONS,
+    *place.PLACE,
+    *place.SAGEMAKER,
+    *training.COMPILATION,
+    *engines.DEEPSPEED,
+    *engines.FSDP,
+    *engines.MEGATRON,
+    *engines.PARALLELISM,
+    *place.TPU,
+    *training.PROCESSES,
+    *training.PRECISION,
 )
 _ENGINES = {"?deepspeed": "DEEPSPEED", "?fsdp": "FSDP", "?megatron": "MEGATRON_LM"}
 
@@ -40,7 +29,7 @@ def fill_in(asker: Asker) -> dict[str, Any]:
     for question in QUESTIONS:
         if question.when(answers):
             answers[question.key] = question.ask(asker, answers)
-    fsdp.settle(answers)
+    engines.settle(answers)
     return values_of(answers)
 
 
@@ -59,5 +48,5 @@ def values_of(answers: Answers) -> dict[str, Any]:
 
 def _kind_of(answers: Answers) -> str:
     engines = [kind for switch, kind in _ENGINES.items() if answers.get(switch)]
-    machine = answers.get(sagemaker.KIND) or answers.get(place.MACHINE) or "NO"
+    machine = answers.get(place.KIND) or answers.get(place.MACHINE) or "NO"
     return engines[0] if engines else str(machine)

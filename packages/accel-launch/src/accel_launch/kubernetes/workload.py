@@ -6,9 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 
-from accel_launch.launchers.forwarding import forwarded_to_images, public_variables
 from accel_launch.launchers.machines import DEFAULT_PORT
-from accel_launch.launchers.relaunch import relaunch_command
+from accel_launch.launchers.relaunch import forwarded_to_images, public_variables, relaunch_command
 from accel_launch.options import OPTIONS
 from accel_launch.request import LaunchRequest
 from accel_state.errors import ConfigError

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 from accel_launch.launchers.machines import meeting_address, meeting_port
 from accel_launch.launchers.ports import held_port
-from accel_launch.launchers.ranks import asked_port, check_accelerators, plan_here, plan_ranks, run_here
+from accel_launch.launchers.ranks import asked_port, plan_here, run_here
 from accel_launch.launchers.selection import BuiltInLauncher
-from accel_launch.plan import LaunchPlan, ProcessPlan
+from accel_launch.plan import LaunchPlan
+from accel_launch.processes.rendezvous_client import program_of
 from accel_launch.request import LaunchRequest
 
 # Under which schedulers tell a job its number.
@@ -26,48 +27,35 @@ class ElasticLauncher(BuiltInLauncher):
     name: ClassVar[str] = "elastic"
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
-        check_accelerators(request)
         run_id = _run_id(request)
-        ranks = plan_ranks(
-            request,
-            num_here=request.num_local_processes,
+        port = (asked_port(request) or None) if request.machine_rank == 0 else None
+        rendezvous = program_of(
+            request.interpreter,
+            cwd=request.cwd,
+            backend=request.value("rdzv_backend"),
+            endpoint=f"{meeting_address(request)}:{meeting_port(request)}",
+            run_id=run_id,
+            conf=request.value("rdzv_conf"),
+            num_machines=request.num_machines,
             machine_rank=request.machine_rank,
+            num_processes=request.num_local_processes,
+            monitor_interval=request.value("monitor_interval"),
+            is_verbose=request.value("debug_mode"),
+        )
+        return plan_here(
+            self.name,
+            request,
+            port=port,
             master_addr=meeting_address(request),
             run_id=run_id,
+            rendezvous=rendezvous,
         )
-        port = (asked_port(request) or None) if request.machine_rank == 0 else None
-        return plan_here(self.name, request, ranks, port=port, rendezvous=_rendezvous(request, run_id))
 
     def run(self, plan: LaunchPlan) -> int:
         if plan.port is not None:
             with held_port(plan.port):  # only to refuse a port that is taken before anything starts
                 pass
         return run_here(plan)
-
-
-def _rendezvous(request: LaunchRequest, run_id: str) -> ProcessPlan:
-    conf: str | None = request.value("rdzv_conf")
-    return ProcessPlan(
-        (
-            *request.interpreter,
-            "-P",  # a `torch.py` beside the script is not torch
-            "-m",
-            "accel_launch.rendezvous",
-            f"--backend={request.value('rdzv_backend')}",
-            f"--endpoint={meeting_address(request)}:{meeting_port(request)}",
-            f"--id={run_id}",
-            *([] if conf is None else [f"--conf={conf}"]),
-            f"--num-machines={request.num_machines}",
-            f"--machine-rank={request.machine_rank}",
-            f"--num-processes={request.num_local_processes}",
-            f"--monitor-interval={request.value('monitor_interval')}",
-            *(["--verbose"] if request.value("debug_mode") else []),
-        ),
-        request.cwd,
-        # The ranks have a store of their own: in one that they share with torch's rendezvous, keys of the attempt
-        # before are left, and the next one hangs on them now and then (seen with torch 2.13).
-        {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-    )
 
 
 def _run_id(request: LaunchRequest) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from accel_launch.launchers.ranks import asked_port, check_accelerators, plan_here, plan_ranks, run_with_port
+from accel_launch.launchers.ranks import asked_port, plan_here, run_with_port
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan
 from accel_launch.request import LaunchRequest
@@ -16,9 +16,7 @@ class LocalLauncher(BuiltInLauncher):
     name: ClassVar[str] = "local"
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
-        check_accelerators(request)
-        ranks = plan_ranks(request, num_here=request.num_processes)
-        return plan_here(self.name, request, ranks, port=asked_port(request) or None)
+        return plan_here(self.name, request, port=asked_port(request) or None)
 
     def run(self, plan: LaunchPlan) -> int:
         return run_with_port(plan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from accel_launch.launchers.ranks import check_accelerators, plan_here, plan_ranks, run_here, run_with_port
+from accel_launch.launchers.ranks import at_port, plan_here, run_here, run_with_port
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan
 from accel_launch.request import LaunchRequest
@@ -19,16 +19,8 @@ class MachinesLauncher(BuiltInLauncher):
     name: ClassVar[str] = "machines"
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
-        check_accelerators(request)
         port = meeting_port(request)
-        ranks = plan_ranks(
-            request,
-            num_here=request.num_local_processes,
-            machine_rank=request.machine_rank,
-            master_addr=meeting_address(request),
-        )
-        ranks = tuple(rank.with_variables(MASTER_PORT=str(port)) for rank in ranks)
-        return plan_here(self.name, request, ranks, port=port)
+        return at_port(plan_here(self.name, request, port=port, master_addr=meeting_address(request)), port)
 
     def run(self, plan: LaunchPlan) -> int:
         is_where_they_meet = any(process.rank == 0 for process in plan.processes)

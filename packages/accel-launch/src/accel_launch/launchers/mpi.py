@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
-from accel_launch.launchers.forwarding import public_variables, shown_to_all
 from accel_launch.launchers.machines import DEFAULT_PORT
 from accel_launch.launchers.ports import held_port
 from accel_launch.launchers.ranks import asked_port, report_file, run_here, threads_per_process
+from accel_launch.launchers.relaunch import public_variables, shown_to_all
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.parent_death import tied_to_starter

@@ -24,26 +24,52 @@ from accel_state.errors import ConfigError
 _LEFT_ALONE = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)
 
 
-def plan_ranks(
+def plan_here(
+    name: str,
     request: LaunchRequest,
     *,
-    num_here: int,
-    machine_rank: int = 0,
+    port: int | None,
     master_addr: str = "127.0.0.1",
     run_id: str = "none",
-) -> tuple[ProcessPlan, ...]:
-    """Return the processes of the ``num_here`` ranks of one machine."""
+    rendezvous: ProcessPlan | None = None,
+) -> LaunchPlan:
+    """Return the plan of a launcher that starts the ranks of this machine itself.
+
+    Raises:
+        ConfigError: If the machine has fewer accelerators than ranks.
+    """
+    check_accelerators(request)
+    tee: str | None = request.value("tee")
+    folder: str | None = request.value("log_dir")
+    max_restarts: int = request.value("max_restarts")
+    logs = LogSettings(tee or "0", None if folder is None else request.cwd / folder, request.value("role"))
+    return LaunchPlan(
+        name,
+        _ranks_here(request, master_addr=master_addr, run_id=run_id),
+        num_ranks=request.num_processes,
+        grace_period_s=request.value("grace_period_s"),
+        port=port,
+        is_quiet=request.is_quiet,
+        report=report_file(request),
+        max_restarts=max_restarts,
+        logs=logs if max_restarts or logs.folder is not None or logs.tee != "0" else None,
+        rendezvous=rendezvous,
+    )
+
+
+def _ranks_here(request: LaunchRequest, *, master_addr: str, run_id: str) -> tuple[ProcessPlan, ...]:
+    num_here = request.num_local_processes
     threads = {"OMP_NUM_THREADS": str(threads_per_process(request, num_here))}
     of_outer_run = variables_of_outer_run(request.machine.environ)
     processes = []
     for local_rank in range(num_here):
-        rank = machine_rank * num_here + local_rank
+        rank = request.machine_rank * num_here + local_rank
         own = rank_variables(
             rank=rank,
             world_size=request.num_processes,
             local_rank=local_rank,
             local_world_size=num_here,
-            machine_rank=machine_rank,
+            machine_rank=request.machine_rank,
             num_machines=request.num_machines,
             role=request.value("role"),
             max_restarts=request.value("max_restarts"),
@@ -58,30 +84,15 @@ def plan_ranks(
     return tuple(processes)
 
 
-def plan_here(
-    name: str,
-    request: LaunchRequest,
-    ranks: tuple[ProcessPlan, ...],
-    *,
-    port: int | None,
-    rendezvous: ProcessPlan | None = None,
-) -> LaunchPlan:
-    """Return the plan of a launcher that starts the ``ranks`` of this machine itself."""
-    tee: str | None = request.value("tee")
-    folder: str | None = request.value("log_dir")
-    max_restarts: int = request.value("max_restarts")
-    logs = LogSettings(tee or "0", None if folder is None else request.cwd / folder, request.value("role"))
+def plan_program(name: str, request: LaunchRequest, program: ProcessPlan, *, num_ranks: int) -> LaunchPlan:
+    """Return the plan of a launcher that starts one program here, which is a rank or starts ``num_ranks``."""
     return LaunchPlan(
         name,
-        ranks,
-        num_ranks=request.num_processes,
+        (program,),
+        num_ranks=num_ranks,
         grace_period_s=request.value("grace_period_s"),
-        port=port,
         is_quiet=request.is_quiet,
         report=report_file(request),
-        max_restarts=max_restarts,
-        logs=logs if max_restarts or logs.folder is not None or logs.tee != "0" else None,
-        rendezvous=rendezvous,
     )
 
 
@@ -163,8 +174,13 @@ def report_file(request: LaunchRequest) -> Path | None:
 def run_with_port(plan: LaunchPlan) -> int:
     """Run the ranks of a plan whose port belongs to this machine."""
     with held_port(plan.port) as port:
-        processes = tuple(process.with_variables(MASTER_PORT=str(port)) for process in plan.processes)
-        return run_here(replace(plan, processes=processes))
+        return run_here(at_port(plan, port))
+
+
+def at_port(plan: LaunchPlan, port: int) -> LaunchPlan:
+    """Return the plan with processes that meet at ``port``."""
+    processes = tuple(process.with_variables(MASTER_PORT=str(port)) for process in plan.processes)
+    return replace(plan, processes=processes)
 
 
 def run_here(plan: LaunchPlan, *, prefixes: Sequence[str] | None = None) -> int:

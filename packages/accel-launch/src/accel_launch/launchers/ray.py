@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from accel_launch.interpreter import interpreter_command
-from accel_launch.launchers.forwarding import forwarded_to_images
+from accel_launch.installation import interpreter_command
 from accel_launch.launchers.outer_task import variables_of_outer_run
 from accel_launch.launchers.ranks import asked_port, report_file
+from accel_launch.launchers.relaunch import forwarded_to_images
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.child import ChildEnding

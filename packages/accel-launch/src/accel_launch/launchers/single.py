@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from accel_launch.launchers.outer_task import MPIS, rank_of_outer_run, variables_of_outer_run
-from accel_launch.launchers.ranks import asked_port, report_file, run_here, threads_per_process
+from accel_launch.launchers.ranks import asked_port, plan_program, run_here, threads_per_process
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.request import LaunchRequest
@@ -24,14 +24,7 @@ class SingleProcessLauncher(BuiltInLauncher):
             environ=_variables_of_rank(request) | request.environ(),
             unset=variables_of_outer_run(request.machine.environ),
         )
-        return LaunchPlan(
-            self.name,
-            (process,),
-            num_ranks=1,
-            grace_period_s=request.value("grace_period_s"),
-            is_quiet=request.is_quiet,
-            report=report_file(request),
-        )
+        return plan_program(self.name, request, process, num_ranks=1)
 
     def run(self, plan: LaunchPlan) -> int:
         return run_here(plan)

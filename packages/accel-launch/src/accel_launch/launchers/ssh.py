@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from accel_launch.interpreter import interpreter_command
-from accel_launch.launchers.forwarding import library_variables
+from accel_launch.installation import interpreter_command
 from accel_launch.launchers.hosts import Host, hosts_of, num_ranks_on_each
 from accel_launch.launchers.preflight import check_hosts, ssh_command
 from accel_launch.launchers.ranks import rank_variables, report_file
+from accel_launch.launchers.relaunch import library_variables
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.messages import complain
 from accel_launch.plan import LaunchPlan, ProcessPlan

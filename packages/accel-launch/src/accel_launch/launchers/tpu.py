@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from accel_launch.accelerators.device_files import num_tpu_chips
 from accel_launch.launchers.outer_task import variables_of_outer_run
-from accel_launch.launchers.ranks import report_file, run_here
+from accel_launch.launchers.ranks import plan_program, run_here
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.request import LaunchRequest
@@ -44,14 +44,7 @@ class TPULauncher(BuiltInLauncher):
             environ=xla_variables(request) | request.environ(),
             unset=variables_of_outer_run(request.machine.environ),
         )
-        return LaunchPlan(
-            self.name,
-            (process,),
-            num_ranks=asked or num_tpu_chips() or 1,
-            grace_period_s=request.value("grace_period_s"),
-            is_quiet=request.is_quiet,
-            report=report_file(request),
-        )
+        return plan_program(self.name, request, process, num_ranks=asked or num_tpu_chips() or 1)
 
     def run(self, plan: LaunchPlan) -> int:
         return run_here(plan)

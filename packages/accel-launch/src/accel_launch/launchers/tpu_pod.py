@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from accel_launch.gcloud import PYTHON_OF_PODS, check_is_installed, on_all_workers, on_machine
-from accel_launch.launchers.forwarding import public_variables
 from accel_launch.launchers.ranks import report_file, run_here
-from accel_launch.launchers.relaunch import relaunch_command
+from accel_launch.launchers.relaunch import public_variables, relaunch_command
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.messages import inform
 from accel_launch.plan import LaunchPlan, ProcessPlan

@@ -1,18 +1,20 @@
-"""Training with several processes from a notebook."""
+"""Calling a function in several processes, from a notebook or to try it out on the CPU."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from accel_launch.accelerators.detection import find_accelerators
-from accel_launch.launchers.ports import held_port
-from accel_launch.notebook.elastic import ElasticRank, run_elastically
+from accel_launch.launchers.ports import free_port
 from accel_launch.notebook.fork_checks import check_gpus_survive_a_fork, check_no_accelerator
+from accel_launch.notebook.ranks import run_forks
 from accel_launch.notebook.tpu import run_on_tpu
+from accel_launch.processes.rendezvous_client import program_of
 from accel_launch.processes.supervision import require_fork
-from accel_state.environment import find_setting, patch_environment, snapshot
+from accel_state.environment import find_setting, patch_environment, read, snapshot
 from accel_state.errors import ConfigError
 
 
@@ -45,26 +47,36 @@ def notebook_launcher(
         master_addr: Address of the machine with ``node_rank`` 0.
         node_rank: Place of this machine among ``num_nodes``.
         num_nodes: Number of machines; this must be called on each.
-        rdzv_backend: ``static``, ``c10d``, ... for torch's elastic agent.
-        rdzv_endpoint: Where the machines meet; from ``master_addr`` and ``use_port`` if empty.
-        rdzv_conf: Further settings of the rendezvous.
-        rdzv_id: Name of the run.
+        rdzv_backend: How several machines meet: ``static``, where ``node_rank`` 0 is, or ``c10d``, ``etcd``, ... of
+            torch's. Ranks come in the order of ``node_rank``.
+        rdzv_endpoint: Where they meet; from ``master_addr`` and ``use_port`` if empty.
+        rdzv_conf: Further settings of that, such as ``timeout``: the seconds that machines wait for each other (900).
+        rdzv_id: Name of the run, the same on all machines.
         max_restarts: How often the processes are started again after a failure.
-        monitor_interval: Seconds between two looks at the processes.
-        log_line_prefix_template: What stands before each line that a process writes to a log.
+        monitor_interval: Seconds between two looks for other machines that start again.
+        log_line_prefix_template: What stands before each line that a process writes, with ``${role_name}``,
+            ``${local_rank}`` and ``${rank}``.
 
-    Blocks until all processes have ended. With ``ACCELERATE_DEBUG_MODE=yes`` it tries first whether a forked
-    process can use a GPU at all, and finds the import that has used one.
+    Blocks until all processes have ended; what they write goes to `sys.stdout` and `sys.stderr`. A signal that would
+    end or interrupt this process ends them first, within 30 seconds, and then does what it does here; a second
+    interrupt kills them at once. In a thread other than the main one signals are not heard; nothing outlives the
+    kernel even so. With ``ACCELERATE_DEBUG_MODE=yes`` it tries first whether a forked process can use a GPU at all,
+    and finds the import that has used one.
 
     Raises:
         ConfigError: If a value is wrong.
         NotAvailableError: For several processes on Windows, which cannot fork.
-        LaunchError: If a process fails; it says which failed first, and with what. It is a `ChildFailedError` of
-            torch, too.
+        LaunchError: If a process fails; it says which failed first, and with what. It is a `ChildFailedError` and a
+            `ProcessRaisedException` of torch, too.
+        KeyboardInterrupt: If somebody interrupts it.
         StateError: If this process has used a GPU or built an `Accelerator` already, so that it cannot be forked.
     """
     _check(mixed_precision, num_processes=num_processes, node_rank=node_rank, num_nodes=num_nodes)
     port = _port(use_port)
+    if port == 0 and num_nodes > 1 and not rdzv_endpoint:
+        raise ConfigError(
+            "`use_port` is 0, a free one, but several machines must agree on it. Give a number."
+        )
     if "torch_xla" in sys.modules or "PJRT_DEVICE" in snapshot():
         run_on_tpu(function, args, num_processes=num_processes, mixed_precision=mixed_precision)
         return
@@ -83,42 +95,75 @@ def notebook_launcher(
         check_gpus_survive_a_fork()
     else:
         settings["ACCELERATE_USE_CPU"] = "yes"
-    if num_nodes == 1 and not rdzv_endpoint:
-        with held_port(port or None, asked_with="use_port") as port:
-            pass
-    run_elastically(
-        ElasticRank(function, settings),
+    rendezvous = None
+    if rdzv_backend == "static" and num_nodes == 1 and rdzv_endpoint:
+        master_addr, _, given = rdzv_endpoint.rpartition(":")
+        port = _port(given, what="The port of `rdzv_endpoint`")
+    if num_nodes > 1 or rdzv_backend != "static":
+        rendezvous = program_of(
+            (sys.executable,),
+            cwd=Path(),
+            backend=rdzv_backend,
+            endpoint=rdzv_endpoint or f"{master_addr}:{port or free_port()}",
+            run_id=rdzv_id,
+            conf=",".join(f"{name}={value}" for name, value in (rdzv_conf or {}).items()),
+            num_machines=num_nodes,
+            machine_rank=node_rank,
+            num_processes=number,
+            monitor_interval=monitor_interval,
+            is_verbose=read("debug_mode"),
+        )
+    run_forks(
+        function,
         args,
-        {
-            "min_nodes": num_nodes,
-            "max_nodes": num_nodes,
-            "nproc_per_node": number,
-            "run_id": rdzv_id,
-            "rdzv_endpoint": rdzv_endpoint or f"{master_addr}:{port}",
-            "rdzv_backend": rdzv_backend,
-            "rdzv_configs": dict(rdzv_conf or {}) | ({"rank": node_rank} if rdzv_backend == "static" else {}),
-            "max_restarts": max_restarts,
-            "monitor_interval": monitor_interval,
-            "log_line_prefix_template": log_line_prefix_template,
-            "start_method": "fork",
-        },
+        settings,
+        num_here=number,
+        master_addr=master_addr,
+        port=(port or None) if rendezvous is None else None,
+        run_id=rdzv_id,
+        rendezvous=rendezvous,
+        max_restarts=max_restarts,
+        prefix_template=log_line_prefix_template,
     )
+
+
+def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> None:
+    """Run a function in some processes on the CPU, to try out what it does in several.
+
+    Args:
+        function: What each process runs.
+        args: Positional arguments for it.
+        num_processes: How many.
+
+    Blocks until all have ended, as `notebook_launcher` does.
+
+    Raises:
+        ConfigError: If ``num_processes`` is less than 1.
+        NotAvailableError: On Windows, which cannot fork.
+        LaunchError: If a process fails, as for `notebook_launcher`.
+        StateError: If this process has built an `Accelerator` already.
+    """
+    require_fork("`debug_launcher`")
+    _check_number(num_processes)
+    check_no_accelerator("debug_launcher")
+    run_forks(function, args, {"ACCELERATE_USE_CPU": "yes"}, num_here=num_processes)
 
 
 def _check(mixed_precision: str, *, num_processes: int | None, node_rank: int, num_nodes: int) -> None:
     find_setting("mixed_precision").value_of(mixed_precision, source="mixed_precision")
     if num_nodes < 1 or not 0 <= node_rank < num_nodes:
         raise ConfigError(f"`node_rank` is {node_rank}, but it must lie below `num_nodes`, {num_nodes}.")
-    if num_processes is not None and num_processes < 1:
-        raise ConfigError(
-            f"`num_processes` must be at least 1, got {num_processes}. Leave it out for one for each GPU."
-        )
+    if num_processes is not None:
+        _check_number(num_processes)
 
 
-def _port(asked: str | int) -> int:
+def _check_number(num_processes: int) -> None:
+    if num_processes < 1:
+        raise ConfigError(f"`num_processes` must be at least 1, got {num_processes}.")
+
+
+def _port(asked: str | int, *, what: str = "`use_port`") -> int:
     port = int(asked) if str(asked).isdecimal() else -1
     if not 0 <= port <= 65535:
-        raise ConfigError(
-            f"`use_port` is `{asked}`, but it must be a number up to 65535, or 0 for a free port."
-        )
+        raise ConfigError(f"{what} is `{asked}`, but it must be a number up to 65535, or 0 for a free port.")
     return port

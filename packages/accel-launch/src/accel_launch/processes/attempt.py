@@ -107,9 +107,10 @@ class Attempt:
             OSError: If one cannot be started.
         """
         for child in self.children:
-            child.start(host_environ)
             for channel in child.output.channels:
                 selector.register(channel.reader, selectors.EVENT_READ, channel)
+        for child in self.children:
+            child.start(host_environ, inherited=[key.fd for key in selector.get_map().values()])
         adopt_orphans()
 
     def close(self, selector: selectors.BaseSelector) -> None:

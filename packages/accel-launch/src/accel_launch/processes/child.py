@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from accel_launch.plan import ProcessPlan
+from accel_launch.processes.forks import start_fork
 from accel_launch.processes.output import Output
 from accel_launch.processes.parent_death import tied_to_parent
 
@@ -67,20 +68,34 @@ class Child:
         """Whether a signal to our process group reaches it."""
         return self.is_running and os.getpgid(self.pid) == os.getpgrp()
 
-    def start(self, host_environ: Mapping[str, str]) -> None:
-        """Start it in our process group."""
+    def start(self, host_environ: Mapping[str, str], *, inherited: Iterable[int] = ()) -> None:
+        """Start it in our process group; a fork closes the descriptors ``inherited``, which a program does not get."""
+        environ = self.plan.environ_on(host_environ)
+        if self.plan.function is None:
+            self._start_program(environ)
+        else:
+            self.pid = start_fork(
+                self.plan.function,
+                name=f"Rank {self.plan.rank}",
+                environ=environ,
+                stdout=self.output.stdout,
+                stderr=self.output.stderr,
+                inherited=inherited,
+            )
+        self.output.started()
+
+    def _start_program(self, environ: Mapping[str, str]) -> None:
         orders_for_it = None
         if self._orders is not None:
             orders_for_it, self._order_pipe = os.pipe()
         process = subprocess.Popen(
             tied_to_parent(self.plan.argv, parent_pid=os.getpid()),
-            env=self.plan.environ_on(host_environ),
+            env=environ,
             cwd=self.plan.cwd,
             stdin=orders_for_it,
             stdout=self.output.stdout,
             stderr=self.output.stderr,
         )
-        self.output.started()
         if orders_for_it is not None:
             os.close(orders_for_it)
             self._order(self._orders or b"")

@@ -32,6 +32,7 @@ def describe_ending(return_code: int, *, num_memory_kills: int = 0) -> str:
     return f"was killed by {signal_name(-return_code)}"
 
 
+# psutil knows nothing of control groups, nor of the kernel's killing.
 _CGROUP = Path("/sys/fs/cgroup")
 
 

@@ -30,18 +30,25 @@ def tied_to_starter(argv: Sequence[str]) -> tuple[str, ...]:
     return tied_to_parent(argv, parent_pid=0)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Tie this process to its parent and turn into the program in ``arguments``; return only on failure."""
+def end_with_parent(parent_pid: int) -> None:
+    """Let the kernel kill this process with its parent, which is ``parent_pid`` if that is not 0; on Linux only."""
+    if sys.platform != "linux":
+        return
     import ctypes
 
-    parent_pid, program = int(arguments[0]), list(arguments[1:])
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during this step is not worth a traceback
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if parent_pid not in (0, os.getppid()):  # it died before the call above
-        return 128 + signal.SIGKILL
+        os._exit(128 + signal.SIGKILL)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Tie this process to its parent and turn into the program in ``arguments``; return only on failure."""
+    parent_pid, program = int(arguments[0]), list(arguments[1:])
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during this step is not worth a traceback
+    end_with_parent(parent_pid)
     try:
         os.execvp(program[0], program)  # noqa: S606 - no shell is what we want
     except OSError as error:

@@ -9,12 +9,51 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from accel_launch.plan import ProcessPlan
 from accel_launch.processes.parent_death import tied_to_parent
 
 _CHUNK = 4096
+
+
+def program_of(
+    interpreter: Sequence[str],
+    *,
+    cwd: Path,
+    backend: str,
+    endpoint: str,
+    run_id: str,
+    conf: str | None,
+    num_machines: int,
+    machine_rank: int,
+    num_processes: int,
+    monitor_interval: float,
+    is_verbose: bool,
+) -> ProcessPlan:
+    """Return the process that runs the program, by the flags of `accel launch` of the same names."""
+    return ProcessPlan(
+        (
+            *interpreter,
+            "-P",  # a `torch.py` beside the script is not torch
+            "-m",
+            "accel_launch.rendezvous",
+            f"--backend={backend}",
+            f"--endpoint={endpoint}",
+            f"--id={run_id}",
+            *([] if conf is None else [f"--conf={conf}"]),
+            f"--num-machines={num_machines}",
+            f"--machine-rank={machine_rank}",
+            f"--num-processes={num_processes}",
+            f"--monitor-interval={monitor_interval}",
+            *(["--verbose"] if is_verbose else []),
+        ),
+        cwd,
+        # The ranks have a store of their own: in one that they share with torch's rendezvous, keys of the attempt
+        # before are left, and the next one hangs on them now and then (seen with torch 2.13).
+        {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    )
 
 
 class RendezvousClient:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -25,27 +26,39 @@ def signals_as_events(on_signal: Callable[[int], None]) -> Iterator[int]:
     """Call ``on_signal`` for the signals that are forwarded; yield a descriptor that is readable after any.
 
     What is ignored stays ignored: `nohup accel launch` must survive a SIGHUP. Handlers are as before
-    afterwards. For the main thread only.
+    afterwards. In a thread other than the main one no signal can be heard.
     """
 
     def handle(signum: int, frame: FrameType | None) -> None:
         if signum != signal.SIGCHLD:
             on_signal(signum)
 
-    wanted = [signum for signum in FORWARDED_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
-    before = {signum: signal.signal(signum, handle) for signum in (*wanted, signal.SIGCHLD)}
-    descriptor_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
-        yield reader
+        if threading.current_thread() is threading.main_thread():
+            with _handled(handle, wakes=writer):
+                yield reader
+        else:
+            yield reader
     finally:
-        signal.set_wakeup_fd(descriptor_before)
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
         os.close(reader)
         os.close(writer)
+
+
+@contextmanager
+def _handled(handler: Callable[[int, FrameType | None], None], *, wakes: int) -> Iterator[None]:
+    wanted = [signum for signum in FORWARDED_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
+    before = {signum: signal.signal(signum, handler) for signum in (*wanted, signal.SIGCHLD)}
+    descriptor_before = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(descriptor_before)
+        for signum, former in before.items():
+            # None: a handler that was not set from Python, which cannot be set again
+            signal.signal(signum, signal.SIG_DFL if former is None else former)
 
 
 @contextmanager

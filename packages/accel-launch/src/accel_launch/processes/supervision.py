@@ -21,6 +21,7 @@ from typing import NoReturn
 from accel_launch.plan import ProcessPlan
 from accel_launch.processes.attempt import NO_RESTARTS, Restarts
 from accel_launch.processes.ending import describe_ending
+from accel_launch.processes.relay import Relay, relays_of_this_process, take_over_streams
 from accel_launch.processes.signals import (
     FORWARDED_SIGNALS,
     RemoteSignals,
@@ -56,11 +57,15 @@ def run_processes(
 
     A terminal is lent to the children: they can read the keyboard, and Ctrl-C and Ctrl-Z work as without us. What
     they write is passed on at once; of several children in whole lines, each after its entry in ``prefixes``, if
-    given. Children with ``orders`` get those, and signals as lines, through their standard input (see `Child`), and
-    no terminal. ``remote_signals`` is a further source of signals; at its end the run is killed. ``restarts`` says
-    whether all processes start again after one of them has failed; a signal that ends the run ends that, too.
+    given, in which ``${rank}`` stands for the rank. Children with ``orders`` get those, and signals as lines, through
+    their standard input (see `Child`), and no terminal. ``remote_signals`` is a further source of signals; at its end
+    the run is killed. ``restarts`` says whether all processes start again after one of them has failed; a signal that
+    ends the run ends that, too.
 
-    Must be called from the main thread.
+    Where ``plans`` have functions, the processes have no terminal either, and what they write goes through
+    `sys.stdout` and `sys.stderr` of this one.
+
+    In a thread other than the main one nothing is heard of signals to this process.
 
     Raises:
         NotAvailableError: On Windows, which cannot fork.
@@ -82,6 +87,7 @@ def run_processes(
         )
         return supervisor.run(host_environ)
 
+    relays = relays_of_this_process() if any(plan.function is not None for plan in plans) else ()
     pending: list[int] = []
     with signals_as_events(pending.append) as events, blocked(FORWARDED_SIGNALS) as blocked_before:
         guard_end, supervisor_end = socket.socketpair()
@@ -91,12 +97,16 @@ def run_processes(
             pid = os.fork()
         if pid == 0:
             guard_end.close()
+            if relays:
+                take_over_streams(*relays)
             _become_supervisor(supervise, supervisor_end)
         supervisor_end.close()
+        for relay in relays:
+            relay.started()
         with guard_end:
-            guard = _Guard(pid, guard_end, pending, remote_signals)
+            guard = _Guard(pid, guard_end, pending, remote_signals, relays)
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
-            outcome = guard.watch(events, lends_terminal=orders is None)
+            outcome = guard.watch(events, lends_terminal=orders is None and not relays)
     if isinstance(outcome, OSError):
         raise outcome
     return outcome
@@ -134,12 +144,18 @@ class _Guard:
     """The part of the caller: between its signals and its terminal, and the supervisor."""
 
     def __init__(
-        self, pid: int, supervisor: socket.socket, pending: list[int], remote: RemoteSignals | None
+        self,
+        pid: int,
+        supervisor: socket.socket,
+        pending: list[int],
+        remote: RemoteSignals | None,
+        relays: Sequence[Relay],
     ) -> None:
         self._pid = pid  # also the number of its process group
         self._supervisor = supervisor
         self._pending = pending
         self._remote = remote
+        self._relays = relays
         self._terminal: LentTerminal | None = None
         self._return_code: int | None = None
         self._answer = b""
@@ -154,16 +170,24 @@ class _Guard:
                 selector.register(self._supervisor, selectors.EVENT_READ)
                 if self._remote is not None:
                     selector.register(self._remote, selectors.EVENT_READ)
+                for relay in self._relays:
+                    selector.register(relay, selectors.EVENT_READ)
                 while self._return_code is None:
                     ready = {key.fileobj for key, _ in selector.select()}
                     clear_events(events)
                     if self._remote in ready and not self._hear_remote():
                         selector.unregister(self._remote)
-                    if self._supervisor in ready and not self._hear_supervisor():
-                        selector.unregister(self._supervisor)
+                    for relay in self._relays:
+                        relay.pump()
                     self._pass_on_signals()
-                    self._look_after_supervisor()
+                    has_ended = self._supervisor in ready and not self._hear_supervisor()
+                    self._look_after_supervisor(has_ended=has_ended)
+            for relay in self._relays:
+                while relay.pump():
+                    pass
         finally:
+            for relay in self._relays:
+                relay.close()
             if self._terminal is not None:
                 self._terminal.take_back()
             if self._return_code is None:
@@ -192,8 +216,8 @@ class _Guard:
             except BrokenPipeError:  # the run is over
                 return
 
-    def _look_after_supervisor(self) -> None:
-        pid, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED)
+    def _look_after_supervisor(self, *, has_ended: bool) -> None:
+        pid, status = os.waitpid(self._pid, 0 if has_ended else os.WNOHANG | os.WUNTRACED)
         if pid == 0:
             return
         if not os.WIFSTOPPED(status):

@@ -138,7 +138,7 @@ class Supervisor:
                 place,
                 attempt=self._num_attempts,
                 restarts=self._num_restarts,
-                prefix=self._prefixes[place],
+                prefix=self._prefixes[place].replace("${rank}", str(plan.rank)),
                 is_by_line=len(plans) > 1,
                 orders=self._orders[place],
             )

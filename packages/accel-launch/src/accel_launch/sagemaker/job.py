@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from accel_launch.installation import least_versions, release, requirements_here
-from accel_launch.launchers.forwarding import public_variables
-from accel_launch.launchers.relaunch import OF_THIS_MACHINE
+from accel_launch.launchers.relaunch import OF_THIS_MACHINE, public_variables
 from accel_launch.options import OPTIONS
 from accel_launch.request import LaunchRequest
-from accel_launch.sagemaker.channels import inputs_of, metrics_of
-from accel_launch.sagemaker.hyperparameters import hyperparameters_of
+from accel_launch.sagemaker.inputs import hyperparameters_of, inputs_of, metrics_of
 from accel_state.errors import ConfigError
 
 _DISTRIBUTIONS: Mapping[str, Mapping[str, Any]] = {

@@ -1,1 +1,1 @@
-"""The questions, one file for each topic: `QUESTIONS`, in the order in which they are asked."""
+"""The questions, by topic, in the order in which they are asked."""

@@ -1,9 +1,9 @@
-"""Where a run takes place: kind of machines, how many, how they meet."""
+"""Where a run takes place: kind of machines, how many, how they meet; SageMaker, TPUs and their pods."""
 
 from __future__ import annotations
 
 from accel_launch.config.question import Answers, Question, answered, both, of_setting, yes_no
-from accel_state.environment.parsers import choice, port, text
+from accel_state.environment.parsers import choice, names, port, text
 
 ENVIRONMENT = "compute_environment"
 MACHINE = "?machine"
@@ -51,7 +51,7 @@ def has_several_machines(answers: Answers) -> bool:
     return bool(answers.get("num_machines", 1) > 1)
 
 
-QUESTIONS = (
+PLACE = (
     Question(
         ENVIRONMENT,
         "In which compute environment are you running?",
@@ -106,4 +106,75 @@ QUESTIONS = (
         when=answered("?mpirun"),
     ),
     of_setting("mpirun_ccl", "How many oneCCL worker threads?", when=both(answered("?mpirun"), is_multi_cpu)),
+)
+
+
+KIND = "?sagemaker_kind"
+_KINDS = {
+    "NO": "No distributed training",
+    "DATA_PARALLEL": "Data parallelism",
+    "MODEL_PARALLEL": "Model parallelism",
+}
+_is_distributed = both(is_sagemaker, answered(KIND, "DATA_PARALLEL", "MODEL_PARALLEL"))
+
+SAGEMAKER = (
+    of_setting("sagemaker_profile", "Which AWS profile signs in?", default="default", when=is_sagemaker),
+    of_setting("sagemaker_region", "Which region?", when=is_sagemaker),
+    of_setting(
+        "sagemaker_role",
+        "Which IAM role does the job run as?",
+        default="accelerate_sagemaker_execution_role",
+        when=is_sagemaker,
+    ),
+    yes_no("?image", "Use a container image of your own?", when=is_sagemaker),
+    of_setting("sagemaker_image_uri", "Which image?", when=answered("?image")),
+    yes_no("?inputs", "Hand over input channels?", when=is_sagemaker),
+    of_setting(
+        "sagemaker_inputs_file",
+        "Which file lists them?",
+        default="sagemaker_inputs.tsv",
+        when=answered("?inputs"),
+    ),
+    yes_no("?metrics", "Let SageMaker watch metrics?", when=is_sagemaker),
+    of_setting(
+        "sagemaker_metrics_file",
+        "Which file lists them?",
+        default="sagemaker_metrics_definition.tsv",
+        when=answered("?metrics"),
+    ),
+    Question(
+        KIND,
+        "What is the distributed mode?",
+        choice(*_KINDS),
+        "NO",
+        is_sagemaker,
+        labels=_KINDS,
+    ),
+    of_setting(
+        "sagemaker_instance_type",
+        "Which kind of machine?",
+        default=lambda answers: "ml.p3.2xlarge" if answers[KIND] == "NO" else "ml.p3.16xlarge",
+        when=is_sagemaker,
+    ),
+    of_setting("num_machines", "How many machines?", when=_is_distributed),
+)
+
+
+_pod = both(is_tpu, answered("tpu_use_cluster"))
+
+TPU = (
+    of_setting("main_training_function", "Which function of the script trains?", when=is_tpu),
+    yes_no("tpu_use_cluster", "Run on a TPU pod?", when=is_tpu),
+    of_setting("tpu_name", "What is the TPU called?", when=_pod),
+    of_setting("tpu_zone", "In which zone is it?", when=_pod),
+    yes_no("tpu_use_sudo", "Run with sudo there?", when=_pod),
+    yes_no("?tpu_vm", "Name the machines one by one (else the instance group is used)?", when=_pod),
+    of_setting("tpu_vm", "Which machines, with commas between them?", when=answered("?tpu_vm")),
+    of_setting("env", "Which variables, as NAME=VALUE with commas between them?", when=_pod),
+    yes_no("?tpu_commands", "Run commands on the pod when it starts?", when=_pod),
+    yes_no("?tpu_file", "Are they in a file?", when=answered("?tpu_commands")),
+    Question("command_file", "Which file?", text, "", answered("?tpu_file")),
+    Question(
+        "commands", "Which commands, with commas between them?", names, (), answered("?tpu_file", False)
+    ),
 )

@@ -2,8 +2,8 @@
 
 from accel.aliases import aliases
 from accel_launch.cli import config
-from accel_launch.config.location import FILE_NAMES, config_folder
-from accel_launch.config.location import default_config_file as existing_config_file
+from accel_launch.config.file import FILE_NAMES, config_folder
+from accel_launch.config.file import default_config_file as existing_config_file
 from accel_state.environment import snapshot
 
 main = config
