@@ -39,13 +39,22 @@ class ShardedState(Mapping[str, Any]):
     Args:
         describe: Returns the description anew; for loading where its argument is True.
         load: Takes the same state with values of its own in place of the parts.
+        is_saved: Whether checkpoints have it.
+        is_loaded: Whether it is loaded from those that have it.
     """
 
     def __init__(
-        self, describe: Callable[[bool], dict[str, Any]], load: Callable[[dict[str, Any]], None]
+        self,
+        describe: Callable[[bool], dict[str, Any]],
+        load: Callable[[dict[str, Any]], None],
+        *,
+        is_saved: bool = True,
+        is_loaded: bool = True,
     ) -> None:
         self.describe = describe
         self._load = load
+        self.is_saved = is_saved
+        self.is_loaded = is_loaded
 
     def __getitem__(self, key: str) -> Any:
         raise KeyError(key)
@@ -102,9 +111,11 @@ class MegatronFormat(CheckpointFormat):
     def optimizer_files(
         self, state: Mapping[str, Any], parameters: Parameters, *, index: int, choices: SaveChoices
     ) -> Files:
-        """Return the parts of this rank, and the table; nothing with ``no_save_optim``."""
+        """Return the parts of this rank, and the table; nothing where it is not to be saved."""
         return (
-            _files(self.optimizer_file(index), state, choices) if isinstance(state, ShardedState) else Files()
+            _files(self.optimizer_file(index), state, choices)
+            if cast(ShardedState, state).is_saved
+            else Files()
         )
 
     @contextmanager
@@ -127,9 +138,9 @@ class MegatronFormat(CheckpointFormat):
         return f"{engine_folder(0)}/megatron_optimizer_{index}"
 
     def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
-        """Return the state for the optimizer to load; ``parameters`` gives a `ShardedState` or nothing."""
-        own = parameters()
-        if not isinstance(own, ShardedState):
+        """Return the state for the optimizer to load; ``parameters`` gives a `ShardedState`."""
+        own = cast(ShardedState, parameters())
+        if not own.is_loaded:
             return {}
         name = self.optimizer_file(index)
         saved = SavedParts(DistributedState(folder, name), name)

@@ -185,7 +185,7 @@ def build_parts(
 
     Raises:
         ConfigError: If the kind of model cannot be divided as the layout says.
-        NotAvailableError: If the first and the last of several stages share weights, and there is no CUDA device.
+        NotAvailableError: If stages share weights, or there are experts, and no CUDA device.
     """
     state = core("parallel_state")
     num_parts = config.virtual_pipeline_model_parallel_size
@@ -207,7 +207,7 @@ def build_parts(
     if plugin.custom_model_provider_function is not None:
         return [plugin.custom_model_provider_function(**end) for end in ends]
     is_tied = not arguments.get("untie_embeddings_and_output_weights", False)
-    if is_tied and config.pipeline_model_parallel_size > 1:
+    if config.num_moe_experts or (is_tied and config.pipeline_model_parallel_size > 1):
         check_device()
     vocabulary = padded_vocabulary(arguments, num_shards=config.tensor_model_parallel_size)
     common = {

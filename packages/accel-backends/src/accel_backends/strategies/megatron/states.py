@@ -46,7 +46,12 @@ def optimizer_state(engine: MegatronEngine) -> ShardedState:
         )
         return description
 
-    return ShardedState(describe, partial(load_optimizer_state, engine.optimizer))
+    return ShardedState(
+        describe,
+        partial(load_optimizer_state, engine.optimizer),
+        is_saved=not engine.plugin.no_save_optim,
+        is_loaded=not engine.plugin.no_load_optim,
+    )
 
 
 def load_optimizer_state(optimizer: Any, values: dict[str, Any]) -> None:

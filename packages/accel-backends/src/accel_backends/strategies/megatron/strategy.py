@@ -188,13 +188,18 @@ class MegatronStrategy(TorchStrategy):
         self, model: nn.Module, client: torch.optim.Optimizer | None
     ) -> tuple[MegatronEngine, MegatronLMOptimizerWrapper | None]:
         """Return the engine of a model, and its optimizer."""
+        source = None if self._source is None else self._source()
         if self._engine is not None:
-            if model is not self._engine and (self._source is None or model is not self._source()):
+            if model is not self._engine and model is not source:
                 raise ConfigError(
                     f"Megatron-LM trains one model, and another was prepared before this {type(model).__name__}. Call "
                     "`accelerator.free_memory()` in between."
                 )
-            return self._engine, None
+            if client is None:
+                return self._engine, None
+            if self._engine.optimizer is not None:
+                return self._engine, self.prepare_optimizer(client)
+            model = source or model  # it computed outputs only; now it is trained
         plugin, context = self._plugin, self.context
         parse_model(plugin, model)
         arguments = model_arguments(plugin, context.layout)
@@ -346,8 +351,6 @@ class MegatronStrategy(TorchStrategy):
 
     def own_optimizer_state(self, optimizer: torch.optim.Optimizer) -> Any:
         """Return which parts of the state are here. Communicates: all ranks, with a distributed optimizer."""
-        if self._plugin.no_save_optim or self._plugin.no_load_optim:
-            return self._own({}, None)
         return optimizer_state(self._checked(self._engine))
 
     def optimizer_class(self, optimizer: torch.optim.Optimizer) -> type:
