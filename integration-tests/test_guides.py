@@ -1,17 +1,16 @@
-"""The Python on the pages under docs/guides runs as it stands, from top to bottom."""
+"""The Python on the pages of the documentation runs as it stands, from top to bottom."""
 
 import re
 import shlex
 from functools import partial
-from pathlib import Path
 
 import pytest
+from documented import DOCS, PAGES, blocks
 
 from accel_launch.cli import main
 from accel_state.testing import run_script
 
-GUIDES = Path(__file__).parents[1] / "docs" / "guides"
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+GUIDES = DOCS / "guides"
 
 NEXT_SCRIPT = """
 from accel.state import AcceleratorState, GradientState
@@ -19,33 +18,38 @@ AcceleratorState._reset_state()
 GradientState._reset_state()
 """
 """Each block that builds an Accelerator stands for a script of its own."""
+TESTED_BY_THEIR_PACKAGES = {"accel-checkpoint", "accel-ops", "accel-state"}
 
 
 def script_of(page):
     """Return the blocks of a page as one script, each at its own line, so that tracebacks tell it."""
-    text = page.read_text(encoding="utf-8")
-    lines = [""] * len(text.splitlines())
-    for block in BLOCK.finditer(text):
-        first = text.count("\n", 0, block.start(1))
-        lines[first : first + block[1].count("\n")] = block[1].splitlines()
-        if re.search(r"^\w+ = Accelerator\(", block[1], re.MULTILINE):
+    lines = [""] * len(page.read_text(encoding="utf-8").splitlines())
+    for block in blocks(page, "python"):
+        first = block.line - 1
+        lines[first : first + block.text.count("\n")] = block.text.splitlines()
+        if re.search(r"^\w+ = Accelerator\(", block.text, re.MULTILINE):
             lines[first - 1] = "; ".join(NEXT_SCRIPT.split("\n")[1:-1])
     return "\n".join(lines)
 
 
-PAGES = sorted(page.stem for page in GUIDES.glob("*.md") if BLOCK.search(page.read_text(encoding="utf-8")))
-"""Those with code that is run."""
+def name_of(page):
+    """Return ``sharded`` for a page of the documentation, ``accel-data`` for the README of a package."""
+    return page.parent.name if page.name == "README.md" else page.stem
+
+
+WITH_CODE = {name_of(page): page for page in PAGES if blocks(page, "python")}
+"""Pages with code that is run, by their names."""
 
 
 RUNS = [
-    *((name, 1) for name in PAGES if name != "deepspeed"),
+    *((name, 1) for name in WITH_CODE if name != "deepspeed" and name not in TESTED_BY_THEIR_PACKAGES),
     *((name, 2) for name in ("distributed_inference", "parallelism", "sharded", "training_loop")),
 ]
 
 
 def run_code(folder, *, name, num_processes):
-    script = folder / f"guide_{name}.py"  # not the name of a package
-    script.write_text(script_of(GUIDES / f"{name}.md"), encoding="utf-8")
+    script = folder / f"guide_{name.replace('-', '_')}.py"  # not the name of a package
+    script.write_text(script_of(WITH_CODE[name]), encoding="utf-8")
     return run_script(script, num_processes=num_processes, cwd=folder, timeout_s=120)
 
 
@@ -68,8 +72,8 @@ def test_the_code_of_the_guide_to_deepspeed_runs(tmp_path):
 
 
 def test_the_pages_have_code():
-    assert {"coming_from_accelerate", "deepspeed", "sharded", "training_loop"} <= set(PAGES)
-    assert len(BLOCK.findall((GUIDES / "training_loop.md").read_text(encoding="utf-8"))) > 10
+    assert {"coming_from_accelerate", "deepspeed", "sharded", "training_loop"} <= set(WITH_CODE)
+    assert len(blocks(GUIDES / "training_loop.md", "python")) > 10
 
 
 COMMAND = re.compile(r"^accel launch ((?:.*\\\n)*.*)$", re.MULTILINE)

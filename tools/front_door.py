@@ -11,11 +11,11 @@ from importlib import import_module
 from tools.commands.protocol import Command
 from tools.setup.failures import SetupError
 
-COMMANDS = ("demo", "test", "check", "isolated", "wheels", "bench", "clean")
+COMMANDS = ("demo", "test", "check", "docs", "isolated", "wheels", "bench", "clean")
 EPILOG = """\
 Begin with `python tools/dev.py demo`: two processes train an image classifier. Then `… test`.
 The first command makes .venv and installs everything (one to three minutes); later ones start at once.
-Everything that is made lies in .venv, .venvs, build, dist and runs; `clean` removes it.
+Everything that is made lies in .venv, .venvs, build, dist, runs and site; `clean` removes it.
 """
 
 

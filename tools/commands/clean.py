@@ -10,7 +10,7 @@ from tools.setup.running import say
 from tools.workspace import ROOT
 
 MADE = (
-    ".venv", ".venvs", "build", "dist", "runs",
+    ".venv", ".venvs", "build", "dist", "runs", "site",
     ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".import_linter_cache",
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from tools.engines.protocol import Engine
 
 NAMES = (
     "aim", "clearml", "deepspeed", "kubernetes", "libraries", "megatron", "mpich", "openmpi", "ray", "sagemaker",
-    "slurm", "ssh", "xla",
+    "site", "slurm", "ssh", "xla",
 )  # fmt: skip
 
 

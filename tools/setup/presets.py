@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tools.setup.environment import Environment
-from tools.workspace import ROOT, dependency_group, read_packages
+from tools.workspace import ROOT, dependency_group, read_packages, with_siblings
 
 
 def development() -> Environment:
@@ -27,6 +27,19 @@ def heavy_engines() -> Environment:
     """All packages beside engines and services that the ordinary tests do without."""
     requirements = [*dependency_group("test"), *dependency_group("heavy-engines")]
     return Environment(ROOT / ".venvs" / "engines", list(read_packages().values()), requirements)
+
+
+def documentation() -> Environment:
+    """What builds the documentation site; it reads our packages from their sources, and needs no torch."""
+    return Environment(ROOT / ".venvs" / "docs", (), dependency_group("docs"))
+
+
+def browser() -> Environment:
+    """What drives a browser, and what pytest needs of ours."""
+    requirements = [*dependency_group("test"), *dependency_group("browser")]
+    return Environment(
+        ROOT / ".venvs" / "browser", with_siblings(read_packages(), "accel-state"), requirements
+    )
 
 
 def wheel_trial(wheels: list[Path]) -> Environment:

@@ -58,6 +58,8 @@ class AcceleratorState(ProcessView):
     """How tensor parallelism is set up, None without it."""
     megatron_lm_plugin: Any
     """How Megatron-LM is set up, None without it."""
+    strategy_plugin: Any
+    """What chooses a strategy of another package, None without it."""
     deepspeed_plugins: dict[str, Any] | None
     """All DeepSpeed plugins by name, None without DeepSpeed."""
     parallelism_config: ParallelismConfig | None
@@ -85,6 +87,8 @@ class AcceleratorState(ProcessView):
         megatron_lm_plugin: Any = None,
         parallelism_config: ParallelismConfig | None = None,
         _from_accelerator: bool = False,
+        *,
+        strategy_plugin: Any = None,
         **kwargs: Any,
     ) -> None:
         self.__dict__ = self._attributes
@@ -95,6 +99,7 @@ class AcceleratorState(ProcessView):
             "fsdp_plugin": fsdp_plugin,
             "torch_tp_plugin": torch_tp_plugin,
             "megatron_lm_plugin": megatron_lm_plugin,
+            "strategy_plugin": strategy_plugin,
             "parallelism_config": parallelism_config,
         }
         with runtime_lock():
@@ -115,7 +120,7 @@ class AcceleratorState(ProcessView):
             config = ParallelismConfig()
         mesh = None
         deepspeed = (given["deepspeed_plugins"] or {}).values()
-        engines = [given["fsdp_plugin"], given["megatron_lm_plugin"], *deepspeed]
+        engines = [given["fsdp_plugin"], given["megatron_lm_plugin"], given["strategy_plugin"], *deepspeed]
         layout = _engine_layout(engines, runtime)
         if config is None and layout.num_data_ranks < layout.world_size:
             from accel_state.parallelism_config import ParallelismConfig
@@ -261,6 +266,7 @@ def _distributed_type(given: Mapping[str, Any]) -> DistributedType | None:
         "deepspeed_plugin": deepspeed,
         "fsdp_plugin": given["fsdp_plugin"],
         "megatron_lm_plugin": given["megatron_lm_plugin"],
+        "strategy_plugin": given["strategy_plugin"],
     }
     names = {
         name: plugin.distributed_type

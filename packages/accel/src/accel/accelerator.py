@@ -109,6 +109,8 @@ class Accelerator:
             sample then depends on how many there are. `optimizer_step`: once, as in plain PyTorch.
         fp8_backend: Which library computes in 8 bits: `AO` (torchao), `TE` (Transformer Engine) or `MSAMP`; its handler
             in ``kwargs_handlers`` says the same, with its settings.
+        strategy_plugin: Train with a strategy of another package, which the class attribute ``strategy`` of this object
+            names; it finds its settings there.
 
     Raises:
         ConfigError: If arguments contradict each other, or ask for what is not there.
@@ -150,6 +152,7 @@ class Accelerator:
         *,
         scheduler_unit: Literal["process", "optimizer_step"] = "process",
         fp8_backend: FP8BackendType | str | None = None,
+        strategy_plugin: Any = None,
     ) -> None:
         plugins = {
             "deepspeed_plugin": one_of(
@@ -157,6 +160,7 @@ class Accelerator:
             ),
             "fsdp_plugin": fsdp_plugin,
             "megatron_lm_plugin": megatron_lm_plugin,
+            "strategy_plugin": strategy_plugin,
         }
         self.configuration = resolve(
             device_placement=device_placement,

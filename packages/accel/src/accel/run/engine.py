@@ -27,6 +27,7 @@ def earlier_plugins() -> dict[str, Any]:
         "deepspeed_plugin": state.deepspeed_plugin,
         "fsdp_plugin": state.fsdp_plugin,
         "megatron_lm_plugin": state.megatron_lm_plugin,
+        "strategy_plugin": state.strategy_plugin,
     }
 
 

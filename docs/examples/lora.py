@@ -1,0 +1,112 @@
+"""Fine-tune a small part of a model: LoRA, and QLoRA where the rest is held in 4 bits.
+
+    pip install transformers peft
+    python docs/examples/lora.py
+    accel launch --cpu --num_processes 2 docs/examples/lora.py
+    pip install bitsandbytes; python docs/examples/lora.py --quantize
+
+The base model learns to count on (4 5 6 7 …). The adapters of PEFT (Hu et al. 2021, https://arxiv.org/abs/2106.09685)
+make it count in threes (4 7 10 13 …), while its own weights stay as they are. With `--quantize` these are read from the
+checkpoint layer by layer and held in 4 bits (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314).
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from accel import Accelerator
+from accel.utils import BnbQuantizationConfig, load_and_quantize_model, set_seed
+
+NUMBERS = 32
+LENGTH = 12
+
+
+def base_model() -> GPT2LMHeadModel:
+    """Return a small language model of 32 words with random weights."""
+    config = GPT2Config(
+        vocab_size=NUMBERS, n_positions=LENGTH, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
+    )
+    return GPT2LMHeadModel(config)
+
+
+def counting(step: int, count: int) -> TensorDataset:
+    """Return sequences that count in steps of ``step``, from anywhere, around the end."""
+    starts = torch.randint(NUMBERS, (count, 1), generator=torch.Generator().manual_seed(step))
+    return TensorDataset((starts + step * torch.arange(LENGTH)) % NUMBERS)
+
+
+def train(accelerator: Accelerator, model: nn.Module, step: int, *, epochs: int, lr: float) -> nn.Module:
+    """Train what is trainable in ``model`` to count in steps of ``step``; return it prepared."""
+    loader = DataLoader(counting(step, 512), batch_size=16, shuffle=True)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for _ in range(epochs):
+        for (numbers,) in loader:
+            accelerator.backward(model(input_ids=numbers, labels=numbers).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@torch.no_grad()
+def accuracy(accelerator: Accelerator, model: nn.Module, step: int) -> float:
+    """Return how many numbers behind the second are guessed right, of all 32 sequences with this step."""
+    numbers = (torch.arange(NUMBERS).unsqueeze(1) + step * torch.arange(LENGTH)) % NUMBERS
+    numbers = numbers.to(accelerator.device)
+    guesses = model(input_ids=numbers).logits[:, 1:-1].argmax(-1)
+    return (guesses == numbers[:, 2:]).float().mean().item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Fine-tune adapters of a model.")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--rank", type=int, default=8, help="of the adapters")
+    parser.add_argument("--quantize", action="store_true", help="hold the base model in 4 bits")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/lora"))
+    args = parser.parse_args()
+
+    accelerator = Accelerator()
+    set_seed(0)
+    base = train(accelerator, base_model(), 1, epochs=args.epochs, lr=3e-3)
+    accelerator.print(
+        f"base: counts on {accuracy(accelerator, base, 1):.2f}, in threes {accuracy(accelerator, base, 3):.2f}"
+    )
+    accelerator.save_model(base, args.output_dir / "base")
+    accelerator.free_memory(base)
+
+    model = base_model()
+    if args.quantize:
+        settings = BnbQuantizationConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", torch_dtype=torch.float32
+        )
+        model = load_and_quantize_model(
+            model, settings, args.output_dir / "base", device_map={"": accelerator.device}
+        )
+    else:
+        model.load_state_dict(accelerator.unwrap_model(base).state_dict())
+    model = get_peft_model(
+        model,
+        LoraConfig(
+            r=args.rank,
+            lora_alpha=2 * args.rank,
+            target_modules=["c_attn", "c_proj", "c_fc"],
+            fan_in_fan_out=True,
+        ),
+    )
+    trained, total = model.get_nb_trainable_parameters()
+    accelerator.print(f"adapters: {trained:,} of {total:,} parameters are trained")
+    model = train(accelerator, model, 3, epochs=args.epochs, lr=1e-2)
+    model.eval()
+    accelerator.print(f"with adapters: in threes {accuracy(accelerator, model, 3):.2f}")
+    if accelerator.is_main_process:
+        accelerator.unwrap_model(model).save_pretrained(args.output_dir / "adapters")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Train with the strategy of the package beside this file, and compare with one process that sees all batches.
+
+pip install docs/examples/own_strategy
+accel launch --cpu --num_processes 2 docs/examples/own_strategy/train.py
+"""
+
+import copy
+
+import torch
+from delayed_averaging import DelayedAveragingPlugin
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel import Accelerator
+from accel.utils import set_seed
+
+
+def main() -> None:
+    accelerator = Accelerator(
+        strategy_plugin=DelayedAveragingPlugin(), gradient_accumulation_steps=2
+    )  # accel: found by its entry point
+    set_seed(0)
+    inputs = torch.randn(64, 4, dtype=torch.float64)
+    data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    alone = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data, batch_size=8 // accelerator.num_processes)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for rows, targets in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(nn.functional.mse_loss(model(rows), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    steps = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for rows, targets in DataLoader(data, batch_size=16):
+        nn.functional.mse_loss(alone(rows), targets).backward()
+        steps.step()
+        steps.zero_grad()
+    pairs = zip(accelerator.unwrap_model(model).parameters(), alone.parameters(), strict=True)
+    apart = max((ours.cpu() - theirs).abs().max().item() for ours, theirs in pairs)
+    accelerator.print(f"`{accelerator.strategy.name}` and one process differ by {apart:.1e}")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

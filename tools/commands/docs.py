@@ -1,0 +1,74 @@
+"""Build the documentation site into ``site/``, or serve it while it is written."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+
+from tools.commands.protocol import Command
+from tools.setup.presets import documentation
+from tools.setup.running import run, say, timed
+from tools.site.built import problems
+from tools.workspace import ROOT, read_packages
+
+SITE = ROOT / "site"
+
+
+INSTALLED = ROOT / "packages" / "accel-launch" / "src" / "accel_launch" / "site"
+"""Where `accel docs` looks for a copy, and from where wheels take it."""
+NOT_INSTALLED = ("*.map", "lunr", "search_index.json", "sitemap.xml*")
+"""What only a server, or a reader of another language, would need."""
+
+
+def docs(arguments: argparse.Namespace) -> int:
+    if arguments.serve:
+        return mkdocs("serve", "--livereload", *arguments.handed_on)
+    code = build(*arguments.handed_on)
+    if code == 0 and arguments.install:
+        shutil.rmtree(INSTALLED, ignore_errors=True)
+        shutil.copytree(SITE, INSTALLED, ignore=shutil.ignore_patterns(*NOT_INSTALLED))
+    return code
+
+
+def build(*words: str) -> int:
+    """Build the site and check its links; return the exit code."""
+    with timed("building the site"):
+        code = mkdocs("build", "--strict", *words)
+    if code != 0:
+        return code
+    found = problems(SITE)
+    for problem in found:
+        print(problem)
+    if not found:
+        say(f"the site is {SITE.as_uri()}/index.html")
+    return 1 if found else 0
+
+
+def mkdocs(*words: str) -> int:
+    """Run mkdocs, which finds our packages by their sources; return its exit code."""
+    environment = documentation().ensure()
+    sources = [ROOT, *(package.folder / "src" for package in read_packages().values())]
+    environ = environment.child_environ() | {
+        "PYTHONPATH": os.pathsep.join(map(str, sources)),
+        "NO_MKDOCS_2_WARNING": "1",  # an advertisement, which strict builds would take for a fault
+    }
+    return run([environment.python, "-m", "mkdocs", *words], cwd=ROOT, environ=environ)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--serve", action="store_true", help="serve it, and build it again whenever a page changes"
+    )
+    parser.add_argument(
+        "--install",
+        action="store_true",
+        help="copy it to where `accel docs` and wheels of accel-launch find it",
+    )
+
+
+command = Command(
+    help="build the documentation site into site/ (--serve: show it while it is written)",
+    run=docs,
+    add_arguments=add_arguments,
+)

@@ -1,0 +1,96 @@
+"""The gallery of examples: a page for each script in ``docs/examples``, with its picture and its output."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PICTURES = (".png", ".svg")
+
+
+def gallery_pages(docs: Path) -> Iterator[tuple[str, str]]:
+    """Yield page and Markdown for each example, and for their overview."""
+    overview = [
+        "# Examples\n",
+        "Whole scripts to start from. A test runs every one of them, most on one process and on two.",
+        "`accel init NAME` copies one into a folder of yours.\n",
+        '<div class="grid cards" markdown>\n',
+    ]
+    for example in sorted((docs / "examples").iterdir()):
+        page = _page_of(example, docs)
+        if page is None:
+            continue
+        summary, text = page
+        picture = picture_of(example)
+        overview.append(f"-   **[{example.name}]({example.stem}.md)**\n\n    {summary}\n")
+        if picture is not None:
+            overview.append(f"    ![{summary}](../{picture.relative_to(docs).as_posix()})\n")
+        yield f"examples/{example.stem}.md", text
+    overview.append("</div>\n")
+    yield "examples/index.md", "\n".join(overview)
+
+
+def _page_of(example: Path, docs: Path) -> tuple[str, str] | None:
+    """Return an example's summary and page: of a script, a notebook, or a package with `train.py`; None for others."""
+    if example.suffix == ".py":
+        summary, text = docstring_of(example)
+        return summary, "\n".join(_script(example, docs, summary, text))
+    if example.suffix == ".ipynb":
+        cells = json.loads(example.read_text(encoding="utf-8"))["cells"]
+        return _summary(cells[0]["source"]), "\n".join(_notebook(example, cells))
+    if (example / "train.py").is_file():
+        text = (example / "README.md").read_text(encoding="utf-8")
+        return _summary(text), "\n".join([text, *_files(example)])
+    return None
+
+
+def _summary(markdown: str | list[str]) -> str:
+    """Return the title of a page, as a sentence."""
+    return "".join(markdown).partition("\n")[0].strip("# ") + "."
+
+
+def docstring_of(script: Path) -> tuple[str, str]:
+    """Return the first paragraph of a script's docstring as one line, and the rest."""
+    docstring = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8")))
+    if docstring is None:
+        raise ValueError(f"`{script}` has no docstring; the gallery shows it.")
+    first, _, rest = docstring.partition("\n\n")
+    return " ".join(first.split()), rest
+
+
+def picture_of(script: Path) -> Path | None:
+    """Return the picture that the example drew, if ``docs/images`` has one of its name."""
+    folder = script.parents[1] / "images"
+    return next(
+        (file for file in (folder / f"{script.stem}{end}" for end in PICTURES) if file.is_file()), None
+    )
+
+
+def _script(script: Path, docs: Path, summary: str, text: str) -> Iterator[str]:
+    yield f"# {script.name}\n\n{summary}\n\n{text}\n"
+    picture = picture_of(script)
+    if picture is not None:
+        yield f"![{summary}](../{picture.relative_to(docs).as_posix()})\n"
+    output = script.parent / "output" / f"{script.stem}.txt"
+    if output.is_file():
+        yield f"## Its output\n\n```text\n{output.read_text(encoding='utf-8').rstrip()}\n```\n"
+    yield f"## The script\n\n[Download {script.name}]({script.name}){{ download }}\n"
+    yield f"```python\n{script.read_text(encoding='utf-8').rstrip()}\n```\n"
+
+
+def _notebook(notebook: Path, cells: list[dict[str, Any]]) -> Iterator[str]:
+    for cell in cells:
+        source = "".join(cell["source"])
+        yield f"```python\n{source}\n```\n" if cell["cell_type"] == "code" else f"{source}\n"
+    yield f"[Download {notebook.name}]({notebook.name}){{ download }}\n"
+
+
+def _files(package: Path) -> Iterator[str]:
+    for file in sorted(package.rglob("*")):
+        if file.suffix in (".py", ".toml") and "__pycache__" not in file.parts:
+            language = "python" if file.suffix == ".py" else "toml"
+            yield f"## {file.relative_to(package).as_posix()}\n"
+            yield f"```{language}\n{file.read_text(encoding='utf-8').rstrip()}\n```\n"

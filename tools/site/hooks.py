@@ -1,0 +1,107 @@
+"""What mkdocs calls while it builds the site: it adds the pages made from code, and completes the navigation."""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tools.site.commands import command_pages
+from tools.site.gallery import gallery_pages
+from tools.site.names import names_pages
+from tools.site.packages import package_pages
+from tools.site.places import TOP_LEVEL, for_site
+from tools.site.raising import error_pages
+from tools.workspace import ROOT, read_packages
+
+DOCS = ROOT / "docs"
+
+
+def generated_pages() -> dict[str, str]:
+    """Return the Markdown of every page that is not a file of ``docs``, by its place on the site."""
+    packages = read_packages()
+    pages = dict(package_pages(packages))
+    pages |= dict(command_pages(packages))
+    pages |= dict(names_pages(packages))
+    pages |= dict(error_pages(packages))
+    pages |= dict(gallery_pages(DOCS))
+    for source, page in TOP_LEVEL.items():
+        if page != "index.md":
+            text = (ROOT / source).read_text(encoding="utf-8")
+            pages[page] = for_site(text, source=source, page=page)
+    pages["decisions/index.md"] = _decisions()
+    return pages
+
+
+def completed(nav: Any, pages: list[str]) -> Any:
+    """Return a navigation in which patterns are replaced by the pages they match.
+
+    What is listed and has no page is left out, so that it can come later; mkdocs warns of pages that are not listed.
+    """
+    if isinstance(nav, list):
+        return [done for entry in nav for done in _entries(entry, pages)]
+    return nav
+
+
+def _entries(entry: Any, pages: list[str]) -> Iterator[Any]:
+    if isinstance(entry, str):
+        yield from (page for page in fnmatch.filter(pages, entry) if not _is_overview_of(page, entry))
+    else:
+        ((title, inside),) = entry.items()
+        if isinstance(inside, list):
+            done = completed(inside, pages)
+            if done:
+                yield {title: done}
+        elif inside in pages:
+            yield entry
+
+
+def _is_overview_of(page: str, pattern: str) -> bool:
+    return "*" in pattern and posixpath.basename(page) == "index.md"
+
+
+def _decisions() -> str:
+    lines = [
+        "# Decisions\n",
+        "Why accel is built as it is: a page for each decision, with what it rules out.\n",
+    ]
+    for file in sorted((DOCS / "decisions").glob("[0-9]*.md")):
+        title = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        lines.append(f"- [{title}]({file.name})")
+    return "\n".join(lines) + "\n"
+
+
+_pages: dict[str, str] = {}
+
+
+def on_config(config: Any) -> Any:
+    """Make the pages, which the navigation names."""
+    _pages.clear()
+    _pages.update(generated_pages())
+    written = [file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md")]
+    pages = sorted({*written, *_pages}, key=lambda page: page.removesuffix(".md"))
+    config["nav"] = completed(config["nav"], pages)
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Hand the pages to mkdocs."""
+    from mkdocs.structure.files import File
+
+    for page, text in _pages.items():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Mapping[str, Any], files: Any) -> str:
+    """Let links of pages in ``docs`` lead to pages of the site."""
+    place = page.file.src_uri
+    if place in _pages:
+        return markdown
+    return for_site(markdown, source=posixpath.join("docs", place), page=place)
+
+
+def on_post_page(output: str, page: Any, config: Mapping[str, Any]) -> str:
+    """Name the dialog of the search, which the theme leaves without a name for screen readers."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')

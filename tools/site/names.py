@@ -1,0 +1,82 @@
+"""The reference of names that users import from ``accel.utils`` and its kin: where each is described."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from tools.site.packages import own_names
+from tools.workspace import Package
+
+INTRODUCTION = """\
+Names that scripts import from modules of `accel`, such as `accel.utils`, and the package that has them. Importing them
+from either place is the same.
+
+| name | may be imported from | described as |
+|-|-|-|"""
+TESTING = ".testing"
+"""Modules for tests, some of whose names are made as they are asked for."""
+
+
+def names_pages(packages: Mapping[str, Package]) -> Iterator[tuple[str, str]]:
+    """Yield page and Markdown of the list of names."""
+    from accel.aliases import expected_names, owners
+
+    described = {
+        f"{package.import_name}.{name}" for package in packages.values() for name in own_names(package)
+    }
+    definitions = _definitions(packages)
+    places: dict[str, list[str]] = defaultdict(list)
+    for module, names in expected_names().items():
+        for name in names:
+            if name in owners() and not owners()[name].endswith(TESTING):
+                places[name].append(f"`{module}`")
+    rows, further = [], []
+    for name in sorted(places):
+        home = f"{owners()[name]}.{name}"
+        if home not in described:
+            home = definitions.get((owners()[name], name)) or _below(owners()[name], name, definitions)
+            further += [f"::: {home}\n"] if home else []
+        rows.append(f"| `{name}` | {', '.join(places[name])} | {f'[`{home}`][{home}]' if home else ''} |")
+    parts = ["# Names in `accel.utils` and others\n", INTRODUCTION, *rows, "\n## Described here\n", *further]
+    yield "reference/names.md", "\n".join(parts)
+
+
+def _definitions(packages: Mapping[str, Package]) -> dict[tuple[str, str], str]:
+    """Return the path by which a docstring is found, by module and name; of names made at run time there is none."""
+    found: dict[tuple[str, str], str] = {}
+    for package in packages.values():
+        for module, file in package.modules():
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                names = []
+                if isinstance(node, ast.ImportFrom):
+                    for alias in node.names:
+                        found[module, alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                elif isinstance(node, ast.Dict):  # of a lazy module: where each of its names is
+                    found |= {(module, name): f"{home}.{name}" for name, home in _constants(node)}
+                elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+                    names = [node.name]
+                elif isinstance(node, ast.Assign | ast.AnnAssign):
+                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                    names = [target.id for target in targets if isinstance(target, ast.Name)]
+                found |= {(module, name): f"{module}.{name}" for name in names}
+    return found
+
+
+def _below(module: str, name: str, definitions: Mapping[tuple[str, str], str]) -> str:
+    """Return where a module in the folder of ``module`` has ``name``, which it hands on by a table of its own."""
+    inside = (
+        home
+        for (place, known), home in definitions.items()
+        if known == name and place.startswith(f"{module}.") and home == f"{place}.{name}"
+    )
+    return next(inside, "")
+
+
+def _constants(table: ast.Dict) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of a dictionary that are both written out, and whose value is a module of ours."""
+    for key, value in zip(table.keys, table.values, strict=True):
+        if isinstance(key, ast.Constant) and isinstance(value, ast.Constant) and isinstance(value.value, str):
+            if value.value.startswith("accel"):
+                yield str(key.value), value.value

@@ -1,0 +1,20 @@
+from tools.site.hooks import completed, generated_pages
+
+
+def test_patterns_become_pages_and_absent_pages_are_left_out():
+    nav = [{"A": [{"One": "one.md"}, {"Gone": "gone.md"}, "more/*.md"]}, {"Empty": [{"Gone": "gone.md"}]}]
+    pages = ["one.md", "more/index.md", "more/x.md", "more/y.md"]
+    assert completed(nav, pages) == [{"A": [{"One": "one.md"}, "more/x.md", "more/y.md"]}]
+
+
+def test_pages_are_made_from_the_checkout():
+    pages = generated_pages()
+    assert {
+        "decisions/index.md",
+        "examples/digits.md",
+        "project/contributing.md",
+        "reference/cli/launch.md",
+        "reference/errors.md",
+        "reference/packages/accel.md",
+    } <= set(pages)
+    assert "0003-checkpoints-become-visible-by-one-rename.md" in pages["decisions/index.md"]
