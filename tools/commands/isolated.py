@@ -22,7 +22,7 @@ def isolated_environment(
         packages: Every package of the checkout.
         name: The package to test.
         floors: Hold all dependencies at the lowest version that is declared; siblings come from their tags.
-        torch: A release of torch, such as ``2.8``; None for the one that every other environment has.
+        torch: A release of torch, such as ``2.9``; None for the one that every other environment has.
     """
     needed = siblings_at_floors(packages, name) if floors else with_siblings(packages, name)
     folder = f"floors-{name}" if floors else f"isolated-{name}"
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--torch",
         metavar="RELEASE",
-        help="a release of torch instead of the pinned one, e.g. 2.8 (where pip finds no CPU build: several GB)",
+        help="a release of torch instead of the pinned one, e.g. 2.9 (where pip finds no CPU build: several GB)",
     )
     parser.add_argument(
         "--keep", action="store_true", help="keep the environments (about 1 GB each) after success"

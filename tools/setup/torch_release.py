@@ -11,7 +11,7 @@ from tools.workspace import ROOT, Package, as_numbers, requirement_name
 
 
 def torch_floor(packages: Iterable[Package]) -> str:
-    """Return the lowest release of torch that all ``packages`` accept, e.g. ``2.8``."""
+    """Return the lowest release of torch that all ``packages`` accept, e.g. ``2.9``."""
     floors = {
         requirement.split(">=")[1].split(",")[0].strip()
         for package in packages
@@ -31,7 +31,7 @@ def constraints_with_torch(
     """Write a copy of ``constraints`` that pins torch to ``release`` instead, and return its path.
 
     Args:
-        release: ``2.8`` stands for any patch of it, ``2.8.0`` for that one.
+        release: ``2.9`` stands for any patch of it, ``2.9.0`` for that one.
         packages: The packages that are to be installed with it.
         constraints: The file to copy. It pins torch in a line of its own.
         folder: Where the copy is written.
@@ -40,7 +40,7 @@ def constraints_with_torch(
         SetupError: If ``release`` is no release, or lies below what ``packages`` declare.
     """
     if re.fullmatch(r"\d+\.\d+(\.\d+)?", release) is None:
-        raise SetupError(f"`--torch` takes a release such as 2.8 or 2.8.0, got `{release}`.")
+        raise SetupError(f"`--torch` takes a release such as 2.9 or 2.9.0, got `{release}`.")
     floor = torch_floor(packages)
     if as_numbers(release) < as_numbers(floor):
         raise SetupError(

@@ -53,7 +53,7 @@ class Checkout:
     def __init__(self, root: Path) -> None:
         self.root = root
         (root / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
-        self.write("README.md", "Tested with torch 2.8 to 2.15, Python 3.11 to 3.13.\n")
+        self.write("README.md", "Tested with torch 2.9 to 2.15, Python 3.11 to 3.13.\n")
         for name in NAMES:
             self._add_package(name)
         for name in TORCH_FREE:

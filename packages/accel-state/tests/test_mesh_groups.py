@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import pytest
 import torch.distributed as dist
 
 from accel_state.mesh_groups import _members, build_mesh
 from accel_state.mesh_layout import MeshLayout
+from accel_state.partial_state import PartialState
+from accel_state.runtime import reset_runtime
 
 
 def test_a_rank_knows_its_own_groups_alone():
@@ -19,7 +22,7 @@ def meshes_of_rank():
     first, second = build_mesh("cpu", sizes), build_mesh("cpu", sizes)
     names = [[mesh.get_group(axis).group_name for axis in sizes] for mesh in (first, second)]
     members = [dist.get_process_group_ranks(first.get_group(axis)) for axis in sizes]
-    return names[0] == names[1], members, first.get_coordinate(), first["a", "c"].mesh.tolist()
+    return names[0] == names[1], members, tuple(first.get_coordinate()), first["a", "c"].mesh.tolist()
 
 
 def test_each_group_is_made_once(world):
@@ -34,3 +37,26 @@ def whole_mesh_of_rank():
 
 def test_an_axis_over_all_ranks_needs_no_group_of_its_own(world):
     assert world(2).run(whole_mesh_of_rank) == [True, True]
+
+
+def groups_of_a_second_run(meeting_point, is_ended_by_torch):
+    layout, state = MeshLayout(dp_replicate=2, dp_shard=2), PartialState()
+    layout.mesh("cpu")
+    (dist if is_ended_by_torch else state).destroy_process_group()
+    rank = state.process_index
+    reset_runtime()
+    PartialState(cpu=True, init_method=f"file://{meeting_point}", rank=rank, world_size=4)
+    dist.new_group()  # groups are numbered, and this takes the number of one of the first run
+    mesh = layout.mesh("cpu")
+    groups = {name: mesh[name].get_group() for name in ("dp", "dp_shard_cp", "loss")}
+    for group in groups.values():
+        dist.barrier(group)
+    return {name: dist.get_process_group_ranks(group) for name, group in groups.items()}
+
+
+@pytest.mark.parametrize("is_ended_by_torch", [False, True])
+def test_a_second_run_in_the_same_processes_has_groups_of_its_own(world, tmp_path, is_ended_by_torch):
+    told = world(4).run(groups_of_a_second_run, tmp_path / "meet", is_ended_by_torch)
+    for rank, groups in enumerate(told):
+        pair = [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert groups == {"dp": [0, 1, 2, 3], "dp_shard_cp": pair, "loss": [0, 1, 2, 3]}

@@ -31,7 +31,7 @@ def test_a_name_stands_for_the_installed_version():
 
 
 def test_torch_is_compared_without_its_build_suffix_getting_in_the_way():
-    assert is_torch_version(">=", "2.8")
+    assert is_torch_version(">=", "2.9")
     assert is_torch_version("<", "99.0")
 
 

@@ -13,7 +13,7 @@ from accel.utils import FullyShardedDataParallelPlugin, GradScalerKwargs
 from accel_backends.pipelining.chunks import in_chunks
 from accel_backends.testing.collectives import counted_collectives
 from accel_backends.testing.models import make_batches, make_model
-from accel_state import PipelineParallelConfig, is_torch_version
+from accel_state import PipelineParallelConfig
 from accel_state.errors import CheckpointError, ConfigError, DistributedOperationException, StateError
 
 NUM_ROWS = (8, 8, 5, 1)  # the last batches are short, and a batch of one has one micro-batch
@@ -201,18 +201,11 @@ SHARDED = [
 ]
 
 
-shared_stages = pytest.mark.skipif(
-    is_torch_version("<", "2.9"), reason="needs torch >= 2.9: stages that processes share are refused before"
-)
-
-
-@shared_stages
 @pytest.mark.parametrize(("kind", "sizes", "schedule", "is_checkpointed"), SHARDED)
 def test_sharded_stages_train_like_one_process(world, kind, sizes, schedule, is_checkpointed):
     check_sharded_stages(world, kind, sizes, schedule, is_checkpointed)
 
 
-@shared_stages
 def test_zero_bubble_takes_several_sharded_stages_of_a_rank(world):
     check_sharded_stages(world, "scaled", {"dp_shard_size": 2}, "zero_bubble", False, 2)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
@@ -20,6 +20,7 @@ from accel_backends.plans.memory import plan_memory
 from accel_backends.testing.models import make_batches, make_model
 from accel_state.errors import ConfigError, DistributedOperationException
 from accel_state.runtime import current_runtime, reset_runtime
+from accel_state.versions import is_torch_version
 
 BOTH = pytest.mark.parametrize("version", [2, 1])
 
@@ -142,7 +143,6 @@ def gradients_of_experts():
     return {name: value.grad.full_tensor() for name, value in model.named_parameters()}
 
 
-@pytest.mark.skipif(not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="needs a newer torch")
 def test_ranks_that_use_different_experts_train_them_as_one_process(world):
     model, rows = Experts(), make_batches(2)
     for rank in range(2):
@@ -527,9 +527,11 @@ def train_compiled(version, backend, checkpointed):
 @BOTH
 @pytest.mark.parametrize("checkpointed", ["no", "whole", "selective"])
 def test_equal_blocks_share_one_compiled_graph(world, checkpointed, version):
+    # Before torch 2.13 its compiler takes the three blocks for different ones once they are checkpointed.
+    num_graphs = 1 if checkpointed == "no" or is_torch_version(">=", "2.13") else 3
     (_, expected), _ = world(2).run(train_compiled, version, "no", checkpointed)
     for graphs, weights in world(2).run(train_compiled, version, "aot_eager", checkpointed):
-        assert graphs == [1, 1, 1, 1]
+        assert graphs == [num_graphs] * 4
         for name, value in expected.items():
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-5)
 

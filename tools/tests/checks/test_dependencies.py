@@ -97,9 +97,9 @@ def test_a_range_of_a_sibling_names_three_parts_and_admits_the_checkout(checkout
 
 
 def test_packages_that_want_different_releases_of_torch_are_told(checkout):
-    checkout.replace(OPS_PROJECT, '"numpy>=1.26"', '"numpy>=1.26", "torch>=2.8"')
-    checkout.replace("packages/accel-data/pyproject.toml", '"numpy>=1.26"', '"numpy>=1.26", "torch>=2.9"')
-    line = "packages/*/pyproject.toml: different requirements of torch: torch>=2.8, torch>=2.9"
+    checkout.replace(OPS_PROJECT, '"numpy>=1.26"', '"numpy>=1.26", "torch>=2.9"')
+    checkout.replace("packages/accel-data/pyproject.toml", '"numpy>=1.26"', '"numpy>=1.26", "torch>=2.10"')
+    line = "packages/*/pyproject.toml: different requirements of torch: torch>=2.10, torch>=2.9"
     assert line in problems(checkout.root)
 
 
@@ -123,10 +123,10 @@ def test_the_required_python_is_the_first_that_is_named(checkout):
 
 
 def test_the_readme_names_the_range_that_is_declared(checkout):
-    checkout.write("README.md", "Tested with torch 2.9 to 2.15, Python 3.11 to 3.12.\n")
-    checkout.replace(OPS_PROJECT, '"numpy>=1.26"', '"numpy>=1.26", "torch>=2.8"')
+    checkout.write("README.md", "Tested with torch 2.10 to 2.15, Python 3.11 to 3.12.\n")
+    checkout.replace(OPS_PROJECT, '"numpy>=1.26"', '"numpy>=1.26", "torch>=2.9"')
     checkout.write(f"{OPS}/tensors.py", "import torch\n")
     assert problems(checkout.root) == [
-        "README.md: does not say `torch 2.8 to `, which the packages declare",
+        "README.md: does not say `torch 2.9 to `, which the packages declare",
         "README.md: does not say `Python 3.11 to 3.13`, which the packages declare",
     ]

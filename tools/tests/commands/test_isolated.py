@@ -10,9 +10,9 @@ from tools.workspace import read_packages
 def test_another_release_of_torch_has_an_environment_of_its_own():
     packages = read_packages()
     usual = isolated_environment(packages, "accel-state", floors=True)
-    other = isolated_environment(packages, "accel-state", floors=True, torch="2.8")
+    other = isolated_environment(packages, "accel-state", floors=True, torch="2.9")
     assert usual.constraints == CONSTRAINTS
-    assert "torch==2.8.*" in other.constraints.read_text().splitlines()
+    assert "torch==2.9.*" in other.constraints.read_text().splitlines()
     assert other.folder != usual.folder
     assert other.inputs() != usual.inputs()
     assert other.extra_constraints == usual.extra_constraints

@@ -34,7 +34,7 @@ def test_a_release_below_any_package_is_refused(constraints_for, release):
         constraints_for(release)
 
 
-@pytest.mark.parametrize("release", ["new", "2", ">=2.8", "2.8.0+cpu"])
+@pytest.mark.parametrize("release", ["new", "2", ">=2.9", "2.9.0+cpu"])
 def test_what_is_no_release_is_refused(constraints_for, release):
-    with pytest.raises(SetupError, match="takes a release such as 2.8 or 2.8.0, got"):
+    with pytest.raises(SetupError, match="takes a release such as 2.9 or 2.9.0, got"):
         constraints_for(release)

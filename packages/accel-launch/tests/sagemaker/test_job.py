@@ -41,8 +41,8 @@ def test_the_whole_request_of_a_file_that_accelerate_wrote(request_for):
             "instance_count": 1,
             "base_job_name": "accelerate-sagemaker-1",
             "py_version": "py312",
-            "pytorch_version": "2.8.0",
-            "transformers_version": "4.56.2",
+            "pytorch_version": "2.9.0",
+            "transformers_version": "5.3.0",
             "debugger_hook_config": False,
             "environment": {
                 "ACCELERATE_CPU_AFFINITY": "false",
@@ -84,7 +84,7 @@ def test_the_config_file_overrides_arguments_of_the_estimator(request_for):
 
 def test_an_older_torch_is_refused_unless_the_container_is_ones_own(request_for):
     config = BASIS | {"pytorch_version": "2.5.1"}
-    with pytest.raises(ConfigError, match=r"`pytorch_version` .* is `2.5.1`, but accel needs 2.8 or newer"):
+    with pytest.raises(ConfigError, match=r"`pytorch_version` .* is `2.5.1`, but accel needs 2.9 or newer"):
         job_of(request_for(config=config))
     assert job_of(request_for(config=config | {"image_uri": "me/image:1"}))["estimator"]["image_uri"]
 

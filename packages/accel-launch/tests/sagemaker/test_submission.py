@@ -107,10 +107,9 @@ def test_a_launch_creates_the_job_and_keeps_the_secret(amazon, tmp_path, capfd):
     )
     assert job["StoppingCondition"]["MaxRuntimeInSeconds"] == 3600
     assert job["EnableNetworkIsolation"] is True
-    assert (
-        "huggingface-pytorch-training:2.8.0-transformers4.56.2-gpu-py312"
-        in (job["AlgorithmSpecification"]["TrainingImage"])
-    )
+    registry, _, container = job["AlgorithmSpecification"]["TrainingImage"].partition("/")
+    assert registry.endswith(".dkr.ecr.us-east-1.amazonaws.com")
+    assert container.startswith("huggingface-pytorch-training:2.9.0-transformers5.3.0-gpu-py312-")
     assert [channel["ChannelName"] for channel in job["InputDataConfig"]] == [
         "train",
         "code",  # how the SDK brings the script into an isolated container

@@ -89,6 +89,7 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
     # (DDP does so, by way of torch._dynamo) they would keep it beyond the end of the script (torch 2.13).
     import torch.distributed.nn.functional  # noqa: F401
 
+    _forget_meshes()  # of a group that the script destroyed
     dist.init_process_group(**arguments)
     _Owned.pid, _Owned.group = os.getpid(), dist.group.WORLD
     if not _Owned.is_exit_hooked:
@@ -165,20 +166,30 @@ def leave_group() -> None:
     """Destroy the default group, whoever set it up."""
     _Owned.pid = _Owned.group = None
     dist.destroy_process_group()
-    _forget_placements()
+    _forget_meshes()
 
 
-def _forget_placements() -> None:
-    """Let torch forget the placements that it has computed for operations on `DTensor`s.
+def _forget_meshes() -> None:
+    """Let torch forget what it keeps by mesh: placements computed for operations on `DTensor`s, and flattened meshes.
 
-    They refer to meshes whose groups are gone, which torch takes for equal to later ones over the same ranks.
+    The groups of these meshes are gone, and torch takes them for equal to later ones over the same ranks.
     """
-    if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import debug
+    if "torch.distributed.device_mesh" in sys.modules:
+        from torch.distributed.device_mesh import _mesh_resources
 
-        clear = getattr(debug, "_clear_sharding_prop_cache", None)  # missing in older releases than 2.13
-        if clear is not None:
-            clear()
+        # In torch 2.13 each mesh keeps its own. Delete this when we require that release.
+        for name in ("child_to_root_mapping", "root_to_flatten_mapping", "flatten_name_to_root_dims"):
+            getattr(_mesh_resources, name, {}).clear()
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import DTensor, _redistribute, debug
+
+        # The second is for torch before 2.13. Delete it when we require that release.
+        clear: Any = getattr(debug, "_clear_sharding_prop_cache", None)
+        clear = clear or DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear
+        clear()
+        # These hold placements that were computed, which may not be mixed with others: an embedding that is cut by
+        # rows keeps the mask of its inputs in them.
+        _redistribute._gen_transform_infos.cache_clear()
 
 
 def _init_method(topology: Topology) -> str:

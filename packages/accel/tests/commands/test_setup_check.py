@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from accel.commands import setup_check
 from accel.commands.setup_check import CheckError, check_processes
 from accel_state.testing import run_script
+from accel_state.testing.scripts import run_command
 
 NAMES = ["processes", "collectives", "random numbers", "loaders", "training"]
 
@@ -18,22 +17,8 @@ def checked_alone(folder):
 
 
 def checked_by_the_command(folder):
-    return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "accel_launch",
-            "test",
-            "--cpu",
-            "--num_processes=2",
-            "--mixed_precision=bf16",
-        ],
-        env={**os.environ, "HF_HOME": str(folder), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words = ["-m", "accel_launch", "test", "--cpu", "--num_processes=2", "--mixed_precision=bf16"]
+    return run_command([sys.executable, *words], env={"HF_HOME": str(folder), "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.parametrize(

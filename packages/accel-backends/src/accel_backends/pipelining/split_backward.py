@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.distributed.pipelining._backward import stage_backward_input
 
 
 class SplitBackward:
@@ -46,7 +47,53 @@ class SplitBackward:
 
     def to_weights(self) -> None:
         """Compute the gradients of the parameters, and add them to those that they have."""
-        if self._inputs:
-            stage_backward_weight(iter(self._weights), self._groups)
-        else:
+        if not self._inputs:
             torch.autograd.backward(self._roots, self._gradients)
+            return
+        weights = {get_gradient_edge(weight).node: weight for weight in self._weights}
+        while self._groups:
+            _add_gradients(self._groups.pop(), weights)
+
+
+def _add_gradients(group: dict[str, Any], weights: Mapping[Any, nn.Parameter]) -> None:
+    """Compute the gradients of a group of parameters, from what arrived where they meet the way to the inputs.
+
+    torch's own `stage_backward_weight` counts some of it twice before torch 2.13.
+
+    Args:
+        group: From `stage_backward_input`: the nodes of the parameters, and those where they meet the way to the
+            inputs, with the gradients that arrived there.
+        weights: The parameters by their nodes.
+    """
+    parameters, nodes = list(group["params"]), list(group["intermediates"])
+    arrived = [gradients or () for gradients in group.get("grads", [None] * len(nodes))]
+    pairs = [
+        (GradientEdge(node, place), gradient)
+        for node, gradients in zip(nodes, arrived, strict=True)
+        for place, gradient in enumerate(gradients)
+        if gradient is not None
+    ]
+    if not pairs:
+        return
+    # What arrived at one of these nodes may have come through another. Then it would come once more.
+    handles = [
+        node.register_prehook(lambda _, once=gradients: once)
+        for node, gradients in zip(nodes, arrived, strict=True)
+        if gradients
+    ]
+    try:
+        found = torch.autograd.grad(
+            [edge for edge, _ in pairs],
+            [GradientEdge(node, 0) for node in parameters],
+            [gradient for _, gradient in pairs],
+        )
+    finally:
+        for handle in handles:
+            handle.remove()
+        group.clear()  # nodes hold hooks of `stage_backward_input`, which hold the group
+    for node, gradient in zip(parameters, found, strict=True):
+        weight = weights[node]
+        if weight.grad is None:
+            weight.grad = gradient
+        else:
+            weight.grad += gradient

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -156,7 +157,7 @@ def cut_group(
     for cut in cut_layers:
         cut(owned)
     fully_shard(
-        members if len(members) > 1 else members[0],
+        _unit(members),
         mesh=settings.expert_mesh if group.has_experts else settings.mesh,
         reshard_after_forward=settings.reshard_after_forward
         and not group.is_tail
@@ -171,15 +172,43 @@ def cut_group(
         found.tensor.data = found.tensor.data.new_empty(0)
 
 
+def _unit(members: list[nn.Module]) -> nn.Module | list[nn.Module]:
+    """Return what `fully_shard` takes for a group.
+
+    Before torch 2.13 it refuses a single `ModuleList` or `ModuleDict`, even one that can be called, but takes it in a
+    list. Delete this when we require that release.
+    """
+    (first, *others) = members
+    is_container = isinstance(first, (nn.ModuleList, nn.ModuleDict))
+    is_called = type(first).forward is not nn.Module.forward
+    return members if others or (is_container and is_called) else first
+
+
 def reduce_unused(model: nn.Module) -> None:
     """Let parameters that a rank did not use count as zero in the reduction.
 
     Otherwise ranks that use different ones, such as experts, would add up gradients of different parameters without
-    a word. Older releases of torch than 2.13 cannot do this.
+    a word.
     """
-    switch = getattr(model, "set_reduce_scatter_unused_params", None)
-    if switch is not None:
-        switch(True)
+    if hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        if isinstance(model, FSDPModule):
+            model.set_reduce_scatter_unused_params(True)
+        return
+    # Before torch 2.13. Delete this, and `_reduce_all`, when we require that release.
+    for module in model.modules():
+        group: Any = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        if group is not None:
+            group.post_backward = partial(_reduce_all, group)
+
+
+def _reduce_all(group: Any, *unused: Any) -> None:
+    """Reduce the gradients of a group of `fully_shard`, zeros for the parameters that have none."""
+    for parameter in group.fsdp_params if group.reduce_grads else ():
+        whole: Any = getattr(parameter, "_unsharded_param", None)  # None until it is gathered the first time
+        is_counted = whole is None or not whole.requires_grad or whole.grad is not None
+        if not is_counted and parameter.unsharded_accumulated_grad is None:
+            whole.grad = torch.zeros_like(whole)
+    type(group).post_backward(group, *unused)
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -42,7 +42,6 @@ from accel_ops.nested.structures import recursively_apply
 from accel_state.enums import DynamoBackend
 from accel_state.errors import CheckpointError, ConfigError, StateError
 from accel_state.parallelism_handlers import PipelineParallelConfig
-from accel_state.versions import is_torch_version
 
 _ADVICE = (
     "Under pipeline parallelism each process has a part of the model only, and micro-batches pass through all of them "
@@ -74,16 +73,9 @@ class PipelineStrategy(FullyShardedStrategy):
         """Take in the run.
 
         Raises:
-            ConfigError: If models are to be compiled, and the schedule cannot run what is compiled; or if this torch
-                gives the gradients of stages that several processes share wrong values.
+            ConfigError: If models are to be compiled, and the schedule cannot run what is compiled.
         """
         super().setup(context)
-        if context.layout.world_size > context.layout.sizes["pp"] and is_torch_version("<", "2.9"):
-            raise ConfigError(
-                "Pipeline stages that several processes share (`pp_size` with another size) need torch 2.9 or newer, "
-                f"this is {torch.__version__}: its gradients are wrong there. Update torch, or let `pp_size` be the "
-                "number of processes."
-            )
         config = context.parallelism
         self._handler = (config.pp_handler if config is not None else None) or PipelineParallelConfig()
         if context.dynamo is not None and context.dynamo.backend != DynamoBackend.NO:

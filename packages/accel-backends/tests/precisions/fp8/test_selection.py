@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from accel_backends import (
@@ -56,6 +58,15 @@ def test_what_the_launcher_names_is_taken_or_is_an_error(installed, gpu, variabl
             NotAvailableError, match=f"`fp8_backend={variable}` cannot be had: `{package}` is not"
         ):
             select_precision("fp8", device_backend=gpu)
+
+
+def test_a_torchao_that_is_not_made_for_this_torch_is_an_error(installed, gpu, monkeypatch):
+    installed("torchao")
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(
+        NotAvailableError, match="torchao is installed, but its import fails: .*needs torch 2.11"
+    ):
+        select_precision("fp8", device_backend=gpu)
 
 
 def test_the_script_wins_over_the_launcher_which_is_told(te, gpu):

@@ -15,7 +15,6 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from accel_checkpoint.ranks.heartbeat import Heartbeat
 from accel_checkpoint.ranks.store_values import values_of
 from accel_state.errors import CheckpointError
-from accel_state.group_store import store_of
 
 _FIRST_WAIT_S = 0.001
 _LONGEST_WAIT_S = 0.05
@@ -245,7 +244,7 @@ def agreement_of(*, rank: int, world_size: int, gather: Callable[[list[str]], li
         return CollectiveAgreement(gather, rank=rank, world_size=world_size)
     group = dist.group.WORLD
     assert group is not None
-    store = store_of(group)
+    store = group.get_group_store()
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]  # torch's stubs lack it
     number = _num_agreements[group] = _num_agreements.get(group, 0) + 1
     prefix = f"accel_checkpoint_{number}"

@@ -15,6 +15,10 @@ from accel_state.errors import LaunchError, NotAvailableError
 
 _LOCAL = ("local", "local_gpu")
 _INTERRUPTED = 130
+_UNLISTED = {"2.9.0 5.3.0 py312": "2.9.0-transformers5.3.0-gpu-py312-cu130-ubuntu22.04"}
+"""Tags of containers that the SDK does not list, by their versions of torch, transformers and Python."""
+_LISTED = {"base_framework_version": "pytorch2.8.0", "version": "4.56.2", "py_version": "py312"}
+"""The newest container that it does list."""
 
 
 def submit(job: Mapping[str, Any], credentials: Mapping[str, str]) -> int:
@@ -83,8 +87,25 @@ def _estimator(
     settings = _settings()
     make_session = import_module("sagemaker.local").LocalSession if is_local else sdk.Session
     return import_module("sagemaker.huggingface").HuggingFace(
-        sagemaker_session=make_session(boto_session=session, sagemaker_config=settings), **job["estimator"]
+        sagemaker_session=make_session(boto_session=session, sagemaker_config=settings),
+        **_with_container(job["estimator"], session.region_name),
     )
+
+
+def _with_container(estimator: Mapping[str, Any], region: str) -> Mapping[str, Any]:
+    """Return the arguments with the address of the container, where the SDK does not know it.
+
+    It lists containers up to torch 2.8 (version 2.257.7), which is too old for accel. The newest of them tells the
+    registry of the region. Delete this when it lists those of `_UNLISTED`.
+    """
+    versions = [str(estimator.get(f"{name}_version")) for name in ("pytorch", "transformers", "py")]
+    tag = _UNLISTED.get(" ".join(versions))
+    if tag is None or estimator.get("image_uri"):
+        return estimator
+    find = import_module("sagemaker.image_uris").retrieve
+    instance = estimator["instance_type"]
+    listed = find("huggingface", region, instance_type=instance, image_scope="training", **_LISTED)
+    return {**estimator, "image_uri": f"{listed.rpartition(':')[0]}:{tag}"}
 
 
 def _settings() -> dict[str, Any]:

@@ -28,7 +28,7 @@ def is_namedtuple(data: object) -> bool:
 
 def is_dataclass_instance(data: object) -> bool:
     """Tell whether the value is an instance of a dataclass (the class itself is a leaf)."""
-    # torch.compile of torch 2.8 cannot trace `is_dataclass(None)`. Delete when we require a newer one.
+    # torch.compile of torch 2.9 cannot trace `is_dataclass(None)`. Delete when we require torch 2.13.
     if data is None:
         return False
     return dataclasses.is_dataclass(data) and not isinstance(data, type)

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from accel_ops.transport.protocol import Reduction
-from accel_state.group_store import store_of
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 #: Renamed in torch 2.13. Delete the old name when we require that release.
@@ -66,7 +65,7 @@ class ProcessGroupTransport:
 
     @property
     def store(self) -> Store:
-        store: Store = store_of(self._group)
+        store: Store = self._group.get_group_store()
         return store
 
 

@@ -13,7 +13,6 @@ from torch.distributed.distributed_c10d import Store
 
 from accel_ops.transport.protocol import Reduction
 from accel_state.errors import StateError
-from accel_state.group_store import store_of
 from accel_state.runtime import current_runtime
 
 _LOCK = threading.RLock()
@@ -59,5 +58,5 @@ class XlaTransport:
                 "This needs the store of a process group, and there is none. "
                 "Call `torch.distributed.init_process_group('xla', init_method='xla://')` first."
             )
-        store: Store = store_of(group)
+        store: Store = group.get_group_store()
         return store

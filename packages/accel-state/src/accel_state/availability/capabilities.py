@@ -10,15 +10,10 @@ from accel_state.availability.devices import (
 )
 from accel_state.availability.packages import is_transformer_engine_available
 from accel_state.devices.vendors import known_vendors
-from accel_state.versions import is_torch_version
-
-_XCCL_VERSION = "2.7.0"
 
 
 def is_xccl_available() -> bool:
     """Whether this torch has the collectives for Intel GPUs built in."""
-    if not is_torch_version(">=", _XCCL_VERSION):
-        return False
     from torch.distributed.distributed_c10d import is_xccl_available as is_built
 
     return bool(is_built())

@@ -28,10 +28,9 @@ _IGNORED_PREFIXES = (
     "TF_",
 )
 _END_S = 2.0
-# The resource tracker of multiprocessing; the process that compiles kernels for torch's compiler, which torch 2.8
-# starts when the compiler is imported; and `addr2line`, by which torch 2.8 names the lines of its C++ code (delete
-# it when we require a newer torch).
-_LIVE_AS_LONG_AS_PYTHON = ("resource_tracker", "torch/_inductor/compile_worker", "(addr2line ")
+# The resource tracker of multiprocessing; and the process that compiles kernels for torch's compiler, which torch 2.9
+# starts when the compiler is imported.
+_LIVE_AS_LONG_AS_PYTHON = ("resource_tracker", "torch/_inductor/compile_worker")
 # Not SIGCHLD: torch sets its own handler at the first loader with workers, and keeps it.
 _SIGNALS = tuple(
     signal.Signals[name]

@@ -305,7 +305,7 @@ def _refuse_variables_read_at_import(env: Mapping[str, str]) -> None:
 
 
 def _without_gloo_lines(stdout: str) -> str:
-    # gloo of torch 2.8 to 2.10 says in a line who is connected, for each group. Delete when we require torch 2.13.
+    # gloo of torch 2.9 and 2.10 says in a line who is connected, for each group. Delete when we require torch 2.13.
     return re.sub(r"^\[Gloo\] Rank \d+ is connected to .*\n", "", stdout, flags=re.MULTILINE)
 
 

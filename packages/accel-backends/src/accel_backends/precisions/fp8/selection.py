@@ -12,6 +12,7 @@ from accel_state.enums import FP8BackendType
 from accel_state.environment import read
 from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
 from accel_state.kwargs_handler import KwargsHandler
+from accel_state.versions import installed_version
 
 if TYPE_CHECKING:
     from accel_backends.precisions.protocol import Precision
@@ -92,6 +93,7 @@ def _member(library: FP8BackendType) -> Callable[..., Precision]:
     if reason is not None:
         raise NotAvailableError(f"`mixed_precision=fp8` with `fp8_backend={library}` cannot be had: {reason}")
     if library == FP8BackendType.AO:
+        _check_torchao()
         from accel_backends.precisions.fp8.torchao import TorchAOPrecision
 
         return TorchAOPrecision
@@ -102,3 +104,14 @@ def _member(library: FP8BackendType) -> Callable[..., Precision]:
     from accel_backends.precisions.fp8.ms_amp import MSAMPPrecision
 
     return MSAMPPrecision
+
+
+def _check_torchao() -> None:
+    """Raise `NotAvailableError` if torchao is not made for this torch."""
+    try:
+        import torchao.float8  # noqa: F401
+    except ImportError as error:
+        raise NotAvailableError(
+            "`mixed_precision=fp8` with `fp8_backend=AO` cannot be had: torchao is installed, but its import fails: "
+            f"{error}. It needs torch 2.11 or newer, this is {installed_version('torch')}."
+        ) from error
