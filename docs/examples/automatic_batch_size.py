@@ -3,8 +3,8 @@
     python docs/examples/automatic_batch_size.py
     accel launch --cpu --num_processes 2 docs/examples/automatic_batch_size.py --limit 40
 
-All ranks take the smaller batch together, also if only one of them has run out of memory. Memory hardly ever runs out on
-a machine without GPUs, so `--limit` lets the model raise the error of a full GPU for larger batches.
+All ranks take the smaller batch together, also if only one of them has run out of memory. Without GPUs memory hardly
+ever runs out, so `--limit` lets the model raise the error of a full GPU for larger batches.
 """
 
 import argparse

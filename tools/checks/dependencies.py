@@ -28,6 +28,7 @@ from tools.workspace import (
 )
 
 DISTRIBUTION_OF = {
+    "megatron": "megatron-core",
     "IPython": "ipython",
     "PIL": "pillow",
     "comet_ml": "comet-ml",

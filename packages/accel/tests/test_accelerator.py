@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from accel import Accelerator, DataLoaderConfiguration
 from accel_state import GradientAccumulationPlugin
 from accel_state.environment import patch_environment
-from accel_state.errors import CheckpointError, ConfigError
+from accel_state.errors import CheckpointError, ConfigError, NotAvailableError
 from accel_trackers import GeneralTracker
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -159,7 +159,7 @@ def test_the_number_of_accumulation_steps_may_change_between_steps():
 def test_an_engine_that_is_not_there_is_an_error_not_a_plain_run():
     with (
         patch_environment(accelerate_use_megatron_lm="true"),
-        pytest.raises(ConfigError, match="Unknown strategy `megatron`"),
+        pytest.raises(NotAvailableError, match=r"`megatron-core`.* pip install accel-backends\[megatron\]"),
     ):
         Accelerator(cpu=True)
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from accel_backends.plugins.dynamo import TorchDynamoPlugin as TorchDynamoPlugin
     from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+    from accel_backends.plugins.megatron import MegatronLMPlugin as MegatronLMPlugin
     from accel_backends.plugins.ram_efficient_loading import (
         disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading,
     )
@@ -85,6 +86,40 @@ if TYPE_CHECKING:
     from accel_backends.strategies.deepspeed.wrappers import (
         DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper,
     )
+    from accel_backends.strategies.megatron.data_ranks import (
+        avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group,
+    )
+    from accel_backends.strategies.megatron.data_ranks import (
+        gather_across_data_parallel_groups as gather_across_data_parallel_groups,
+    )
+    from accel_backends.strategies.megatron.datasets import (
+        MegatronLMDummyDataLoader as MegatronLMDummyDataLoader,
+    )
+    from accel_backends.strategies.megatron.engine import MegatronEngine as MegatronEngine
+    from accel_backends.strategies.megatron.parsers import (
+        MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS,
+    )
+    from accel_backends.strategies.megatron.parsers import (
+        add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
+    )
+    from accel_backends.strategies.megatron.parsers import parse_bert_config as parse_bert_config
+    from accel_backends.strategies.megatron.parsers import parse_glm4_moe_config as parse_glm4_moe_config
+    from accel_backends.strategies.megatron.parsers import parse_gpt2_config as parse_gpt2_config
+    from accel_backends.strategies.megatron.parsers import parse_llama_config as parse_llama_config
+    from accel_backends.strategies.megatron.parsers import parse_t5_config as parse_t5_config
+    from accel_backends.strategies.megatron.train_steps import AbstractTrainStep as AbstractTrainStep
+    from accel_backends.strategies.megatron.train_steps import BertTrainStep as BertTrainStep
+    from accel_backends.strategies.megatron.train_steps import GPTTrainStep as GPTTrainStep
+    from accel_backends.strategies.megatron.train_steps import T5TrainStep as T5TrainStep
+    from accel_backends.strategies.megatron.wrappers import (
+        MegatronLMDummyScheduler as MegatronLMDummyScheduler,
+    )
+    from accel_backends.strategies.megatron.wrappers import (
+        MegatronLMOptimizerWrapper as MegatronLMOptimizerWrapper,
+    )
+    from accel_backends.strategies.megatron.wrappers import (
+        MegatronLMSchedulerWrapper as MegatronLMSchedulerWrapper,
+    )
     from accel_backends.strategies.protocol import Capabilities as Capabilities
     from accel_backends.strategies.protocol import Strategy as Strategy
     from accel_backends.strategies.protocol import Sync as Sync
@@ -105,6 +140,25 @@ __version__ = "0.1.0"
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
+        "AbstractTrainStep": "accel_backends.strategies.megatron.train_steps",
+        "BertTrainStep": "accel_backends.strategies.megatron.train_steps",
+        "GPTTrainStep": "accel_backends.strategies.megatron.train_steps",
+        "T5TrainStep": "accel_backends.strategies.megatron.train_steps",
+        "MegatronEngine": "accel_backends.strategies.megatron.engine",
+        "MegatronLMDummyDataLoader": "accel_backends.strategies.megatron.datasets",
+        "MegatronLMDummyScheduler": "accel_backends.strategies.megatron.wrappers",
+        "MegatronLMOptimizerWrapper": "accel_backends.strategies.megatron.wrappers",
+        "MegatronLMSchedulerWrapper": "accel_backends.strategies.megatron.wrappers",
+        "MegatronLMPlugin": "accel_backends.plugins.megatron",
+        "MODEL_CONFIGS_TO_MEGATRON_PARSERS": "accel_backends.strategies.megatron.parsers",
+        "add_model_config_to_megatron_parser": "accel_backends.strategies.megatron.parsers",
+        "parse_bert_config": "accel_backends.strategies.megatron.parsers",
+        "parse_glm4_moe_config": "accel_backends.strategies.megatron.parsers",
+        "parse_gpt2_config": "accel_backends.strategies.megatron.parsers",
+        "parse_llama_config": "accel_backends.strategies.megatron.parsers",
+        "parse_t5_config": "accel_backends.strategies.megatron.parsers",
+        "avg_losses_across_data_parallel_group": "accel_backends.strategies.megatron.data_ranks",
+        "gather_across_data_parallel_groups": "accel_backends.strategies.megatron.data_ranks",
         "AORecipeKwargs": "accel_backends.handlers.fp8",
         "AcceleratedOptimizer": "accel_backends.optimizer",
         "AcceleratedScheduler": "accel_backends.scheduler",

@@ -1,9 +1,12 @@
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from accel_backends import Bundle
+from accel_backends.strategies.bundle import InTurn
 from accel_backends.strategies.bundle_builder import BundleBuilder, kind_of
+from accel_state.errors import ConfigError
 
 
 def test_things_are_told_apart_by_what_they_are():
@@ -36,3 +39,11 @@ def test_what_was_prepared_before_is_left_out():
     assert (builder.bundle.models, list(builder.placement.models)) == ([new], [False])
     ready = nn.Tanh()
     assert builder.results(Bundle(models=[ready])) == (earlier, ready)
+
+
+def test_a_prepared_object_may_stand_for_several_in_turn():
+    loader = DataLoader([1])
+    builder = BundleBuilder([loader, loader], [True, True], find_prepared=lambda thing: None)
+    assert builder.results(Bundle(loaders=[InTurn("train", "valid")])) == ("train", "valid")
+    with pytest.raises(ConfigError, match="2 times, but it stands for 1"):
+        builder.results(Bundle(loaders=[InTurn("train")]))

@@ -104,8 +104,11 @@ class TestEngine:
         given = {"fsdp_plugin": engine}
         assert resolve_engine(given, setting=settings()) == (given, engine, "single")
 
-    def test_a_launcher_asks_by_a_setting(self):
-        assert resolve_engine({}, setting=settings(use_megatron_lm=True)) == ({}, None, "megatron")
+    def test_the_settings_of_a_launcher_make_the_plugin_of_megatron(self, monkeypatch):
+        monkeypatch.setenv("MEGATRON_LM_TP_DEGREE", "2")
+        plugins, plugin, name = resolve_engine({}, setting=settings(use_megatron_lm=True))
+        assert plugins == {"megatron_lm_plugin": plugin}
+        assert (plugin.tp_degree, name) == (2, "megatron")
 
     @pytest.mark.parametrize(("version", "strategy"), [("1", "fsdp"), ("2", "fsdp2")])
     def test_the_settings_of_a_launcher_make_the_plugin_of_its_engine(self, monkeypatch, version, strategy):

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel_state.errors import ConfigError
+
 
 @dataclass(slots=True)
 class Bundle:
@@ -34,3 +36,23 @@ class Placement:
     models: Sequence[bool] = ()
     optimizers: Sequence[bool] = ()
     loaders: Sequence[bool] = ()
+
+
+class InTurn:
+    """Stands for several prepared objects: one for each place at which the same object was passed, in their order."""
+
+    def __init__(self, *objects: Any) -> None:
+        self._left, self._number = list(objects), len(objects)
+
+    def take(self) -> Any:
+        """Return the next of the objects.
+
+        Raises:
+            ConfigError: If there is none left.
+        """
+        if not self._left:
+            raise ConfigError(
+                f"One object was passed to `prepare` {self._number + 1} times, but it stands for {self._number}. Pass "
+                "it less often."
+            )
+        return self._left.pop(0)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from accel_backends.strategies.bundle import Bundle, Placement
+from accel_backends.strategies.bundle import Bundle, InTurn, Placement
 
 KINDS: list[tuple[type, str]] = [
     (nn.Module, "models"),
@@ -72,4 +72,5 @@ class BundleBuilder:
         for field in fields(Bundle):
             given, prepared = getattr(self.bundle, field.name), getattr(ready, field.name)
             done |= {id(thing): result for thing, result in zip(given, prepared, strict=True)}
-        return tuple(done.get(id(thing), thing) for thing in self._objects)
+        found = [done.get(id(thing), thing) for thing in self._objects]
+        return tuple(one.take() if isinstance(one, InTurn) else one for one in found)

@@ -21,13 +21,15 @@ from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
 
 if TYPE_CHECKING:
-    from accel_backends import DeepSpeedPlugin, FullyShardedDataParallelPlugin, TorchTensorParallelPlugin
+    from accel_backends import (
+        DeepSpeedPlugin,
+        FullyShardedDataParallelPlugin,
+        MegatronLMPlugin,
+        TorchTensorParallelPlugin,
+    )
 
 NOT_GIVEN: Any = object()
 """Default of arguments whose absence means something else than any value."""
-
-ENGINE_SWITCHES = {"use_megatron_lm": "megatron"}
-"""Settings by which a launcher asks for an engine, and the strategy that must then be there."""
 
 
 def make_fsdp_plugin() -> FullyShardedDataParallelPlugin:
@@ -44,9 +46,17 @@ def make_deepspeed_plugin() -> DeepSpeedPlugin:
     return DeepSpeedPlugin()
 
 
+def make_megatron_lm_plugin() -> MegatronLMPlugin:
+    """Return the plugin that the launcher's settings describe."""
+    from accel_backends import MegatronLMPlugin
+
+    return MegatronLMPlugin()
+
+
 ENGINE_PLUGINS: Mapping[str, tuple[str, Callable[[], Any]]] = {
     "use_fsdp": ("fsdp_plugin", make_fsdp_plugin),
     "use_deepspeed": ("deepspeed_plugin", make_deepspeed_plugin),
+    "use_megatron_lm": ("megatron_lm_plugin", make_megatron_lm_plugin),
 }
 """Those whose plugin reads the rest of what the launcher says: the argument it stands for, and what makes it."""
 
@@ -275,9 +285,6 @@ def resolve_engine(
         if setting(switch):
             plugin = make()
             return {**plugins, name: plugin}, plugin, plugin.strategy
-    for switch, strategy in ENGINE_SWITCHES.items():
-        if setting(switch):
-            return plugins, None, strategy
     return plugins, None, None
 
 

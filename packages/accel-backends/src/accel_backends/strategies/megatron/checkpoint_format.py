@@ -1,0 +1,255 @@
+"""The parts of a model of megatron-core and its optimizer as a format of checkpoints, for any layout of the ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import torch
+
+from accel_backends.checkpoint_formats.protocol import (
+    CheckpointFormat,
+    Files,
+    Parameters,
+    SaveChoices,
+    SavedState,
+)
+from accel_backends.strategies.megatron.packages import core
+from accel_checkpoint.file_names import engine_folder
+from accel_checkpoint.formats.distributed_metadata import Entry
+from accel_checkpoint.pieces import Piece
+from accel_checkpoint.reading.distributed import DistributedState
+from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
+from accel_state.errors import CheckpointError
+
+_MODEL = re.compile(r"pytorch_model(?:_(\d+))?/megatron_model/\.metadata")
+_OPTIMIZER = re.compile(r"pytorch_model/megatron_optimizer_(\d+)/\.metadata")
+_COMMON = "common"
+_PARTS, _OBJECTS = "parts", "objects"
+_KIND = "param_state_sharding_type"
+"""What megatron-core's distributed optimizer adds to its state."""
+
+
+class ShardedState(Mapping[str, Any]):
+    """The state of a model or an optimizer as megatron-core describes it: which part of which tensor is here.
+
+    Args:
+        describe: Returns the description anew; for loading where its argument is True.
+        load: Takes the same state with values of its own in place of the parts.
+        is_saved: Whether checkpoints have it.
+        is_loaded: Whether it is loaded from those that have it.
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[bool], dict[str, Any]],
+        load: Callable[[dict[str, Any]], None],
+        *,
+        is_saved: bool = True,
+        is_loaded: bool = True,
+    ) -> None:
+        self.describe = describe
+        self._load = load
+        self.is_saved = is_saved
+        self.is_loaded = is_loaded
+
+    def __getitem__(self, key: str) -> Any:
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def pieces(self, *, is_first: bool) -> Iterator[tuple[Piece, tuple[str, ...]]]:
+        """Yield what this rank holds, with its path; ``is_first`` says whether it writes what all have in common."""
+        mapping = core("dist_checkpointing.mapping")
+        dicts = core("dist_checkpointing.dict_utils")
+        tree, _, _ = core("dist_checkpointing.state_dict_utils").load_preprocess(self.describe(False))
+        sharded, common = dicts.extract_matching_values(
+            tree, lambda value: isinstance(value, mapping.ShardedBase)
+        )
+        yield Piece(_COMMON, common, is_writer=is_first), (_COMMON,)
+        for leaf in dicts.nested_values(sharded):
+            is_writer = mapping.is_main_replica(leaf.replica_id)
+            if isinstance(leaf, mapping.ShardedObject):
+                yield Piece(leaf.unique_key, leaf.data, is_writer=is_writer), (_OBJECTS, leaf.unique_key)
+            else:
+                part = leaf.data.detach().view((1,) * leaf.prepend_axis_num + tuple(leaf.local_shape))
+                yield (
+                    Piece(leaf.key, part, tuple(leaf.global_shape), tuple(leaf.global_offset), is_writer),
+                    (_PARTS, leaf.key),
+                )
+
+    def fill(self, saved: Mapping[str, Any]) -> None:
+        """Load what a checkpoint has for it; ``saved`` is a `SavedParts`."""
+        self._load(cast(SavedParts, saved).values_of(self.describe(True)))
+
+
+class MegatronFormat(CheckpointFormat):
+    """`pytorch_model/megatron_model/` and `pytorch_model/megatron_optimizer_0/`: of each rank the parts that it holds.
+
+    Ranks in any layout read them with megatron-core, which describes what each holds.
+    """
+
+    name: ClassVar[str] = "megatron"
+    needs_shared_disk: ClassVar[bool] = True
+    is_per_rank: ClassVar[bool] = True
+
+    def model_numbers(self, names: Collection[str]) -> list[int]:
+        """Return the indexes of the models that have files in this format."""
+        return sorted(int(found[1] or 0) for found in map(_MODEL.fullmatch, names) if found)
+
+    def model_files(self, state: Mapping[str, Any], *, index: int, choices: SaveChoices) -> Files:
+        """Return the parts of this rank, and the table."""
+        return _files(self.model_file(index), state, choices)
+
+    def optimizer_files(
+        self, state: Mapping[str, Any], parameters: Parameters, *, index: int, choices: SaveChoices
+    ) -> Files:
+        """Return the parts of this rank, and the table; nothing where it is not to be saved."""
+        return (
+            _files(self.optimizer_file(index), state, choices)
+            if cast(ShardedState, state).is_saved
+            else Files()
+        )
+
+    @contextmanager
+    def open_model(self, folder: Path, *, index: int) -> Iterator[SavedState]:
+        """Give the parts; each rank reads what overlaps its own."""
+        yield _SavedModel(
+            SavedParts(DistributedState(folder, self.model_file(index)), self.model_file(index))
+        )
+
+    def optimizer_numbers(self, names: Collection[str]) -> list[int]:
+        """Return the indexes of the optimizers that have files in this format."""
+        return sorted(int(found[1]) for found in map(_OPTIMIZER.fullmatch, names) if found)
+
+    def model_file(self, index: int) -> str:
+        """Return the folder of a model."""
+        return f"{engine_folder(index)}/megatron_model"
+
+    def optimizer_file(self, index: int) -> str:
+        """Return the folder of an optimizer."""
+        return f"{engine_folder(0)}/megatron_optimizer_{index}"
+
+    def read_optimizer(self, folder: Path, parameters: Parameters, *, index: int) -> Mapping[str, Any]:
+        """Return the state for the optimizer to load; ``parameters`` gives a `ShardedState`."""
+        own = cast(ShardedState, parameters())
+        if not own.is_loaded:
+            return {}
+        name = self.optimizer_file(index)
+        saved = SavedParts(DistributedState(folder, name), name)
+        description = own.describe(True)
+        if saved.common().get(_KIND) != description.get(_KIND):
+            raise CheckpointError(
+                f"`{name}` was saved {'with' if _KIND in saved.common() else 'without'} `use_distributed_optimizer`, "
+                "whose states megatron-core does not exchange with others. Set it as it was, or load with "
+                "`no_load_optim` of the MegatronLMPlugin."
+            )
+        return saved.values_of(description)
+
+
+class SavedParts(Mapping[str, Any]):
+    """A state in a checkpoint, of which each rank reads what overlaps its parts.
+
+    Args:
+        saved: The files.
+        name: What messages call them.
+    """
+
+    def __init__(self, saved: DistributedState, name: str) -> None:
+        self._name = name
+        self._saved = saved
+        self._entries: dict[tuple[Any, ...], Entry] = dict(saved.below())
+
+    def __getitem__(self, key: str) -> Any:
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def common(self) -> dict[str, Any]:
+        """Return what all ranks have in common."""
+        found: dict[str, Any] = self._saved.value(self._entries[(_COMMON,)])
+        return found
+
+    def check(self, description: dict[str, Any]) -> None:
+        """Refuse a checkpoint that lacks a tensor, or has one of another shape.
+
+        Raises:
+            CheckpointError: Naming it.
+        """
+        tree, _, _ = core("dist_checkpointing.state_dict_utils").load_preprocess(description)
+        mapping = core("dist_checkpointing.mapping")
+        for leaf in core("dist_checkpointing.dict_utils").nested_values(tree):
+            if isinstance(leaf, mapping.ShardedTensor):
+                self._entry_of(leaf)
+
+    def values_of(self, description: dict[str, Any]) -> dict[str, Any]:
+        """Return the state that is described, with values in place of the parts."""
+        mapping, dicts = core("dist_checkpointing.mapping"), core("dist_checkpointing.dict_utils")
+        tree, own, factories = core("dist_checkpointing.state_dict_utils").load_preprocess(description)
+        sharded, _ = dicts.extract_matching_values(tree, lambda value: isinstance(value, mapping.ShardedBase))
+        dicts.dict_list_map_inplace(self._value, sharded)
+        common = self.common()
+        for part in (own, sharded):
+            common = dicts.merge(common, part)
+        loaded: dict[str, Any] = mapping.apply_factory_merges(common, factories)
+        return loaded
+
+    def _entry_of(self, leaf: Any) -> Entry:
+        entry = self._entries.get((_PARTS, leaf.key))
+        if entry is None:
+            raise CheckpointError(f"`{self._name}` lacks `{leaf.key}`, which the model or optimizer has.")
+        if entry.shape != tuple(leaf.global_shape) and not leaf.allow_shape_mismatch:
+            raise CheckpointError(
+                f"`{leaf.key}` in `{self._name}` has the shape {entry.shape} instead of {tuple(leaf.global_shape)}."
+            )
+        return entry
+
+    def _value(self, leaf: Any) -> Any:
+        if not hasattr(leaf, "global_offset") or not hasattr(leaf, "local_shape"):
+            entry = self._entries.get((_OBJECTS, leaf.unique_key))
+            return leaf.data if entry is None else self._saved.value(entry)
+        entry = self._entry_of(leaf)
+        value = torch.zeros(tuple(leaf.local_shape), dtype=leaf.dtype, device=leaf.data.device)
+        part = value.view((1,) * leaf.prepend_axis_num + tuple(leaf.local_shape))
+        for dim, (start, size, total) in enumerate(
+            zip(leaf.global_offset, part.shape, entry.shape, strict=True)
+        ):
+            if start + size > total:  # padding, which another number of ranks has less of
+                part = part.narrow(dim, 0, max(total - start, 0))
+        if part.numel():
+            self._saved.read_into(part, entry, tuple(leaf.global_offset))
+        return value
+
+
+class _SavedModel(SavedState):
+    is_per_rank: ClassVar[bool] = True
+
+    def __init__(self, parts: SavedParts) -> None:
+        self._parts = parts
+
+    def shapes(self) -> Mapping[str, tuple[int, ...] | None]:
+        """Return nothing: `read` compares."""
+        return {}
+
+    def read(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the parts, seen to be those that ``own`` describes."""
+        self._parts.check(cast(ShardedState, own).describe(True))
+        return self._parts
+
+
+def _files(folder: str, state: Mapping[str, Any], choices: SaveChoices) -> Files:
+    found = list(cast(ShardedState, state).pieces(is_first=choices.rank == 0))
+    paths = {piece.name: path for piece, path in found}
+    part = part_of_rank(folder, [piece for piece, _ in found], paths, rank=choices.rank)
+    return Files([part], merged=[DistributedTable(folder)] if choices.rank == 0 else [])

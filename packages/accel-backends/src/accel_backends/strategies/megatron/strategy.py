@@ -1,0 +1,417 @@
+"""The strategy `megatron`: megatron-core trains a model of its own in place of one of transformers."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from torch import nn
+
+from accel_backends.handlers.grad_scaler import GradScalerKwargs
+from accel_backends.own_group import ensure_group
+from accel_backends.plugins.megatron import MegatronLMPlugin
+from accel_backends.strategies.bundle import Bundle, InTurn, Placement
+from accel_backends.strategies.bundle_builder import register_kind
+from accel_backends.strategies.context import StrategyContext
+from accel_backends.strategies.megatron.datasets import MegatronLMDummyDataLoader
+from accel_backends.strategies.megatron.engine import MegatronEngine
+from accel_backends.strategies.megatron.groups import agree_on_seed, seeded, start_groups
+from accel_backends.strategies.megatron.loaders import batch_size_of, with_larger_batches
+from accel_backends.strategies.megatron.model_parts import build_parts, model_arguments, transformer_config
+from accel_backends.strategies.megatron.optimizers import (
+    further_names,
+    in_format,
+    make_optimizer,
+    make_scheduler,
+    optimizer_settings,
+    with_reduction,
+)
+from accel_backends.strategies.megatron.packages import check_device, core
+from accel_backends.strategies.megatron.parsers import parse_model
+from accel_backends.strategies.megatron.run_view import RunView
+from accel_backends.strategies.megatron.states import bare_parts, model_state, optimizer_state
+from accel_backends.strategies.megatron.train_steps import TRAIN_STEPS
+from accel_backends.strategies.megatron.wrappers import (
+    MegatronLMDummyScheduler,
+    MegatronLMOptimizerWrapper,
+    MegatronLMSchedulerWrapper,
+)
+from accel_backends.strategies.protocol import Capabilities, Sync
+from accel_backends.strategies.torch_strategy import TorchStrategy
+from accel_state.enums import DynamoBackend
+from accel_state.errors import ConfigError, StateError
+
+_NOTHING = nullcontext()
+_ADVICE = "Save and load it with `accelerator.save_state` and `accelerator.load_state`"
+
+
+class MegatronStrategy(TorchStrategy):
+    """Makes one model of megatron-core, and lets its schedule run forward and backward of each batch together."""
+
+    name: ClassVar[str] = "megatron"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        shards_parameters=True,
+        needs_optimizer=True,
+        copies_loaded_states=True,
+        mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp"}),
+        trains_apart=False,
+    )
+
+    @property
+    def checkpoint_format(self) -> str:
+        """The format in which model and optimizer are saved: the parts of each rank."""
+        return "megatron"
+
+    @property
+    def has_gradients_in_parameters(self) -> bool:
+        """No: megatron-core keeps them in buffers."""
+        return False
+
+    def setup(self, context: StrategyContext) -> None:
+        """Take in the run, and make the process groups of megatron-core. Communicates: all ranks.
+
+        Raises:
+            NotAvailableError: If megatron-core is not installed.
+            ConfigError: If losses are to be scaled by torch, models to be compiled, or layers exchanged.
+        """
+        core()
+        super().setup(context)
+        if GradScalerKwargs in context.handlers:
+            raise ConfigError(
+                "`GradScalerKwargs` has no effect with Megatron-LM, which scales losses by itself. Set "
+                "`initial_loss_scale` and its neighbours in `other_megatron_args` of the MegatronLMPlugin."
+            )
+        if context.dynamo is not None and context.dynamo.backend != DynamoBackend.NO:
+            raise ConfigError(
+                f"`dynamo_backend` is {context.dynamo.backend}, but layers of megatron-core are fused, not compiled. "
+                "Leave it out."
+            )
+        context.precision.leave_scaling_to_engine()
+        ensure_group(context.runtime)
+        self._plugin = context.plugin if isinstance(context.plugin, MegatronLMPlugin) else MegatronLMPlugin()
+        self._engine: MegatronEngine | None = None
+        self._source: weakref.ref[nn.Module] | None = None
+        register_kind(MegatronLMDummyScheduler, "schedulers")
+        register_kind(MegatronLMDummyDataLoader, "loaders")
+        start_groups(context.layout, self._plugin)
+
+    def prepare(
+        self, bundle: Bundle, *, device_placement: Placement | None = None, evaluation_mode: bool = False
+    ) -> Bundle:
+        """Return the prepared objects in the same order. Communicates: all ranks.
+
+        Raises:
+            ConfigError: If there is not one model with one optimizer, or megatron-core has nothing like them.
+        """
+        self._note_batch_sizes(bundle.loaders)
+        trained = [] if evaluation_mode else bundle.optimizers
+        optimizers: list[torch.optim.Optimizer] = []
+        schedulers: list[Any] = []
+        if bundle.models:
+            model, *others = bundle.models
+            if others or len(trained) > 1:
+                raise ConfigError(
+                    f"Megatron-LM trains one model with one optimizer, got {len(bundle.models)} models and "
+                    f"{len(trained)} optimizers. Prepare one of each."
+                )
+            engine, optimizer = self._start(model, trained[0] if trained else None)
+            optimizers = [one for one in (optimizer,) if one is not None]
+        elif trained:
+            optimizers = [self.prepare_optimizer(one) for one in trained]
+        schedulers = [self.prepare_scheduler(one, optimizers=optimizers) for one in bundle.schedulers]
+        chosen = device_placement or Placement()
+        loaders = [
+            self._prepared_loader(loader, place)
+            for loader, place in self._placed(bundle.loaders, chosen.loaders)
+        ]
+        models: list[nn.Module] = [engine] if bundle.models else []
+        return Bundle(models=models, optimizers=optimizers, schedulers=schedulers, loaders=loaders)
+
+    def prepare_model(
+        self, model: nn.Module, *, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Prepare a model that is not trained; to train it, prepare it together with its optimizer."""
+        return self.prepare(Bundle(models=[model]), evaluation_mode=True).models[0]
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
+    ) -> MegatronLMOptimizerWrapper:
+        """Return an optimizer that was prepared before.
+
+        Raises:
+            ConfigError: If it is a new one, which needs its model beside it.
+        """
+        for known in self._optimizers:
+            if isinstance(known, MegatronLMOptimizerWrapper) and self._is_made_from(known, optimizer):
+                return known
+        raise ConfigError(
+            f"The {type(optimizer).__name__} was prepared without its model. megatron-core makes its optimizer from a "
+            "model: prepare both in one call."
+        )
+
+    def prepare_scheduler(
+        self, scheduler: Any, *, optimizers: Sequence[torch.optim.Optimizer] = ()
+    ) -> MegatronLMSchedulerWrapper:
+        """Return megatron-core's schedule for a `MegatronLMDummyScheduler`.
+
+        Raises:
+            ConfigError: If it is another scheduler, or its optimizer is not prepared.
+        """
+        if isinstance(scheduler, MegatronLMSchedulerWrapper):
+            return scheduler
+        if not isinstance(scheduler, MegatronLMDummyScheduler):
+            raise ConfigError(
+                f"`{type(scheduler).__name__}` cannot move the learning rate of megatron-core's optimizer. Prepare a "
+                "`MegatronLMDummyScheduler`, and set `lr_decay_style` of the MegatronLMPlugin."
+            )
+        known = [one for one in self._optimizers if isinstance(one, MegatronLMOptimizerWrapper)]
+        own = next((one for one in known if self._is_made_from(one, scheduler.optimizer)), None)
+        if own is None:
+            raise ConfigError(
+                "The optimizer of a `MegatronLMDummyScheduler` is not prepared. Prepare the model, its optimizer and "
+                "the scheduler in one call."
+            )
+        made = make_scheduler(scheduler, own.optimizer, self._plugin, optimizer_settings(own.client))
+        if own.engine is not None:
+            own.engine.scheduler = made
+        return MegatronLMSchedulerWrapper(made, [own])
+
+    def _is_made_from(self, prepared: Any, optimizer: Any) -> bool:
+        return super()._is_made_from(prepared, optimizer) or optimizer is getattr(prepared, "client", None)
+
+    def _start(
+        self, model: nn.Module, client: torch.optim.Optimizer | None
+    ) -> tuple[MegatronEngine, MegatronLMOptimizerWrapper | None]:
+        """Return the engine of a model, and its optimizer."""
+        source = None if self._source is None else self._source()
+        if self._engine is not None:
+            if model is not self._engine and model is not source:
+                raise ConfigError(
+                    f"Megatron-LM trains one model, and another was prepared before this {type(model).__name__}. Call "
+                    "`accelerator.free_memory()` in between."
+                )
+            if client is None:
+                return self._engine, None
+            if self._engine.optimizer is not None:
+                return self._engine, self.prepare_optimizer(client)
+            model = source or model  # it computed outputs only; now it is trained
+        plugin, context = self._plugin, self.context
+        parse_model(plugin, model)
+        arguments = model_arguments(plugin, context.layout)
+        config = transformer_config(
+            arguments,
+            plugin,
+            context.layout,
+            dtype=context.precision.dtype,
+            device=context.device,
+            further=further_names(),
+        )
+        if client is not None:
+            check_device()
+        with seeded(agree_on_seed(), layout=context.layout, rank=context.topology.rank):
+            parts = build_parts(arguments, config, plugin, device=context.device)
+        run, optimizer = RunView(), None
+        if client is None:
+            engine = MegatronEngine(run, in_format(parts, config), None, None)
+        else:
+            settings = optimizer_settings(client)
+            wrapped = with_reduction(parts, config, plugin)
+            optimizer = MegatronLMOptimizerWrapper(make_optimizer(settings, wrapped, config, plugin))
+            engine = MegatronEngine(run, wrapped, optimizer.optimizer, None)
+            optimizer.engine, optimizer.client = engine, client
+            self._optimizers.add(optimizer)
+        kind: Any = plugin.custom_train_step_class or TRAIN_STEPS[arguments["model_type_name"]]
+        engine.train_step_handler = kind(
+            run, SimpleNamespace(**arguments), **(plugin.custom_train_step_kwargs or {})
+        )
+        self._engine, self._source = engine, weakref.ref(model)
+        return engine, optimizer
+
+    def _note_batch_sizes(self, loaders: Sequence[Any]) -> None:
+        """Let the plugin know how many rows a micro-batch has."""
+        if not loaders:
+            return
+        plugin = self._plugin
+        sizes = [batch_size_of(loader) for loader in loaders]
+        if self.context.scheduling.split_batches:
+            ranks = self.context.layout.num_data_ranks
+            sizes = [max(1, size // ranks // plugin.num_micro_batches) for size in sizes]
+        plugin.micro_batch_size = min(sizes) if plugin.is_train_batch_min else max(sizes)
+
+    def _prepared_loader(self, loader: Any, place: bool | None) -> Any:
+        """Return a loader that gives all micro-batches of a step at once."""
+        if isinstance(loader, MegatronLMDummyDataLoader):
+            make: Callable[[Any], Any] = lambda one: self.prepare_loader(one, device_placement=place)  # noqa: E731
+            return InTurn(*loader.build_train_valid_test_data_iterators(RunView(), make))
+        if not self.context.scheduling.split_batches:
+            loader = with_larger_batches(loader, self._plugin.num_micro_batches)
+        return self.prepare_loader(loader, device_placement=place)
+
+    def unwrap(
+        self,
+        model: nn.Module,
+        *,
+        keep_fp32_wrapper: bool = True,
+        keep_torch_compile: bool = True,
+        recursive: bool = False,
+    ) -> nn.Module:
+        """Return this rank's part of the model of megatron-core, several as an `nn.ModuleList`."""
+        if not isinstance(model, MegatronEngine):
+            return model
+        parts = bare_parts(model)
+        return parts[0] if len(parts) == 1 else nn.ModuleList(parts)
+
+    def forward_backward(
+        self,
+        model: nn.Module,
+        batch: Any,
+        loss_fn: Callable[[nn.Module, Any], torch.Tensor],
+        *,
+        num_steps: int = 1,
+        num_items: Callable[[Any], float | torch.Tensor] | None = None,
+        weight: float = 1.0,
+    ) -> torch.Tensor:
+        """Compute the gradients of a batch, or the loss alone without gradients; return the loss. All ranks together.
+
+        Raises:
+            ConfigError: If ``loss_fn`` returns anything but the loss of the model, or items are counted.
+        """
+        if not isinstance(model, MegatronEngine):
+            raise ConfigError(
+                f"The {type(model).__name__} was not prepared. Pass what `accelerator.prepare` returned."
+            )
+        if num_items is not None:
+            _refuse_weights()
+        with model.weighted(weight / num_steps):
+            loss = loss_fn(model, batch)
+        if torch.is_grad_enabled():
+            self.backward(loss)
+        return loss.detach()
+
+    def backward(self, loss: torch.Tensor, *, num_steps: int = 1, **kwargs: Any) -> None:
+        """Do nothing: calling the model has computed the gradients.
+
+        Raises:
+            ConfigError: If ``loss`` is not what the model returned.
+        """
+        if self._engine is None or loss is not self._engine.last_loss:
+            raise ConfigError(
+                "`backward` got another loss than the one that the model returned, whose gradients Megatron-LM has "
+                "computed already. Change the loss in `custom_loss_function` or `custom_train_step_class` of the "
+                "MegatronLMPlugin; `calculate_per_token_loss` weighs by tokens."
+            )
+
+    def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:
+        """Refuse: only the loss function weighs losses.
+
+        Raises:
+            ConfigError: Always.
+        """
+        _refuse_weights()
+
+    def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
+        """Return a context that does nothing: gradients are complete after each batch."""
+        return _NOTHING
+
+    def clip_grad_norm(
+        self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor | None:
+        """Let the next steps clip the norm of all gradients together; ``grad_norm`` of the model is that of the last.
+
+        Raises:
+            ConfigError: If the norm is not the 2-norm.
+        """
+        if norm_type != 2:
+            raise ConfigError(
+                f"`norm_type` must be 2 with Megatron-LM, which clips by no other norm, got {norm_type}."
+            )
+        if self._engine is not None and self._engine.optimizer is not None and math.isfinite(max_norm):
+            self._engine.optimizer.config.clip_grad = max_norm
+        return None
+
+    def clip_grad_value(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
+        """Refuse: Megatron-LM does not clip by value.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "`clip_grad_value_` is not possible with Megatron-LM, which keeps the gradients to itself. Use "
+            "`gradient_clipping` of the MegatronLMPlugin, or `clip_grad_norm_`."
+        )
+
+    def own_model_state(self, model: nn.Module) -> Any:
+        """Return which parts of the model are here, as megatron-core describes it."""
+        return model_state(self._checked(model))
+
+    def own_optimizer_state(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Return which parts of the state are here. Communicates: all ranks, with a distributed optimizer."""
+        return optimizer_state(self._checked(self._engine))
+
+    def optimizer_class(self, optimizer: torch.optim.Optimizer) -> type:
+        """Return the class of the optimizer that the user made."""
+        return type(getattr(optimizer, "client", optimizer))
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Refuse: the layers are not those of the user's model.
+
+        Raises:
+            ConfigError: Always.
+        """
+        _refuse_state(model)
+
+    def local_model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Refuse: the layers are not those of the user's model."""
+        _refuse_state(model)
+
+    def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
+        """Refuse: the layers are not those of the user's model."""
+        _refuse_state(model)
+
+    def local_optimizer_state(
+        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+    ) -> dict[str, Any]:
+        """Refuse: the parameters are not those of the user's model."""
+        _refuse_state(optimizer)
+
+    def release(self) -> None:
+        """Forget the model, so that another can be prepared."""
+        self._engine = self._source = None
+        self._optimizers.clear()
+
+    def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
+        """Refuse batches that end at different times on different ranks.
+
+        Raises:
+            ConfigError: With more than one rank.
+        """
+        if self.context.topology.world_size > 1:
+            raise ConfigError(
+                "`join_uneven_inputs` is not possible with Megatron-LM: all ranks take part in every batch. Let all "
+                "get as many with `even_batches=True`, the default."
+            )
+        return _NOTHING
+
+    def _checked(self, model: nn.Module | None) -> MegatronEngine:
+        if not isinstance(model, MegatronEngine):
+            raise StateError(f"No model was prepared for Megatron-LM. {_ADVICE} when it is.")
+        return model
+
+
+def _refuse_state(thing: Any) -> NoReturn:
+    raise ConfigError(
+        f"The {type(thing).__name__} is megatron-core's own, with other layers than the model of transformers that was "
+        f"prepared, and spread over the ranks. {_ADVICE}."
+    )
+
+
+def _refuse_weights() -> NoReturn:
+    raise ConfigError(
+        "`num_items` is not possible with Megatron-LM, whose loss function alone weighs micro-batches. Set "
+        "`calculate_per_token_loss` of the MegatronLMPlugin."
+    )
