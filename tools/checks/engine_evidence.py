@@ -25,6 +25,7 @@ _FLAT = f"{_BACKENDS}/strategies/test_fsdp1.py"
 _XLA_PROCESSES = f"{_BACKENDS}/strategies/test_xla.py"
 _DEEPSPEED = "integration-tests/test_deepspeed"
 _XLA = "integration-tests/test_xla_training.py"
+_MEGATRON = "integration-tests/test_megatron.py"
 _FP8 = "integration-tests/test_fp8.py"
 
 EVIDENCE: Mapping[str, Mapping[str, str]] = MappingProxyType(
@@ -125,6 +126,14 @@ EVIDENCE: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "shared attention heads (`sp_size`)": f"{_DEEPSPEED}_sequences.py::test_ranks_that_share_sequences_train_as_one_process",
             "bf16": f"{_DEEPSPEED}_training.py::test_bf16_keeps_close_to_fp32",
         },
+        "megatron": {
+            "accumulation": f"{_MEGATRON}::test_two_ranks_train_as_one_process_of_plain_pytorch",
+            "copies of the model (`dp_replicate_size`)": f"{_MEGATRON}::test_two_ranks_train_as_one_process_of_plain_pytorch",
+            "shards of the model (`dp_shard_size`)": f"{_MEGATRON}::test_two_ranks_train_as_one_process_of_plain_pytorch",
+            "shared layers (`tp_size`)": f"{_MEGATRON}::test_two_ranks_train_as_one_process_of_plain_pytorch",
+            "stages of layers (`pp_size`)": f"{_MEGATRON}::test_two_ranks_train_as_one_process_of_plain_pytorch",
+            "bf16": "tools/gpu/megatron.py",
+        },
         "xla": {
             "accumulation": f"{_XLA}::test_one_device_trains_as_plain_pytorch",
             "clipping by norm": f"{_XLA}::test_one_device_trains_as_plain_pytorch",
@@ -149,6 +158,12 @@ UNTESTED: Mapping[tuple[str, str], str] = MappingProxyType(
         ): "hpZ, its own way to have copies, is what is tested",
         ("deepspeed", "fp16"): "DeepSpeed's needs a GPU",
         ("fsdp", "memory of the CPU"): "on CPUs, where tests run, there is nothing to offload",
+        ("megatron", "clipping by norm"): "the norm is read, clipped steps are not compared",
+        ("megatron", "fp16"): "needs a GPU",
+        ("megatron", "memory of the CPU"): "`optimizer_cpu_offload` needs a GPU",
+        ("megatron", "models on the meta device"): "the model is made anew from its config",
+        ("megatron", "resuming bit for bit"): "checkpoints are loaded in other layouts, to rounding",
+        ("megatron", "shared sequences (`cp_size`)"): "needs layers of Transformer Engine, on a GPU",
         ("pipeline", "accumulation over several models"): "no run has more than one",
         ("pipeline", "clipping by value"): "as `fsdp2` does it, from which it is inherited",
         ("pipeline", "memory of the CPU"): "no run offloads stages",
@@ -163,6 +178,7 @@ UNTESTED: Mapping[tuple[str, str], str] = MappingProxyType(
 ON_DEVICES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "single": {"cpu": EVIDENCE["single"]["accumulation"], "cuda": "tools/gpu/fp8.py"},
+        "megatron": {"cuda": "tools/gpu/megatron.py"},
         "xla": {"xla": f"{_XLA}::test_one_device_trains_as_plain_pytorch"},
         **{
             strategy: {"cpu": EVIDENCE[strategy]["accumulation"]}

@@ -35,8 +35,11 @@ class Feature(enum.StrEnum):
 
     CLIP_BY_VALUE = "clip_grad_value_"
     COMMUNICATION_HOOK = "comm_hook"
+    COMPILE = "torch.compile"
     JOIN = "join_uneven_inputs"
     LOCAL_SGD = "LocalSGD"
+    SAVE_MODEL = "save_model"
+    SEVERAL_MODELS = "several models"
 
 
 ONLY_DDP_HAS_HOOKS = "it reduces gradients by itself. Leave the hook out, or use `ddp`."
@@ -60,7 +63,8 @@ class Capabilities:
         sp_backend: What `ParallelismConfig` must name as the one who shares sequences along the axis ``sp``.
         devices: Types of devices that the strategy trains on; None: all but those that have a strategy of their own.
         needs_collectives: Processes talk to each other, also where there is one alone.
-        lacks: What several processes cannot ask of the strategy, each with the reason and what to do instead.
+        lacks: What cannot be asked of the strategy, some of it by several processes only, each with the reason and what
+            to do instead.
     """
 
     shards_parameters: bool = False

@@ -41,7 +41,7 @@ from accel_backends.strategies.megatron.wrappers import (
     MegatronLMOptimizerWrapper,
     MegatronLMSchedulerWrapper,
 )
-from accel_backends.strategies.protocol import Capabilities, Sync
+from accel_backends.strategies.protocol import NOT_APART, ONLY_DDP_HAS_HOOKS, Capabilities, Feature, Sync
 from accel_backends.strategies.torch_strategy import TorchStrategy
 from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError, StateError
@@ -59,7 +59,18 @@ class MegatronStrategy(TorchStrategy):
         needs_optimizer=True,
         copies_loaded_states=True,
         mesh_axes=frozenset({"pp", "dp_replicate", "dp_shard", "cp", "tp"}),
-        trains_apart=False,
+        devices=frozenset({"cpu", "cuda"}),  # on CPUs all but models, which megatron-core makes on CUDA alone
+        lacks={
+            Feature.JOIN: "all ranks take part in every batch. Let all get as many batches with `even_batches=True`.",
+            Feature.CLIP_BY_VALUE: "Megatron-LM keeps the gradients to itself. Use `gradient_clipping` of the "
+            "MegatronLMPlugin, or `clip_grad_norm_`.",
+            Feature.COMMUNICATION_HOOK: ONLY_DDP_HAS_HOOKS,
+            Feature.COMPILE: "layers of megatron-core are fused, not compiled. Leave `dynamo_backend` out.",
+            Feature.LOCAL_SGD: NOT_APART,
+            Feature.SAVE_MODEL: "the layers are megatron-core's own, others than those of the model that was prepared, and "
+            f"spread over the ranks. {_ADVICE}.",
+            Feature.SEVERAL_MODELS: "it trains one model with one optimizer. Prepare one of each.",
+        },
     )
 
     @property
@@ -87,10 +98,7 @@ class MegatronStrategy(TorchStrategy):
                 "`initial_loss_scale` and its neighbours in `other_megatron_args` of the MegatronLMPlugin."
             )
         if context.dynamo is not None and context.dynamo.backend != DynamoBackend.NO:
-            raise ConfigError(
-                f"`dynamo_backend` is {context.dynamo.backend}, but layers of megatron-core are fused, not compiled. "
-                "Leave it out."
-            )
+            self.capabilities.check(Feature.COMPILE, strategy=self.name)
         context.precision.leave_scaling_to_engine()
         ensure_group(context.runtime)
         self._plugin = context.plugin if isinstance(context.plugin, MegatronLMPlugin) else MegatronLMPlugin()
@@ -115,10 +123,7 @@ class MegatronStrategy(TorchStrategy):
         if bundle.models:
             model, *others = bundle.models
             if others or len(trained) > 1:
-                raise ConfigError(
-                    f"Megatron-LM trains one model with one optimizer, got {len(bundle.models)} models and "
-                    f"{len(trained)} optimizers. Prepare one of each."
-                )
+                self.capabilities.check(Feature.SEVERAL_MODELS, strategy=self.name)
             engine, optimizer = self._start(model, trained[0] if trained else None)
             optimizers = [one for one in (optimizer,) if one is not None]
         elif trained:
@@ -340,10 +345,7 @@ class MegatronStrategy(TorchStrategy):
         Raises:
             ConfigError: Always.
         """
-        raise ConfigError(
-            "`clip_grad_value_` is not possible with Megatron-LM, which keeps the gradients to itself. Use "
-            "`gradient_clipping` of the MegatronLMPlugin, or `clip_grad_norm_`."
-        )
+        self.capabilities.check(Feature.CLIP_BY_VALUE, strategy=self.name)
 
     def own_model_state(self, model: nn.Module) -> Any:
         """Return which parts of the model are here, as megatron-core describes it."""
@@ -363,51 +365,35 @@ class MegatronStrategy(TorchStrategy):
         Raises:
             ConfigError: Always.
         """
-        _refuse_state(model)
+        self._refuse_state()
 
     def local_model_state(self, model: nn.Module) -> dict[str, Any]:
         """Refuse: the layers are not those of the user's model."""
-        _refuse_state(model)
+        self._refuse_state()
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Refuse: the layers are not those of the user's model."""
-        _refuse_state(model)
+        self._refuse_state()
 
     def local_optimizer_state(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:
         """Refuse: the parameters are not those of the user's model."""
-        _refuse_state(optimizer)
+        self._refuse_state()
 
     def release(self) -> None:
         """Forget the model, so that another can be prepared."""
         self._engine = self._source = None
         self._optimizers.clear()
 
-    def join_uneven_inputs(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
-        """Refuse batches that end at different times on different ranks.
-
-        Raises:
-            ConfigError: With more than one rank.
-        """
-        if self.context.topology.world_size > 1:
-            raise ConfigError(
-                "`join_uneven_inputs` is not possible with Megatron-LM: all ranks take part in every batch. Let all "
-                "get as many with `even_batches=True`, the default."
-            )
-        return _NOTHING
-
     def _checked(self, model: nn.Module | None) -> MegatronEngine:
         if not isinstance(model, MegatronEngine):
             raise StateError(f"No model was prepared for Megatron-LM. {_ADVICE} when it is.")
         return model
 
-
-def _refuse_state(thing: Any) -> NoReturn:
-    raise ConfigError(
-        f"The {type(thing).__name__} is megatron-core's own, with other layers than the model of transformers that was "
-        f"prepared, and spread over the ranks. {_ADVICE}."
-    )
+    def _refuse_state(self) -> NoReturn:
+        self.capabilities.check(Feature.SAVE_MODEL, strategy=self.name)
+        raise AssertionError("it is lacked")
 
 
 def _refuse_weights() -> NoReturn:
