@@ -168,7 +168,7 @@ def _lines() -> Iterator[str]:
         cells = (
             "no"
             if why_not_on(vendor, capabilities) is not None
-            else "yes"
+            else _shown(ON_DEVICES[name][vendor.name])
             if vendor.name in ON_DEVICES.get(name, {})
             else "not run"
             for name, capabilities in strategies.items()
@@ -191,7 +191,11 @@ def _cell(strategy: str, row: Row, capabilities: Capabilities) -> str:
         return ""
     if not row.is_declared(capabilities):
         return "no"
-    return "untested" if (strategy, row.feature) in UNTESTED else "yes"
+    return "untested" if (strategy, row.feature) in UNTESTED else _shown(EVIDENCE[strategy][row.feature])
+
+
+def _shown(evidence: str) -> str:
+    return "script" if evidence.startswith("tools/gpu/") else "yes"
 
 
 if __name__ == "__main__":

@@ -67,8 +67,8 @@ class MegatronStrategy(TorchStrategy):
             Feature.COMMUNICATION_HOOK: ONLY_DDP_HAS_HOOKS,
             Feature.COMPILE: "layers of megatron-core are fused, not compiled. Leave `dynamo_backend` out.",
             Feature.LOCAL_SGD: NOT_APART,
-            Feature.SAVE_MODEL: "the layers are megatron-core's own, not those of the model that was prepared, and spread "
-            f"over the ranks. {_ADVICE}.",
+            Feature.SAVE_MODEL: "the layers are megatron-core's own, not those of the model that was prepared, and are "
+            f"spread over the ranks. {_ADVICE}.",
             Feature.SEVERAL_MODELS: "it trains one model with one optimizer. Prepare one of each.",
         },
     )
