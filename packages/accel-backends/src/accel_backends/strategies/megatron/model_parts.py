@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from types import SimpleNamespace
@@ -67,9 +68,11 @@ def model_arguments(plugin: MegatronLMPlugin, layout: MeshLayout) -> dict[str, A
         **given,
     }
     for name in _WITHOUT_EFFECT:
-        arguments.pop(
-            name, None
-        )  # Megatron-LM made its tokenizer of them; here texts are tokenized by the script
+        if arguments.pop(name, None) is not None:
+            warnings.warn(
+                f"`{name}` of `other_megatron_args` has no effect: the script tokenizes its texts itself.",
+                stacklevel=2,
+            )
     position = arguments.get("position_embedding_type", "learned_absolute")
     if position == "alibi":
         raise ConfigError(
