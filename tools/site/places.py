@@ -29,8 +29,8 @@ def page_of(path: str) -> str | None:
     match path.rstrip("/").split("/"):
         case ["docs", "examples"]:
             return "examples/index.md"
-        case ["docs", "examples", name] if name.endswith(".py"):
-            return f"examples/{name.removesuffix('.py')}.md"
+        case ["docs", "examples", name] if posixpath.splitext(name)[1] in ("", ".ipynb", ".py"):
+            return f"examples/{posixpath.splitext(name)[0]}.md"
         case ["docs", "decisions"]:
             return "decisions/index.md"
         case ["docs", *rest] if posixpath.splitext(path)[1]:

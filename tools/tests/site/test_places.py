@@ -9,6 +9,8 @@ from tools.site.places import for_site, is_made, page_of
         ("docs/guides/data.md", "guides/data.md"),
         ("docs/images/mesh.svg", "images/mesh.svg"),
         ("docs/examples/digits.py", "examples/digits.md"),
+        ("docs/examples/own_strategy", "examples/own_strategy.md"),
+        ("docs/examples/notebook.ipynb", "examples/notebook.md"),
         ("docs/examples/", "examples/index.md"),
         ("docs/decisions", "decisions/index.md"),
         ("packages/accel-ops", "reference/packages/accel-ops.md"),
