@@ -64,6 +64,29 @@ def train():
         json.dump({"device": torch_xla.device().type, "arguments": sys.argv[1:]}, file)
 """
 
+FROM_A_NOTEBOOK = """
+import sys
+import torch
+from accel import Accelerator, debug_launcher, notebook_launcher
+
+def train(folder, steps):
+    accelerator = Accelerator()
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(torch.ones(16, 4), batch_size=4)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    seen = 0
+    for rows in loader:
+        accelerator.backward(model(rows).pow(2).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        seen += len(rows)
+    with open(f"{folder}/{accelerator.process_index}.txt", "w") as file:
+        file.write(f"{accelerator.device.type} {accelerator.num_processes} {seen} {steps}")
+    accelerator.end_training()
+
+"""
+
 
 @pytest.fixture
 def run(tmp_path):
@@ -100,3 +123,17 @@ def test_a_launch_calls_the_function_of_the_script(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(told.read_text()) == {"device": "xla", "arguments": [str(told), "--lr", "1"]}
     assert os.environ["PJRT_DEVICE"] == "CPU"
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("notebook_launcher(train, (folder, 7), num_processes=1)", ["xla 1 16 7"]),
+        ("debug_launcher(train, (folder, 7))", ["cpu 2 8 7", "cpu 2 8 7"]),
+    ],
+    ids=["notebook", "debug"],
+)
+def test_functions_are_started_on_devices_and_tried_out_on_the_cpu(run, tmp_path, call, expected):
+    body = f"{FROM_A_NOTEBOOK}folder = {str(tmp_path)!r}\n{call}\ntold = {{}}\n"
+    run(body)
+    assert [file.read_text() for file in sorted(tmp_path.glob("?.txt"))] == expected
