@@ -82,7 +82,7 @@ def examples_commands():
     """Yield the name of an example and each command that its docstring gives."""
     for script in sorted((DOCS / "examples").glob("*.py")):
         docstring = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8")))
-        for line in docstring.splitlines():
+        for line in docstring.replace("\\\n", " ").splitlines():
             if re.match(r" *(accel|python) \S+ ?", line):
                 yield script.name, re.split(r" {3,}", line.strip())[0].partition("<")[0]
 

@@ -29,7 +29,7 @@ def test_every_example_is_run_by_a_test():
     tests = "".join(
         (Path(__file__).parent / name).read_text() for name in ("test_examples.py", "test_more_examples.py")
     )
-    found = {path.name for path in EXAMPLES.iterdir() if path.name != "__pycache__"}
+    found = {path.name for path in EXAMPLES.iterdir() if path.is_file() or (path / "train.py").is_file()}
     assert {name for name in found - TESTED_ELSEWHERE if f'"{name}"' not in tests} == set()
 
 

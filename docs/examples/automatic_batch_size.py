@@ -3,8 +3,9 @@
     python docs/examples/automatic_batch_size.py
     accel launch --cpu --num_processes 2 docs/examples/automatic_batch_size.py --limit 40
 
-All ranks take the smaller batch together, also if only one of them has run out of memory. Without GPUs memory hardly
-ever runs out, so `--limit` lets the model raise the error of a full GPU for larger batches.
+All ranks take the smaller batch together. A rank that waits in a collective for one whose memory has run out cannot be
+told, so give all ranks devices of the same size. Without GPUs memory hardly ever runs out, so `--limit` lets the model
+raise the error of a full GPU for larger batches.
 """
 
 import argparse
@@ -33,7 +34,7 @@ class SmallDevice(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Find the largest batch that fits.")
-    parser.add_argument("--limit", type=int, default=40, help="rows that fit; less on the last rank")
+    parser.add_argument("--limit", type=int, default=40, help="rows that fit")
     parser.add_argument("--starting_batch_size", type=int, default=256)
     args = parser.parse_args()
 
@@ -47,8 +48,7 @@ def main() -> None:
         accelerator.free_memory()
         accelerator.print(f"trying {batch_size} rows")
         set_seed(0)
-        limit = args.limit // 2 if accelerator.is_last_process and accelerator.use_distributed else args.limit
-        model = SmallDevice(limit)
+        model = SmallDevice(args.limit)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loader = DataLoader(data, batch_size, shuffle=True)
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)

@@ -64,6 +64,8 @@ class LanguageModel(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 256, bias=False)
         self.head.weight = self.bytes.weight
+        for embedding in (self.bytes, self.positions):
+            nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         states = self.bytes(text) + self.positions.weight[: text.shape[1]]
@@ -74,7 +76,8 @@ class LanguageModel(nn.Module):
 
 def read_files(pattern: str) -> torch.Tensor:
     """Return the bytes of all files that a pattern such as ``docs/**/*.md`` matches."""
-    files = sorted(file for file in Path().glob(pattern) if file.is_file())
+    root = Path(pattern).anchor  # empty, unless the pattern begins at the root of a disk
+    files = sorted(file for file in Path(root).glob(pattern.removeprefix(root)) if file.is_file())
     if not files:
         raise SystemExit(f"no file matches `{pattern}`")
     return torch.frombuffer(bytearray(b"\n".join(file.read_bytes() for file in files)), dtype=torch.uint8)

@@ -35,5 +35,7 @@ def test_an_unknown_name_is_refused():
 
 
 def test_files_that_no_format_recognises_are_refused():
-    with pytest.raises(CheckpointError, match=r"No file of model 1 .*\(.*full, per_rank, sharded\)"):
+    with pytest.raises(
+        CheckpointError, match=r"No file of model 1 .*\(.*full, megatron, per_rank, sharded\)"
+    ):
         format_of(["model.safetensors"], index=1)
