@@ -102,7 +102,7 @@ class Launch:
 
 @pytest.fixture
 def launch(tmp_path):
-    started = []
+    started, workers = [], ray_workers()
 
     def start(script: str, *arguments: str) -> Launch:
         (tmp_path / "train.py").write_text(script)
@@ -113,6 +113,19 @@ def launch(tmp_path):
     for each in started:
         with contextlib.suppress(ProcessLookupError):
             each.process.kill()
+    wait_until_gone(sorted(ray_workers() - workers))  # the cluster ends those of a job a moment after the job
+
+
+def ray_workers() -> set[int]:
+    """Return the processes that the clusters of this test run keep for jobs."""
+    return {child.pid for child in psutil.Process().children(recursive=True) if is_ray_worker(child)}
+
+
+def is_ray_worker(process: psutil.Process) -> bool:
+    try:
+        return " ".join(process.cmdline()).startswith("ray::")
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_until_gone(pids: list[int]) -> None:
