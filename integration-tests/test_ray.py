@@ -113,18 +113,22 @@ def launch(tmp_path):
     for each in started:
         with contextlib.suppress(ProcessLookupError):
             each.process.kill()
-    wait_until_gone(sorted(ray_workers() - workers))  # the cluster ends those of a job a moment after the job
+    idle = ray_workers() - workers  # a cluster may keep processes for later jobs
+    for worker in idle:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+    wait_until_gone([worker.pid for worker in idle])
 
 
-def ray_workers() -> set[int]:
-    """Return the processes that the clusters of this test run keep for jobs."""
-    return {child.pid for child in psutil.Process().children(recursive=True) if is_ray_worker(child)}
+def ray_workers() -> set[psutil.Process]:
+    """Return the processes of the clusters that run no job, or none any more."""
+    return {child for child in psutil.Process().children(recursive=True) if is_idle(child)}
 
 
-def is_ray_worker(process: psutil.Process) -> bool:
+def is_idle(process: psutil.Process) -> bool:
     try:
-        return " ".join(process.cmdline()).startswith("ray::")
-    except psutil.NoSuchProcess:
+        return " ".join(process.cmdline()).startswith("ray::IDLE")
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return False
 
 

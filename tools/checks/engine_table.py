@@ -191,7 +191,8 @@ def _cell(strategy: str, row: Row, capabilities: Capabilities) -> str:
         return ""
     if not row.is_declared(capabilities):
         return "no"
-    return "untested" if (strategy, row.feature) in UNTESTED else _shown(EVIDENCE[strategy][row.feature])
+    evidence = EVIDENCE.get(strategy, {}).get(row.feature)
+    return "untested" if evidence is None else _shown(evidence)
 
 
 def _shown(evidence: str) -> str:
