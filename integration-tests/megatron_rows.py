@@ -40,14 +40,23 @@ def plain():
     return losses
 
 
-def start(num_micro_batches=2, precision="no", **settings):
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.0)
+
+
+def sgd(parameters):
+    """Return an optimizer whose steps are as long as the gradients, unlike those of AdamW."""
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+def start(num_micro_batches=2, precision="no", make_optimizer=adamw, **settings):
     """Return an accelerator with the prepared model, optimizer, scheduler and loader."""
     plugin = MegatronLMPlugin(
         num_micro_batches=num_micro_batches, other_megatron_args=dict(EXACT), **settings
     )
     accelerator = Accelerator(cpu=True, mixed_precision=precision, megatron_lm_plugin=plugin)
     model = source()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    optimizer = make_optimizer(model.parameters())
     size = NUM_ROWS // num_micro_batches // plugin.num_data_ranks
     engine, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(rows(), batch_size=size))
     load_gpt2(accelerator, engine, model)
@@ -64,6 +73,38 @@ def trained(settings, save_to=None, load_from=None):
         if save_to is not None:
             accelerator.save_state(save_to)
         return losses, engine.grad_norm, accelerator.state.megatron_lm_plugin.global_batch_size
+
+
+def clipped(settings, limit):
+    """Return the losses of steps whose gradients were clipped."""
+    with cpu_for_cuda():
+        accelerator, engine, optimizer, loader = start(make_optimizer=sgd, **settings)
+        engine.train()
+        losses = []
+        for batch in loader:
+            loss = engine(**batch).loss
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(engine.parameters(), limit)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+
+def plainly_clipped(limit):
+    """Return the losses of the same steps of plain PyTorch."""
+    model, losses, all_rows = source().train(), [], rows()
+    optimizer = sgd(model.parameters())
+    for start_of_step in range(0, len(all_rows), NUM_ROWS):
+        some = all_rows[start_of_step : start_of_step + NUM_ROWS]
+        tokens = torch.stack([row["input_ids"] for row in some])
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
 
 
 def groups(settings):

@@ -127,6 +127,7 @@ EVIDENCE: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "bf16": f"{_DEEPSPEED}_training.py::test_bf16_keeps_close_to_fp32",
         },
         "megatron": {
+            "clipping by norm": f"{_MEGATRON}::test_gradients_are_clipped_by_the_norm_of_all",
             "accumulation": f"{_MEGATRON}::test_two_ranks_train_as_one_process_of_plain_pytorch",
             "copies of the model (`dp_replicate_size`)": f"{_MEGATRON}::test_two_ranks_train_as_one_process_of_plain_pytorch",
             "shards of the model (`dp_shard_size`)": f"{_MEGATRON}::test_two_ranks_train_as_one_process_of_plain_pytorch",
@@ -158,7 +159,6 @@ UNTESTED: Mapping[tuple[str, str], str] = MappingProxyType(
         ): "hpZ, its own way to have copies, is what is tested",
         ("deepspeed", "fp16"): "DeepSpeed's needs a GPU",
         ("fsdp", "memory of the CPU"): "on CPUs, where tests run, there is nothing to offload",
-        ("megatron", "clipping by norm"): "the norm is read, clipped steps are not compared",
         ("megatron", "fp16"): "needs a GPU",
         ("megatron", "memory of the CPU"): "`optimizer_cpu_offload` needs a GPU",
         ("megatron", "models on the meta device"): "the model is made anew from its config",

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -85,9 +85,17 @@ class Capabilities:
             ConfigError: With the reason, and what to do instead.
         """
         if feature in self.lacks:
-            raise ConfigError(
-                f"`{feature}` is not possible with the strategy `{strategy}`: {self.lacks[feature]}"
-            )
+            self.refuse(feature, strategy=strategy)
+
+    def refuse(self, feature: Feature, *, strategy: str) -> NoReturn:
+        """Refuse a feature that is known to be lacked.
+
+        Raises:
+            ConfigError: Always, with the reason, and what to do instead.
+        """
+        raise ConfigError(
+            f"`{feature}` is not possible with the strategy `{strategy}`: {self.lacks[feature]}"
+        )
 
 
 class Strategy(Protocol):

@@ -302,7 +302,7 @@ class DeepSpeedStrategy(EngineStates):
         Raises:
             ConfigError: Always.
         """
-        self.capabilities.check(Feature.CLIP_BY_VALUE, strategy=self.name)
+        self.capabilities.refuse(Feature.CLIP_BY_VALUE, strategy=self.name)
 
     def live_engines(self) -> Iterable[Any]:
         """Return DeepSpeed's engines, also those that only compute outputs."""

@@ -31,16 +31,23 @@ class MegatronEngine(nn.Module):
         model: This rank's parts of the model.
         optimizer: What steps it, None for a model that only computes outputs.
         scheduler: What moves its learning rate, if anything does.
+        train_step_handler: The train step.
 
     Attributes:
-        train_step_handler: The train step, which the strategy sets before the first call.
         grad_norm: Norm of all gradients of the last step, before they were clipped.
     """
 
-    train_step_handler: AbstractTrainStep
-
-    def __init__(self, accelerator: Any, model: list[nn.Module], optimizer: Any, scheduler: Any) -> None:
+    def __init__(
+        self,
+        accelerator: Any,
+        model: list[nn.Module],
+        optimizer: Any,
+        scheduler: Any,
+        *,
+        train_step_handler: AbstractTrainStep,
+    ) -> None:
         super().__init__()
+        self.train_step_handler = train_step_handler
         self.parts = nn.ModuleList(model)
         self.accelerator = accelerator
         self.plugin = accelerator.state.megatron_lm_plugin
@@ -50,7 +57,8 @@ class MegatronEngine(nn.Module):
         self.loss_weight = 1.0
         self.last_loss: torch.Tensor | None = None
         self.has_gradients = False
-        self._evaluated: list[torch.Tensor] = []
+        self._evaluated_loss: torch.Tensor | None = None
+        self._num_evaluated = 0
 
     @property
     def chunks(self) -> list[nn.Module]:
@@ -96,8 +104,15 @@ class MegatronEngine(nn.Module):
         """Compute the loss of a batch."""
         with torch.no_grad():
             output = self._output(*self._run(batch_data, forward_only=True))
-        self._evaluated.append(output.loss)
+        self._evaluated_loss = output.loss + (0.0 if self._evaluated_loss is None else self._evaluated_loss)
+        self._num_evaluated += 1
         return self._returned(output)
+
+    def step_optimizer(self) -> bool:
+        """Clip and step; return False if an overflow left the step out. All ranks together."""
+        is_stepped, self.grad_norm, _ = self.optimizer.step()
+        self.has_gradients = False
+        return bool(is_stepped)
 
     def discard_gradients(self) -> None:
         """Set all gradients to zero."""
@@ -118,10 +133,10 @@ class MegatronEngine(nn.Module):
 
     def log_eval_results(self) -> float | None:
         """Log the mean loss of the batches evaluated since the last call, and return it; None if there were none."""
-        if not self._evaluated:
+        if self._evaluated_loss is None:
             return None
-        mean = torch.stack(self._evaluated).mean().item()
-        self._evaluated.clear()
+        mean = self._evaluated_loss.item() / self._num_evaluated
+        self._evaluated_loss, self._num_evaluated = None, 0
         logger.info("evaluation loss %.6f", mean)
         return mean
 

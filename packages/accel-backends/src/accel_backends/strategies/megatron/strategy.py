@@ -98,7 +98,7 @@ class MegatronStrategy(TorchStrategy):
                 "`initial_loss_scale` and its neighbours in `other_megatron_args` of the MegatronLMPlugin."
             )
         if context.dynamo is not None and context.dynamo.backend != DynamoBackend.NO:
-            self.capabilities.check(Feature.COMPILE, strategy=self.name)
+            self.capabilities.refuse(Feature.COMPILE, strategy=self.name)
         context.precision.leave_scaling_to_engine()
         ensure_group(context.runtime)
         self._plugin = context.plugin if isinstance(context.plugin, MegatronLMPlugin) else MegatronLMPlugin()
@@ -123,7 +123,7 @@ class MegatronStrategy(TorchStrategy):
         if bundle.models:
             model, *others = bundle.models
             if others or len(trained) > 1:
-                self.capabilities.check(Feature.SEVERAL_MODELS, strategy=self.name)
+                self.capabilities.refuse(Feature.SEVERAL_MODELS, strategy=self.name)
             engine, optimizer = self._start(model, trained[0] if trained else None)
             optimizers = [one for one in (optimizer,) if one is not None]
         elif trained:
@@ -176,7 +176,7 @@ class MegatronStrategy(TorchStrategy):
             )
         known = [one for one in self._optimizers if isinstance(one, MegatronLMOptimizerWrapper)]
         own = next((one for one in known if self._is_made_from(one, scheduler.optimizer)), None)
-        if own is None:
+        if own is None or own.client is None:
             raise ConfigError(
                 "The optimizer of a `MegatronLMDummyScheduler` is not prepared. Prepare the model, its optimizer and "
                 "the scheduler in one call."
@@ -220,20 +220,18 @@ class MegatronStrategy(TorchStrategy):
             check_device()
         with seeded(agree_on_seed(), layout=context.layout, rank=context.topology.rank):
             parts = build_parts(arguments, config, plugin, device=context.device)
-        run, optimizer = RunView(), None
+        run, made, optimizer = RunView(), None, None
         if client is None:
-            engine = MegatronEngine(run, in_format(parts, config), None, None)
+            parts = in_format(parts, config)
         else:
-            settings = optimizer_settings(client)
-            wrapped = with_reduction(parts, config, plugin)
-            optimizer = MegatronLMOptimizerWrapper(make_optimizer(settings, wrapped, config, plugin))
-            engine = MegatronEngine(run, wrapped, optimizer.optimizer, None)
-            optimizer.engine, optimizer.client = engine, client
-            self._optimizers.add(optimizer)
+            parts = with_reduction(parts, config, plugin)
+            made = make_optimizer(optimizer_settings(client), parts, config, plugin)
         kind: Any = plugin.custom_train_step_class or TRAIN_STEPS[arguments["model_type_name"]]
-        engine.train_step_handler = kind(
-            run, SimpleNamespace(**arguments), **(plugin.custom_train_step_kwargs or {})
-        )
+        step = kind(run, SimpleNamespace(**arguments), **(plugin.custom_train_step_kwargs or {}))
+        engine = MegatronEngine(run, parts, made, None, train_step_handler=step)
+        if client is not None:
+            optimizer = MegatronLMOptimizerWrapper(made, engine=engine, client=client)
+            self._optimizers.add(optimizer)
         self._engine, self._source = engine, weakref.ref(model)
         return engine, optimizer
 
@@ -335,8 +333,9 @@ class MegatronStrategy(TorchStrategy):
             raise ConfigError(
                 f"`norm_type` must be 2 with Megatron-LM, which clips by no other norm, got {norm_type}."
             )
-        if self._engine is not None and self._engine.optimizer is not None and math.isfinite(max_norm):
-            self._engine.optimizer.config.clip_grad = max_norm
+        if self._engine is not None and self._engine.optimizer is not None:
+            # megatron-core clips where the limit is above 0.
+            self._engine.optimizer.config.clip_grad = max_norm if math.isfinite(max_norm) else 0.0
         return None
 
     def clip_grad_value(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
@@ -345,7 +344,7 @@ class MegatronStrategy(TorchStrategy):
         Raises:
             ConfigError: Always.
         """
-        self.capabilities.check(Feature.CLIP_BY_VALUE, strategy=self.name)
+        self.capabilities.refuse(Feature.CLIP_BY_VALUE, strategy=self.name)
 
     def own_model_state(self, model: nn.Module) -> Any:
         """Return which parts of the model are here, as megatron-core describes it."""
@@ -392,8 +391,7 @@ class MegatronStrategy(TorchStrategy):
         return model
 
     def _refuse_state(self) -> NoReturn:
-        self.capabilities.check(Feature.SAVE_MODEL, strategy=self.name)
-        raise AssertionError("it is lacked")
+        self.capabilities.refuse(Feature.SAVE_MODEL, strategy=self.name)
 
 
 def _refuse_weights() -> NoReturn:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.strategies.megatron.engine import MegatronEngine
@@ -36,17 +38,20 @@ class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
 
     Args:
         optimizer: A `megatron.core.optimizer.MegatronOptimizer`.
-
-    Attributes:
-        engine: The model that it steps, which the strategy sets.
+        engine: The model that it steps.
         client: The optimizer that the user made.
     """
 
-    engine: MegatronEngine | None = None
-    client: Any = None
-
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(
+        self,
+        optimizer: Any,
+        *,
+        engine: MegatronEngine | None = None,
+        client: torch.optim.Optimizer | None = None,
+    ) -> None:
         super().__init__(optimizer, device_placement=False, scaler=None)
+        self.engine = engine
+        self.client = client
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Clip and step, if there are gradients.
@@ -58,10 +63,7 @@ class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
             raise StateError("Megatron-LM's optimizer cannot step with a `closure`. Call it without.")
         if self.engine is None or not self.engine.has_gradients:
             return
-        outcome: Any = self.engine.optimizer.step()
-        is_stepped, self.engine.grad_norm, _ = outcome
-        self._is_overflow = not is_stepped
-        self.engine.has_gradients = False
+        self._is_overflow = not self.engine.step_optimizer()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what a checkpoint had of the state; nothing where it was to be left out."""
