@@ -10,8 +10,7 @@ from accel_backends.strategies.selection import STRATEGIES, why_not_on
 from accel_state.devices import Vendor, device_backend, known_vendors
 from accel_state.errors import NotAvailableError
 from accel_state.testing.vendor_modules import VendorModule, vendor_module
-from tools.checks.reporting import report
-from tools.workspace import ROOT
+from tools.checks.tables import if_old, run_check, with_rows
 
 PAGE = Path("docs") / "reference" / "devices.md"
 _COLUMNS = (
@@ -35,21 +34,12 @@ _WITHOUT_STAND_IN = {
 
 def with_table(page: str) -> str:
     """Return the page with the table as the code has it now."""
-    before, found, rest = page.partition(BEGIN)
-    if not found:
-        raise ValueError(f"{PAGE} has no table that begins with:\n{BEGIN}")
-    _, _, after = f"\n{rest}".partition("\n\n")
-    return f"{before}{BEGIN}{''.join(_lines())}\n{after}"
+    return with_rows(page, head=BEGIN, rows=_lines(), page=PAGE)
 
 
 def problems(root: Path) -> list[str]:
     """Return what is to be done if the page is not current."""
-    page = (root / PAGE).read_text(encoding="utf-8")
-    if page == with_table(page):
-        return []
-    return [
-        f"{PAGE}: the table of devices is old. `python tools/dev.py check device_table --update` rewrites it."
-    ]
+    return if_old(root, PAGE, with_table, what="devices", check="device_table")
 
 
 def _lines() -> Iterator[str]:
@@ -104,7 +94,4 @@ def _calls(module: VendorModule, function: Callable[[], object]) -> str:
 
 
 if __name__ == "__main__":
-    if "--update" in sys.argv:
-        file = ROOT / PAGE
-        file.write_text(with_table(file.read_text(encoding="utf-8")), encoding="utf-8")
-    sys.exit(report(problems(ROOT)))
+    sys.exit(run_check(PAGE, with_table, problems))

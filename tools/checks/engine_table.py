@@ -12,8 +12,7 @@ from accel_backends.strategies.protocol import Capabilities, Feature
 from accel_backends.strategies.selection import STRATEGIES, why_not_on
 from accel_state.devices import known_vendors
 from tools.checks.engine_evidence import EVIDENCE, ON_DEVICES, UNTESTED
-from tools.checks.reporting import report
-from tools.workspace import ROOT
+from tools.checks.tables import if_old, run_check
 
 PAGE = Path("docs") / "reference" / "engines.md"
 BEGIN = "<!-- the tables begin -->\n"
@@ -98,13 +97,11 @@ def with_tables(page: str) -> str:
 
 def problems(root: Path) -> list[str]:
     """Return what is to be done: cells that nothing backs, tests that are not there, a page that is not current."""
-    found = [*_unbacked(), *_missing(root)]
-    page = (root / PAGE).read_text(encoding="utf-8")
-    if page != with_tables(page):
-        found.append(
-            f"{PAGE}: the tables of engines are old. `python tools/dev.py check engine_table --update` rewrites them."
-        )
-    return found
+    return [
+        *_unbacked(),
+        *_missing(root),
+        *if_old(root, PAGE, with_tables, what="engines", check="engine_table"),
+    ]
 
 
 def _strategies() -> dict[str, Capabilities]:
@@ -200,7 +197,4 @@ def _shown(evidence: str) -> str:
 
 
 if __name__ == "__main__":
-    if "--update" in sys.argv:
-        file = ROOT / PAGE
-        file.write_text(with_tables(file.read_text(encoding="utf-8")), encoding="utf-8")
-    sys.exit(report(problems(ROOT)))
+    sys.exit(run_check(PAGE, with_tables, problems))

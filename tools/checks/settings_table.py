@@ -9,8 +9,7 @@ from pathlib import Path
 
 from accel_backends.plugins.deepspeed.values import setting_of
 from accel_state.environment.settings import SETTINGS
-from tools.checks.reporting import report
-from tools.workspace import ROOT
+from tools.checks.tables import if_old, run_check, with_rows
 
 PAGE = Path("docs") / "guides" / "fsdp_and_deepspeed.md"
 BEGIN = "| | FSDP | DeepSpeed | |\n|-|-|-|-|\n"
@@ -127,19 +126,12 @@ ROWS = (
 
 def with_table(page: str) -> str:
     """Return the page with the table as the plugins have it now."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition("\n\n")
-    return f"{before}{BEGIN}{''.join(_lines())}\n{after}"
+    return with_rows(page, head=BEGIN, rows=_lines(), page=PAGE)
 
 
 def problems(root: Path) -> list[str]:
     """Return what is to be done if the page is not current."""
-    page = (root / PAGE).read_text(encoding="utf-8")
-    if page == with_table(page):
-        return []
-    return [
-        f"{PAGE}: the table of settings is old. `python tools/dev.py check settings_table --update` rewrites it."
-    ]
+    return if_old(root, PAGE, with_table, what="settings", check="settings_table")
 
 
 def _lines() -> Iterator[str]:
@@ -157,7 +149,4 @@ def _with_flag(field: str, setting: str) -> str:
 
 
 if __name__ == "__main__":
-    if "--update" in sys.argv:
-        file = ROOT / PAGE
-        file.write_text(with_table(file.read_text(encoding="utf-8")), encoding="utf-8")
-    sys.exit(report(problems(ROOT)))
+    sys.exit(run_check(PAGE, with_table, problems))

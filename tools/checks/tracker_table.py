@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_trackers import ABILITIES, LOGGER_TYPE_TO_CLASS, GeneralTracker, ServiceTracker
-from tools.checks.reporting import report
-from tools.workspace import ROOT
+from tools.checks.tables import if_old, run_check, with_rows
 
 PAGE = Path("packages") / "accel-trackers" / "README.md"
 _METHODS = [
@@ -25,21 +24,12 @@ BEGIN = (
 
 def with_table(page: str) -> str:
     """Return the page with the table as the classes have it now."""
-    before, found, rest = page.partition(BEGIN)
-    if not found:
-        raise ValueError(f"{PAGE} has no table that begins with:\n{BEGIN}")
-    _, _, after = f"\n{rest}".partition("\n\n")
-    return f"{before}{BEGIN}{''.join(_lines())}\n{after}"
+    return with_rows(page, head=BEGIN, rows=_lines(), page=PAGE)
 
 
 def problems(root: Path) -> list[str]:
     """Return what is to be done if the page is not current."""
-    page = (root / PAGE).read_text(encoding="utf-8")
-    if page == with_table(page):
-        return []
-    return [
-        f"{PAGE}: the table of abilities is old. `python tools/dev.py check tracker_table --update` rewrites it."
-    ]
+    return if_old(root, PAGE, with_table, what="abilities", check="tracker_table")
 
 
 def _lines() -> Iterator[str]:
@@ -59,7 +49,4 @@ def _further(cls: type[GeneralTracker]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    if "--update" in sys.argv:
-        file = ROOT / PAGE
-        file.write_text(with_table(file.read_text(encoding="utf-8")), encoding="utf-8")
-    sys.exit(report(problems(ROOT)))
+    sys.exit(run_check(PAGE, with_table, problems))
