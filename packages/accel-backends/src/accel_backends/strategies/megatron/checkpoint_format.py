@@ -33,7 +33,20 @@ _KIND = "param_state_sharding_type"
 """What megatron-core's distributed optimizer adds to its state."""
 
 
-class ShardedState(Mapping[str, Any]):
+class _Opaque(Mapping[str, Any]):
+    """A state that other methods hand out. Checkpoints pass states as mappings; as such it is empty."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+class ShardedState(_Opaque):
     """The state of a model or an optimizer as megatron-core describes it: which part of which tensor is here.
 
     Args:
@@ -55,15 +68,6 @@ class ShardedState(Mapping[str, Any]):
         self._load = load
         self.is_saved = is_saved
         self.is_loaded = is_loaded
-
-    def __getitem__(self, key: str) -> Any:
-        raise KeyError(key)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
 
     def pieces(self, *, is_first: bool) -> Iterator[tuple[Piece, tuple[str, ...]]]:
         """Yield what this rank holds, with its path; ``is_first`` says whether it writes what all have in common."""
@@ -154,7 +158,7 @@ class MegatronFormat(CheckpointFormat):
         return saved.values_of(description)
 
 
-class SavedParts(Mapping[str, Any]):
+class SavedParts(_Opaque):
     """A state in a checkpoint, of which each rank reads what overlaps its parts.
 
     Args:
@@ -166,15 +170,6 @@ class SavedParts(Mapping[str, Any]):
         self._name = name
         self._saved = saved
         self._entries: dict[tuple[Any, ...], Entry] = dict(saved.below())
-
-    def __getitem__(self, key: str) -> Any:
-        raise KeyError(key)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
 
     def common(self) -> dict[str, Any]:
         """Return what all ranks have in common."""
