@@ -1,5 +1,6 @@
 """Train a language model whose parameters are sharded over the ranks, on sources of Python's standard library.
 
+    pip install matplotlib
     accel launch --cpu --num_processes 2 docs/examples/sharded.py --stop_after 100     # or: kill -TERM <any rank>
     accel launch --cpu --num_processes 4 docs/examples/sharded.py                      # goes on, on four ranks
     accel merge-weights runs/language/sharded/checkpoints/checkpoint_1/pytorch_model_fsdp_0 runs/language/merged
@@ -206,14 +207,15 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
     loader = DataLoader(Sources(), batch_size=args.batch_size, shuffle=True, drop_last=True)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
-    if (folder / "checkpoints").exists():
-        accelerator.load_state(restore_loaders=True)  # of any number of ranks, in the middle of its epoch
+    if accelerator.load_state(
+        restore_loaders=True, missing_ok=True
+    ):  # of any number of ranks, within its epoch
         accelerator.print(f"going on after step {scheduler.last_epoch}, on {accelerator.num_processes} ranks")
 
     first = scheduler.last_epoch
     stop_at = min(args.steps, args.stop_after or args.steps)
     with accelerator.handle_preemption(grace_period_s=60):
-        while scheduler.last_epoch < stop_at:
+        while scheduler.last_epoch < stop_at and not accelerator.should_stop:
             for rows in loader:
                 loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
                 accelerator.backward(loss)

@@ -1,7 +1,9 @@
 """Train with the strategy of the package beside this file, and compare with one process that sees all batches.
 
-pip install docs/examples/own_strategy
-accel launch --cpu --num_processes 2 docs/examples/own_strategy/train.py
+    pip install .
+    accel launch --cpu --num_processes 2 train.py
+
+On two processes both must end at the same weights as one that sees all batches, up to rounding.
 """
 
 import copy
