@@ -7,7 +7,8 @@
         --checkpointing_steps epoch --with_tracking --compile
     python docs/examples/image_classification.py --resume_from runs/images/epoch_1
 
-A resumed run ends with the weights of one that was not stopped, bit for bit, if its other flags are the same.
+A run that is resumed with the same flags ends with the weights of one that was not stopped, bit for bit; with
+`--num_workers` only from the end of an epoch, for workers draw the moves of images at random and start anew.
 """
 
 import argparse

@@ -11,6 +11,7 @@ side by side, and draws them with `--picture`.
 """
 
 import argparse
+import atexit
 import importlib.util
 import itertools
 import json
@@ -105,11 +106,12 @@ class Memory:
         self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         if device.type == "cpu":
             self._profiler.start()
+            atexit.register(self._stop)  # torch crashes if a process ends while it records memory
 
     def measure(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Note all sizes in bytes, before the gradients are freed."""
         if self._device.type == "cpu":
-            self._profiler.stop()
+            self._stop()
         parameters = list(model.parameters())
         states = [value for state in optimizer.state.values() for value in state.values()]
         self.sizes = {
@@ -118,6 +120,10 @@ class Memory:
             "optimizer": size_of([state for state in states if isinstance(state, torch.Tensor)]),
             "peak": self._peak_bytes(),
         }
+
+    def _stop(self) -> None:
+        atexit.unregister(self._stop)
+        self._profiler.stop()
 
     def _peak_bytes(self) -> int:
         if self._device.type != "cpu":
@@ -207,6 +213,8 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
     loader = DataLoader(Sources(), batch_size=args.batch_size, shuffle=True, drop_last=True)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    if not len(loader):
+        raise SystemExit("The sources do not fill one batch; lower --batch_size.")
     if accelerator.load_state(
         restore_loaders=True, missing_ok=True
     ):  # of any number of ranks, within its epoch
