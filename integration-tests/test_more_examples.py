@@ -81,7 +81,12 @@ def test_images_are_classified_with_every_feature_off_and_on(outcome):
     assert numbers(off, r"epoch 1: accuracy ([\d.]+)")[0] > 0.6
     assert numbers(on, r"epoch 1: accuracy ([\d.]+)")[0] > 0.5
     assert any((folder / "on").rglob("events.out.tfevents*"))
-    assert {path.name for path in (folder / "off").glob("step_*")} == {"step_20", "step_40", "step_60", "step_80"}
+    assert {path.name for path in (folder / "off").glob("step_*")} == {
+        "step_20",
+        "step_40",
+        "step_60",
+        "step_80",
+    }
     assert resumed.splitlines()[1:] == on.splitlines()[1:]
     weights = [load_file(folder / run / "weights" / "model.safetensors") for run in ("on", "resumed")]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
@@ -188,7 +193,10 @@ def test_models_learn_to_draw(outcome):
     for printed in outcome["diffusion"]:
         assert numbers(printed, r"guessed noise ([\d.]+)")[0] < 0.7
         assert numbers(printed, r"(\d+) of 30 drawings")[0] > 6  # 3 by chance
-    assert any(name.startswith("layers.0.") for name in load_file(outcome["folder"] / "weights" / "model.safetensors"))
+    assert any(
+        name.startswith("layers.0.")
+        for name in load_file(outcome["folder"] / "weights" / "model.safetensors")
+    )
     for name in ("gan", "diffusion"):
         assert (outcome["folder"] / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 

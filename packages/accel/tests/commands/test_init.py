@@ -62,7 +62,9 @@ OF_ACCEL = {"torch", "safetensors"}  # come with it
 PACKAGES = {"sklearn": "scikit-learn"}  # by modules; others have the name of their module
 
 
-@pytest.mark.parametrize("name", sorted(name for name, path in find_examples().items() if path.suffix == ".py"))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, path in find_examples().items() if path.suffix == ".py")
+)
 def test_every_package_that_a_script_imports_is_named(name):
     script = find_examples()[name]
     statements = list(ast.walk(ast.parse(script.read_text())))
