@@ -239,3 +239,15 @@ def test_one_model_has_the_same_losses_in_every_layout(outcome):
     assert set(differences) == {"one", "tp2", "cp2", "sp2", "pp2", "experts", "ep2"}
     assert max(differences.values()) < 1e-5  # sums have another order
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["communication_hooks.py", "local_sgd.py", "own_tracker.py", "profiling.py"])
+def test_examples_about_several_ranks_run_on_one_too(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where they write by default
+    assert launch(name, num_processes=1)
+
+
+def test_a_share_of_four_batches_is_refused_where_it_cannot_be_even(tmp_path):
+    done = run_script(EXAMPLES / "accumulation.py", num_processes=3, timeout_s=180)
+    assert done.returncode == 1
+    assert "Start 1, 2 or 4." in done.stderr

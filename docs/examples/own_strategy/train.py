@@ -3,7 +3,7 @@
     pip install .
     accel launch --cpu --num_processes 2 train.py
 
-On two processes both must end at the same weights as one that sees all batches, up to rounding.
+On one process and on two the weights must end up the same, up to rounding.
 """
 
 import copy
@@ -27,7 +27,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
     alone = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(data, batch_size=8 // accelerator.num_processes)
+    loader = DataLoader(data, batch_size=8 // accelerator.num_processes)  # 16 rows in a step
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     for rows, targets in loader:
         with accelerator.accumulate(model):
