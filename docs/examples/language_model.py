@@ -4,8 +4,8 @@
     accel launch --cpu --num_processes 2 docs/examples/language_model.py --steps 200
     accel launch --cpu --num_processes 2 docs/examples/language_model.py --steps 400   # goes on
 
-Without `--files` it reads some sources of Python's standard library. It reads bytes, so it needs no tokenizer. A checkpoint
-is written in the background while training goes on.
+Without `--files` it reads some sources of Python's standard library. It reads bytes, so it needs no tokenizer. A
+checkpoint is written in the background while training goes on.
 """
 
 import argparse
