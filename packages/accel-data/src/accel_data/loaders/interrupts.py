@@ -14,8 +14,8 @@ def delayed_interrupt() -> Iterator[None]:
     """Handle a SIGINT that arrives in the body after it.
 
     Around a fork, Python calls functions of `logging`, `random` and others, and drops what is raised in them: the
-    `KeyboardInterrupt` would be lost, and the process go on. Workers that are forked in the body ignore SIGINT; torch ends
-    them with their process.
+    `KeyboardInterrupt` would be lost, and the process go on. Workers that are forked in the body ignore SIGINT; torch
+    ends them with their process.
     """
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
