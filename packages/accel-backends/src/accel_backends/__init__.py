@@ -73,6 +73,9 @@ if TYPE_CHECKING:
     from accel_backends.strategies.context import SchedulerSettings as SchedulerSettings
     from accel_backends.strategies.context import StrategyContext as StrategyContext
     from accel_backends.strategies.ddp import trigger_sync_in_backward as trigger_sync_in_backward
+    from accel_backends.strategies.ddp_averaging import (
+        UnaveragedGradientsWarning as UnaveragedGradientsWarning,
+    )
     from accel_backends.strategies.deepspeed.cpu_optimizers import (
         map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed,
     )
@@ -193,6 +196,7 @@ __getattr__, __dir__, __all__ = attach(
         "TERecipeKwargs": "accel_backends.handlers.fp8",
         "TorchDynamoPlugin": "accel_backends.plugins.dynamo",
         "TorchTensorParallelPlugin": "accel_backends.plugins.tensor_parallel",
+        "UnaveragedGradientsWarning": "accel_backends.strategies.ddp_averaging",
         "apply_fp8_autowrap": "accel_backends.precisions.fp8.te_forward",
         "collect": "accel_backends.handlers.collection",
         "compile_model": "accel_backends.transforms.compile",

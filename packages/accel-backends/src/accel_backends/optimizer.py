@@ -24,6 +24,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     Attributes that this class does not define are those of the wrapped optimizer.
     """
 
+    _check: Callable[[torch.optim.Optimizer], None] | None = None
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -39,6 +41,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if device_placement:
             place_optimizer_state(optimizer)
 
+    def check_before_step(self, check: Callable[[torch.optim.Optimizer], None]) -> None:
+        """Let each `step` call ``check`` with the wrapped optimizer first; copies do without."""
+        self._check = check
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step the wrapped optimizer if this micro-batch completes the gradients; else do nothing.
 
@@ -50,6 +56,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """
         if not self._gradient.sync_gradients:
             return None
+        if self._check is not None:
+            self._check(self.optimizer)
         if self.scaler is None:
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
         self._is_overflow = not step_scaled(self.scaler, self.optimizer, closure)
@@ -133,8 +141,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return getattr(self.optimizer, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The gradient state belongs to the process, not to the optimizer.
-        return {name: value for name, value in self.__dict__.items() if name != "_gradient"}
+        # The gradient state belongs to the process, and the check to the models, not to the optimizer.
+        return {name: value for name, value in self.__dict__.items() if name not in ("_gradient", "_check")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

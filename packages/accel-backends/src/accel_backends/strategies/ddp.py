@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
@@ -14,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_backends.containers import layers
 from accel_backends.handlers.ddp import DistributedDataParallelKwargs
+from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.strategies.context import StrategyContext
+from accel_backends.strategies.ddp_averaging import AveragingCheck, TrackedDDP
 from accel_backends.strategies.ddp_ending import release_at_exit
 from accel_backends.strategies.placement import model_devices
 from accel_backends.strategies.protocol import Capabilities, Sync
@@ -42,6 +45,7 @@ class DDPStrategy(TorchStrategy):
                 "Start the script with `accel launch` or torchrun, or use the strategy `single`."
             )
         super().setup(context)
+        self._tracked: weakref.WeakSet[TrackedDDP] = weakref.WeakSet()
 
     def _wrapping(self) -> DistributedDataParallelKwargs:
         """Return how models are wrapped, which may have been set anew since the last one was."""
@@ -55,10 +59,19 @@ class DDPStrategy(TorchStrategy):
         if ddp_of(model) is not None or not any(parameter.requires_grad for parameter in model.parameters()):
             return model
         handler = self._wrapping()
-        wrapped = DistributedDataParallel(model, device_ids=_device_ids(model), **handler.to_kwargs())
+        wrapped = TrackedDDP(model, device_ids=_device_ids(model), **handler.to_kwargs())
         handler.register_comm_hook(wrapped)
         release_at_exit(wrapped)
+        self._tracked.add(wrapped)
         return wrapped
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, *, device_placement: bool | None = None
+    ) -> AcceleratedOptimizer:
+        """Wrap ``optimizer``, and let it warn if it steps gradients that nobody averaged."""
+        prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
+        prepared.check_before_step(AveragingCheck(self._tracked))
+        return prepared
 
     def gradient_sync(self, model: nn.Module, *, sync: Sync) -> AbstractContextManager[Any]:
         """Return a context in which gradients of ``model`` are reduced, or only added up on this rank."""
@@ -109,6 +122,8 @@ def _synchronised_backward(ddp: DistributedDataParallel) -> Iterator[None]:
     # What DDP's forward does when it is not under no_sync. Parameters that backward does not reach are not
     # searched for, since the outputs are gone: with find_unused_parameters backward must reach all.
     ddp.reducer.prepare_for_backward([])
+    if isinstance(ddp, TrackedDDP):
+        ddp.track.begin()
     try:
         yield
     finally:

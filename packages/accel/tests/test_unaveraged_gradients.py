@@ -1,0 +1,393 @@
+"""Who steps gradients that DDP did not average is told once; everybody else is not."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from accel import Accelerator, DistributedDataParallelKwargs, LocalSGD
+from accel_backends import UnaveragedGradientsWarning
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+class Net(nn.Module):
+    """Two layers, of which a loss may use one."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(4, 3)
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, rows):
+        return self.head(torch.tanh(self.encoder(rows)))
+
+
+def rows():
+    """Return other rows on each rank."""
+    return torch.full((2, 4), float(Accelerator().process_index + 1))
+
+
+def prepared(accelerator, *, make=torch.optim.SGD):
+    torch.manual_seed(0)
+    model = Net()
+    return accelerator.prepare(model, make(model.parameters(), lr=0.1))
+
+
+def train(accelerator, compute, *, num_steps=3, model=None, optimizer=None, set_to_none=True):
+    """Train with the losses that ``compute(model)`` yields, each of which gets a backward of its own."""
+    if model is None:
+        model, optimizer = prepared(accelerator)
+    for _ in range(num_steps):
+        for loss in compute(model):
+            accelerator.backward(loss, retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=set_to_none)
+    return model
+
+
+def unwrapped(accelerator):
+    train(accelerator, lambda model: [accelerator.unwrap_model(model)(rows()).square().mean()])
+
+
+def one_step_of_the_module(accelerator):
+    train(accelerator, lambda model: [model.module(rows()).square().mean()], num_steps=1)
+
+
+def encoder_alone(accelerator):
+    train(accelerator, lambda model: [model.module.encoder(rows()).square().mean()])
+
+
+def head_alone(accelerator):
+    train(accelerator, lambda model: [model.module.head(rows()[:, :3]).square().mean()])
+
+
+def after_training_as_it_should_be(accelerator):
+    model, optimizer = prepared(accelerator)
+    train(accelerator, lambda model: [model(rows()).square().mean()], model=model, optimizer=optimizer)
+    train(accelerator, lambda model: [model.module(rows()).mean()], model=model, optimizer=optimizer)
+
+
+def second_backward(accelerator):
+    def compute(model):
+        loss = model(rows()).square().mean()
+        return [loss, loss]
+
+    train(accelerator, compute)
+
+
+def two_forwards_and_then_two_backwards(accelerator):
+    train(accelerator, lambda model: [model(rows()).mean(), model(rows()).square().mean()])
+
+
+def another_loss_after_the_average(accelerator):
+    def compute(model):
+        yield model(rows()).square().mean()
+        yield model.module.encoder(rows()).square().mean()
+
+    train(accelerator, compute)
+
+
+def static_graph(accelerator):
+    train(accelerator, lambda model: [model.module(rows()).square().mean()])
+
+
+def last_batch_of_a_window(accelerator):
+    model, optimizer = prepared(accelerator)
+    for number in range(4):
+        with accelerator.accumulate(model):
+            net = model.module if number % 2 else model
+            accelerator.backward(net(rows()).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def lbfgs_unwrapped(accelerator):
+    model, optimizer = prepared(accelerator, make=torch.optim.LBFGS)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model.module(rows()).square().mean()
+        accelerator.backward(loss)
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+
+
+def compiled_unwrapped(accelerator):
+    model = torch.compile(Net(), backend="eager")
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    train(
+        accelerator,
+        lambda model: [accelerator.unwrap_model(model)(rows()).square().mean()],
+        model=model,
+        optimizer=optimizer,
+    )
+
+
+WRONG = {
+    scenario.__name__: scenario
+    for scenario in (
+        unwrapped,
+        one_step_of_the_module,
+        encoder_alone,
+        head_alone,
+        after_training_as_it_should_be,
+        second_backward,
+        two_forwards_and_then_two_backwards,
+        another_loss_after_the_average,
+        static_graph,
+        last_batch_of_a_window,
+        lbfgs_unwrapped,
+        compiled_unwrapped,
+    )
+}
+
+
+def called(accelerator):
+    train(accelerator, lambda model: [model(rows()).square().mean()])
+
+
+def forward_by_name(accelerator):
+    train(accelerator, lambda model: [model.forward(rows()).square().mean()])
+
+
+def one_backward_for_both(accelerator):
+    train(accelerator, lambda model: [model(rows()).mean() + model.module.encoder(rows()).mean()])
+
+
+def another_loss_before_the_average(accelerator):
+    def compute(model):
+        yield model.module.encoder(rows()).square().mean()
+        yield model(rows()).square().mean()
+
+    train(accelerator, compute)
+
+
+def forward_and_backward_twice(accelerator):
+    def compute(model):
+        yield model(rows()).mean()
+        yield model(rows()).square().mean()
+
+    train(accelerator, compute)
+
+
+def generator_and_discriminator(accelerator):
+    """The loss of the generator leaves gradients in the discriminator, which nobody averages or steps."""
+    generator, discriminator = nn.Linear(4, 4), Net()
+    generator, discriminator, first, second = accelerator.prepare(
+        generator,
+        discriminator,
+        torch.optim.Adam(generator.parameters()),
+        torch.optim.Adam(discriminator.parameters()),
+    )
+    for number in range(4):
+        fake = generator(rows())
+        second.zero_grad(set_to_none=False)
+        accelerator.backward((discriminator(fake.detach()) - discriminator(rows())).mean())
+        second.step()
+        if number % 2:  # the discriminator is stepped twice as often
+            first.zero_grad()
+            accelerator.backward(-accelerator.unwrap_model(discriminator)(generator(rows())).mean())
+            first.step()
+
+
+def alternating_models(accelerator, *, set_to_none):
+    """One optimizer, two models in turn: of the other there are zeros, or what an earlier step left."""
+    first, second = Net(), Net()
+    parameters = [*first.parameters(), *second.parameters()]
+    first, second, optimizer = accelerator.prepare(first, second, torch.optim.SGD(parameters, lr=0.1))
+    for number in range(6):
+        accelerator.backward((second if number % 2 else first)(rows()).square().mean())
+        optimizer.step()
+        if set_to_none is not None:
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+
+def alternating_with_zeros(accelerator):
+    alternating_models(accelerator, set_to_none=False)
+
+
+def alternating_with_leftovers(accelerator):
+    alternating_models(accelerator, set_to_none=None)
+
+
+def two_optimizers(accelerator):
+    model = Net()
+    model, first, second = accelerator.prepare(
+        model,
+        torch.optim.SGD(model.encoder.parameters(), lr=0.1),
+        torch.optim.SGD(model.head.parameters(), lr=0.1),
+    )
+    for number in range(4):
+        accelerator.backward(model(rows()).square().mean())
+        first.step()
+        if number % 2:
+            second.step()
+        first.zero_grad()
+
+
+def stepping_twice(accelerator):
+    model, optimizer = prepared(accelerator)
+    accelerator.backward(model(rows()).square().mean())
+    optimizer.step()
+    optimizer.step()
+
+
+def accumulating(accelerator):
+    model, optimizer = prepared(accelerator)
+    for _ in range(4):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(rows()).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def averaging_by_hand(accelerator):
+    model, optimizer = prepared(accelerator)
+    for _ in range(3):
+        with accelerator.no_sync(model):
+            accelerator.backward(model(rows()).square().mean())
+        for parameter in model.parameters():
+            parameter.grad = accelerator.reduce(parameter.grad, "mean")
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def local_sgd_unwrapped(accelerator):
+    model, optimizer = prepared(accelerator)
+    with LocalSGD(accelerator, model, 2) as local_sgd:
+        for _ in range(4):
+            accelerator.backward(accelerator.unwrap_model(model)(rows()).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            local_sgd.step()
+
+
+def averaging_late(accelerator):
+    model, optimizer = prepared(accelerator)
+    for _ in range(3):
+        with accelerator.no_sync(model):
+            losses = [model(rows()).square().mean() for _ in range(2)]
+            accelerator.backward(losses[0])
+        with accelerator.trigger_sync_in_backward(model):
+            accelerator.backward(losses[1])
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def lbfgs(accelerator):
+    model, optimizer = prepared(accelerator, make=torch.optim.LBFGS)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(rows()).square().mean()
+        accelerator.backward(loss)
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+
+
+def uneven_inputs(accelerator):
+    model, optimizer = prepared(accelerator)
+    with accelerator.join_uneven_inputs([model]):
+        for _ in range(2 + accelerator.process_index):
+            accelerator.backward(model(rows()).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def prepared_apart_and_twice(accelerator):
+    model = accelerator.prepare(Net())
+    optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+    model, optimizer = accelerator.prepare(model, optimizer)
+    train(accelerator, lambda model: [model(rows()).mean()], model=model, optimizer=optimizer)
+
+
+def frozen_teacher(accelerator):
+    model, optimizer = prepared(accelerator)
+    teacher = accelerator.prepare(Net().requires_grad_(False))
+
+    def compute(model):
+        return [(model(rows()) - accelerator.unwrap_model(teacher)(rows())).square().mean()]
+
+    train(accelerator, compute, model=model, optimizer=optimizer)
+
+
+def copies(accelerator):
+    model, optimizer = prepared(accelerator)
+    train(accelerator, lambda model: [model(rows()).mean()], model=model, optimizer=optimizer)
+    for change in (copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))):
+        again = change((model, optimizer))
+        train(accelerator, lambda model: [model(rows()).mean()], model=again[0], optimizer=again[1])
+
+
+def thawed_layers(accelerator):
+    model = Net()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.head.parameters(), lr=0.1))
+    train(accelerator, lambda model: [model(rows()).mean()], model=model, optimizer=optimizer)
+    optimizer.add_param_group({"params": list(model.module.encoder.parameters())})
+    train(accelerator, lambda model: [model(rows()).mean()], model=model, optimizer=optimizer)
+
+
+RIGHT = {
+    scenario.__name__: scenario
+    for scenario in (
+        called,
+        forward_by_name,
+        one_backward_for_both,
+        another_loss_before_the_average,
+        forward_and_backward_twice,
+        generator_and_discriminator,
+        alternating_with_zeros,
+        alternating_with_leftovers,
+        two_optimizers,
+        stepping_twice,
+        accumulating,
+        averaging_by_hand,
+        local_sgd_unwrapped,
+        averaging_late,
+        lbfgs,
+        uneven_inputs,
+        prepared_apart_and_twice,
+        frozen_teacher,
+        copies,
+        thawed_layers,
+    )
+}
+
+
+def messages(scenario):
+    """Return what a scenario warns of on this rank."""
+    wrapping = DistributedDataParallelKwargs(static_graph=scenario == "static_graph")
+    window = 2 if scenario in ("accumulating", "last_batch_of_a_window") else 1
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=window, kwargs_handlers=[wrapping])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        {**WRONG, **RIGHT}[scenario](accelerator)
+    return [
+        (str(one.message), one.filename)
+        for one in caught
+        if issubclass(one.category, UnaveragedGradientsWarning)
+    ]
+
+
+@pytest.mark.parametrize("scenario", WRONG)
+def test_gradients_that_nobody_averaged_bring_one_warning_on_every_rank(world, scenario):
+    for told in world(2).run(messages, scenario):
+        ((message, filename),) = told
+        assert "steps gradients of `Net` that were not averaged over the ranks" in message
+        assert "Compute the loss by calling the prepared model" in message
+        assert filename == __file__
+
+
+@pytest.mark.parametrize("scenario", RIGHT)
+def test_gradients_that_are_averaged_or_meant_to_differ_bring_none(world, scenario):
+    assert world(2).run(messages, scenario) == [[], []]
