@@ -76,7 +76,9 @@ class _Stepped(NamedTuple):
     def is_unaveraged(self, is_forward_missing: bool) -> bool:
         """Whether there are gradients that a backward without DDP left here: no zeros, no leftovers of other steps."""
         model, track = self.model(), self.track
-        if model is None or not model.require_backward_grad_sync:  # stepped within `no_sync`, as LocalSGD does
+        if (
+            model is None or not model.require_backward_grad_sync
+        ):  # stepped within `no_sync`, as LocalSGD does
             return False
         if self.has_watched and track.watched is not None and _has_gradient(track.watched):
             return track.is_missed
@@ -133,12 +135,12 @@ def _has_gradient(parameter: torch.Tensor) -> bool:
 def _warn(stepped: _Stepped, optimizer: torch.optim.Optimizer) -> None:
     model = stepped.model()
     assert model is not None
+    name = type(innermost(model)).__name__
     warnings.warn(
-        f"This {type(optimizer).__name__} steps gradients of `{type(innermost(model)).__name__}` that were not averaged "
-        "over the ranks, so the ranks train different weights. Gradients are averaged in the first backward after a "
-        "call of the prepared model, and in no other. Compute the loss by calling the prepared model, not "
-        "`unwrap_model(model)`, `model.module` or another method than `forward`; of several losses of one call, "
-        "call `backward` for the sum.",
+        f"This {type(optimizer).__name__} steps gradients of `{name}` that were not averaged over the ranks, so the "
+        "ranks train different weights. Gradients are averaged in the first backward after a call of the prepared "
+        "model, and in no other. Compute the loss by calling the prepared model, not `unwrap_model(model)`, "
+        "`model.module` or another method than `forward`; call `backward` once for all losses of a call.",
         UnaveragedGradientsWarning,
         stacklevel=4,
     )

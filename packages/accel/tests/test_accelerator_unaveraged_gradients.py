@@ -365,18 +365,20 @@ RIGHT = {
 
 
 def messages(scenario):
-    """Return what a scenario warns of on this rank."""
+    """Return what a scenario warns of on this rank, and in which file."""
     wrapping = DistributedDataParallelKwargs(static_graph=scenario == "static_graph")
     window = 2 if scenario in ("accumulating", "last_batch_of_a_window") else 1
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=window, kwargs_handlers=[wrapping])
+    return recorded({**WRONG, **RIGHT}[scenario], accelerator)[1]
+
+
+def recorded(run, *arguments):
+    """Return what ``run`` returns, and text and file of each of our warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        {**WRONG, **RIGHT}[scenario](accelerator)
-    return [
-        (str(one.message), one.filename)
-        for one in caught
-        if issubclass(one.category, UnaveragedGradientsWarning)
-    ]
+        result = run(*arguments)
+    ours = [one for one in caught if issubclass(one.category, UnaveragedGradientsWarning)]
+    return result, [(str(one.message), one.filename) for one in ours]
 
 
 @pytest.mark.parametrize("scenario", WRONG)
@@ -391,3 +393,87 @@ def test_gradients_that_nobody_averaged_bring_one_warning_on_every_rank(world, s
 @pytest.mark.parametrize("scenario", RIGHT)
 def test_gradients_that_are_averaged_or_meant_to_differ_bring_none(world, scenario):
     assert world(2).run(messages, scenario) == [[], []]
+
+
+def in_fp16():
+    """Step with scaled gradients, of which those of one step overflow; return which steps were skipped."""
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    model, optimizer = prepared(accelerator)
+    skipped = []
+    for number in range(4):
+        loss = model(rows()).square().mean()
+        accelerator.backward(loss * float("inf") if number == 1 else loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        skipped.append(accelerator.optimizer_step_was_skipped)
+    return skipped
+
+
+def test_a_step_that_an_overflow_skips_brings_none(world):
+    for skipped, told in world(2).run(recorded, in_fp16):
+        assert skipped[1]
+        assert told == []
+
+
+def resumed(folder, is_right):
+    """Stop within a window, and go on with the gradients of the checkpoint."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, optimizer = prepared(accelerator)
+    with accelerator.accumulate(model):
+        accelerator.backward(model(rows()).square().mean())
+    accelerator.save_state(folder)
+    train(accelerator, lambda model: [model(rows()).mean()], model=model, optimizer=optimizer)
+    accelerator.load_state(folder)
+    with accelerator.accumulate(model):
+        net = model if is_right else model.module
+        accelerator.backward(net(rows()).square().mean())
+        optimizer.step()
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_window_that_is_resumed_is_judged_by_its_last_batch(world, tmp_path, is_right):
+    for _, told in world(2).run(recorded, resumed, str(tmp_path / "checkpoint"), is_right):
+        assert len(told) == (not is_right)
+
+
+def filtered():
+    accelerator = Accelerator(cpu=True)
+    warnings.filterwarnings("ignore", category=UnaveragedGradientsWarning)
+    unwrapped(accelerator)
+
+
+def test_a_filter_silences_it(world):
+    assert [told for _, told in world(2).run(recorded, filtered)] == [[], []]
+
+
+def graphs(make):
+    """Return what dynamo counts in six steps with a compiled DDP."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model, optimizer = make()
+    compiled = torch.compile(model, backend="eager")
+    for number in range(6):
+        with model.no_sync() if number % 2 else torch.enable_grad():
+            compiled(rows()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    counted = torch._dynamo.utils.counters
+    found = {name: dict(counted[name]) for name in ("frames", "stats", "graph_break", "recompiles")}
+    torch._dynamo.reset()
+    return found
+
+
+def plain():
+    model = nn.parallel.DistributedDataParallel(Net())
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def compiled_beside_plain():
+    accelerator = Accelerator(cpu=True)
+    return graphs(plain), graphs(lambda: prepared(accelerator))
+
+
+def test_a_compiled_ddp_has_the_graphs_of_torchs_own(world):
+    for theirs, ours in world(2).run(compiled_beside_plain):
+        assert theirs["stats"]["unique_graphs"] > 0
+        assert ours == theirs
