@@ -10,7 +10,7 @@ VARIES = {"generate_text", "profiling"}
 
 
 def assert_as_recorded(script, printed):
-    """Assert that every line that a script prints has a line in its recording which differs in numbers and paths only."""
+    """Assert that each line that a script prints is in its recording, numbers and paths aside."""
     name = script.parent.name if script.name == "train.py" else script.stem
     if name in VARIES:
         return

@@ -54,7 +54,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Learn to draw digits.")
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch_size", type=int, default=32, help="of each process")
-    parser.add_argument("--picture", type=Path, help="where to draw what the generator makes, a row every ten epochs")
+    parser.add_argument(
+        "--picture", type=Path, help="where to draw what the generator makes, a row every ten epochs"
+    )
     args = parser.parse_args()
 
     accelerator = Accelerator()

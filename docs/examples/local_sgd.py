@@ -18,7 +18,9 @@ def main() -> None:
     targets = inputs.sum(1, keepdim=True) + torch.randn(512, 1)  # noise, so that ranks keep drifting
     loader = DataLoader(TensorDataset(inputs, targets), batch_size=8)
     model = nn.Linear(4, 1)
-    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.03), loader)
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.03), loader
+    )
     weight = accelerator.unwrap_model(model).weight
     apart = 0.0
     with LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=8) as local_sgd:  # accel

@@ -26,7 +26,9 @@ def gallery_pages(docs: Path) -> Iterator[tuple[str, str]]:
         if page is None:
             continue
         summary, text = page
-        overview.append(f"-   **[{example.name}]({example.stem}.md)**\n\n    {summary}\n\n    {_picture(example)}\n")
+        overview.append(
+            f"-   **[{example.name}]({example.stem}.md)**\n\n    {summary}\n\n    {_picture(example)}\n"
+        )
         yield f"examples/{example.stem}.md", text
     overview.append("</div>\n")
     yield "examples/index.md", "\n".join(overview)
@@ -67,7 +69,9 @@ def _picture(example: Path) -> str:
         ValueError: If it has no picture, or nobody has said what one sees in it.
     """
     if example.stem not in RECORDINGS:
-        raise ValueError(f"`{example}` has no entry in `tools/site/recordings.py`; the gallery shows what it records.")
+        raise ValueError(
+            f"`{example}` has no entry in `tools/site/recordings.py`; the gallery shows what it records."
+        )
     picture = example.parents[1] / "images" / f"{example.stem}.png"
     if not picture.is_file():
         raise ValueError(f"`{example}` has no picture. {advice(example.stem)}")

@@ -61,7 +61,13 @@ def run_step(command: str, *, folder: Path, environ: dict[str, str], code: int) 
     say(f"$ {command}")
     started = time.monotonic()
     done = subprocess.run(
-        shlex.split(command), cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        shlex.split(command),
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
     say(f"{time.monotonic() - started:.1f} s")
     if done.returncode != code:
@@ -74,11 +80,13 @@ def run_notebook(notebook: Path, *, folder: Path, environ: dict[str, str]) -> st
     import nbclient
     import nbformat
 
-    content = nbformat.read(notebook, as_version=4)
+    content = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
     client = nbclient.NotebookClient(content, timeout=120, resources={"metadata": {"path": str(folder)}})
     client.execute(env=environ)
     outputs = [output for cell in content.cells for output in cell.get("outputs", ())]
-    return tidied("".join(output["text"] for output in outputs if output.get("name") == "stdout"), folder=folder)
+    return tidied(
+        "".join(output["text"] for output in outputs if output.get("name") == "stdout"), folder=folder
+    )
 
 
 def tidied(text: str, *, folder: Path) -> str:
@@ -99,7 +107,7 @@ def optimise(picture: Path) -> None:
         colours = image.convert("RGB").quantize(96, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     colours.save(picture, optimize=True)
     if picture.stat().st_size > MOST_BYTES:
-        raise SetupError(f"`{picture}` has {picture.stat().st_size} bytes, more than {MOST_BYTES}. Draw it smaller.")
+        raise SetupError(f"`{picture}` has more than {MOST_BYTES} bytes. Draw it smaller.")
 
 
 def record(name: str) -> None:
@@ -139,7 +147,9 @@ def record(name: str) -> None:
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.site.record", description=__doc__)
-    parser.add_argument("examples", nargs="*", metavar="EXAMPLE", help="such as `digits`; all if none is named")
+    parser.add_argument(
+        "examples", nargs="*", metavar="EXAMPLE", help="such as `digits`; all if none is named"
+    )
     names = parser.parse_args(words).examples or list(RECORDINGS)
     unknown = sorted(set(names) - set(RECORDINGS))
     if unknown:

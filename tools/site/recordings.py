@@ -51,9 +51,7 @@ SHARDED = (
     TWO + "sharded.py --stop_after 100",
     FOUR + "sharded.py --picture runs/sharded.png",
 )
-MERGE = (
-    "accel merge-weights runs/language/sharded/checkpoints/checkpoint_1/pytorch_model_fsdp_0 runs/language/merged"
-)
+MERGE = "accel merge-weights runs/language/sharded/checkpoints/checkpoint_1/pytorch_model_fsdp_0 runs/language/merged"
 HOOKS = ("no", "fp16", "power_sgd", "power_sgd in fp16")
 
 RECORDINGS = {
@@ -128,7 +126,10 @@ RECORDINGS = {
         draw=Sheet(
             [
                 Curves(
-                    [Curve(hook, r"loss after (\d+) steps ([\d.]+)", number) for number, hook in enumerate(HOOKS)],
+                    [
+                        Curve(hook, r"loss after (\d+) steps ([\d.]+)", number)
+                        for number, hook in enumerate(HOOKS)
+                    ],
                     "A compressed gradient trains as well",
                     "step",
                     "loss",
@@ -321,13 +322,14 @@ RECORDINGS = {
         alt="How many of 1,797 digits are read right, over three epochs",
         commands=["jupyter execute docs/examples/notebook.ipynb"],
         notebook=True,
-        draw=Sheet([Curves([Curve("", r"epoch (\d+): (\d+) of")], "Two processes of a notebook", "epoch", "right")]),
+        draw=Sheet(
+            [Curves([Curve("", r"epoch (\d+): (\d+) of")], "Two processes of a notebook", "epoch", "right")]
+        ),
     ),
     "own_strategy": Recording(
         alt="The losses with the strategy on two processes, and without on one: each pair is the same",
         setup=[
-            "python -m pip install --quiet --no-deps --no-index --no-build-isolation --target installed"
-            " docs/examples/own_strategy"
+            "python -m pip install -q --no-deps --no-index --no-build-isolation --target installed docs/examples/own_strategy"
         ],
         commands=[TWO + "own_strategy/train.py"],
         draw=Sheet(

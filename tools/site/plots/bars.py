@@ -12,11 +12,6 @@ from tools.site.plots.sheet import BLUE, GREY, Axes
 from tools.site.recorded import Step
 
 
-def always(colour: str) -> Callable[[Sequence[str]], str]:
-    """Return a function that gives every bar the same colour."""
-    return lambda found: colour
-
-
 @dataclass(frozen=True)
 class Bars:
     """A panel of horizontal bars, from top to bottom.
@@ -33,7 +28,7 @@ class Bars:
     pattern: str
     title: str
     xlabel: str
-    colour: Callable[[Sequence[str]], str] = always(BLUE)
+    colour: Callable[[Sequence[str]], str] = lambda found: BLUE
     told: Callable[[Sequence[str]], str] = lambda found: found[1]
     labels: Sequence[str] = ()
     target: float | None = None

@@ -12,7 +12,6 @@ from typing import Any
 from tools.site.plots.sheet import GREY, Axes
 from tools.site.recorded import Step
 
-
 WIDE = {"color": "#cfd6de", "linewidth": 6, "marker": ""}
 """The style of a curve behind another one that hides it."""
 
@@ -82,7 +81,9 @@ class Curves:
                 textcoords="offset points", va="top", color="#555555", fontsize=9,
             )  # fmt: skip
         if self.level is not None:
-            axes.axhline(number(self.level[0], text), color=GREY, linestyle="--", linewidth=1, label=self.level[1])
+            axes.axhline(
+                number(self.level[0], text), color=GREY, linestyle="--", linewidth=1, label=self.level[1]
+            )
         finish(axes, title=self.title, xlabel=self.xlabel, ylabel=self.ylabel, **self.more)
 
 
@@ -109,7 +110,9 @@ class Logged:
 
     def __call__(self, axes: Axes, steps: Sequence[Step], folder: Path) -> None:
         rows = [row for file in folder.glob("runs/**/*.jsonl") for row in rows_of(file)]
-        logged = sorted((row["step"], row["values"][self.metric]) for row in rows if self.metric in row["values"])
+        logged = sorted(
+            (row["step"], row["values"][self.metric]) for row in rows if self.metric in row["values"]
+        )
         axes.plot(*zip(*logged, strict=True), marker="")
         finish(axes, title=self.title, xlabel=self.xlabel, ylabel=self.metric, **self.more)
 

@@ -29,7 +29,9 @@ def timeline(axes: Axes, steps: Sequence[Step], folder: Path) -> None:
             for event in events
             if event["name"].startswith(prefix) and event["ts"] >= start
         ]
-        axes.broken_barh(spans, (row - 0.35, 0.7), facecolors=colour, edgecolor="white", linewidth=0.3, label=label)
+        axes.broken_barh(
+            spans, (row - 0.35, 0.7), facecolors=colour, edgecolor="white", linewidth=0.3, label=label
+        )
     axes.set_yticks(range(len(KINDS)), [label for _, label, _, _ in KINDS])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)

@@ -31,7 +31,9 @@ def test_every_example_has_a_card_and_a_page():
 def test_every_page_shows_a_picture_and_an_output():
     pages = dict(gallery_pages(ROOT / "docs"))
     del pages["examples/index.md"]
-    without = [page for page, text in pages.items() if "](../images/" not in text or "\n```text\n$ " not in text]
+    without = [
+        page for page, text in pages.items() if "](../images/" not in text or "\n```text\n$ " not in text
+    ]
     assert not without
 
 

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from PIL import Image
 
@@ -23,6 +25,17 @@ def test_pictures_are_small():
     sizes = [(IMAGES / f"{name}.png").stat().st_size for name in RECORDINGS]
     assert max(sizes) <= MOST_BYTES
     assert sum(sizes) < 1_000_000
+
+
+def test_pictures_in_guides_say_which_command_made_them():
+    guides = "".join(
+        guide.read_text(encoding="utf-8") for guide in sorted((ROOT / "docs" / "guides").glob("*.md"))
+    )
+    shown = re.findall(r"^!\[.*\]\(\.\./images/(\w+)\.png\)\n\n(.*)$", guides, flags=re.MULTILINE)
+    assert len(shown) > 8
+    assert not [
+        name for name, below in shown if f"drawn by `python -m tools.site.record {name}`" not in below
+    ]
 
 
 def test_folders_of_the_machine_and_lines_of_gloo_are_not_recorded(tmp_path):

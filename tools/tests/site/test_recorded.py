@@ -15,7 +15,9 @@ def test_steps_are_read_as_they_were_written(tmp_path):
 
 def test_a_recording_without_a_command_is_refused(tmp_path):
     (tmp_path / "one.txt").write_text("1\n")
-    with pytest.raises(ValueError, match=r"does not begin with `\$ ` and a command. Run `python -m tools.site.record one`"):
+    with pytest.raises(
+        ValueError, match=r"does not begin with `\$ ` and a command. Run `python -m tools.site.record one`"
+    ):
         read_steps(tmp_path / "one.txt")
 
 
