@@ -90,7 +90,7 @@ def run_notebook(notebook: Path, *, folder: Path, environ: dict[str, str]) -> st
 
 
 def tidied(text: str, *, folder: Path) -> str:
-    """Return an output without lines of libraries about themselves, spaces at the ends of lines, and folders of this machine."""
+    """Return an output without ``NOISE``, spaces at the ends of lines, and folders of this machine."""
     lines = [line.rstrip() for line in text.splitlines() if not line.startswith(NOISE)]
     return re.sub(rf"(file://)?{re.escape(str(folder))}/", "", "\n".join(lines)).strip("\n") + "\n"
 

@@ -52,6 +52,11 @@ SHARDED = (
     FOUR + "sharded.py --picture runs/sharded.png",
 )
 MERGE = "accel merge-weights runs/language/sharded/checkpoints/checkpoint_1/pytorch_model_fsdp_0 runs/language/merged"
+FEATURES = (
+    TWO + "image_classification.py --mixed_precision bf16 --gradient_accumulation_steps 2 --clip_norm 1"
+    " --label_smoothing 0.1 --checkpointing_steps epoch --with_tracking"
+)
+INSTALL = "python -m pip install -q --no-deps --no-index --no-build-isolation --target installed"
 HOOKS = ("no", "fp16", "power_sgd", "power_sgd in fp16")
 
 RECORDINGS = {
@@ -102,13 +107,14 @@ RECORDINGS = {
         commands=[
             TWO + "checkpointing.py --save_every 5 --stop_after 30",
             TWO + "checkpointing.py --save_every 5 --resume",
+            TWO + "checkpointing.py --save_every 5 --resume epoch_0",
             TWO + "checkpointing.py --save_every 5 --output_dir runs/not_interrupted",
         ],
         draw=Sheet(
             [
                 Curves(
                     [
-                        undisturbed(LOSS_OF_STEP, step=2),
+                        undisturbed(LOSS_OF_STEP, step=3),
                         Curve("first run", LOSS_OF_STEP),
                         Curve("resumed", LOSS_OF_STEP, 1),
                     ],
@@ -249,8 +255,8 @@ RECORDINGS = {
         alt="Held-out accuracy over four epochs, with every feature off and on",
         commands=[
             ALONE + "image_classification.py",
-            TWO + "image_classification.py --mixed_precision bf16 --gradient_accumulation_steps 2"
-            " --clip_norm 1 --label_smoothing 0.1 --checkpointing_steps epoch --with_tracking",
+            FEATURES,
+            FEATURES + " --resume_from runs/images/epoch_1",
         ],
         draw=Sheet(
             [
@@ -328,9 +334,7 @@ RECORDINGS = {
     ),
     "own_strategy": Recording(
         alt="The losses with the strategy on two processes, and without on one: each pair is the same",
-        setup=[
-            "python -m pip install -q --no-deps --no-index --no-build-isolation --target installed docs/examples/own_strategy"
-        ],
+        setup=[f"{INSTALL} docs/examples/own_strategy"],
         commands=[TWO + "own_strategy/train.py"],
         draw=Sheet(
             [
