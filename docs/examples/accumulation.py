@@ -4,8 +4,8 @@
     accel launch --cpu --num_processes 2 docs/examples/accumulation.py
 
 The model is one weight `w`, the data `y = 2 x` for x = 1 … 8, the loss the mean of `(w x - y)²`. Its slope at
-`w = 0` is the mean of `-4 x²`, -102; so one step at rate 0.02 must end at 2.04, whole or in parts, on any number of
-processes. Batches of unequal size get there only if `num_items` says how many samples each has.
+`w = 0` is the mean of `-4 x²`, -102; so one step at rate 0.02 must end at 2.04, whole or in parts, on one process, two or
+four. Batches of unequal size get there only if `num_items` says how many samples each has.
 """
 
 import torch
@@ -37,6 +37,10 @@ def weight_after(sizes: list[int], *, weighted: bool = False) -> float:
 
 def main() -> None:
     accelerator = Accelerator()
+    if 4 % accelerator.num_processes:
+        raise SystemExit(
+            f"Four batches cannot be shared by {accelerator.num_processes} processes. Start 1, 2 or 4."
+        )
     whole = [8 // accelerator.num_processes] * accelerator.num_processes  # a batch for each process
     unequal = [1, 1, 2, 4]
     accelerator.print(f"no accumulation:              {weight_after(whole):.5f}")
