@@ -51,10 +51,14 @@ SHARDED = (
     TWO + "sharded.py --stop_after 100",
     FOUR + "sharded.py --picture runs/sharded.png",
 )
-MERGE = "accel merge-weights runs/language/sharded/checkpoints/checkpoint_1/pytorch_model_fsdp_0 runs/language/merged"
+MERGE = "accel merge-weights runs/language/sharded/checkpoints/checkpoint_0/pytorch_model_fsdp_0 runs/language/merged"
 FEATURES = (
     TWO + "image_classification.py --mixed_precision bf16 --gradient_accumulation_steps 2 --clip_norm 1"
     " --label_smoothing 0.1 --checkpointing_steps epoch --with_tracking"
+)
+TEXTS = (
+    TWO
+    + "text_classification.py --num_files 8 --epochs 4 --mixed_precision bf16 --by_lines --checkpointing_steps 20"
 )
 INSTALL = "python -m pip install -q --no-deps --no-index --no-build-isolation --target installed"
 HOOKS = ("no", "fp16", "power_sgd", "power_sgd in fp16")
@@ -247,7 +251,7 @@ RECORDINGS = {
     ),
     "generate_text": Recording(
         alt="Text that a model wrote, byte by byte: spaces and ends of words are dark, since it was sure of them",
-        setup=[*SHARDED[1:], MERGE],
+        setup=[TWO + "sharded.py", MERGE],
         commands=[ALONE + "generate_text.py runs/language/merged"],
         draw=Sheet([text_by_probability], size=(7, 2.2)),
     ),
@@ -419,7 +423,7 @@ RECORDINGS = {
     ),
     "text_classification": Recording(
         alt="The share of lines that are told right lies above that of always giving the same answer",
-        commands=[TWO + "text_classification.py --epochs 3 --mixed_precision bf16 --by_tokens"],
+        commands=[TEXTS, TEXTS + " --resume_from runs/texts/step_20"],
         draw=Sheet(
             [
                 Curves(
