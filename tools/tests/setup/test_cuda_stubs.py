@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tools.engines.xla import NO_DEVICE, make_stubs
+from tools.setup.cuda_stubs import NO_DEVICE, make_stubs
 
 pytestmark = pytest.mark.engine("xla")
 CUDART = "int cudaGetDeviceCount(int *n) { *n = 8; return 0; }\nint cuInit(int f) { return 0; }\n"
