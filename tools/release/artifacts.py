@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import tarfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -74,11 +75,11 @@ def require_same_contents(wheel: Path, other: Path) -> None:
         )
 
 
-def require_complete_wheel(package: Package, wheel: Path) -> None:
-    """Raise ``SetupError`` unless ``wheel`` has licence and ``py.typed``, and nothing that a user has no use for."""
+def require_complete_wheel(package: Package, wheel: Path, *, also: Sequence[str] = ()) -> None:
+    """Raise ``SetupError`` unless ``wheel`` has licence, ``py.typed`` and ``also``, and nothing of no use to users."""
     names = contents(wheel)
     info = f"{package.import_name}-{package.version}.dist-info"
-    for needed in (f"{info}/licenses/LICENSE", f"{package.import_name}/py.typed"):
+    for needed in (f"{info}/licenses/LICENSE", f"{package.import_name}/py.typed", *also):
         if needed not in names:
             raise SetupError(f"`{wheel.name}` lacks {needed}.")
     for name in names:

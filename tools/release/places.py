@@ -16,7 +16,7 @@ SIBLINGS = WORK / "siblings"
 
 
 def sbom_file(package: Package) -> Path:
-    """Return where the bill of materials of ``package`` is written."""
+    """Return where the SBOM of ``package`` is written."""
     return SBOM / f"{package.import_name}-{package.version}.cdx.json"
 
 

@@ -41,7 +41,7 @@ def tag_releases(clone: Path, part: str, *, date: str) -> list[str]:
     packages = read_packages(clone)
     if any(has_open_section(each.changelog.read_text(encoding="utf-8")) for each in packages.values()):
         for report in bump_all(clone, part, date=date):
-            say(report.replace("\n", "; "))
+            say(report.splitlines()[0])
         git(clone, "commit", "--quiet", "--all", "--message", "Release")
     known = set(git(clone, "tag", "--list").split())
     tags = [f"{each.name}-v{each.version}" for each in lowest_first(read_packages(clone))]

@@ -1,7 +1,8 @@
-"""Software bills of materials, of the wheels in ``dist/``: ``python -m tools.release.sbom [--tested FILE …] PACKAGE …``.
+"""Software bills of materials (SBOM) of what lies in ``dist/``.
 
-CycloneDX 1.6, a JSON file for each package: name, version, licence, digests of the wheel and the source distribution, what
-the package requires, in which range, and with which versions it was tested. The same commit gives the same file.
+``python -m tools.release.sbom [--tested FILE …] PACKAGE …`` writes CycloneDX 1.6, a JSON file for each package: name,
+version, licence, digests of the wheel and the source distribution, what the package requires, in which range, and with
+which versions it was tested. The same files, tested with the same versions, give the same SBOM.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ from tools.workspace import ROOT, Package, read_packages, requirement_name
 
 
 def read_tested(files: Sequence[Path]) -> dict[str, list[str]]:
-    """Return which versions of each distribution were tested, in the order of ``files``: ``{name: version}`` in JSON."""
+    """Return which versions of each distribution were tested, in the order of ``files``.
+
+    Each file has ``{name: version}`` in JSON.
+    """
     tested: dict[str, list[str]] = {}
     for file in files:
         for name, version in json.loads(file.read_text(encoding="utf-8")).items():
@@ -46,7 +50,7 @@ def read_tested(files: Sequence[Path]) -> dict[str, list[str]]:
 def required_component(
     requirement: str, *, extra: str | None, tested: Mapping[str, Sequence[str]]
 ) -> Component:
-    """Return what the bill says of one requirement; its version is the last that was tested."""
+    """Return what the SBOM says of one requirement; its version is the last that was tested."""
     name = requirement_name(requirement)
     versions = tested.get(name, ())
     version = versions[-1] if versions else None
@@ -64,14 +68,14 @@ def required_component(
     )
 
 
-def bill_of(
+def sbom_of(
     package: Package,
     artifacts: Artifacts,
     *,
     tested: Mapping[str, Sequence[str]],
     timestamp: datetime.datetime,
 ) -> Bom:
-    """Return the bill of materials of a release of ``package``."""
+    """Return the SBOM of a release of ``package``."""
     published = [
         ExternalReference(
             type=ExternalReferenceType.DISTRIBUTION,
@@ -113,7 +117,7 @@ def as_json(bom: Bom) -> str:
     text = str(JsonV1Dot6(bom).output_as_string(indent=2)) + "\n"
     problem = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
     if problem is not None:
-        raise SetupError(f"The bill of materials is no valid CycloneDX 1.6: {problem}")
+        raise SetupError(f"The SBOM is no valid CycloneDX 1.6: {problem}")
     return text
 
 
@@ -125,7 +129,7 @@ def commit_time(root: Path) -> datetime.datetime:
 
 
 def main(words: Sequence[str]) -> int:
-    """Write the bills of the packages that ``words`` name; return the exit code."""
+    """Write the SBOMs of the packages that ``words`` name; return the exit code."""
     packages = read_packages()
     parser = argparse.ArgumentParser(prog="python -m tools.release.sbom", description=__doc__)
     parser.add_argument("packages", nargs="+", metavar="PACKAGE", choices=list(packages))
@@ -138,7 +142,7 @@ def main(words: Sequence[str]) -> int:
         for name in arguments.packages:
             package = packages[name]
             artifacts = artifacts_of(package, DIST)
-            bom = bill_of(package, artifacts, tested=tested, timestamp=commit_time(ROOT))
+            bom = sbom_of(package, artifacts, tested=tested, timestamp=commit_time(ROOT))
             file = sbom_file(package)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(as_json(bom), encoding="utf-8")

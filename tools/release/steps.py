@@ -26,7 +26,7 @@ from tools.release.places import AGAIN, SIBLINGS, TESTED, notes_file, sbom_file
 from tools.release.surface_changes import require_announced_removals
 from tools.release.tag import package_of_tag
 from tools.release.trial import build, try_installed
-from tools.setup.environment import Environment, shown
+from tools.setup.environment import Environment
 from tools.setup.failures import SetupError
 from tools.setup.presets import releasing, wheel_trial
 from tools.setup.running import run, say
@@ -83,6 +83,7 @@ def make_releases(
     build_all(releases)
     for release in releases:
         check_artifacts(release)
+    check_metadata(releases)
     for number in torch:
         try_on(number, releases, smoke_only=smoke_only, handed_on=handed_on)
     describe(releases, torch)
@@ -125,14 +126,20 @@ def check_artifacts(release: Release) -> None:
         with tempfile.TemporaryDirectory(prefix="accel-sdist-") as folder:
             require_same_contents(artifacts.wheel, wheel_of_sdist(artifacts.sdist, Path(folder)))
     with step(package.name, "contents of the wheel"):
-        require_complete_wheel(package, artifacts.wheel)
-        if release.has_site and not any(INSTALLED.iterdir()):
-            raise SetupError(f"`{shown(INSTALLED)}` is empty. `python tools/dev.py docs --install`")
-    with step(package.name, "metadata and README"):
+        page = (INSTALLED / "index.html").relative_to(package.source.parent) if release.has_site else None
+        require_complete_wheel(package, artifacts.wheel, also=[page.as_posix()] if page else [])
+    release.checks += ["two builds alike", "sdist builds the same wheel", "contents"]
+
+
+def check_metadata(releases: Sequence[Release]) -> None:
+    """Let twine read the metadata and render the READMEs, as PyPI would."""
+    with step(", ".join(release.package.name for release in releases), "metadata and README"):
         python: str | Path = releasing().ensure().python
-        if run([python, "-m", "twine", "--no-color", "check", "--strict", *artifacts.files], cwd=ROOT) != 0:
+        files = [file for release in releases for file in release.artifacts.files]
+        if run([python, "-m", "twine", "--no-color", "check", "--strict", *files], cwd=ROOT) != 0:
             raise SetupError("twine finds fault with the metadata or the README; it says what above.")
-    release.checks += ["two builds alike", "sdist builds the same wheel", "contents", "metadata and README"]
+    for release in releases:
+        release.checks.append("metadata and README")
 
 
 def wheel_of_sdist(sdist: Path, folder: Path) -> Path:
@@ -196,24 +203,27 @@ def tested_file(torch: str) -> Path:
 
 
 def describe(releases: Sequence[Release], torch: Sequence[str]) -> None:
-    """Write the bill of materials of each release."""
+    """Write the SBOM of each release."""
     names = [release.package.name for release in releases]
-    with step(", ".join(names), "bill of materials"):
+    with step(", ".join(names), "SBOM"):
         tested = [word for number in torch for word in ("--tested", str(tested_file(number)))]
         python: str | Path = releasing().ensure().python
         if run([python, "-m", "tools.release.sbom", *tested, *names], cwd=ROOT) != 0:
-            raise SetupError("The bill of materials could not be written; the reason is above.")
+            raise SetupError("The SBOM could not be written; the reason is above.")
     for release in releases:
         release.checks.append("CycloneDX 1.6")
 
 
 def table(releases: Sequence[Release]) -> str:
-    """Return what is released: versions, tags, files with size and digest, and what was checked."""
-    lines = []
-    for release in releases:
-        package = release.package
-        lines.append(f"{package.name} {package.version}  tag {release.tag}")
-        for file in (*release.artifacts.files, sbom_file(package)):
-            lines.append(f"  {file.name:<48} {file.stat().st_size:>9,} B  sha256 {sha256_of(file)}")
-        lines.append(f"  checked: {'; '.join(release.checks)}")
-    return "\n".join(lines)
+    """Return what is released, package by package."""
+    return "\n".join(
+        entry(release, [*release.artifacts.files, sbom_file(release.package)]) for release in releases
+    )
+
+
+def entry(release: Release, files: Sequence[Path]) -> str:
+    """Return version and tag of a release, its files with size and digest, and what was checked."""
+    lines = [f"{release.package.name} {release.package.version}  tag {release.tag}"]
+    for file in files:
+        lines.append(f"  {file.name:<48} {file.stat().st_size:>9,} B  sha256 {sha256_of(file)}")
+    return "\n".join([*lines, f"  checked: {'; '.join(release.checks)}"])

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.setup.environment import Environment, shown
+from tools.setup.environment import Environment
 from tools.setup.failures import SetupError
 from tools.setup.presets import releasing
 from tools.setup.running import run, timed
@@ -25,20 +25,6 @@ def build(names: Sequence[str], folder: Path, *, sdist: bool = False) -> list[Pa
         if run(command, cwd=ROOT, environ=environment.child_environ()) != 0:
             raise SetupError("A package could not be built; hatchling says why above.")
     return sorted(folder.glob("*.whl"))
-
-
-def built_wheel(package: Package, folder: Path) -> Path:
-    """Return the wheel of ``package`` that lies in ``folder``.
-
-    Raises:
-        SetupError: If there is none of the package's version.
-    """
-    name = f"{package.import_name}-{package.version}-py3-none-any.whl"
-    if not (folder / name).is_file():
-        raise SetupError(
-            f"`{shown(folder / name)}` is missing. `python -m tools.release.build {package.name}`"
-        )
-    return folder / name
 
 
 def try_installed(
