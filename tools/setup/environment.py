@@ -66,6 +66,8 @@ class Environment:
     def inputs(self) -> str:
         """Return a hash of what decides the versions and places of what is installed."""
         digest = hashlib.sha256(f"{self.folder.resolve()} {sys.version}".encode())
+        for package in self.packages:  # what is installed says which version it is
+            digest.update(f"{package.name} {package.version}\n".encode())
         files = [package.folder / "pyproject.toml" for package in self.packages]
         files.append(self.constraints)
         files += [path for path in map(Path, self.requirements) if path.suffix == ".whl"]
