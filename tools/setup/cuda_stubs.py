@@ -83,9 +83,13 @@ def install_torch_with_stubs(
     code = "import sysconfig; print(sysconfig.get_path('platlib'))"
     place = Path(run_logged([python, "-c", code]).strip())
     (metadata,) = place.glob("torch-*.dist-info/METADATA")
-    text = metadata.read_text(encoding="utf-8")
-    metadata.write_text(CUDA_REQUIREMENT.sub("", text), encoding="utf-8")
+    metadata.write_text(without_cuda(metadata.read_text(encoding="utf-8")), encoding="utf-8")
     make_stubs(place / "torch" / "lib", place / "torch" / "lib")
+
+
+def without_cuda(metadata: str) -> str:
+    """Return the metadata of torch without what it requires of CUDA."""
+    return CUDA_REQUIREMENT.sub("", metadata)
 
 
 def can_make_stubs() -> bool:
