@@ -204,16 +204,17 @@ def test_a_run_under_zero_3_goes_on_on_one_rank_and_leaves_plain_weights(tmp_pat
 
 
 def distributed_inference(folder):
-    return [launch("distributed_inference.py", num_processes=number) for number in (1, 2)]
+    return [launch("distributed_inference.py", num_processes=number) for number in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("outcome", [distributed_inference], ids=[""], indirect=True)
 def test_shares_and_stages_give_the_scores_of_one_process(outcome):
-    alone, shared = ([line.split()[-2:] for line in printed.splitlines()] for printed in outcome)
-    assert len(alone) == 7
-    for (one, _), (first, second) in zip(alone, shared, strict=True):
-        assert float(first) == pytest.approx(float(one), abs=2e-4)
-        assert float(second) == pytest.approx(float(one), abs=2e-4)
+    alone, *several = ([line.split()[-2:] for line in printed.splitlines()] for printed in outcome)
+    assert len(alone) == 7  # which neither 2 nor 3 processes share evenly
+    for shared in several:
+        for (one, _), (first, second) in zip(alone, shared, strict=True):
+            assert float(first) == pytest.approx(float(one), abs=2e-4)
+            assert float(second) == pytest.approx(float(one), abs=2e-4)
 
 
 def every_axis(folder):
@@ -238,3 +239,15 @@ def test_one_model_has_the_same_losses_in_every_layout(outcome):
     assert set(differences) == {"one", "tp2", "cp2", "sp2", "pp2", "experts", "ep2"}
     assert max(differences.values()) < 1e-5  # sums have another order
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["communication_hooks.py", "local_sgd.py", "own_tracker.py", "profiling.py"])
+def test_examples_about_several_ranks_run_on_one_too(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where they write by default
+    assert launch(name, num_processes=1)
+
+
+def test_a_share_of_four_batches_is_refused_where_it_cannot_be_even(tmp_path):
+    done = run_script(EXAMPLES / "accumulation.py", num_processes=3, timeout_s=180)
+    assert done.returncode == 1
+    assert "Start 1, 2 or 4." in done.stderr

@@ -4,8 +4,8 @@
     accel launch --cpu --num_processes 2 docs/examples/accumulation.py
 
 The model is one weight `w`, the data `y = 2 x` for x = 1 … 8, the loss the mean of `(w x - y)²`. Its slope at
-`w = 0` is
-the mean of `-4 x²`, -102; so one step at rate 0.02 must end at 2.04, whole or in parts, on any number of processes.
+`w = 0` is the mean of `-4 x²`, -102; so one step at rate 0.02 must end at 2.04, whole or in parts, on one process, two
+or four.
 """
 
 import torch
@@ -36,6 +36,10 @@ def weight_after(num_parts: int, *, weighted: bool = False) -> float:
 
 def main() -> None:
     accelerator = Accelerator()
+    if 4 % accelerator.num_processes:
+        raise SystemExit(
+            f"Four batches cannot be shared by {accelerator.num_processes} processes. Start 1, 2 or 4."
+        )
     whole = accelerator.num_processes  # as few parts as there are processes: no accumulation
     accelerator.print(f"without accumulation: {weight_after(whole):.5f}")
     accelerator.print(f"with accumulation:    {weight_after(4):.5f}")

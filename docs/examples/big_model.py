@@ -1,6 +1,7 @@
 """Run a model that is larger than the memory it may have, and draw where each of its layers lives.
 
-    python docs/examples/big_model.py --picture docs/images/big_model.png
+    pip install matplotlib
+    python docs/examples/big_model.py --picture runs/big_model.png
 
 The model is built here, from code: a small transformer without weights, whose checkpoint is written first. Then the
 memory is capped, the map is made, and it runs: what has no room in memory is read from the checkpoint, one layer ahead.

@@ -1,5 +1,6 @@
 """Save after every so many steps and after every epoch, and go on from any of these checkpoints.
 
+    accel launch --cpu --num_processes 2 docs/examples/checkpointing.py
     python docs/examples/checkpointing.py --stop_after 30          # stops in the middle of an epoch
     python docs/examples/checkpointing.py --resume                 # goes on with the newest checkpoint
     python docs/examples/checkpointing.py --resume epoch_1         # or with a certain one
@@ -82,7 +83,7 @@ def main() -> None:
                 return
         accelerator.save_state(
             args.output_dir / f"epoch_{epoch}"
-        )  # behind the loop: the next epoch is to come
+        )  # after the loop: the next epoch is to come
     weights = torch.cat([weight.flatten() for weight in accelerator.unwrap_model(model).parameters()])
     accelerator.print(f"step {progress.step}: sum of the weights {weights.double().sum().item():.17g}")
     accelerator.end_training()

@@ -1,5 +1,6 @@
 """Cross-validation: one model for each fold, and the mean of their scores on a test set.
 
+    pip install scikit-learn
     python docs/examples/cross_validation.py
     accel launch --cpu --num_processes 2 docs/examples/cross_validation.py --num_folds 5
 

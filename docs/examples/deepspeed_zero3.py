@@ -1,5 +1,6 @@
 """Train a small model under DeepSpeed's ZeRO stage 3, interrupt it, go on with another number of ranks.
 
+    pip install deepspeed
     accel launch --cpu --num_processes 2 docs/examples/deepspeed_zero3.py --stop_after 30
     accel launch --cpu --num_processes 1 docs/examples/deepspeed_zero3.py               # goes on, on one rank
     python docs/examples/deepspeed_zero3.py --check                                     # plain PyTorch
@@ -57,8 +58,7 @@ def train(args: argparse.Namespace) -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
     loader = DataLoader(make_data(640, seed=0), batch_size=32, shuffle=True)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
-    if (args.project_dir / "checkpoints").exists():
-        accelerator.load_state(restore_loaders=True)
+    if accelerator.load_state(restore_loaders=True, missing_ok=True):  # the newest complete one, if any
         accelerator.print(f"going on after step {scheduler.last_epoch}, on {accelerator.num_processes} ranks")
 
     stop_at = min(args.steps, scheduler.last_epoch + (args.stop_after or args.steps))

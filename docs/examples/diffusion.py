@@ -1,10 +1,12 @@
 """A diffusion model that learns to draw a digit of your choice out of noise.
 
+    pip install scikit-learn matplotlib
     python docs/examples/diffusion.py --picture runs/diffusion.png
     accel launch --cpu --num_processes 2 docs/examples/diffusion.py --picture runs/diffusion.png
 
 Training adds noise to scans and lets a network guess it (Ho et al. 2020, https://arxiv.org/abs/2006.11239). An average
-of the weights over time draws; `register_for_checkpointing` saves it with the rest. The processes share the drawing.
+of the weights over time draws. It is saved with the rest, because `register_for_checkpointing` was told of it, and by
+itself in `weights`. The processes share the drawing.
 """
 
 import argparse
@@ -16,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel import Accelerator
-from accel.utils import gather, set_seed
+from accel.utils import gather_object, set_seed
 
 NUM_LEVELS = 100
 
@@ -86,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Draw digits out of noise.")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--batch_size", type=int, default=64, help="of each process")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/diffusion"))
     parser.add_argument("--picture", type=Path, help="where to draw three of each digit")
     args = parser.parse_args()
 
@@ -122,9 +125,11 @@ def main() -> None:
             mean_loss = accelerator.reduce(total / len(loader), "mean").item()
             accelerator.print(f"epoch {epoch + 1}: error of the guessed noise {mean_loss:.3f} (1 by chance)")
 
-    with accelerator.split_between_processes(list(range(10)) * 3, apply_padding=True) as mine:
+    accelerator.save_state(args.output_dir / "state")
+    accelerator.save_model(average.module, args.output_dir / "weights")
+    with accelerator.split_between_processes(list(range(10)) * 3) as mine:
         drawn = schedule.draw(average, torch.tensor(mine, device=accelerator.device))
-    drawn = gather(drawn)[:30].cpu()
+    drawn = torch.stack(gather_object(list(drawn.cpu())))  # in order, though shares may differ in length
     if args.picture is not None and accelerator.is_main_process:
         save_picture(drawn, args.picture)
     nearest = torch.cdist(drawn, images).argmin(1)

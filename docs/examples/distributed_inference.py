@@ -1,7 +1,9 @@
 """Inference on several processes: each answers its share of the prompts, then all compute one model together.
 
-python distributed_inference.py
-accel launch --cpu --num_processes 2 distributed_inference.py
+    python docs/examples/distributed_inference.py
+    accel launch --cpu --num_processes 2 docs/examples/distributed_inference.py
+
+Both ways print the same scores, on any number of processes up to one per block.
 """
 
 import argparse
@@ -55,10 +57,10 @@ def encode(prompts: list[str]) -> torch.Tensor:
 def answer_shares(model: nn.Module, state: PartialState) -> list[float]:
     """Every process has the whole model and answers its share, one prompt at a time."""
     scores = []
-    with state.split_between_processes(PROMPTS, apply_padding=True) as prompts:
+    with state.split_between_processes(PROMPTS) as prompts:
         for prompt in tqdm(prompts, desc="prompts"):
             scores += model(encode([prompt]).to(state.device))["scores"].tolist()
-    return gather_object(scores)[: len(PROMPTS)]  # without those that padding added
+    return gather_object(scores)  # a list for all prompts; shares may be of unequal length
 
 
 def answer_together(model: nn.Module, state: PartialState) -> list[float]:

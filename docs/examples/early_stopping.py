@@ -1,7 +1,9 @@
 """Stop when the held-out loss no longer falls, on all ranks at the same step, and keep the best weights.
 
-python docs/examples/early_stopping.py
-accel launch --cpu --num_processes 2 docs/examples/early_stopping.py --patience 5
+    python docs/examples/early_stopping.py
+    accel launch --cpu --num_processes 2 docs/examples/early_stopping.py --patience 5
+
+The loss is gathered over all ranks, so that all of them stop for the same reason.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Train one small language model in every layout of its ranks, and draw all loss curves on top of each other.
 
-    python docs/examples/every_axis.py --picture docs/images/every_axis.png    # all layouts, about a minute
+    pip install matplotlib
+    python docs/examples/every_axis.py --picture runs/every_axis.png    # all layouts, about a minute
     python docs/examples/every_axis.py --layouts tp2 pp2 --steps 20            # some of them
 
 The script starts itself with `accel launch` for each layout that it has not trained before, on the CPU, where all can

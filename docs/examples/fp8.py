@@ -1,6 +1,6 @@
 """Train in 8 bits with torchao; `--precision bf16` is the same run in bf16, to compare.
 
-    pip install torchao
+    pip install torchao scikit-learn
     python docs/examples/fp8.py                                               # on a CPU, too
     python docs/examples/fp8.py --precision bf16
     accel launch --num_processes 2 docs/examples/fp8.py --recipe rowwise

@@ -1,5 +1,6 @@
 """Two models that train against each other: a generator learns to draw digits that a critic takes for scans.
 
+    pip install scikit-learn matplotlib
     python docs/examples/gan.py
     accel launch --cpu --num_processes 2 docs/examples/gan.py --picture runs/gan.png
 
@@ -86,8 +87,8 @@ def main() -> None:
             with torch.no_grad():
                 drawn = generator(torch.randn(256, NOISE, device=accelerator.device))
             mean = accelerator.reduce(drawn.mean(0), "mean").cpu()
-            print_error = (mean - images.mean(0)).abs().mean().item()
-            accelerator.print(f"epoch {epoch + 1}: the mean digit is off by {print_error:.3f} of 1")
+            error = (mean - images.mean(0)).abs().mean().item()
+            accelerator.print(f"epoch {epoch + 1}: the mean digit is off by {error:.3f} of 1")
 
     if args.picture is not None:
         with torch.no_grad():

@@ -1,10 +1,14 @@
 """Classify scans of handwritten digits with every feature of a training script, each of which a flag switches on.
 
+    pip install scikit-learn tensorboard
     python docs/examples/image_classification.py                                  everything off
     accel launch --cpu --num_processes 2 docs/examples/image_classification.py \\
         --mixed_precision bf16 --gradient_accumulation_steps 2 --clip_norm 1 --label_smoothing 0.1 \\
         --checkpointing_steps epoch --with_tracking --compile
     python docs/examples/image_classification.py --resume_from runs/images/epoch_1
+
+A run that is resumed with the same flags ends with the weights of one that was not stopped, bit for bit; with
+`--num_workers` only from the end of an epoch, for workers draw the moves of images at random and start anew.
 """
 
 import argparse
@@ -67,20 +71,22 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch_size", type=int, default=32, help="of each process")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mixed_precision", choices=["no", "fp16", "bf16", "fp8"])
+    parser.add_argument("--mixed_precision", choices=["no", "fp16", "bf16"])
     parser.add_argument("--gradient_accumulation_steps", type=int, default=1)
     parser.add_argument("--clip_norm", type=float, help="largest norm of the gradients")
     parser.add_argument("--label_smoothing", type=float, default=0.0)
     parser.add_argument("--freeze_stem", action="store_true", help="leave the first layer as it is")
     parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
     parser.add_argument("--num_workers", type=int, default=0, help="processes that read data")
-    parser.add_argument("--checkpointing_steps", help="save after so many steps, or after each `epoch`")
+    parser.add_argument("--checkpointing_steps", help="save after every so many steps, or after each `epoch`")
     parser.add_argument("--resume_from", type=Path, help="a checkpoint of an earlier run")
     parser.add_argument("--with_tracking", action="store_true", help="log to TensorBoard")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/images"))
     args = parser.parse_args()
-    if args.checkpointing_steps not in (None, "epoch") and not args.checkpointing_steps.isdecimal():
-        parser.error("`--checkpointing_steps` must be a number or `epoch`")
+    if args.checkpointing_steps not in (None, "epoch"):
+        if not args.checkpointing_steps.isdecimal() or int(args.checkpointing_steps) == 0:
+            parser.error("`--checkpointing_steps` must be a number from 1 up, or `epoch`")
+        args.checkpointing_steps = int(args.checkpointing_steps)
     return args
 
 
@@ -126,10 +132,11 @@ def main() -> None:
     )
     if args.resume_from is not None:
         accelerator.load_state(args.resume_from, restore_loaders=True)
-        accelerator.print(f"going on in epoch {loader.iteration} with {args.resume_from}")
+        accelerator.print(
+            f"going on with {args.resume_from}: epoch {loader.iteration}, step {scheduler.last_epoch}"
+        )
 
     loss_function = nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
-    num_steps = 0
     while loader.iteration < args.epochs:
         epoch = loader.iteration
         for images, labels in loader:
@@ -141,15 +148,17 @@ def main() -> None:
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-            num_steps += accelerator.sync_gradients
-            if accelerator.sync_gradients and args.checkpointing_steps == str(num_steps):
-                accelerator.save_state(args.output_dir / f"step_{num_steps}")
+            if not accelerator.sync_gradients:
+                continue
+            step = scheduler.last_epoch  # optimizer steps so far, also those before a resume
+            if isinstance(args.checkpointing_steps, int) and step % args.checkpointing_steps == 0:
+                accelerator.save_state(args.output_dir / f"step_{step}")
             if args.with_tracking:
-                accelerator.log({"loss": loss, "lr": scheduler.get_last_lr()[0]}, step=num_steps)
+                accelerator.log({"loss": loss, "lr": scheduler.get_last_lr()[0]}, step=step)
         accuracy = evaluate(accelerator, model, test)
         accelerator.print(f"epoch {epoch}: accuracy {accuracy:.4f}")
         if args.with_tracking:
-            accelerator.log({"accuracy": accuracy}, step=num_steps)
+            accelerator.log({"accuracy": accuracy}, step=scheduler.last_epoch)
         if args.checkpointing_steps == "epoch":
             accelerator.save_state(args.output_dir / f"epoch_{epoch}")
     accelerator.save_model(model, args.output_dir / "weights")

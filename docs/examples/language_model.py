@@ -1,14 +1,16 @@
 """Train a language model from scratch on text files, so that the run can be stopped and gone on with at any step.
 
-    python docs/examples/language_model.py --files 'docs/**/*.md'
-    accel launch --cpu --num_processes 2 docs/examples/language_model.py --files 'docs/**/*.md' --steps 200
-    accel launch --cpu --num_processes 2 docs/examples/language_model.py --files 'docs/**/*.md' --steps 400   # goes on
+    python docs/examples/language_model.py --files 'books/**/*.txt'
+    accel launch --cpu --num_processes 2 docs/examples/language_model.py --steps 200
+    accel launch --cpu --num_processes 2 docs/examples/language_model.py --steps 400   # goes on
 
-It reads bytes, so it needs no tokenizer. A checkpoint is written in the background while training goes on.
+Without `--files` it reads some sources of Python's standard library. It reads bytes, so it needs no tokenizer. A
+checkpoint is written in the background while training goes on.
 """
 
 import argparse
 import math
+import sysconfig
 from pathlib import Path
 
 import torch
@@ -75,17 +77,20 @@ class LanguageModel(nn.Module):
 
 
 def read_files(pattern: str) -> torch.Tensor:
-    """Return the bytes of all files that a pattern such as ``docs/**/*.md`` matches."""
+    """Return the bytes of all files that a pattern such as ``books/**/*.txt`` matches."""
     root = Path(pattern).anchor  # empty, unless the pattern begins at the root of a disk
     files = sorted(file for file in Path(root).glob(pattern.removeprefix(root)) if file.is_file())
     if not files:
-        raise SystemExit(f"no file matches `{pattern}`")
+        raise SystemExit(f"no file matches `{pattern}`; name others with --files")
     return torch.frombuffer(bytearray(b"\n".join(file.read_bytes() for file in files)), dtype=torch.uint8)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a language model on text files.")
-    parser.add_argument("--files", default="docs/**/*.md", help="pattern of the files to read")
+    sources = Path(sysconfig.get_path("stdlib")) / "asyncio" / "*.py"
+    parser.add_argument(
+        "--files", default=str(sources), help="pattern of the files to read (default: %(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch_size", type=int, default=8, help="of each process")
     parser.add_argument("--length", type=int, default=128, help="bytes in a row")
@@ -108,8 +113,11 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
     model, optimizer, scheduler, loader, test = accelerator.prepare(model, optimizer, scheduler, loader, test)
-    if (args.project_dir / "checkpoints").exists():
-        accelerator.load_state(restore_loaders=True)
+    if not len(loader):
+        raise SystemExit(
+            f"{split} bytes do not fill one batch on every process; read more files or lower --batch_size"
+        )
+    if accelerator.load_state(restore_loaders=True, missing_ok=True):  # the newest complete one, if any
         accelerator.print(f"going on after step {scheduler.last_epoch}")
 
     throughput = accelerator.throughput()

@@ -1,9 +1,9 @@
 """Fine-tune a small part of a model: LoRA, and QLoRA where the rest is held in 4 bits.
 
-    pip install transformers peft
+    pip install transformers peft bitsandbytes
     python docs/examples/lora.py
     accel launch --cpu --num_processes 2 docs/examples/lora.py
-    pip install bitsandbytes; python docs/examples/lora.py --quantize
+    python docs/examples/lora.py --quantize
 
 The base model learns to count on (4 5 6 7 …). The adapters of PEFT (Hu et al. 2021, https://arxiv.org/abs/2106.09685)
 make it count in threes (4 7 10 13 …), while its own weights stay as they are. With `--quantize` these are read from the
@@ -73,6 +73,7 @@ def main() -> None:
     accelerator = Accelerator()
     set_seed(0)
     base = train(accelerator, base_model(), 1, epochs=args.epochs, lr=3e-3)
+    base.eval()
     accelerator.print(
         f"base: counts on {accuracy(accelerator, base, 1):.2f}, in threes {accuracy(accelerator, base, 3):.2f}"
     )

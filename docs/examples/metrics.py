@@ -1,5 +1,6 @@
 """Metrics over several processes that are those of one: every sample once, in the order of the data set.
 
+    pip install scikit-learn
     python docs/examples/metrics.py
     accel launch --cpu --num_processes 3 docs/examples/metrics.py          # prints the same numbers
 

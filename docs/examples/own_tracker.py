@@ -1,6 +1,8 @@
 """A tracker of one's own beside a built-in one, and early stopping that all ranks agree on.
 
-accel launch --cpu --num_processes 2 docs/examples/own_tracker.py --project_dir runs/tracked
+    accel launch --cpu --num_processes 2 docs/examples/own_tracker.py
+
+The tracker keeps the best value of each metric in `best.json`; the built-in one writes every value as a line of JSON.
 """
 
 import argparse
@@ -49,7 +51,7 @@ class BestTracker(GeneralTracker):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train with a tracker of one's own, and stop early.")
-    parser.add_argument("--project_dir", type=Path, required=True)
+    parser.add_argument("--project_dir", type=Path, default=Path("runs/own_tracker"))
     args = parser.parse_args()
     args.project_dir.mkdir(parents=True, exist_ok=True)
 

@@ -1,8 +1,8 @@
 """A run that survives losing its machine: it saves and leaves when told to, and goes on when started again.
 
-    accel launch --cpu --num_processes 2 docs/examples/preemption.py --project_dir runs/preempted
+    accel launch --cpu --num_processes 2 docs/examples/preemption.py
     kill -TERM <any of the ranks>         # saves, ends with exit code 75
-    accel launch --cpu --num_processes 2 docs/examples/preemption.py --project_dir runs/preempted
+    accel launch --cpu --num_processes 2 docs/examples/preemption.py
 
 `--stop_at N` sends the signal to the last rank itself, after N steps, to see it happen.
 """
@@ -24,7 +24,7 @@ from accel.utils import set_seed
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train, be preempted, go on.")
-    parser.add_argument("--project_dir", type=Path, required=True)
+    parser.add_argument("--project_dir", type=Path, default=Path("runs/preemption"))
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--stop_at", type=int, help="send SIGTERM to the last rank after so many steps")
     parser.add_argument("--step_s", type=float, default=0.0, help="pretend that a step takes so long")
@@ -40,8 +40,9 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.99)
     loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=4, shuffle=True)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
-    if (args.project_dir / "checkpoints").exists():
-        accelerator.load_state(restore_loaders=True)  # the newest complete one, in the middle of its epoch
+    if accelerator.load_state(
+        restore_loaders=True, missing_ok=True
+    ):  # the newest, in the middle of its epoch
         accelerator.print("going on in epoch", loader.iteration)
 
     steps = 0

@@ -1,6 +1,8 @@
 """Where a training step spends its time: a table, and a trace of every rank for chrome://tracing or ui.perfetto.dev.
 
-python docs/examples/profiling.py --output_dir runs/profile
+    python docs/examples/profiling.py --output_dir runs/profile
+
+On a GPU add `"cuda"` to `activities` and leave `cpu=True` out.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Train without a learning-rate schedule, with an optimizer that has a mode for training and one for evaluation.
 
-    pip install schedulefree
+    pip install schedulefree scikit-learn
     python docs/examples/schedule_free.py
     accel launch --cpu --num_processes 2 docs/examples/schedule_free.py
 

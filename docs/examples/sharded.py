@@ -1,5 +1,6 @@
 """Train a language model whose parameters are sharded over the ranks, on sources of Python's standard library.
 
+    pip install matplotlib
     accel launch --cpu --num_processes 2 docs/examples/sharded.py --stop_after 100     # or: kill -TERM <any rank>
     accel launch --cpu --num_processes 4 docs/examples/sharded.py                      # goes on, on four ranks
     accel merge-weights runs/language/sharded/checkpoints/checkpoint_1/pytorch_model_fsdp_0 runs/language/merged
@@ -10,6 +11,7 @@ side by side, and draws them with `--picture`.
 """
 
 import argparse
+import atexit
 import importlib.util
 import itertools
 import json
@@ -104,11 +106,12 @@ class Memory:
         self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         if device.type == "cpu":
             self._profiler.start()
+            atexit.register(self._stop)  # torch crashes if a process ends while it records memory
 
     def measure(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Note all sizes in bytes, before the gradients are freed."""
         if self._device.type == "cpu":
-            self._profiler.stop()
+            self._stop()
         parameters = list(model.parameters())
         states = [value for state in optimizer.state.values() for value in state.values()]
         self.sizes = {
@@ -117,6 +120,10 @@ class Memory:
             "optimizer": size_of([state for state in states if isinstance(state, torch.Tensor)]),
             "peak": self._peak_bytes(),
         }
+
+    def _stop(self) -> None:
+        atexit.unregister(self._stop)
+        self._profiler.stop()
 
     def _peak_bytes(self) -> int:
         if self._device.type != "cpu":
@@ -206,14 +213,17 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
     loader = DataLoader(Sources(), batch_size=args.batch_size, shuffle=True, drop_last=True)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
-    if (folder / "checkpoints").exists():
-        accelerator.load_state(restore_loaders=True)  # of any number of ranks, in the middle of its epoch
+    if not len(loader):
+        raise SystemExit("The sources do not fill one batch; lower --batch_size.")
+    if accelerator.load_state(
+        restore_loaders=True, missing_ok=True
+    ):  # of any number of ranks, within its epoch
         accelerator.print(f"going on after step {scheduler.last_epoch}, on {accelerator.num_processes} ranks")
 
     first = scheduler.last_epoch
     stop_at = min(args.steps, args.stop_after or args.steps)
     with accelerator.handle_preemption(grace_period_s=60):
-        while scheduler.last_epoch < stop_at:
+        while scheduler.last_epoch < stop_at and not accelerator.should_stop:
             for rows in loader:
                 loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
                 accelerator.backward(loss)

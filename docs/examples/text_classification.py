@@ -1,10 +1,15 @@
 """Tell comments from code: classify lines of Python's own standard library with a small transformer.
 
     python docs/examples/text_classification.py
-    accel launch --cpu --num_processes 2 docs/examples/text_classification.py --mixed_precision bf16 --by_tokens
+    accel launch --cpu --num_processes 2 docs/examples/text_classification.py \\
+        --mixed_precision bf16 --gradient_accumulation_steps 2 --by_lines --clip_norm 1 --warmup_steps 20 \\
+        --checkpointing_steps 50 --with_tracking
+    python docs/examples/text_classification.py --resume_from runs/texts/step_50
 
 Lines have many lengths. Each batch is padded to its longest line, and on several processes batches differ in length:
-`gather_for_metrics` takes labels only, which do not. `--by_tokens` weights each batch by its number of real characters.
+`gather_for_metrics` takes labels only, which do not. `--by_lines` weights each batch by its number of lines, so that a
+short last one does not count as much as a full one. A run that is resumed with the same flags ends with the weights of
+one that was not stopped, bit for bit.
 """
 
 import argparse
@@ -75,20 +80,50 @@ class Classifier(nn.Module):
         return nn.functional.cross_entropy(scores, labels), scores
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Tell comments from code.")
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Tell comments from code, with every feature off or on.")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch_size", type=int, default=32, help="of each process")
-    parser.add_argument("--num_files", type=int, default=24)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--num_files", type=int, default=24, help="modules of the standard library to read")
     parser.add_argument("--mixed_precision", choices=["no", "fp16", "bf16"])
     parser.add_argument("--gradient_accumulation_steps", type=int, default=1)
-    parser.add_argument("--by_tokens", action="store_true", help="weight batches by their characters")
-    args = parser.parse_args()
+    parser.add_argument("--by_lines", action="store_true", help="weight batches by their number of lines")
+    parser.add_argument("--clip_norm", type=float, help="largest norm of the gradients")
+    parser.add_argument("--warmup_steps", type=int, default=0, help="steps in which the learning rate rises")
+    parser.add_argument("--checkpointing_steps", type=int, help="save after every so many steps")
+    parser.add_argument("--resume_from", type=Path, help="a checkpoint of an earlier run")
+    parser.add_argument("--with_tracking", action="store_true", help="log to a file of JSON lines")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/texts"))
+    return parser.parse_args()
 
+
+def evaluate(accelerator: Accelerator, model: nn.Module, loader: DataLoader) -> tuple[int, int]:
+    """Return how many lines are told right, and how many there are: each once, on any number of processes."""
+    model.eval()
+    right = seen = 0
+    for batch in loader:
+        with torch.no_grad():
+            _, scores = model(**batch)
+        guesses, labels = accelerator.gather_for_metrics((scores.argmax(1), batch["labels"]))
+        right, seen = right + int((guesses == labels).sum()), seen + len(labels)
+    model.train()
+    return right, seen
+
+
+def main() -> None:
+    args = arguments()
     accelerator = Accelerator(
-        mixed_precision=args.mixed_precision, gradient_accumulation_steps=args.gradient_accumulation_steps
+        mixed_precision=args.mixed_precision,
+        gradient_accumulation_steps=args.gradient_accumulation_steps,
+        log_with="jsonl" if args.with_tracking else None,
+        project_dir=args.output_dir,
+        scheduler_unit="optimizer_step",
     )
-    set_seed(0)
+    if args.with_tracking:
+        accelerator.init_trackers("texts", config={"lr": args.lr, "batch_size": args.batch_size})
+    set_seed(args.seed)
     with accelerator.local_main_process_first():
         lines = read_lines(args.num_files)
     test = [line for number, line in enumerate(lines) if number % 5 == 0]
@@ -96,32 +131,42 @@ def main() -> None:
     train_loader = DataLoader(train, args.batch_size, shuffle=True, collate_fn=collate)
     test_loader = DataLoader(test, args.batch_size, collate_fn=collate)
     model = Classifier()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    model, optimizer, train_loader, test_loader = accelerator.prepare(
-        model, optimizer, train_loader, test_loader
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / (args.warmup_steps + 1))
     )
-    for epoch in range(args.epochs):
-        model.train()
+    model, optimizer, scheduler, train_loader, test_loader = accelerator.prepare(
+        model, optimizer, scheduler, train_loader, test_loader
+    )
+    if args.resume_from is not None:
+        accelerator.load_state(args.resume_from, restore_loaders=True)
+        accelerator.print(f"going on with {args.resume_from}: step {scheduler.last_epoch}")
+
+    while train_loader.iteration < args.epochs:
+        epoch = train_loader.iteration
         for batch in train_loader:
             with accelerator.accumulate(model):
                 loss, _ = model(**batch)
-                count = (batch["characters"] != 0).sum() if args.by_tokens else None
-                accelerator.backward(loss, num_items=count)
+                accelerator.backward(loss, num_items=len(batch["labels"]) if args.by_lines else None)
+                if args.clip_norm is not None and accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), args.clip_norm)
                 optimizer.step()
+                scheduler.step()
                 optimizer.zero_grad()
-        model.eval()
-        right = seen = 0
-        for batch in test_loader:
-            with torch.no_grad():
-                _, scores = model(**batch)
-            guesses, labels = accelerator.gather_for_metrics((scores.argmax(1), batch["labels"]))
-            right, seen = right + int((guesses == labels).sum()), seen + len(labels)
-        assert seen == len(test)  # every line once, on any number of processes
+            if not accelerator.sync_gradients:
+                continue
+            step = scheduler.last_epoch  # optimizer steps so far, also those before a resume
+            if args.checkpointing_steps is not None and step % args.checkpointing_steps == 0:
+                accelerator.save_state(args.output_dir / f"step_{step}")
+            if args.with_tracking:
+                accelerator.log({"loss": loss, "lr": scheduler.get_last_lr()[0]}, step=step)
+        right, seen = evaluate(accelerator, model, test_loader)
         accelerator.print(f"epoch {epoch}: {right} of {seen} lines right, {right / seen:.3f}")
-    always = max(label_count := [sum(label == kind for _, label in test) for kind in (0, 1)]) / sum(
-        label_count
-    )
-    accelerator.print(f"always the same answer: {always:.3f}")
+        if args.with_tracking:
+            accelerator.log({"accuracy": right / seen}, step=scheduler.last_epoch)
+    label_counts = [sum(label == kind for _, label in test) for kind in (0, 1)]
+    accelerator.print(f"always the same answer: {max(label_counts) / len(test):.3f}")
+    accelerator.save_model(model, args.output_dir / "weights")
     accelerator.end_training()
 
 

@@ -595,3 +595,21 @@ def test_a_batch_sampler_may_have_no_length(dispatch: bool) -> None:
     loader = DataLoader(Plain(5), batch_sampler=Unsized())
     prepared = prepare_data_loader(loader, num_processes=1, process_index=0, dispatch_batches=dispatch)
     assert [batch.tolist() for batch in prepared] == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "num_processes", "split", "num_batches"),
+    [(15, 2, False, 0), (16, 2, False, 1), (7, 2, True, 0), (8, 2, True, 1), (7, 1, False, 0)],
+)
+def test_a_loader_whose_every_batch_is_dropped_is_a_warning(num_samples, num_processes, split, num_batches):
+    data = TensorDataset(torch.arange(num_samples))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = prepare_data_loader(
+            DataLoader(data, batch_size=8, shuffle=True, drop_last=True),
+            num_processes=num_processes,
+            process_index=0,
+            split_batches=split,
+        )
+    assert len(loader) == num_batches
+    assert [f"there are {num_samples}" in str(one.message) for one in caught] == [True] * (not num_batches)

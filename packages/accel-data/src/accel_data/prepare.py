@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
 import torch
@@ -73,6 +73,7 @@ def prepare_data_loader(
     check_loader(dataloader)
     check_keeps_order(dataloader)
     ranks = _ranks(num_processes, process_index, torch_device_mesh)
+    _warn_of_no_batches(dataloader, num_ranks=ranks.num_ranks, split_batches=split_batches)
     if use_stateful_dataloader:
         dataloader = to_stateful(dataloader)
     is_stream = is_iterable(dataloader)
@@ -133,6 +134,20 @@ def _ranks(num_processes: int | None, process_index: int | None, mesh: Any) -> D
             f"`process_index` must be at least 0 and less than `num_processes`, got {index} of {number}."
         )
     return all_different(number, index)
+
+
+def _warn_of_no_batches(dataloader: DataLoader[Any], *, num_ranks: int, split_batches: bool) -> None:
+    """Warn the caller of `prepare_data_loader` where `drop_last` drops all there is: nothing would be trained."""
+    if not dataloader.drop_last or is_iterable(dataloader) or not isinstance(dataloader.sampler, Sized):
+        return
+    num_samples, rows = len(dataloader.sampler), dataloader.batch_size or 0
+    rows_in_step = rows if split_batches else rows * num_ranks
+    if num_samples < rows_in_step:
+        warnings.warn(
+            f"A loader has no batch: with `drop_last=True`, a step needs {rows_in_step} samples, and there are "
+            f"{num_samples}. Use a smaller `batch_size`, or leave `drop_last` out.",
+            stacklevel=3,
+        )
 
 
 def _warn_about_unused_arguments(

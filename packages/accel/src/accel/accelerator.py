@@ -1129,8 +1129,9 @@ class Accelerator:
         verify: bool = False,
         strict: bool = True,
         restore_loaders: bool | None = None,
+        missing_ok: bool = False,
         **load_model_func_kwargs: Any,
-    ) -> None:
+    ) -> bool:
         """Load a checkpoint into what was prepared and registered, the same objects in the same order.
 
         Every rank must call it. Nothing in the files can run. Checkpoints written by Accelerate are loaded too.
@@ -1145,19 +1146,25 @@ class Accelerator:
             restore_loaders: Let loaders that were in the middle of an epoch go on there. Otherwise that epoch begins
                 anew, in the same order, for scripts that skip what they have read. Where left out: with
                 `use_stateful_dataloader`, and after `handle_preemption`.
+            missing_ok: Load nothing if the project has no complete checkpoint yet, for scripts that are started again
+                until they are done; only without `input_dir`.
             **load_model_func_kwargs: As DeepSpeed names them, for every strategy: `load_module_strict=False` (weights
                 that are missing or left over are a warning), `load_optimizer_states=False`,
                 `load_lr_scheduler_states=False`, and `load_module_only=True` (neither of them).
 
+        Returns:
+            Whether a checkpoint was loaded, the same on every rank: False only with `missing_ok`.
+
         Raises:
             CheckpointError: On every rank, if any cannot load it, naming the file and the object.
         """
-        self._checkpointer.load(
+        return self._checkpointer.load(
             input_dir,
             load_kwargs=load_kwargs,
             verify=verify,
             strict=strict,
             restore_loaders=restore_loaders,
+            missing_ok=missing_ok,
             options=load_model_func_kwargs,
         )
 

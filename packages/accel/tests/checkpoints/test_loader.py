@@ -9,7 +9,7 @@ from torch import nn
 
 from accel import Accelerator, ProjectConfiguration
 from accel_state import current_runtime
-from accel_state.errors import CheckpointError
+from accel_state.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -94,3 +94,31 @@ def test_a_manifest_that_rank_0_cannot_read_is_an_error_on_every_machine(world, 
     assert "File name too long" in here
     assert "was not loaded (rank 0: OSError: [Errno " in there
     assert "File name too long" in there
+
+
+def load_what_there_is(folder):
+    """Ask for the newest checkpoint of a project that was killed in its first save, and again after a save."""
+    project = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=True)
+    accelerator = Accelerator(cpu=True, project_config=project)
+    accelerator.prepare(nn.Linear(2, 2))
+    before = accelerator.load_state(missing_ok=True)
+    accelerator.save_state()
+    return before, accelerator.load_state(missing_ok=True)
+
+
+@pytest.mark.parametrize("left", ["", "checkpoints/.checkpoint_0.part"])
+def test_a_project_without_a_complete_checkpoint_starts_anew_where_it_may(world, tmp_path, left):
+    (tmp_path / left).mkdir(parents=True, exist_ok=True)
+    assert world(2).run(load_what_there_is, str(tmp_path)) == [(False, True)] * 2
+
+
+def test_a_missing_checkpoint_is_an_error_that_says_how_to_start_anew(tmp_path):
+    accelerator = Accelerator(cpu=True, project_dir=tmp_path)
+    with pytest.raises(CheckpointError, match="or `missing_ok=True` to start anew"):
+        accelerator.load_state()
+
+
+def test_a_named_checkpoint_is_never_optional(tmp_path):
+    accelerator = Accelerator(cpu=True, project_dir=tmp_path)
+    with pytest.raises(ConfigError, match="Leave `input_dir` out"):
+        accelerator.load_state(tmp_path / "mine", missing_ok=True)

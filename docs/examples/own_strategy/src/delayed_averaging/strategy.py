@@ -14,7 +14,6 @@ from torch import nn
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.torch_strategy import TorchStrategy
-from accel_state.errors import ConfigError
 
 
 @dataclass
@@ -37,15 +36,7 @@ class DelayedAveraging(TorchStrategy):
     capabilities: ClassVar[Capabilities] = Capabilities(accumulation=Sync.LATER)
 
     def setup(self, context: StrategyContext) -> None:
-        """Take in the run.
-
-        Raises:
-            ConfigError: If there is no process group.
-        """
-        if not dist.is_initialized():
-            raise ConfigError(
-                "The strategy `delayed_averaging` needs several processes. Start the script with `accel launch`."
-            )
+        """Take in the run."""
         super().setup(context)
         self._dtype = context.plugin.dtype if context.plugin is not None else None
         self._models: list[nn.Module] = []
@@ -53,9 +44,10 @@ class DelayedAveraging(TorchStrategy):
 
     def _parallelise(self, model: nn.Module) -> nn.Module:
         """Give all ranks the weights and buffers of rank 0. All ranks together."""
-        with torch.no_grad():
-            for tensor in (*model.parameters(), *model.buffers()):
-                dist.broadcast(tensor, src=0)
+        if dist.is_initialized():  # not on one process
+            with torch.no_grad():
+                for tensor in (*model.parameters(), *model.buffers()):
+                    dist.broadcast(tensor, src=0)
         self._models.append(model)
         return model
 
@@ -79,7 +71,7 @@ class DelayedAveraging(TorchStrategy):
 
     def _average(self) -> None:
         parameters = [p for model in self._models for p in model.parameters() if p.grad is not None]
-        if not parameters:
+        if not parameters or not dist.is_initialized():
             return
         packed = torch.cat([p.grad.flatten() for p in parameters]).to(self._dtype)
         dist.all_reduce(packed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
@@ -13,6 +14,7 @@ from accel_data.batch_metadata import BatchMetadata, Fetched, MetadataCollate
 from accel_data.delegation import Delegating
 from accel_data.iterable_shard import IterableDatasetShard
 from accel_data.loaders.cloning import from_attributes, mixed_class, replaced_fields
+from accel_data.loaders.interrupts import delayed_interrupt
 from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_data.samplers.index_shard import IndexSamplerShard
 from accel_data.samplers.sampler_pass import SamplerPass
@@ -145,7 +147,10 @@ class _ReadingLoader(DataLoader[Any]):
 
     def _get_iterator(self) -> Any:
         start = self._accel_start
-        with replaced_fields(self, **start.fields):
+        with (
+            replaced_fields(self, **start.fields),
+            delayed_interrupt() if self.num_workers else nullcontext(),
+        ):
             inner = super()._get_iterator()
         start.fields = {}
         return inner if start.latest is None else _PlainBatches(inner, start.latest)

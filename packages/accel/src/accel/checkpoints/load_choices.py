@@ -41,8 +41,8 @@ class LoadChoices:
         unknown = sorted({*given, *others} - {"map_location", *_NAMES})
         if unknown:
             raise ConfigError(
-                f"`load_state` knows no argument `{unknown[0]}`. Known: verify, strict, restore_loaders, load_kwargs, "
-                f"{', '.join(_NAMES)}."
+                f"`load_state` knows no argument `{unknown[0]}`. Known: verify, strict, restore_loaders, "
+                f"missing_ok, load_kwargs, {', '.join(_NAMES)}."
             )
         only_models = bool(others.get("load_module_only", False))
         return cls(

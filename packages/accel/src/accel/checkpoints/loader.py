@@ -23,9 +23,8 @@ LoadHook = Callable[[list[nn.Module], str], None]
 
 def load_checkpoint(
     prepared: Prepared,
-    input_dir: Path | None,
+    input_dir: Path,
     *,
-    folder_of_checkpoints: Path | None,
     saver: Saver,
     layout: MeshLayout,
     hooks: Sequence[LoadHook],
@@ -42,13 +41,10 @@ def load_checkpoint(
     Raises:
         CheckpointError: On every rank, if any rank failed.
     """
-    if input_dir is None:
-        folder = _newest(folder_of_checkpoints, saver)
-    else:
-        folder = input_dir.resolve()
-        with _not_loaded(saver, "settled", folder) as deferred:
-            saver.settle()
-        deferred.agree()
+    folder = input_dir.resolve()
+    with _not_loaded(saver, "settled", folder) as deferred:
+        saver.settle()
+    deferred.agree()
     topology = saver.topology
     token = _token_of_rank_0(folder, saver) if topology.num_nodes > 1 else ""
     found: Found | None = None
@@ -80,22 +76,28 @@ def load_checkpoint(
     return int(next_number) if next_number else None
 
 
-def _not_loaded(saver: Saver, stage: str, folder: Path) -> DeferredError:
-    return DeferredError(saver.agree, stage, failed=f"The checkpoint `{folder}` was not loaded")
+def newest_checkpoint(folder_of_checkpoints: Path | None, saver: Saver, *, missing_ok: bool) -> Path | None:
+    """Return the newest checkpoint that the main process sees, the same on every rank. Every rank must call it.
 
-
-def _newest(folder_of_checkpoints: Path | None, saver: Saver) -> Path:
-    """Return the newest checkpoint that the main process sees."""
+    Raises:
+        ConfigError: If no folder was chosen.
+        CheckpointError: If there is none, unless ``missing_ok``.
+    """
     if folder_of_checkpoints is None:
         raise ConfigError(
             "`load_state` does not know where to look: pass `input_dir`, or give the Accelerator a `project_dir`."
         )
     newest = agree_on_newest(folder_of_checkpoints.resolve(), saver)
-    if newest is None:
+    if newest is None and not missing_ok:
         raise CheckpointError(
-            f"There is no complete checkpoint in `{folder_of_checkpoints}`. Pass the folder of the checkpoint to load."
+            f"There is no complete checkpoint in `{folder_of_checkpoints}`. Pass the folder of the checkpoint to load, "
+            "or `missing_ok=True` to start anew."
         )
     return newest
+
+
+def _not_loaded(saver: Saver, stage: str, folder: Path) -> DeferredError:
+    return DeferredError(saver.agree, stage, failed=f"The checkpoint `{folder}` was not loaded")
 
 
 def _token_of_rank_0(folder: Path, saver: Saver) -> str:

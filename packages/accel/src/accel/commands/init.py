@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from accel_launch.messages import show
 from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
 
 CONFIG = "accel.yaml"
+IN_CHECKOUT = "docs/examples/"
 _NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "dist")
 
 
@@ -44,14 +46,10 @@ class InitCommand:
         script = copy_example(examples[name], folder)
         write_basic_config(save_location=str(folder / CONFIG))
         show(f"{summary_of(examples[name])}\n")
-        show(f"cd {folder}")
+        show(f"cd {shlex.quote(str(folder))}")
         for line in installations(script):
             show(line)
-        show(
-            f"accel launch --config_file {CONFIG} {script.relative_to(folder)}"
-            if is_script(script)
-            else f"jupyter lab {script.name}"
-        )
+        show(command_of(script))
         return 0
 
 
@@ -60,6 +58,8 @@ command = InitCommand()
 
 def find_examples(folder: Path | None = None) -> Mapping[str, Path]:
     """Return the examples of the installed package by their names: a script, a notebook, or a folder with `train.py`.
+
+    A script that imports another goes with that one, and is no example of its own.
 
     Raises:
         NotAvailableError: If the package came without them.
@@ -75,28 +75,46 @@ def find_examples(folder: Path | None = None) -> Mapping[str, Path]:
                 for path in place.iterdir()
                 if path.suffix in (".py", ".ipynb") or (path / "train.py").is_file()
             ]
-            return {path.stem: path for path in sorted(found)}
+            return {
+                path.stem: path for path in sorted(found) if not _imports(path, {one.stem for one in found})
+            }
     raise NotAvailableError(f"This installation of accel has no examples in `{package / 'examples'}`.")
 
 
 def copy_example(example: Path, folder: Path) -> Path:
     """Copy an example into a new or empty folder, and return the script or notebook to run.
 
+    Scripts that import it go along. Commands in docstrings name the copy, not the file of the checkout.
+
     Raises:
         ConfigError: If there is something in the folder, or nothing can be written there.
     """
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            reason = "is there and not empty" if folder.is_dir() else "is a file"
             raise ConfigError(
-                f"`{folder}` is there and not empty. Name another folder: `accel init {example.stem} FOLDER`."
+                f"`{folder}` {reason}. Name another folder: `accel init {example.stem} FOLDER`."
             )
         if example.is_dir():
             shutil.copytree(example, folder, ignore=_NOT_COPIED, dirs_exist_ok=True)
             return folder / "train.py"
         folder.mkdir(parents=True, exist_ok=True)
-        return Path(shutil.copy(example, folder))
+        others = (path for path in example.parent.glob("*.py") if _imports(path, {example.stem}))
+        for path in (example, *others):
+            text = path.read_text(encoding="utf-8").replace(IN_CHECKOUT, "")
+            (folder / path.name).write_text(text, encoding="utf-8")
+        return folder / example.name
     except OSError as error:
         raise ConfigError(f"`{folder}` cannot be written: {error.strerror}.") from error
+
+
+def command_of(script: Path) -> str:
+    """Return the command that runs a script or notebook; one that launches processes itself is no launch."""
+    if not is_script(script):
+        return f"jupyter lab {script.name}"
+    if not _commands(script, "accel launch"):
+        return f"python {script.name}"
+    return f"accel launch --config_file {CONFIG} {script.name}"
 
 
 def is_script(path: Path) -> bool:
@@ -110,8 +128,20 @@ def summary_of(example: Path) -> str:
 
 def installations(script: Path) -> list[str]:
     """Return the commands that install what the script needs beside accel, as its docstring names them."""
+    return _commands(script, "pip install")
+
+
+def _commands(script: Path, start: str) -> list[str]:
     lines = (line.strip() for line in _text_of(script).splitlines())
-    return [line for line in lines if line.startswith("pip install")]
+    return [line for line in lines if line.startswith(start)]
+
+
+def _imports(example: Path, names: set[str]) -> bool:
+    """Return whether a script imports one of these modules."""
+    if not example.is_file() or not is_script(example):
+        return False
+    statements = ast.walk(ast.parse(example.read_text(encoding="utf-8")))
+    return any(isinstance(one, ast.ImportFrom) and one.module in names for one in statements)
 
 
 def _text_of(example: Path) -> str:

@@ -152,20 +152,31 @@ class Checkpointer:
         verify: bool,
         strict: bool,
         restore_loaders: bool | None,
+        missing_ok: bool,
         options: Mapping[str, Any],
-    ) -> None:
+    ) -> bool:
         """Load a checkpoint; see `Accelerator.load_state`. Every rank must call it."""
         from accel.checkpoints.load_choices import LoadChoices
-        from accel.checkpoints.loader import load_checkpoint
+        from accel.checkpoints.loader import load_checkpoint, newest_checkpoint
 
         choices = LoadChoices.of(load_kwargs, options)
         if restore_loaders is None:
             restore_loaders = self._resumes_loaders
+        saver = self._get_saver()
+        if input_dir is None:
+            folder = newest_checkpoint(self._folder_of_checkpoints(), saver, missing_ok=missing_ok)
+            if folder is None:
+                return False
+        elif missing_ok:
+            raise ConfigError(
+                "`missing_ok` is for the newest checkpoint of the project. Leave `input_dir` out."
+            )
+        else:
+            folder = Path(input_dir)
         next_iteration = load_checkpoint(
             self.content(),
-            None if input_dir is None else Path(input_dir),
-            folder_of_checkpoints=self._folder_of_checkpoints(),
-            saver=self._get_saver(),
+            folder,
+            saver=saver,
             layout=current_runtime().layout,
             hooks=tuple(self._load_hooks.values()),
             verify=verify,
@@ -175,6 +186,7 @@ class Checkpointer:
         )
         if next_iteration is not None and self.project.automatic_checkpoint_naming:
             self.project.iteration = next_iteration
+        return True
 
     def save_object(self, obj: Any, file: str | os.PathLike[str], *, safe_serialization: bool) -> None:
         """Write one object to a file; see `Accelerator.save`."""
