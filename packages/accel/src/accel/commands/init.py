@@ -76,7 +76,10 @@ def find_examples(folder: Path | None = None) -> Mapping[str, Path]:
                 if path.suffix in (".py", ".ipynb") or (path / "train.py").is_file()
             ]
             return {path.stem: path for path in sorted(found)}
-    raise NotAvailableError(f"This installation of accel has no examples in `{package / 'examples'}`.")
+    raise NotAvailableError(
+        f"This installation of accel has no examples in `{package / 'examples'}`. "
+        "Install `accel` from its wheel anew."
+    )
 
 
 def copy_example(example: Path, folder: Path) -> Path:
@@ -96,7 +99,7 @@ def copy_example(example: Path, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copy(example, folder))
     except OSError as error:
-        raise ConfigError(f"`{folder}` cannot be written: {error.strerror}.") from error
+        raise ConfigError(f"`{folder}` cannot be written: {error.strerror}. Name another folder.") from error
 
 
 def is_script(path: Path) -> bool:
