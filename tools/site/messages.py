@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import tomllib
 from collections import defaultdict
@@ -21,6 +22,8 @@ Every error and every warning, by package: put what you got into the search abov
 the traceback names. `<name>` stands for a value of your run. [Errors](../errors.md) lists the classes, for `except`;
 [Troubleshooting](../../guides/troubleshooting.md) goes by symptom, also where nothing is printed.
 """
+_BOOST = "---\nsearch:\n  boost: 4\n---\n"
+"""Who pastes a message is led here before a guide that shares words with it."""
 _VERBS = """
 Accept Add Allocate Answer Ask Build Call Change Check Checkpoint Choose Clip Compute Construct Convert Copy Correct
 Create Cut Define Derive Destroy Do Drop Free Get Give Import Install Join Keep Leave Let Load Log Look Lower Make Move
@@ -136,7 +139,7 @@ def message_pages(found: Iterable[Message]) -> Iterator[tuple[str, str]]:
     for package, lines in pages.items():
         name = package.replace("_", "-")
         overview.append(f"| [{name}]({name}.md) | {numbers[package]} |")
-        yield f"{FOLDER}/{name}.md", "\n".join([f"# Messages of {name}\n", *lines])
+        yield f"{FOLDER}/{name}.md", _BOOST + "\n".join([f"# Messages of {name}\n", *lines])
     yield f"{FOLDER}/index.md", "\n".join(overview) + "\n"
 
 
@@ -152,7 +155,8 @@ def _lines(entry: Entry, anchor: str, curated: Mapping[str, str]) -> Iterator[st
 def plain(text: str) -> str:
     """Return a text as Markdown that shows it as it is, but for what stands in backticks."""
     parts = re.split("(`[^`]*`)", text)
-    return "".join(
-        part if part.startswith("`") and part.endswith("`") else re.sub(r"([\\*_\[\]<>#{}|`])", r"\\\1", part)
-        for part in parts
-    )
+    return "".join(part if index % 2 else _escaped(part) for index, part in enumerate(parts))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\*_\[\]#{}`])", r"\\\1", html.escape(text, quote=False)).replace("|", "&#124;")

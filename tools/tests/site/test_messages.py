@@ -65,7 +65,7 @@ def test_a_page_for_each_package_shows_message_reason_and_way_out(found):
     page = pages["reference/messages/accel-launch.md"]
     assert "## Notebook\n" in page
     assert (
-        "##### `num_processes` is \\<number\\>, but this machine has \\<number of gpus\\> GPUs. "
+        "##### `num_processes` is &lt;number&gt;, but this machine has &lt;number of gpus&gt; GPUs. "
         "{ #notebook-num-processes-is-but-this-machine-has-gpus }\n\n"
         "**Why.** If a value is wrong.\n\n"
         "**What to do.** Ask for at most as many.\n\n"
