@@ -1,21 +1,32 @@
 """The code on the pages of the documentation: fenced blocks, and the reasons why some of them are not run."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-FENCED = re.compile(
-    r"^(?:<!-- not run: (?P<reason>[^>]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$",
-    re.MULTILINE | re.DOTALL,
-)
 PAGES = [
-    *sorted(page for page in DOCS.rglob("*.md") if page.parent.name != "decisions"),
-    *sorted(ROOT.glob("packages/*/README.md")),
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
+    *sorted(DOCS.rglob("*.md")),
+    *sorted(ROOT.glob("packages/*/*.md")),
+    *sorted(ROOT.glob("*.md")),
 ]
+"""Every page that is written by hand; all but those in ``docs/examples`` stand on the site, or on GitHub too."""
+LANGUAGES = {
+    "bash": "commands; understood by the programs that they name",
+    "console": "commands with what they print; run, and compared",
+    "diff": "Python before and after a change; both compile",
+    "dockerfile": "how an image is made; each line is understood",
+    "python": "run from top to bottom, a page at a time",
+    "text": "what a program prints; nothing to run",
+    "toml": "parsed, and names in it looked up",
+    "yaml": "a config file; read as one",
+}
+"""What a fence may say, and what a test does with such a block."""
+FENCE = re.compile(r"(?P<indent>[ >]*)(?P<marks>`{3,}|~{3,})(?P<language>.*)")
+REASON = re.compile(r"<!-- not run: (?P<reason>[^>]+) -->")
 
 
 @dataclass(frozen=True)
@@ -40,22 +51,54 @@ class Block:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
+class UnknownBlockError(ValueError):
+    """A fence that no test would look at."""
+
+
+@cache
+def fences(page: Path) -> tuple[Block, ...]:
+    """Return every fenced block of a page.
+
+    Raises:
+        UnknownBlockError: If a fence is indented, names no language that is known, or is never closed.
+    """
+    return tuple(_fences(page, page.read_text(encoding="utf-8").splitlines()))
+
+
+def _fences(page: Path, lines: list[str]) -> Iterator[Block]:
+    first = 0
+    while first < len(lines):
+        fence = FENCE.fullmatch(lines[first])
+        if fence is None:
+            if "not run:" in lines[first] and not (first + 1 < len(lines) and FENCE.match(lines[first + 1])):
+                if REASON.fullmatch(lines[first]):
+                    raise UnknownBlockError(f"{page}:{first + 1}: the reason is above no block.")
+            first += 1
+            continue
+        where = f"{page}:{first + 1}"
+        if fence["indent"] or fence["marks"] != "```" or fence["language"] not in LANGUAGES:
+            raise UnknownBlockError(
+                f"{where}: ```{fence['language']}: write one of {', '.join(LANGUAGES)}, not indented."
+            )
+        last = next((index for index in range(first + 1, len(lines)) if lines[index] == "```"), None)
+        if last is None:
+            raise UnknownBlockError(f"{where}: the block is never closed.")
+        reason = REASON.fullmatch(lines[first - 1]) if first else None
+        text = "".join(f"{line}\n" for line in lines[first + 1 : last])
+        yield Block(page, first + 2, fence["language"], text, reason["reason"] if reason else None)
+        first = last + 1
+
+
 def blocks(page: Path, language: str) -> list[Block]:
     """Return the blocks of a page in one language that are to be run."""
-    text = page.read_text(encoding="utf-8")
-    found = [
-        Block(
-            page,
-            text.count("\n", 0, block.start("text")) + 1,
-            block["language"],
-            block["text"],
-            block["reason"],
-        )
-        for block in FENCED.finditer(text)
-    ]
-    return [block for block in found if block.language == language and block.reason is None]
+    return [block for block in fences(page) if block.language == language and block.reason is None]
 
 
 def all_blocks(language: str) -> list[Block]:
     """Return those of every page."""
     return [block for page in PAGES for block in blocks(page, language)]
+
+
+def excepted_blocks() -> list[Block]:
+    """Return the blocks of every page that are not run."""
+    return [block for page in PAGES for block in fences(page) if block.reason is not None]
