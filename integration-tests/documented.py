@@ -26,7 +26,8 @@ LANGUAGES = {
 }
 """What a fence may say, and what a test does with such a block."""
 FENCE = re.compile(r"(?P<indent>[ >]*)(?P<marks>`{3,}|~{3,})(?P<language>.*)")
-REASON = re.compile(r"<!-- not run: (?P<reason>[^>]+) -->")
+MARK = re.compile(r"<!-- (?:not run: (?P<reason>[^>]+)|run by: (?P<run_by>[\w/.-]+)) -->")
+"""What may stand above a block: why nothing runs it, or which file of tests does in place of the page's."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Block:
         language: What its fence says.
         text: What is in it.
         reason: Why it is not run; None if it is.
+        run_by: The file of tests that runs it, where those of all pages do not.
     """
 
     page: Path
@@ -46,6 +48,7 @@ class Block:
     language: str
     text: str
     reason: str | None
+    run_by: str | None
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -70,9 +73,8 @@ def _fences(page: Path, lines: list[str]) -> Iterator[Block]:
     while first < len(lines):
         fence = FENCE.fullmatch(lines[first])
         if fence is None:
-            if "not run:" in lines[first] and not (first + 1 < len(lines) and FENCE.match(lines[first + 1])):
-                if REASON.fullmatch(lines[first]):
-                    raise UnknownBlockError(f"{page}:{first + 1}: the reason is above no block.")
+            if MARK.fullmatch(lines[first]) and not FENCE.match("".join(lines[first + 1 : first + 2])):
+                raise UnknownBlockError(f"{page}:{first + 1}: the mark is above no block.")
             first += 1
             continue
         where = f"{page}:{first + 1}"
@@ -83,15 +85,25 @@ def _fences(page: Path, lines: list[str]) -> Iterator[Block]:
         last = next((index for index in range(first + 1, len(lines)) if lines[index] == "```"), None)
         if last is None:
             raise UnknownBlockError(f"{where}: the block is never closed.")
-        reason = REASON.fullmatch(lines[first - 1]) if first else None
+        mark = MARK.fullmatch(lines[first - 1]) if first else None
         text = "".join(f"{line}\n" for line in lines[first + 1 : last])
-        yield Block(page, first + 2, fence["language"], text, reason["reason"] if reason else None)
+        yield Block(
+            page,
+            first + 2,
+            fence["language"],
+            text,
+            *(mark.group("reason", "run_by") if mark else (None, None)),
+        )
         first = last + 1
 
 
 def blocks(page: Path, language: str) -> list[Block]:
-    """Return the blocks of a page in one language that are to be run."""
-    return [block for block in fences(page) if block.language == language and block.reason is None]
+    """Return the blocks of a page in one language that the tests of all pages run."""
+    return [
+        block
+        for block in fences(page)
+        if block.language == language and block.reason is None and block.run_by is None
+    ]
 
 
 def all_blocks(language: str) -> list[Block]:

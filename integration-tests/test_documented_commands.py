@@ -1,6 +1,7 @@
 """Commands and files on the pages of the documentation are understood by the programs they are for.
 
-Launches are planned (``--dry-run``), what `accel config show` prints is compared, and other commands are read by their parsers.
+Launches are planned (``--dry-run``), what is shown of `accel config show` is compared with what it prints, and other
+commands are read by their parsers.
 """
 
 import ast
@@ -195,6 +196,29 @@ def test_what_is_not_run_is_python_with_names_that_exist(block):
             exec(ast.unparse(node), {})
 
 
+@pytest.mark.parametrize("block", [each for page in PAGES for each in fences(page) if each.run_by], ids=str)
+def test_what_another_file_runs_is_named_there(block):
+    assert block.page.name in (ROOT / str(block.run_by)).read_text(encoding="utf-8")
+
+
+CODE_IN_DOCSTRINGS = {"accel.drop_in": "packages/accel/tests/drop_in/test_finder.py"}
+"""Modules whose docstrings have blocks of code, which the reference shows, and the tests that run the same."""
+
+
+def test_code_in_docstrings_is_run():
+    found = set()
+    for package in read_packages().values():
+        for name, file in package.modules():
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                    docstring = ast.get_docstring(node) or ""
+                    if re.search(r"^ *(?:>>> |```)|::$", docstring, re.MULTILINE):
+                        found.add(name)
+    assert found == CODE_IN_DOCSTRINGS.keys()
+    for name, tests in CODE_IN_DOCSTRINGS.items():
+        assert f"import {name}" in (ROOT / tests).read_text(encoding="utf-8")
+
+
 def test_every_block_is_of_a_language_that_is_looked_at():
     assert {block.language for page in PAGES for block in fences(page)} <= LANGUAGES.keys()
 
@@ -228,7 +252,11 @@ def test_config_files_are_read(block, tmp_path):
 def test_entry_points_are_read_by_a_package(block):
     """Groups of entry points are those that some package reads."""
     groups = tomllib.loads(block.text)["project"]["entry-points"]
-    code = [file.read_text(encoding="utf-8") for package in read_packages().values() for _, file in package.modules()]
+    code = [
+        file.read_text(encoding="utf-8")
+        for package in read_packages().values()
+        for _, file in package.modules()
+    ]
     assert all(any(f'"{group}"' in text for text in code) for group in groups)
 
 
