@@ -86,6 +86,7 @@ def on_config(config: Any) -> Any:
     written = [file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md")]
     pages = sorted({*written, *_pages}, key=lambda page: page.removesuffix(".md"))
     config["nav"] = completed(config["nav"], pages)
+    config["theme"].static_templates.discard("404.html")  # for servers: its links lead nowhere in a folder
     return config
 
 

@@ -13,6 +13,7 @@ PAGES = {
     "front": "index.html",
     "guide": "guides/data.html",
     "reference": "reference/packages/accel-data.html",
+    "tables": "reference/settings.html",
 }
 WIDTHS_PX = {"phone": 390, "desktop": 1280}
 VIEWS = [(page, width, scheme) for page in PAGES for width in WIDTHS_PX for scheme in ("light", "dark")]
