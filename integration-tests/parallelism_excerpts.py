@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Subset
 from accel import Accelerator, ParallelismConfig
 
 sys.path.append(str(Path(__file__).parents[1] / "docs" / "examples"))  # for live processes
-from every_axis import Language, Sources  # noqa: E402
+from every_axis import Language, Sources
 
 NUM_ROWS = 16
 

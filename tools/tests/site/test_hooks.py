@@ -21,7 +21,7 @@ def test_pages_are_made_from_the_checkout():
 
 
 def test_code_on_pages_from_code_is_of_languages_whose_source_is_tested():
-    """Scripts and commands of examples, README files, and what commands print; each is run or read where it comes from."""
+    """Scripts and commands of examples, README files, and what commands print: all tested where they come from."""
     fences = {
         line.strip() for page in generated_pages().values() for line in page.splitlines() if "```" in line
     }
