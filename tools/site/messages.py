@@ -36,8 +36,8 @@ _ORDER = (
     rf"(?:{'|'.join(_VERBS.split())}|Did you mean|Known|It knows)\b"
 )
 _IMPERATIVE = re.compile(_ORDER, re.IGNORECASE)
-_CONSTRAINT = re.compile(r"\b(?:must (?!both)|needs? |takes )")
-_WAY_OUT = re.compile(rf"[;:,] (?:or )?{_ORDER}", re.IGNORECASE)
+_CONSTRAINT = re.compile(r"\b(?:must (?!both)|needs? (?!no |it\b|quoting|a library))")
+_WAY_OUT = re.compile(rf"[;:] {_ORDER}", re.IGNORECASE)
 
 
 @dataclass
