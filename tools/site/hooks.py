@@ -7,12 +7,14 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tools.site.collecting import messages
 from tools.site.commands import command_pages
 from tools.site.gallery import gallery_pages
+from tools.site.messages import message_pages
 from tools.site.names import names_pages
 from tools.site.packages import package_pages
 from tools.site.places import TOP_LEVEL, for_site
-from tools.site.raising import error_pages
+from tools.site.raising import error_classes, error_page
 from tools.workspace import ROOT, read_packages
 
 DOCS = ROOT / "docs"
@@ -24,7 +26,9 @@ def generated_pages() -> dict[str, str]:
     pages = dict(package_pages(packages))
     pages |= dict(command_pages(packages))
     pages |= dict(names_pages(packages))
-    pages |= dict(error_pages(packages))
+    classes = error_classes(packages)
+    pages["reference/errors.md"] = error_page(classes)
+    pages |= dict(message_pages(messages(packages, {each.name for each in classes})))
     pages |= dict(gallery_pages(DOCS))
     for source, page in TOP_LEVEL.items():
         if page != "index.md":

@@ -18,3 +18,11 @@ def test_pages_are_made_from_the_checkout():
         "reference/packages/accel.md",
     } <= set(pages)
     assert "0003-checkpoints-become-visible-by-one-rename.md" in pages["decisions/index.md"]
+
+
+def test_code_on_pages_from_code_is_of_languages_whose_source_is_tested():
+    """Scripts and commands of examples, README files, and what commands print: all tested where they come from."""
+    fences = {
+        line.strip() for page in generated_pages().values() for line in page.splitlines() if "```" in line
+    }
+    assert fences <= {"```", "```bash", "```python", "```text", "```toml"}
