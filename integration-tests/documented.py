@@ -1,21 +1,33 @@
 """The code on the pages of the documentation: fenced blocks, and the reasons why some of them are not run."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-FENCED = re.compile(
-    r"^(?:<!-- not run: (?P<reason>[^>]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$",
-    re.MULTILINE | re.DOTALL,
-)
 PAGES = [
-    *sorted(page for page in DOCS.rglob("*.md") if page.parent.name != "decisions"),
-    *sorted(ROOT.glob("packages/*/README.md")),
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
+    *sorted(DOCS.rglob("*.md")),
+    *sorted(ROOT.glob("packages/*/*.md")),
+    *sorted(ROOT.glob("*.md")),
 ]
+"""Every page that is written by hand; all but those in ``docs/examples`` stand on the site, or on GitHub too."""
+LANGUAGES = {
+    "bash": "commands; understood by the programs that they name",
+    "console": "commands with what they print; run, and compared",
+    "diff": "Python before and after a change; both compile",
+    "dockerfile": "how an image is made; each line is understood",
+    "python": "run from top to bottom, a page at a time",
+    "text": "what a program prints; nothing to run",
+    "toml": "parsed, and names in it looked up",
+    "yaml": "a config file; read as one",
+}
+"""What a fence may say, and what a test does with such a block."""
+FENCE = re.compile(r"(?P<indent>[ >]*)(?P<marks>`{3,}|~{3,})(?P<language>.*)")
+MARK = re.compile(r"<!-- (?:not run: (?P<reason>[^>]+)|run by: (?P<run_by>[\w/.-]+)) -->")
+"""What may stand above a block: why nothing runs it, or which file of tests does in place of the page's."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,7 @@ class Block:
         language: What its fence says.
         text: What is in it.
         reason: Why it is not run; None if it is.
+        run_by: The file of tests that runs it, where those of all pages do not.
     """
 
     page: Path
@@ -35,27 +48,69 @@ class Block:
     language: str
     text: str
     reason: str | None
+    run_by: str | None
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
-def blocks(page: Path, language: str) -> list[Block]:
-    """Return the blocks of a page in one language that are to be run."""
-    text = page.read_text(encoding="utf-8")
-    found = [
-        Block(
+class UnknownBlockError(ValueError):
+    """A fence that no test would look at."""
+
+
+@cache
+def fences(page: Path) -> tuple[Block, ...]:
+    """Return every fenced block of a page.
+
+    Raises:
+        UnknownBlockError: If a fence is indented, names no language that is known, or is never closed.
+    """
+    return tuple(_fences(page, page.read_text(encoding="utf-8").splitlines()))
+
+
+def _fences(page: Path, lines: list[str]) -> Iterator[Block]:
+    first = 0
+    while first < len(lines):
+        fence = FENCE.fullmatch(lines[first])
+        if fence is None:
+            if MARK.fullmatch(lines[first]) and not FENCE.match("".join(lines[first + 1 : first + 2])):
+                raise UnknownBlockError(f"{page}:{first + 1}: the mark is above no block.")
+            first += 1
+            continue
+        where = f"{page}:{first + 1}"
+        if fence["indent"] or fence["marks"] != "```" or fence["language"] not in LANGUAGES:
+            raise UnknownBlockError(
+                f"{where}: ```{fence['language']}: write one of {', '.join(LANGUAGES)}, not indented."
+            )
+        last = next((index for index in range(first + 1, len(lines)) if lines[index] == "```"), None)
+        if last is None:
+            raise UnknownBlockError(f"{where}: the block is never closed.")
+        mark = MARK.fullmatch(lines[first - 1]) if first else None
+        text = "".join(f"{line}\n" for line in lines[first + 1 : last])
+        yield Block(
             page,
-            text.count("\n", 0, block.start("text")) + 1,
-            block["language"],
-            block["text"],
-            block["reason"],
+            first + 2,
+            fence["language"],
+            text,
+            *(mark.group("reason", "run_by") if mark else (None, None)),
         )
-        for block in FENCED.finditer(text)
+        first = last + 1
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    """Return the blocks of a page in one language that the tests of all pages run."""
+    return [
+        block
+        for block in fences(page)
+        if block.language == language and block.reason is None and block.run_by is None
     ]
-    return [block for block in found if block.language == language and block.reason is None]
 
 
 def all_blocks(language: str) -> list[Block]:
     """Return those of every page."""
     return [block for page in PAGES for block in blocks(page, language)]
+
+
+def excepted_blocks() -> list[Block]:
+    """Return the blocks of every page that are not run."""
+    return [block for page in PAGES for block in fences(page) if block.reason is not None]

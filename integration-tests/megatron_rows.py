@@ -289,3 +289,18 @@ def misuse(what):
     if what == "another loss":
         return accelerator.backward(loss * 2)
     return engine(**batch)
+
+
+def run_blocks(texts):
+    """Run blocks of a page, one after the other, with a model, an optimizer and a loader of the reader's.
+
+    Returns:
+        The loss of the last step.
+    """
+    with cpu_for_cuda(), patch.dict("os.environ", ACCELERATE_USE_CPU="true"):
+        model = source()
+        loader = DataLoader(rows(), batch_size=2)
+        names = {"model": model, "optimizer": adamw(model.parameters()), "loader": loader}
+        for text in texts:
+            exec(text, names)
+        return names["loss"].item()

@@ -1,13 +1,11 @@
 """The Python on the pages of the documentation runs as it stands, from top to bottom."""
 
 import re
-import shlex
 from functools import partial
 
 import pytest
 from documented import DOCS, PAGES, blocks
 
-from accel_launch.cli import main
 from accel_state.testing import run_script
 
 GUIDES = DOCS / "guides"
@@ -37,12 +35,14 @@ def name_of(page):
     return page.parent.name if page.name == "README.md" else page.stem
 
 
+IN_ENGINES = {"deepspeed", "deepspeed_config", "megatron"}
+"""Pages whose code needs an engine that has an environment of its own."""
 WITH_CODE = {name_of(page): page for page in PAGES if blocks(page, "python")}
 """Pages with code that is run, by their names."""
 
 
 RUNS = [
-    *((name, 1) for name in WITH_CODE if name != "deepspeed" and name not in TESTED_BY_THEIR_PACKAGES),
+    *((name, 1) for name in WITH_CODE if name not in {*TESTED_BY_THEIR_PACKAGES, *IN_ENGINES}),
     *((name, 2) for name in ("distributed_inference", "parallelism", "sharded", "training_loop")),
 ]
 
@@ -66,25 +66,12 @@ def test_the_code_of_a_guide_runs(outcome):
 
 
 @pytest.mark.engine("deepspeed")
-def test_the_code_of_the_guide_to_deepspeed_runs(tmp_path):
-    done = run_code(tmp_path, name="deepspeed", num_processes=2)
+@pytest.mark.parametrize(("name", "num_processes"), [("deepspeed", 2), ("deepspeed_config", 1)])
+def test_the_code_of_the_guides_to_deepspeed_runs(tmp_path, name, num_processes):
+    done = run_code(tmp_path, name=name, num_processes=num_processes)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_pages_have_code():
     assert {"coming_from_accelerate", "deepspeed", "sharded", "training_loop"} <= set(WITH_CODE)
     assert len(blocks(GUIDES / "training_loop.md", "python")) > 10
-
-
-COMMAND = re.compile(r"^accel launch ((?:.*\\\n)*.*)$", re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    "words", COMMAND.findall((GUIDES / "ray_and_kubernetes.md").read_text(encoding="utf-8"))
-)
-def test_launches_on_ray_and_kubernetes_can_be_planned(words, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()
-    assert main(["launch", "--dry-run", *shlex.split(words.replace("\\\n", " "))]) == 0
-    assert capsys.readouterr().err == ""

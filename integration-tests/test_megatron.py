@@ -6,6 +6,7 @@ import math
 
 import megatron_rows
 import pytest
+from documented import DOCS, blocks
 
 from accel_state.enums import DistributedType
 from accel_state.errors import CheckpointError
@@ -131,3 +132,9 @@ def test_without_cuda_nothing_is_trained(world):
 def test_what_megatron_cannot_do_is_refused(world, what, message):
     ((found,),) = [world(1).run(megatron_rows.misused, what)]
     assert message in found
+
+
+def test_the_code_of_the_guide_runs(world):
+    texts = [block.text for block in blocks(DOCS / "guides" / "megatron.md", "python")]
+    assert len(texts) == 2
+    assert all(map(math.isfinite, world(4).run(megatron_rows.run_blocks, texts)))

@@ -146,6 +146,12 @@ def with_siblings(packages: Mapping[str, Package], name: str) -> list[Package]:
     return list(ordered.values())
 
 
+def lowest_first(packages: Mapping[str, Package]) -> list[Package]:
+    """Return ``packages``, each after every sibling that it needs."""
+    ordered = {each.name: each for name in packages for each in with_siblings(packages, name)}
+    return list(ordered.values())
+
+
 def dependency_group(name: str, root: Path = ROOT) -> list[str]:
     """Return the requirements of a dependency group (PEP 735) of the root ``pyproject.toml``."""
     groups = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]

@@ -14,6 +14,6 @@ class ExamplesHook(BuildHookInterface):
         if version == "editable" or not examples.is_dir():
             return
         inside = "src/accel/examples" if self.target_name == "sdist" else "accel/examples"
-        for file in examples.rglob("*"):
+        for file in sorted(examples.rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:
                 build_data["force_include"][str(file)] = f"{inside}/{file.relative_to(examples).as_posix()}"

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 
 from tools.commands.protocol import Command
 from tools.setup.presets import documentation
 from tools.setup.running import run, say, timed
 from tools.site.built import problems
+from tools.site.installed import install
 from tools.workspace import ROOT, read_packages
 
 SITE = ROOT / "site"
-
-
-INSTALLED = ROOT / "packages" / "accel-launch" / "src" / "accel_launch" / "site"
-"""Where `accel docs` looks for a copy, and from where wheels take it."""
-NOT_INSTALLED = ("*.map", "lunr", "search_index.json", "sitemap.xml*")
-"""What only a server, or a reader of another language, would need."""
 
 
 def docs(arguments: argparse.Namespace) -> int:
@@ -26,8 +20,8 @@ def docs(arguments: argparse.Namespace) -> int:
         return mkdocs("serve", "--livereload", *arguments.handed_on)
     code = build(*arguments.handed_on)
     if code == 0 and arguments.install:
-        shutil.rmtree(INSTALLED, ignore_errors=True)
-        shutil.copytree(SITE, INSTALLED, ignore=shutil.ignore_patterns(*NOT_INSTALLED))
+        (site_packages,) = documentation().folder.glob("lib/python*/site-packages")
+        install(SITE, site_packages)
     return code
 
 

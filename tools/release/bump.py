@@ -1,8 +1,9 @@
-"""Give a package its next version: ``python -m tools.release.bump accel-data minor``.
+"""Give packages their next version: ``python -m tools.release.bump accel-data minor``.
 
 Rewrites the version, dates the open section of the changelog, raises the floors of siblings to the versions it was
 tested with, widens the ranges of dependents that would no longer match, and prints the tag that releases it. It
 commits nothing. Siblings are released first: with an open section in the changelog of one, nothing is done.
+``bump --all minor`` does so for every package whose changelog has an open section, the lowest first.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from tools.release.changelog import OPEN_SECTION, close_section
+from tools.release.changelog import close_section, has_open_section
 from tools.setup.failures import SetupError
-from tools.workspace import ROOT, Package, as_numbers, is_admitted, read_packages
+from tools.workspace import ROOT, Package, as_numbers, is_admitted, lowest_first, read_packages
 
 PARTS = ("major", "minor", "patch", "current")
 
@@ -69,7 +70,7 @@ def required_siblings(package: Package, packages: Mapping[str, Package]) -> list
     names = sorted((package.required_names | package.extra_names) & packages.keys())
     siblings = [packages[name] for name in names]
     unreleased = [
-        each.name for each in siblings if OPEN_SECTION.search(each.changelog.read_text(encoding="utf-8"))
+        each.name for each in siblings if has_open_section(each.changelog.read_text(encoding="utf-8"))
     ]
     if unreleased:
         raise SetupError(
@@ -103,24 +104,56 @@ def bump(root: Path, name: str, part: str, *, date: str, keep_floors: bool = Fal
     return "\n".join([*lines, f"tag: {name}-v{version}"])
 
 
+def bump_all(root: Path, part: str, *, date: str) -> list[str]:
+    """Give every package with an open section its next version, the lowest first; return the reports.
+
+    Raises:
+        SetupError: If none has one.
+    """
+    names = [
+        package.name
+        for package in lowest_first(read_packages(root))
+        if has_open_section(package.changelog.read_text(encoding="utf-8"))
+    ]
+    if not names:
+        raise SetupError("No changelog has an open section: there is nothing to release.")
+    return [bump(root, name, part, date=date) for name in names]
+
+
 def is_lower(version: str, *, than: str) -> bool:
     """Return True if ``version`` is older than another."""
     return as_numbers(version) < as_numbers(than)
 
 
+def iso_date(text: str) -> str:
+    """Return ``text`` if it is a date such as 2031-02-03."""
+    return datetime.date.fromisoformat(text).isoformat()
+
+
 def main(words: Sequence[str]) -> int:
     """Read the command line, bump, and print what was done."""
     parser = argparse.ArgumentParser(prog="python -m tools.release.bump", description=__doc__)
-    parser.add_argument("package", help="e.g. accel-data")
+    parser.add_argument("package", nargs="?", help="e.g. accel-data")
     parser.add_argument("part", choices=PARTS, help="`current` releases the version as it stands")
+    parser.add_argument(
+        "--all", action="store_true", help="every package whose changelog has an open section"
+    )
     parser.add_argument(
         "--keep-floors", action="store_true", help="leave the lowest versions of siblings as they are"
     )
+    parser.add_argument("--date", metavar="YYYY-MM-DD", type=iso_date, help="of the release: today, in UTC")
     arguments = parser.parse_args(words)
+    if arguments.all == (arguments.package is not None):
+        parser.error("name one package, or give --all")
+    if arguments.all and arguments.keep_floors:
+        parser.error("--keep-floors is for one package")
+    date = arguments.date or datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     try:
-        today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-        report = bump(ROOT, arguments.package, arguments.part, date=today, keep_floors=arguments.keep_floors)
-        print(report)
+        if arguments.all:
+            print("\n".join(bump_all(ROOT, arguments.part, date=date)))
+        else:
+            keep = arguments.keep_floors
+            print(bump(ROOT, arguments.package, arguments.part, date=date, keep_floors=keep))
     except SetupError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1

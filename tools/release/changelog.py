@@ -15,9 +15,11 @@ def close_section(text: str, *, version: str, date: str) -> str:
     """Return ``text`` with its open section dated: ``## Unreleased`` becomes ``## 0.2.0 (2031-02-03)``.
 
     Raises:
-        SetupError: If there is no open section, or nothing stands in it.
+        SetupError: If there is no open section, more than one, or nothing stands in it.
     """
     found = OPEN_SECTION.search(text)
+    if found is not None and OPEN_SECTION.search(text, found.end()):
+        raise SetupError("The changelog has more than one open section. Merge them, then run this again.")
     if found is None:
         raise SetupError(
             "The changelog has no section `## Unreleased`. Write there what changed, then run this again."
@@ -28,6 +30,11 @@ def close_section(text: str, *, version: str, date: str) -> str:
             f"The section `{found[0].strip()}` is empty. Write there what changed, then run this again."
         )
     return text[: found.start()] + f"## {version} ({date})" + text[found.end() :]
+
+
+def has_open_section(text: str) -> bool:
+    """Return True if the changelog has a section without a date."""
+    return OPEN_SECTION.search(text) is not None
 
 
 def is_released(text: str, version: str) -> bool:

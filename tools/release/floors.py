@@ -69,7 +69,9 @@ def siblings_at_floors(
 
 
 def package_at(package: Package, version: str, *, root: Path, folder: Path) -> Package:
-    """Return ``package`` as its tag holds it, or that of the checkout where ``version`` was never released.
+    """Return ``package`` as its tag holds it, or that of the checkout where that is ``version`` and has no tag yet.
+
+    Between the bump and the tags, the checkout is what the tags will hold.
 
     Raises:
         SetupError: If there is neither.
@@ -88,13 +90,13 @@ def package_at(package: Package, version: str, *, root: Path, folder: Path) -> P
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             files.extractall(folder / tag, filter="data")
         return read_package(folder / tag / place)
+    if package.version == version:
+        return package
     if is_released(package.changelog.read_text(encoding="utf-8"), version):
         raise SetupError(
             f"{package.name} {version} was released, but there is no tag `{tag}`: `git fetch --tags`."
         )
-    if package.version != version:
-        raise SetupError(
-            f"`{package.name}~={version}` is declared, but there is no tag `{tag}`, and the checkout has"
-            f" {package.version}. Name a version that was released."
-        )
-    return package
+    raise SetupError(
+        f"`{package.name}~={version}` is declared, but there is no tag `{tag}`, and the checkout has"
+        f" {package.version}. Name a version that was released."
+    )

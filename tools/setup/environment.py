@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.setup.cuda_stubs import can_make_stubs, install_torch_with_stubs
 from tools.setup.failures import SetupError, explain_pip_failure, require_free_space
 from tools.setup.pip_runs import run_pip
-from tools.setup.running import environment_with, timed
+from tools.setup.running import environment_with, say, timed
 from tools.setup.torch_build import pip_arguments_for_torch
 from tools.workspace import ROOT, Package, requirement_name
 
@@ -36,6 +37,7 @@ class Environment:
         requirements: What else is to be there: requirements, or paths of wheels.
         constraints: The file that pins versions.
         extra_constraints: More pins, as lines of a constraints file.
+        stubs_for_cuda: Where only a CUDA build of torch is to be had, and no GPU, install it without CUDA's libraries.
     """
 
     folder: Path
@@ -43,6 +45,7 @@ class Environment:
     requirements: Sequence[str] = ()
     constraints: Path = CONSTRAINTS
     extra_constraints: Sequence[str] = ()
+    stubs_for_cuda: bool = False
 
     @property
     def python(self) -> Path:
@@ -63,6 +66,8 @@ class Environment:
     def inputs(self) -> str:
         """Return a hash of what decides the versions and places of what is installed."""
         digest = hashlib.sha256(f"{self.folder.resolve()} {sys.version}".encode())
+        for package in self.packages:  # what is installed says which version it is
+            digest.update(f"{package.name} {package.version}\n".encode())
         files = [package.folder / "pyproject.toml" for package in self.packages]
         files.append(self.constraints)
         files += [path for path in map(Path, self.requirements) if path.suffix == ".whl"]
@@ -151,6 +156,14 @@ class Environment:
         pip = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
         constraints = [word for file in self._constraint_files() for word in ("-c", str(file))]
         torch = pip_arguments_for_torch(self.python, self.constraints)
+        if torch is None:
+            torch = []
+            if self.stubs_for_cuda and can_make_stubs():
+                install_torch_with_stubs(
+                    self.python, constraints=self._constraint_files(), environ=environ, log=self.log
+                )
+            else:
+                say("torch comes from the index, maybe with several GB of CUDA")
         run_pip(
             f"installing into {shown(self.folder)} (log: {shown(self.log)})",
             [*pip, *constraints, *torch, *self._third_party()],

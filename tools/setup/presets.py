@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from tools.setup.environment import Environment
+from tools.setup.environment import CONSTRAINTS, Environment
+from tools.setup.torch_release import constraints_with_torch
 from tools.workspace import ROOT, dependency_group, read_packages, with_siblings
 
 
@@ -42,9 +44,21 @@ def browser() -> Environment:
     )
 
 
-def wheel_trial(wheels: list[Path]) -> Environment:
-    """Nothing of the checkout: the built wheels, and what their tests need."""
-    return Environment(ROOT / ".venvs" / "wheels", (), [*map(str, wheels), *dependency_group("test")])
+def wheel_trial(wheels: Sequence[Path], *, torch: str | None = None) -> Environment:
+    """Nothing of the checkout: the built wheels, and what their tests need; ``torch`` is a release such as ``2.9``."""
+    folder, constraints = "wheels", CONSTRAINTS
+    if torch is not None:
+        folder += f"-torch-{torch}"
+        constraints = constraints_with_torch(torch, read_packages().values(), constraints=CONSTRAINTS)
+    requirements = [*map(str, wheels), *dependency_group("test")]
+    return Environment(
+        ROOT / ".venvs" / folder, (), requirements, constraints=constraints, stubs_for_cuda=True
+    )
+
+
+def releasing() -> Environment:
+    """What builds, checks and describes a release; no torch."""
+    return Environment(ROOT / ".venvs" / "release", (), dependency_group("release"))
 
 
 def libraries() -> Environment:

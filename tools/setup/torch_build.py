@@ -46,8 +46,11 @@ def is_reachable(url: str, *, timeout_s: float = 10) -> bool:
         return False
 
 
-def pip_arguments_for_torch(python: Path, constraints: Path) -> list[str]:
-    """Return the extra arguments that make pip take the right build of torch on this machine."""
+def pip_arguments_for_torch(python: Path, constraints: Path) -> list[str] | None:
+    """Return the extra arguments that make pip take the right build of torch on this machine.
+
+    None if that would be a CPU build, and only a CUDA build is to be had.
+    """
     if sys.platform != "linux" or has_gpu():
         return []
     version = version_pip_would_take(python, constraints)
@@ -56,8 +59,7 @@ def pip_arguments_for_torch(python: Path, constraints: Path) -> list[str]:
     if is_reachable(f"{CPU_INDEX}/torch/"):
         say(f"no GPU here: torch comes as a CPU build from {CPU_INDEX}")
         return ["--extra-index-url", CPU_INDEX]
-    if version is not None:
-        say(
-            f"{CPU_INDEX} is unreachable: torch {version} comes from the index, maybe with several GB of CUDA"
-        )
-    return []
+    if version is None:
+        return []  # pip says why there is none
+    say(f"{CPU_INDEX} is unreachable: pip finds torch {version} on the index")
+    return None

@@ -9,6 +9,9 @@ from pathlib import Path
 from tools.setup.failures import SetupError
 from tools.workspace import ROOT, Package, as_numbers, requirement_name
 
+OLDEST_AND_NEWEST = ("2.9", "2.15")
+"""The releases that every package is tested on, as the README says."""
+
 
 def torch_floor(packages: Iterable[Package]) -> str:
     """Return the lowest release of torch that all ``packages`` accept, e.g. ``2.9``."""

@@ -1,24 +1,21 @@
-"""The reference of errors: each class, which public names raise it when, and every message."""
+"""The reference of errors: each class, and which public names raise it when."""
 
 from __future__ import annotations
 
 import ast
-import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from tools.site.collecting import reasons_in
 from tools.site.packages import own_names
 from tools.workspace import Package
 
 BASE = "AccelError"
-RAISES = re.compile(r"^( *)Raises:\n(?P<section>(?:\1 +[^\n]*\n?|\n)*)", re.MULTILINE)
-ENTRY = re.compile(r"^ *(\w+): (.*(?:\n(?! *\w+: ).+)*)", re.MULTILINE)
-ELLIPSIS = "…"
 INTRODUCTION = """\
 Everything that accel raises on purpose is an `AccelError`, and also the built-in error that existing `except` clauses
 catch. A message names the thing in backticks, says what is wrong with the value at hand, and what to do.
-[Every message](messages.md) is on a page of its own; [Troubleshooting](../guides/troubleshooting.md) goes by symptom.
+[Every message](messages/index.md), and every warning, is listed with what to do about it;
+[Troubleshooting](../guides/troubleshooting.md) goes by symptom.
 """
 
 
@@ -32,7 +29,6 @@ class ErrorClass:
         module: Where it is defined.
         docstring: What it says about itself.
         raised_by: Pairs of a public name and the reason that its docstring gives.
-        messages: Pairs of a module and a message, with ``…`` for each value in it.
     """
 
     name: str
@@ -40,7 +36,6 @@ class ErrorClass:
     module: str
     docstring: str
     raised_by: list[tuple[str, str]] = field(default_factory=list)
-    messages: list[tuple[str, str]] = field(default_factory=list)
 
 
 def error_classes(packages: Mapping[str, Package]) -> list[ErrorClass]:
@@ -53,19 +48,11 @@ def error_classes(packages: Mapping[str, Package]) -> list[ErrorClass]:
     found = _classes(trees)
     for package in packages.values():
         _add_reasons(found, package, trees)
-    for module, tree in trees.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-                name = _last_name(node.exc.func)
-                message = _message(node.exc.args[0])
-                if name in found and message.strip(f"{ELLIPSIS} "):
-                    found[name].messages.append((module, message))
     return list(found.values())
 
 
-def error_pages(packages: Mapping[str, Package]) -> Iterator[tuple[str, str]]:
-    """Yield page and Markdown of the reference of errors, and of the list of messages."""
-    classes = error_classes(packages)
+def error_page(classes: Iterable[ErrorClass]) -> str:
+    """Return the reference of error classes as Markdown."""
     lines = ["# Errors\n", INTRODUCTION]
     for each in classes:
         lines.append(f"## {each.name}\n")
@@ -75,23 +62,7 @@ def error_pages(packages: Mapping[str, Package]) -> Iterator[tuple[str, str]]:
             lines.append("| raised by | when |\n|-|-|")
             lines += [f"| `{name}` | {_cell(reason)} |" for name, reason in sorted(set(each.raised_by))]
             lines.append("")
-    yield "reference/errors.md", "\n".join(lines)
-    yield "reference/messages.md", "\n".join(_message_lines(classes))
-
-
-def _message_lines(classes: list[ErrorClass]) -> Iterator[str]:
-    yield "# Messages\n"
-    yield f"Every message of an error, by the class that carries it. `{ELLIPSIS}` stands for a value of your run.\n"
-    for each in classes:
-        if each.messages:
-            yield f"## {each.name}\n"
-            by_package: dict[str, list[str]] = defaultdict(list)
-            for module, message in each.messages:
-                by_package[module.split(".")[0].replace("_", "-")].append(message)
-            for package, messages in by_package.items():
-                yield f"**{package}**\n"
-                yield from (f"- {_plain(message)}" for message in sorted(set(messages)))
-                yield ""
+    return "\n".join(lines)
 
 
 def _classes(trees: Mapping[str, ast.Module]) -> dict[str, ErrorClass]:
@@ -116,7 +87,7 @@ def _add_reasons(found: Mapping[str, ErrorClass], package: Package, trees: Mappi
     for public in own_names(package):
         node = _definition(package.import_name, public, trees)
         for name, documented in _documented(node, f"{package.import_name}.{public}"):
-            for error, reason in _reasons(ast.get_docstring(documented) or ""):
+            for error, reason in reasons_in(ast.get_docstring(documented) or ""):
                 if error in found:
                     found[error].raised_by.append((name, reason))
 
@@ -143,35 +114,10 @@ def _documented(node: ast.stmt | None, name: str) -> Iterator[tuple[str, ast.Cla
             yield f"{name}.{inner.name}", inner
 
 
-def _reasons(docstring: str) -> Iterator[tuple[str, str]]:
-    for section in RAISES.finditer(f"{docstring}\n"):
-        yield from ENTRY.findall(section["section"])
-
-
 def _last_name(node: ast.expr) -> str:
     """Return ``ConfigError`` for ``errors.ConfigError``, and for ``ConfigError``."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _message(node: ast.expr) -> str:
-    """Return the text of a message, with an ellipsis for what is computed."""
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.JoinedStr):
-        return "".join(_message(value) for value in node.values)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _message(node.left) + _message(node.right)
-    return ELLIPSIS
-
-
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def _plain(message: str) -> str:
-    """Return a message as Markdown that shows it as it is."""
-    text = " ".join(message.split())
-    parts = re.split(r"(`[^`]*`)", text)
-    return "".join(
-        part if part.startswith("`") else re.sub(r"([\\*_\[\]<>#{}|])", r"\\\1", part) for part in parts
-    )

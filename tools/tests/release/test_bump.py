@@ -1,6 +1,6 @@
 import pytest
 
-from tools.release.bump import bump, next_version
+from tools.release.bump import bump, bump_all, main, next_version
 from tools.setup.failures import SetupError
 from tools.workspace import is_admitted
 
@@ -96,6 +96,40 @@ def test_a_changelog_without_an_open_section_is_refused(released):
     released.write(f"{DATA}/CHANGELOG.md", "# Changelog\n\n## 0.1.0 (2030-01-01)\n\n- First.\n")
     with pytest.raises(SetupError, match="no section `## Unreleased`"):
         bump(released.root, "accel-data", "patch", date=DATE)
+
+
+def test_two_open_sections_are_refused(released):
+    released.write(f"{DATA}/CHANGELOG.md", "## Unreleased\n\n- B.\n\n## 0.1.0 (unreleased)\n\n- A.\n")
+    with pytest.raises(SetupError, match="more than one open section. Merge them"):
+        bump(released.root, "accel-data", "patch", date=DATE)
+
+
+def test_all_packages_with_an_open_section_are_released_siblings_first(released):
+    released.write("packages/accel-ops/CHANGELOG.md", "## 0.1.0 (2030-01-01)\n\n- First.\n")
+    released.replace("packages/accel-ops/pyproject.toml", "accel-database~=0.1.0", "numpy>=1.26")
+    tags = [report.splitlines()[-1] for report in bump_all(released.root, "minor", date=DATE)]
+    assert tags.index("tag: accel-data-v0.2.0") < tags.index("tag: accel-v0.2.0")
+    assert len(tags) == 8
+    assert '"accel-data~=0.2.0", "accel-data[yaml]~=0.2.0"' in released.read("packages/accel/pyproject.toml")
+    assert "## 0.2.0 (2031-02-03)" in released.read("packages/accel/CHANGELOG.md")
+    assert '__version__ = "0.1.0"' in released.read("packages/accel-ops/src/accel_ops/__init__.py")
+    with pytest.raises(SetupError, match="No changelog has an open section"):
+        bump_all(released.root, "minor", date=DATE)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["minor"], "name one package, or give --all"),
+        (["accel-data", "minor", "--all"], "name one package, or give --all"),
+        (["--all", "minor", "--keep-floors"], "--keep-floors is for one package"),
+        (["--all", "minor", "--date", "tomorrow"], "invalid iso_date value: 'tomorrow'"),
+    ],
+)
+def test_a_command_line_that_contradicts_itself_is_refused(words, told, capsys):
+    with pytest.raises(SystemExit):
+        main(words)
+    assert told in capsys.readouterr().err
 
 
 def test_an_unknown_package_is_refused_with_the_known_ones(released):

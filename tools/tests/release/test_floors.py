@@ -61,6 +61,16 @@ def test_a_version_that_was_never_released_is_that_of_the_checkout_or_an_error(r
         at_floors(released, "accel-ops")
 
 
+def test_between_the_bump_and_the_tags_the_checkout_is_what_the_tags_will_hold(released):
+    released.replace(OPS, "accel-state~=0.1.0", "accel-state~=0.1.1")
+    state = at_floors(released, "accel-ops")[0]
+    assert (state.version, state.folder) == ("0.1.1", released.root / STATE)
+    git(released, "tag", "accel-state-v0.1.1")
+    assert (
+        at_floors(released, "accel-ops")[0].folder == released.root / "build" / "accel-state-v0.1.1" / STATE
+    )
+
+
 def test_a_released_version_without_its_tag_is_an_error(released):
     git(released, "tag", "-d", "accel-state-v0.1.0")
     with pytest.raises(SetupError, match="accel-state 0.1.0 was released, .*`git fetch --tags`"):

@@ -88,6 +88,19 @@ def test_a_change_of_source_installs_nothing(make, tmp_path, checkout):
     assert len(calls(tmp_path)) == 2
 
 
+def test_another_version_of_a_package_installs_again(make, tmp_path, checkout):
+    make().ensure()
+    checkout.replace("packages/accel-data/src/accel_data/__init__.py", "0.1.0", "0.1.1")
+    make().ensure()
+    assert len(calls(tmp_path)) == 4
+
+
+def test_a_cuda_build_without_stubs_is_told(make, monkeypatch, capsys):
+    monkeypatch.setattr(environment_module, "pip_arguments_for_torch", lambda python, constraints: None)
+    make().ensure()
+    assert "torch comes from the index, maybe with several GB of CUDA" in capsys.readouterr().err
+
+
 def test_a_failure_names_the_log_and_leaves_no_stamp(make, tmp_path):
     failing = make(outcome="echo '[Errno 28] No space left on device'; exit 1")
     with pytest.raises(SetupError, match=r"The disk is full.*pip-venv\.log"):

@@ -32,6 +32,6 @@ def test_where_the_default_build_is_right_nothing_is_added(machine, machine_kind
     assert machine(**machine_kind) == []
 
 
-def test_an_unreachable_index_of_cpu_builds_is_said_and_survived(machine, capsys):
-    assert machine(reachable=False) == []
-    assert "unreachable: torch 2.13.0 comes from the index" in capsys.readouterr().err
+def test_an_unreachable_index_of_cpu_builds_is_said_and_leaves_a_cuda_build(machine, capsys):
+    assert machine(reachable=False) is None
+    assert "unreachable: pip finds torch 2.13.0 on the index" in capsys.readouterr().err

@@ -67,6 +67,30 @@ def test_a_page_can_be_read_by_everybody_and_asks_nobody(show, page, width, sche
     assert not told
 
 
+MESSAGES = {
+    "ConfigError: `total_limit` must be a whole number of at least 1, or None (keep all), got 0.": (
+        "run-total-limit-must-be"
+    ),
+    "error: `--num_processes` is 7, which cannot be divided among 2 machines equally.": (
+        "request-num-processes-is-which-cannot-be-divided"
+    ),
+    "The tracker `wandb` has hung for 60 s, with 120 logged values not written.": "the-tracker-has-hung",
+    "RuntimeError: No executable batch size found, reached zero.": "memory-no-executable-batch-size",
+}
+"""Messages as users have them, and a part of the address of what explains them."""
+
+
+def test_search_finds_messages_with_values_in_them(show):
+    tab, told = show("front")
+    for message, address in MESSAGES.items():
+        tab.locator("input.md-search__input").click()
+        tab.keyboard.press("Control+A")
+        tab.keyboard.insert_text(message)
+        tab.keyboard.press("End")  # as a key goes up when one pastes by Ctrl+V
+        tab.locator(f".md-search-result__link[href*='{address}']").first.wait_for()
+    assert not told
+
+
 def test_search_finds_a_name_without_a_server(show):
     tab, told = show("front")
     tab.locator("input.md-search__input").click()

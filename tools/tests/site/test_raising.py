@@ -1,6 +1,6 @@
 import pytest
 
-from tools.site.raising import error_classes, error_pages
+from tools.site.raising import error_classes, error_page
 from tools.workspace import read_packages
 
 
@@ -22,15 +22,7 @@ def test_reasons_come_from_docstrings(classes):
     assert reasons["accel_launch.notebook_launcher"] == "If a value is wrong."
 
 
-def test_messages_have_an_ellipsis_for_what_is_computed(classes):
-    messages = [message for _, message in classes["ConfigError"].messages]
-    assert "Exactly one of `load_in_8bit` and `load_in_4bit` must be True." in messages
-    assert any("must be `fp4` or `nf4`, not `…`" in message for message in messages)
-
-
-def test_both_pages_are_made():
-    pages = dict(error_pages(read_packages()))
-    assert "## ConfigError\n" in pages["reference/errors.md"]
-    assert (
-        "- Exactly one of `load_in_8bit` and `load_in_4bit` must be True." in pages["reference/messages.md"]
-    )
+def test_each_class_has_its_part_of_the_page(classes):
+    page = error_page(classes.values())
+    assert "## ConfigError\n" in page
+    assert "| `accel_launch.notebook_launcher` | If a value is wrong. |" in page

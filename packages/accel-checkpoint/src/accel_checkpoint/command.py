@@ -30,10 +30,12 @@ class CheckpointCommand:
         """Run the chosen action and return the exit code."""
         folder = Path(arguments.dir)
         if not folder.is_dir():
-            raise CheckpointError(f"There is no folder `{folder}`.")
+            raise CheckpointError(f"There is no folder `{folder}`. Check its path.")
         found = find(folder)
         if not found:
-            raise CheckpointError(f"There is no checkpoint in `{folder}`.")
+            raise CheckpointError(
+                f"There is no checkpoint in `{folder}`. Name the folder in which checkpoints lie."
+            )
         if arguments.action == "list":
             print(as_table(found))
             return 0

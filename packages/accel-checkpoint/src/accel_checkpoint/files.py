@@ -35,14 +35,19 @@ def regular_file(folder: Path, name: str) -> Path:
         CheckpointError: If it is missing, reached through any other symbolic link, or not a regular file.
     """
     if not is_plain_name(name):
-        raise CheckpointError(f"`{name}` is not the plain name of a file in `{folder}`.")
+        raise CheckpointError(
+            f"`{name}` is not the plain name of a file in `{folder}`. Name a file without its folder."
+        )
     path = folder
     for part in name.split("/"):
         path = path / part
         try:
             mode = path.lstat().st_mode
         except (FileNotFoundError, NotADirectoryError):
-            raise CheckpointError(f"`{name}` is missing in the checkpoint `{folder}`.") from None
+            raise CheckpointError(
+                f"`{name}` is missing in the checkpoint `{folder}`. "
+                "Load another checkpoint, or copy this one again with all its files."
+            ) from None
         if stat.S_ISLNK(mode) and _is_of_hub_cache(path):
             mode = path.stat().st_mode
         if stat.S_ISLNK(mode):
@@ -50,7 +55,7 @@ def regular_file(folder: Path, name: str) -> Path:
                 f"`{path}` is a symbolic link, which is not followed in a checkpoint. Replace it with the file itself."
             )
     if not stat.S_ISREG(mode):
-        raise CheckpointError(f"`{path}` is not a regular file.")
+        raise CheckpointError(f"`{path}` is not a regular file. Replace it with the file itself.")
     return path
 
 

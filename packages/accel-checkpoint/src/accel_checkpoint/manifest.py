@@ -133,7 +133,9 @@ def read_manifest(folder: Path) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"The manifest `{path}` is damaged: {error}") from error
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-        raise CheckpointError(f"`{path}` is not the manifest of a checkpoint.")
+        raise CheckpointError(
+            f"`{path}` is not the manifest of a checkpoint. Load another checkpoint, or copy this one again."
+        )
     written_in = content.pop("version", None)
     if written_in != VERSION:
         raise CheckpointError(

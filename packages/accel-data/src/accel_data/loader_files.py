@@ -48,7 +48,10 @@ def load_into(loader: Any, content: Any, *, position: bool, file_name: str) -> b
         CheckpointError: If the content is not the state of a loader.
     """
     if not isinstance(content, Mapping):
-        raise CheckpointError(f"`{file_name}` holds a {type(content).__name__}, not the state of a loader.")
+        raise CheckpointError(
+            f"`{file_name}` holds a {type(content).__name__}, not the state of a loader. "
+            "Copy the checkpoint again."
+        )
     if _OWN_MARK in content:
         loader.load_state_dict(content["state"], position=position and content["is_under_way"])
         return bool(content["is_under_way"])

@@ -160,7 +160,11 @@ def _warn_about_unused_arguments(
 ) -> None:
     """Warn the caller of `prepare_data_loader` about what a loader that is read on every rank does not use."""
     if slice_fn is not None:
-        warnings.warn("`slice_fn_for_dispatch` has no effect without `dispatch_batches=True`.", stacklevel=3)
+        warnings.warn(
+            "`slice_fn_for_dispatch` has no effect without `dispatch_batches=True`. "
+            "Pass that too, or leave the function out.",
+            stacklevel=3,
+        )
     if (
         even_batches
         and is_iterable(dataloader)

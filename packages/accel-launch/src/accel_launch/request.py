@@ -204,7 +204,8 @@ def _num_processes(settings: Mapping[str, Resolved], machine: Machine, num_machi
     if asked is not None and asked % num_machines:
         raise ConfigError(
             f"`--num_processes` is {asked}, which cannot be divided among {num_machines} machines equally. "
-            f"It counts the processes of all machines."
+            f"It counts the processes of all machines. "
+            "Give a multiple of the machines."
         )
     if settings["use_cpu"].value:
         return asked or num_machines
@@ -220,12 +221,14 @@ def _num_gpus(settings: Mapping[str, Resolved], machine: Machine, num_local_proc
     if len(gpus) != len(selection.value.split(",")):
         raise ConfigError(
             f"`--gpu_ids` is `{selection.value}`, but the GPUs of this machine "
-            f"are: {', '.join(machine.gpus) or 'none'}."
+            f"are: {', '.join(machine.gpus) or 'none'}. "
+            "Name some of these."
         )
     if num_local_processes is not None and num_local_processes > len(gpus):
         raise ConfigError(
             f"`--num_processes` asks for {num_local_processes} on this machine, but `--gpu_ids` names only "
-            f"{len(gpus)} of its GPUs."
+            f"{len(gpus)} of its GPUs. "
+            "Give the same number, or leave one of them out."
         )
     return len(gpus)
 
@@ -234,7 +237,8 @@ def _machine_rank(settings: Mapping[str, Resolved], num_machines: int) -> int:
     rank: int = settings["machine_rank"].value
     if rank >= num_machines:
         raise ConfigError(
-            f"`--machine_rank` is {rank}, but the ranks of {num_machines} machines go from 0 to {num_machines - 1}."
+            f"`--machine_rank` is {rank}, but the ranks of {num_machines} machines go from 0 to {num_machines - 1}. "
+            "Give each machine another of these."
         )
     return rank
 

@@ -26,7 +26,9 @@ def convert_file_size_to_int(size: float | str) -> int:
     if isinstance(size, str):
         return _parse(size)
     if not 0 <= size < math.inf:
-        raise ConfigError(f"`{size}` is not a size: a number of bytes is finite and not negative.")
+        raise ConfigError(
+            f"`{size}` is not a size: a number of bytes is finite and not negative. Give such a number."
+        )
     return int(size)
 
 

@@ -275,7 +275,8 @@ def _distributed_type(given: Mapping[str, Any]) -> DistributedType | None:
     }
     if len(names) > 1:
         raise ConfigError(
-            f"Only one engine can train a model, but {' and '.join(f'`{name}`' for name in names)} are given."
+            f"Only one engine can train a model, but {' and '.join(f'`{name}`' for name in names)} are given. "
+            "Pass one of them."
         )
     return next(iter(names.values()), None)
 

@@ -140,7 +140,8 @@ def adopt_group(topology: Topology, *, options: Mapping[str, Any]) -> tuple[Topo
     if "timeout" in options and not is_group_owned():
         warnings.warn(
             "`timeout` has no effect: the process group was set up before, outside of accel, with its own "
-            "timeout.",
+            "timeout. "
+            "Pass it where the group is set up, or leave it out.",
             stacklevel=4,
         )
     return _topology_of_group(topology), backend

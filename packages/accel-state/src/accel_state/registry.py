@@ -100,6 +100,9 @@ class Registry(Generic[T]):
             raise NotAvailableError(f"{where} cannot be imported: {error}", name=error.name) from error
         for attribute in filter(None, path.split(".")):
             if not hasattr(found, attribute):
-                raise ConfigError(f"{where} does not exist: `{module_name}` has no `{path}`.")
+                raise ConfigError(
+                    f"{where} does not exist: `{module_name}` has no `{path}`. "
+                    "Correct the entry point, or uninstall the package."
+                )
             found = getattr(found, attribute)
         return found

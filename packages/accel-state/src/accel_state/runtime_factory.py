@@ -61,7 +61,9 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
         if topology.is_node_rank_assumed:
             topology = agree_on_nodes(topology, device=device)
     if read("use_ipex") and topology.rank == 0:
-        warnings.warn(f"`ACCELERATE_USE_IPEX` has no effect any more: {IN_PLACE_OF_IPEX}.", stacklevel=2)
+        warnings.warn(
+            f"`ACCELERATE_USE_IPEX` has no effect any more: {IN_PLACE_OF_IPEX}. Unset it.", stacklevel=2
+        )
     if read("cpu_affinity"):
         from accel_state.affinity import set_numa_affinity
 

@@ -48,7 +48,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> type[GeneralT
     """
     given: object = tracker_class
     if not (isinstance(given, type) and issubclass(given, GeneralTracker)):
-        raise ConfigError(f"`{tracker_class!r}` is not a subclass of `GeneralTracker`.")
+        raise ConfigError(f"`{tracker_class!r}` is not a subclass of `GeneralTracker`. Derive it from that.")
     check_complete(tracker_class)
     name = tracker_class.name
     if name in TRACKERS and TRACKERS.get(name) is not tracker_class:

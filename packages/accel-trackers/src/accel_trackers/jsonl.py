@@ -45,7 +45,10 @@ class JsonlTracker(GeneralTracker):
     def tracker(self) -> IO[bytes]:
         """The open file; on the main process only."""
         if not runs_here(self):
-            raise StateError("The tracker `jsonl` has a file on the main process only.")
+            raise StateError(
+                "The tracker `jsonl` has a file on the main process only. "
+                "Ask for it under `if accelerator.is_main_process`."
+            )
         if self._file is None or self._file.closed:
             self.logging_dir.mkdir(parents=True, exist_ok=True)
             self._end_torn_line()

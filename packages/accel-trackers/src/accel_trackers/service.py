@@ -39,7 +39,10 @@ class ServiceTracker(GeneralTracker):
     def tracker(self) -> Any:
         """The run object of the library; on the main process only, until `finish`."""
         if not runs_here(self):
-            raise StateError(f"The tracker `{self.name}` has a run on the main process only.")
+            raise StateError(
+                f"The tracker `{self.name}` has a run on the main process only. "
+                "Ask for it under `if accelerator.is_main_process`."
+            )
         if self._is_finished:
             raise StateError(
                 f"The run of the tracker `{self.name}` is finished. Start a new one to log more."

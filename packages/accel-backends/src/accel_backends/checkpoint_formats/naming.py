@@ -18,7 +18,10 @@ def check_names(saved: list[str], own: Mapping[str, int], file: str) -> None:
     if missing or unexpected:
         parts = [f"it lacks {_listed(missing)}"] if missing else []
         parts += [f"it has {_listed(unexpected)}, which the optimizer does not step"] if unexpected else []
-        raise CheckpointError(f"`{file}` does not fit the optimizer: {'; '.join(parts)}.")
+        raise CheckpointError(
+            f"`{file}` does not fit the optimizer: {'; '.join(parts)}. "
+            "Make the optimizer of the saved run, with the same groups."
+        )
 
 
 def _listed(names: list[str]) -> str:

@@ -60,4 +60,7 @@ def load_model_state(model: FlatModel, state: Mapping[str, Any], *, strict: bool
 
 def _refuse(model: str, problems: list[str]) -> None:
     if problems:
-        raise RuntimeError(f"The state does not fit the {model}: {'; '.join(problems)}.")
+        raise RuntimeError(
+            f"The state does not fit the {model}: {'; '.join(problems)}. "
+            "Load it into the model that it was saved from."
+        )

@@ -76,7 +76,8 @@ def parts_of_optimizer_state(
     if sizes[0] != sizes[1]:
         raise CheckpointError(
             f"The state is of an optimizer whose groups have {_counted(sizes[0])} parameters, but those here have "
-            f"{_counted(sizes[1])}."
+            f"{_counted(sizes[1])}. "
+            "Make the optimizer as in the saved run."
         )
     numbers = [number for group in saved for number in group["params"]]
     by_place = dict(zip(((id(model), name) for group in own for model, name in group), numbers, strict=True))

@@ -41,7 +41,9 @@ def _as_mapping(plan: ParallelPlan | Mapping[str, Any], source: str) -> Mapping[
     if isinstance(plan, ParallelPlan):
         return {name: value for name in _FIELDS if (value := getattr(plan, name))}
     if not isinstance(plan, Mapping):
-        raise ConfigError(f"A plan is a mapping such as {{'units': ['layers.*']}}, but {source} is {plan!r}.")
+        raise ConfigError(
+            f"A plan is a mapping such as {{'units': ['layers.*']}}, but {source} is {plan!r}. Write it so."
+        )
     for key in plan:
         if key not in _FIELDS:
             raise UnknownNameError.of(f"key in {source}:", str(key), _FIELDS)

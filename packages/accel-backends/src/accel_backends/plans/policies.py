@@ -61,7 +61,8 @@ class TransformerBased:
             if name not in known:
                 raise ConfigError(
                     f"`{name}` in `transformer_cls_names_to_wrap` is the class of no module with parameters in "
-                    f"`{type(names.model).__name__}`.{nearest(name, known)} Its classes are {', '.join(known)}."
+                    f"`{type(names.model).__name__}`.{nearest(name, known)} Its classes are {', '.join(known)}. "
+                    "Name some of them."
                 )
         return self.class_names
 

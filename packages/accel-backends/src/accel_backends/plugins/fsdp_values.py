@@ -181,7 +181,7 @@ def modules_of(value: object) -> list[nn.Module] | str | None:
             re.compile(value or "")
         except re.error as error:
             raise ConfigError(
-                f"`ignored_modules` is `{value}`, which is not a regular expression: {error}."
+                f"`ignored_modules` is `{value}`, which is not a regular expression: {error}. Correct it."
             ) from error
         return value
     modules: list[nn.Module] = []

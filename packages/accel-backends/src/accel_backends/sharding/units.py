@@ -133,7 +133,8 @@ def _ignored(model: nn.Module, modules: Iterable[nn.Module] | str | None) -> lis
         if not chosen:
             raise ConfigError(
                 f"`ignored_modules` is `{modules}`, which matches the whole name of no module of the "
-                f"{type(model).__name__}. Its modules begin with: {', '.join(list(names.values())[1:6])}."
+                f"{type(model).__name__}. Its modules begin with: {', '.join(list(names.values())[1:6])}. "
+                "Name some of them."
             )
         return chosen
     chosen = list(modules or ())
@@ -148,7 +149,10 @@ def _ignored(model: nn.Module, modules: Iterable[nn.Module] | str | None) -> lis
 def _check_unit(name: str, modules: Mapping[str, nn.Module]) -> None:
     module = modules.get(name)
     if module is None or name == ROOT:
-        raise ConfigError(f"The model has no submodule `{name}` to make a unit of.")
+        raise ConfigError(
+            f"The model has no submodule `{name}` to make a unit of. "
+            "Name units as `model.named_modules()` does."
+        )
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
         raise ConfigError(
             f"`{name}` is a {type(module).__name__}, which has no forward and cannot be a unit. "

@@ -38,7 +38,10 @@ def restore_gradients(models: list[nn.Module], gradients: Mapping[str, Any]) -> 
     }
     for name, gradient in gradients.items():
         if name not in parameters or local_part(parameters[name]).shape != gradient.shape:
-            raise CheckpointError(f"There is a gradient for `{name}`, but no such parameter of that shape.")
+            raise CheckpointError(
+                f"There is a gradient for `{name}`, but no such parameter of that shape. "
+                "Load it into the model that it was saved from."
+            )
     for name, parameter in parameters.items():
         saved = gradients.get(name)
         if saved is None:

@@ -149,7 +149,8 @@ class WeightedLoss:
         total = self._total(count)
         if total == 0:
             raise StateError(
-                "`num_items` is 0 in all micro-batches of all ranks: there is nothing to average."
+                "`num_items` is 0 in all micro-batches of all ranks: there is nothing to average. "
+                "Leave such a batch out."
             )
         return total
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +35,7 @@ class BackwardTrack:
         self.is_missed = False
         self.stepped_since_forward = _NOBODY
         if watched is not None:
-            watched.register_post_accumulate_grad_hook(self._accumulated)
+            watched.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """Note that DDP prepared for a backward, whether it averages or `no_sync` asked it not to."""
@@ -62,7 +62,7 @@ class TrackedDDP(DistributedDataParallel):
         """Run the model, and prepare for the backward. Communicates as `DistributedDataParallel` does."""
         if torch.is_grad_enabled():
             self.track.begin()
-        return super().forward(*inputs, **kwargs)
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
 
 class _Stepped(NamedTuple):
@@ -70,7 +70,7 @@ class _Stepped(NamedTuple):
 
     model: weakref.ref[TrackedDDP]
     track: BackwardTrack
-    parameters: list[torch.Tensor]
+    parameters: Sequence[torch.Tensor]
     has_watched: bool
 
     def is_unaveraged(self, is_forward_missing: bool) -> bool:

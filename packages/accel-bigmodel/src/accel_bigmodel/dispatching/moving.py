@@ -30,7 +30,8 @@ class GuardedMove:
         if any(hooks_of(module) for module in self.model.modules()):
             warnings.warn(
                 "You shouldn't move a model that is dispatched using accelerate hooks: its parts no longer match "
-                "`hf_device_map`, and are moved back in the next forward pass.",
+                "`hf_device_map`, and are moved back in the next forward pass. "
+                "Let them stay where `device_map` puts them.",
                 stacklevel=2,
             )
         return getattr(type(self.model), self.name)(self.model, *args, **kwargs)

@@ -63,7 +63,10 @@ def _from_factory(name: str) -> nn.Module:
     with init_empty_weights():
         model = factory()
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"`{name}` made a {type(model).__name__}, not a torch module.")
+        raise ConfigError(
+            f"`{name}` made a {type(model).__name__}, not a torch module. "
+            "Name a function that returns a `torch.nn.Module`."
+        )
     return model
 
 
@@ -120,7 +123,10 @@ def _from_transformers(
             name, trust_remote_code=trust_remote_code, token=token, local_files_only=is_cached
         )
     except (OSError, ValueError) as error:
-        raise ConfigError(f"`{name}` has no config that transformers can read: {error}") from error
+        raise ConfigError(
+            f"`{name}` has no config that transformers can read: {error}. "
+            "Name a model of transformers, or give one of your own as `module:factory`."
+        ) from error
     made = _architecture(transformers, config)
     with init_empty_weights():
         if made is not None:

@@ -39,7 +39,7 @@ def load_state_dict(
     """
     path = Path(checkpoint_file)
     if not path.is_file():
-        raise CheckpointError(f"There is no checkpoint file at `{path}`.")
+        raise CheckpointError(f"There is no checkpoint file at `{path}`. Check the path.")
     with opener(path)(path) as reader:
         names = list(reader.keys())
         if device_map is None:

@@ -96,7 +96,9 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         if entry.get("safetensors_file") is not None:
             return self._from_safetensors(entry["safetensors_file"], entry.get("weight_name", key), entry)
         if self.save_folder is None or self._folder is None:
-            raise CheckpointError(f"`{key}` is in an offload folder, but no `save_folder` was given.")
+            raise CheckpointError(
+                f"`{key}` is in an offload folder, but no `save_folder` was given. Pass the folder."
+            )
         name = entry.get("weight_name", key)
         if name not in self._mapped:
             path = weight_file(self.save_folder, name)

@@ -44,7 +44,7 @@ def get_module_size_with_ties(
     for parameter in tied_params:
         found = [item for item in candidates if f"{parameter}.".startswith(f"{item[0]}.")]
         if not found:
-            raise ConfigError(f"`{parameter}` is in none of `modules_to_treat`.")
+            raise ConfigError(f"`{parameter}` is in none of `modules_to_treat`. Add the module that has it.")
         names[found[0][0]] = found[0][1]
         module_size -= module_sizes.get(parameter, 0)
     module_size += sum(module_sizes[name] for name in names)

@@ -53,7 +53,9 @@ def get_parameter_device(parameter: nn.Module) -> torch.device:
     """
     first = next(parameter.parameters(), None)
     if first is None:
-        raise ConfigError(f"`{type(parameter).__name__}` has no parameters, and so no device.")
+        raise ConfigError(
+            f"`{type(parameter).__name__}` has no parameters, and so no device. Pass a module that has some."
+        )
     return first.device
 
 

@@ -28,7 +28,10 @@ def as_torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
     """Return the torch dtype that ``dtype`` names; formats that only have a size are refused."""
     found = as_dtype(dtype)
     if not isinstance(found, torch.dtype):
-        raise ConfigError(f"`{dtype}` has a size but no torch dtype, so no tensor can be cast to it.")
+        raise ConfigError(
+            f"`{dtype}` has a size but no torch dtype, so no tensor can be cast to it. "
+            "Choose a dtype of torch's for the tensor."
+        )
     return found
 
 

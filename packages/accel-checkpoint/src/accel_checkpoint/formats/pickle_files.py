@@ -85,9 +85,13 @@ def open_pickled(path: Path) -> Iterator[PickleReader]:
             f"`{path}` holds more than tensors and plain values, or is damaged, and is not loaded: {error}"
         ) from error
     except (RuntimeError, EOFError) as error:
-        raise CheckpointError(f"`{path}` is not a readable `torch.save` file: {error}") from error
+        raise CheckpointError(
+            f"`{path}` is not a readable `torch.save` file: {error}. Copy or save it again."
+        ) from error
     if not isinstance(content, Mapping):
-        raise CheckpointError(f"`{path}` holds a {type(content).__name__}, not a state dict.")
+        raise CheckpointError(
+            f"`{path}` holds a {type(content).__name__}, not a state dict. Name a file of weights."
+        )
     yield PickleReader(content)
 
 

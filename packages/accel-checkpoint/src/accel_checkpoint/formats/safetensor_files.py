@@ -48,7 +48,10 @@ class SafetensorsWriter:
             with path.open("wb") as file:
                 write_safetensors(file, tensors, metadata=self.metadata(members))
         except OSError as error:
-            raise CheckpointError(f"`{path}` could not be written: {error}") from error
+            raise CheckpointError(
+                f"`{path}` could not be written: {error}. "
+                "Free the disk or mend its permissions, and save again."
+            ) from error
 
 
 class SafetensorsReader:

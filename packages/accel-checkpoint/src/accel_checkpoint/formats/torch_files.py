@@ -113,10 +113,13 @@ def checked_members(source: Path | BinaryIO | mmap.mmap, path: Path, num_bytes: 
         with zipfile.ZipFile(source) as archive:  # type: ignore[arg-type]
             members = archive.infolist()
     except (zipfile.BadZipFile, ValueError, EOFError, struct.error, NotImplementedError, OSError) as error:
-        raise CheckpointError(f"`{path}` is not a readable `torch.save` file: {error}") from error
+        raise CheckpointError(
+            f"`{path}` is not a readable `torch.save` file: {error}. Copy or save it again."
+        ) from error
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise CheckpointError(
-            f"`{path}` holds compressed data, which `torch.save` never writes; it is not loaded."
+            f"`{path}` holds compressed data, which `torch.save` never writes; it is not loaded. "
+            "Get the file from a source that you trust."
         )
     claimed = sum(member.file_size for member in members)
     if claimed > num_bytes:

@@ -49,7 +49,7 @@ def checkpoint_files(checkpoint: str | os.PathLike[str]) -> list[CheckpointFile]
     if path.is_dir():
         path = _main_file(path)
     if not path.is_file():
-        raise CheckpointError(f"There is no checkpoint at `{path}`.")
+        raise CheckpointError(f"There is no checkpoint at `{path}`. Check the path.")
     return _files_of_index(path) if path.suffix == ".json" else [CheckpointFile(path)]
 
 
@@ -85,7 +85,9 @@ def _files_of_index(index: Path) -> list[CheckpointFile]:
         members.setdefault(_inside(index, file_name), set()).add(name)
     missing = [file_name for file_name in members if not (index.parent / file_name).is_file()]
     if missing:
-        raise CheckpointError(f"`{index}` names files that are not beside it: {', '.join(missing)}.")
+        raise CheckpointError(
+            f"`{index}` names files that are not beside it: {', '.join(missing)}. Copy them there."
+        )
     return [CheckpointFile(index.parent / file, frozenset(names)) for file, names in members.items()]
 
 

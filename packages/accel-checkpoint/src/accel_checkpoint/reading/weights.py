@@ -29,7 +29,8 @@ def files_of_model(folder: Path, index: int) -> list[CheckpointFile]:
                     regular_file(folder, file.path.name)
                 return files
     raise CheckpointError(
-        f"`{weight_format(index, safe=True).whole}` is missing in the checkpoint `{folder}`."
+        f"`{weight_format(index, safe=True).whole}` is missing in the checkpoint `{folder}`. "
+        "Load another checkpoint, or copy this one again with all its files."
     )
 
 
@@ -55,5 +56,7 @@ def _content_of(path: Path, stack: ExitStack) -> Mapping[str, Any]:
         return {name: reader.read(name) for name in reader.keys()}  # noqa: SIM118 (a reader is no mapping)
     content = read_torch_file(path, mmap=True)
     if not isinstance(content, Mapping):
-        raise CheckpointError(f"`{path}` holds a {type(content).__name__}, not a state dict.")
+        raise CheckpointError(
+            f"`{path}` holds a {type(content).__name__}, not a state dict. Name a file of weights."
+        )
     return content

@@ -47,7 +47,9 @@ def remove_checkpoint(folder: Path) -> None:
         folder.rename(hidden)
         shutil.rmtree(hidden)
     except OSError as error:
-        warnings.warn(f"The old checkpoint `{folder}` could not be removed: {error}", stacklevel=2)
+        warnings.warn(
+            f"The old checkpoint `{folder}` could not be removed: {error}. Remove it by hand.", stacklevel=2
+        )
 
 
 def remove_stale_folders(folder: Path) -> None:
@@ -68,7 +70,10 @@ def remove_stale_folders(folder: Path) -> None:
         except FileNotFoundError:
             continue  # another process has removed it
         except OSError as error:
-            warnings.warn(f"The stale temporary folder `{path}` could not be removed: {error}", stacklevel=2)
+            warnings.warn(
+                f"The stale temporary folder `{path}` could not be removed: {error}. Remove it by hand.",
+                stacklevel=2,
+            )
 
 
 def is_stale(path: Path, *, now_s: float | None = None) -> bool:

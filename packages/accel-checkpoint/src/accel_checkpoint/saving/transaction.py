@@ -336,7 +336,8 @@ class Transaction:
             remove_stale_folders(self.staging.path.parent)
         except OSError as error:
             warnings.warn(
-                f"`{target}` is saved, but older checkpoints were not removed: {error}", stacklevel=2
+                f"`{target}` is saved, but older checkpoints were not removed: {error}. Remove them by hand.",
+                stacklevel=2,
             )
 
     def _topic(self, stage: str) -> str:

@@ -43,7 +43,10 @@ def to_version_2(config: ConfigFile) -> Conversion | None:
         ConfigError: If it says nothing of FSDP, or asks for what version 2 does not have.
     """
     if config.values.get("distributed_type") != "FSDP" and not any(map(_is_of_fsdp, config.values)):
-        raise ConfigError(f"`{config.path}` says nothing of FSDP, so there is nothing to convert.")
+        raise ConfigError(
+            f"`{config.path}` says nothing of FSDP, so there is nothing to convert. "
+            "Name a config file with FSDP."
+        )
     settings = {setting.name: setting for setting in OPTIONS}
     said = {
         name: found.value

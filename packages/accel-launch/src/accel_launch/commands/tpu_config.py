@@ -116,7 +116,9 @@ def _lines_of(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The file of commands `{path}` cannot be read: {error}.") from error
+        raise ConfigError(
+            f"The file of commands `{path}` cannot be read: {error}. Check its path."
+        ) from error
     return [line.strip() for line in lines if line.strip()]
 
 

@@ -134,7 +134,9 @@ def _text_of(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"The config file `{path}` cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"The config file `{path}` cannot be read: it is no text in UTF-8.") from error
+        raise ConfigError(
+            f"The config file `{path}` cannot be read: it is no text in UTF-8. Save it as UTF-8."
+        ) from error
 
 
 def _parse(path: Path, text: str) -> Any:
@@ -142,10 +144,15 @@ def _parse(path: Path, text: str) -> Any:
     try:
         return parse(text)
     except RecursionError:
-        raise ConfigError(f"The config file `{path}` is nested too deeply.") from None
+        raise ConfigError(
+            f"The config file `{path}` is nested too deeply. "
+            "Write `key: value` lines, and sections of such lines."
+        ) from None
     except ValueError as error:
         problem = " ".join(str(error).split())
-        raise ConfigError(f"The config file `{path}` is not valid {kind}: {problem}.") from error
+        raise ConfigError(
+            f"The config file `{path}` is not valid {kind}: {problem}. Correct it there."
+        ) from error
 
 
 def _from_json(text: str) -> Any:

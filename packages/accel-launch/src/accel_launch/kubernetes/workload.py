@@ -108,7 +108,8 @@ def _size_of_pods(request: LaunchRequest) -> tuple[int, int]:
     assert num_gpus is not None
     if num_local is not None and num_local > num_gpus:
         raise ConfigError(
-            f"`--num_processes` asks for {num_local} in each pod, but `--kubernetes_gpus_per_node` is {num_gpus}."
+            f"`--num_processes` asks for {num_local} in each pod, but `--kubernetes_gpus_per_node` is {num_gpus}. "
+            "Give one of them, or the same number."
         )
     return num_gpus, num_local or max(1, num_gpus)
 

@@ -52,7 +52,10 @@ def num_ranks_on_each(request: LaunchRequest, hosts: tuple[Host, ...]) -> int | 
     """
     machines = request.settings["num_machines"]
     if machines.source == "flag" and machines.value != len(hosts):
-        raise ConfigError(f"`--num_machines` is {machines.value}, but {len(hosts)} hosts are named.")
+        raise ConfigError(
+            f"`--num_machines` is {machines.value}, but {len(hosts)} hosts are named. "
+            "Leave `--num_machines` out, or name as many hosts."
+        )
     slots = {host.slots for host in hosts if host.slots is not None}
     if len(slots) > 1:
         raise ConfigError(f"All hosts must run equally many processes, but theirs are {sorted(slots)}.")
@@ -83,11 +86,15 @@ def _from_file(request: LaunchRequest, file: str) -> tuple[Host, ...]:
     try:
         lines = (request.cwd / file).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise ConfigError(f"The hostfile `{file}` cannot be read: {error.strerror}.") from error
+        raise ConfigError(
+            f"The hostfile `{file}` cannot be read: {error.strerror}. Check its path."
+        ) from error
     texts = [line.partition("#")[0].strip() for line in lines]
     hosts = tuple(_host(text, _LINE, f"the hostfile `{file}`") for text in texts if text)
     if not hosts:
-        raise ConfigError(f"The hostfile `{file}` names no machine.")
+        raise ConfigError(
+            f"The hostfile `{file}` names no machine. Write a line for each, such as `host1 slots=4`."
+        )
     return hosts
 
 

@@ -66,6 +66,8 @@ def _write(document: str, file: Path) -> int:
     try:
         file.write_text(document, encoding="utf-8")
     except OSError as error:
-        raise LaunchError(f"The manifest `{file}` cannot be written: {error.strerror}.") from error
+        raise LaunchError(
+            f"The manifest `{file}` cannot be written: {error.strerror}. Name another file."
+        ) from error
     show(f"Wrote {file}")
     return 0

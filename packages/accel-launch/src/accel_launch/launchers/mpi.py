@@ -142,7 +142,10 @@ def implementation_of(version_text: str) -> Implementation:
             return mpi
     known = ", ".join(IMPLEMENTATIONS)
     first_line = version_text.strip().partition("\n")[0]
-    raise NotAvailableError(f"`mpirun` says it is `{first_line}`, which is none of those known: {known}.")
+    raise NotAvailableError(
+        f"`mpirun` says it is `{first_line}`, which is none of those known: {known}. "
+        "Put one of these first on the `PATH`."
+    )
 
 
 def _environ(request: LaunchRequest, *, is_on_machines: bool) -> dict[str, str]:

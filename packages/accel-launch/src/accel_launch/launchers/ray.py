@@ -137,11 +137,11 @@ def _runtime_env(request: LaunchRequest) -> dict[str, Any]:
         content = yaml.safe_load((request.cwd / asked).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"`--ray_runtime_env` is `{asked}`, which cannot be read: {error.strerror}."
+            f"`--ray_runtime_env` is `{asked}`, which cannot be read: {error.strerror}. Check its path."
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"`--ray_runtime_env` is `{asked}`, which is neither YAML nor JSON: {error}"
+            f"`--ray_runtime_env` is `{asked}`, which is neither YAML nor JSON: {error}. Correct it there."
         ) from error
     if not isinstance(content, dict):
         raise ConfigError(f"`--ray_runtime_env` is `{asked}`, which must hold `key: value` lines.")

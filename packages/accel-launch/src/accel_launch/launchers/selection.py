@@ -56,7 +56,10 @@ def accepting_launchers(
         accepting.append(launchers.get(ours)())
     if not accepting:
         installed = ", ".join(launchers.names()) or "none"
-        raise LaunchError(f"No launcher can start {request.describe()}. Installed launchers: {installed}.")
+        raise LaunchError(
+            f"No launcher can start {request.describe()}. Installed launchers: {installed}. "
+            "Leave out what asks for another, or install the package that adds one."
+        )
     return accepting
 
 

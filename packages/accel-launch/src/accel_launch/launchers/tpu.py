@@ -24,7 +24,8 @@ class TPULauncher(BuiltInLauncher):
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         if request.kind == "executable":
             raise ConfigError(
-                "`--no_python` cannot go with `--tpu`: the ranks import a Python script and call a function of it."
+                "`--no_python` cannot go with `--tpu`: the ranks import a Python script and call a function of it. "
+                "Leave it out, and name a `.py` file."
             )
         asked: int | None = request.value("num_processes")
         process = ProcessPlan(

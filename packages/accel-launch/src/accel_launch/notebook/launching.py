@@ -83,7 +83,9 @@ def notebook_launcher(
     gpus = find_accelerators(snapshot()).names
     number = num_processes if num_processes is not None else len(gpus) or 1
     if gpus and number > len(gpus):
-        raise ConfigError(f"`num_processes` is {number}, but this machine has {len(gpus)} GPUs.")
+        raise ConfigError(
+            f"`num_processes` is {number}, but this machine has {len(gpus)} GPUs. Ask for at most as many."
+        )
     settings = {"ACCELERATE_MIXED_PRECISION": mixed_precision}
     if number == num_nodes == 1:
         with patch_environment(**settings):

@@ -82,7 +82,8 @@ def _make(settings: LogSettings) -> str:
         return tempfile.mkdtemp(prefix="run_", dir=settings.folder)
     except OSError as error:
         raise LaunchError(
-            f"`--log_dir` is `{settings.folder}`, where no folder can be made: {error.strerror}."
+            f"`--log_dir` is `{settings.folder}`, where no folder can be made: {error.strerror}. "
+            "Name another folder."
         ) from error
 
 

@@ -73,7 +73,9 @@ def write_report(report: RunReport, file: Path) -> None:
         beside.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
         beside.replace(file)
     except OSError as error:
-        raise LaunchError(f"The report `{file}` cannot be written: {error.strerror}.") from error
+        raise LaunchError(
+            f"The report `{file}` cannot be written: {error.strerror}. Name a file elsewhere."
+        ) from error
 
 
 def _how(rank: RankReport) -> str:

@@ -32,7 +32,8 @@ def hyperparameters_of(arguments: Sequence[str]) -> dict[str, Hyperparameter]:
         if _NAME.fullmatch(word) is None:
             raise ConfigError(
                 f"The argument `{word}` has no name, or is a second value of the one before it. SageMaker hands "
-                "arguments to a script as names with one value each, such as `--epochs 3`."
+                "arguments to a script as names with one value each, such as `--epochs 3`. "
+                "Write it so."
             )
         if not is_whole:
             if not waiting or _NAME.fullmatch(waiting[0].partition("=")[0]):
@@ -44,7 +45,8 @@ def hyperparameters_of(arguments: Sequence[str]) -> dict[str, Hyperparameter]:
         name = word.lstrip("-")
         if name in found:
             raise ConfigError(
-                f"The argument `{word}` stands twice, but SageMaker hands over one value for each name."
+                f"The argument `{word}` stands twice, but SageMaker hands over one value for each name. "
+                "Give it once."
             )
         found[name] = _typed(value)
     return found
@@ -91,7 +93,9 @@ def _pairs(path: Path, what: str) -> list[tuple[str, str]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The file `{path}`, with {what}, cannot be read: {error}.") from error
+        raise ConfigError(
+            f"The file `{path}`, with {what}, cannot be read: {error}. Check its path."
+        ) from error
     pairs: list[tuple[str, str]] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

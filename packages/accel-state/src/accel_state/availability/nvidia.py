@@ -32,7 +32,9 @@ def get_driver_version() -> str:
     """
     versions = _query("driver_version")
     if not versions:
-        raise NotAvailableError("`nvidia-smi` lists no GPU, so the version of the driver is not known.")
+        raise NotAvailableError(
+            "`nvidia-smi` lists no GPU, so the version of the driver is not known. Check the NVIDIA driver."
+        )
     return versions[0]
 
 

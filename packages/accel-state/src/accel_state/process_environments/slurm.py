@@ -104,7 +104,10 @@ def _number(environ: Mapping[str, str], variable: str) -> int:
 def _count_of(node_rank: int, text: str, variable: str) -> int:
     counts = expand_counts(text, variable=variable)
     if node_rank >= len(counts):
-        raise ConfigError(f"`{variable}` is `{text}`, which has no node {node_rank} (`SLURM_NODEID`).")
+        raise ConfigError(
+            f"`{variable}` is `{text}`, which has no node {node_rank} (`SLURM_NODEID`). "
+            "Start ranks with `srun`, which sets both, or unset `SLURM_NODEID`."
+        )
     return counts[node_rank]
 
 

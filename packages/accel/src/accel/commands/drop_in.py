@@ -79,5 +79,7 @@ def remove(file: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise ConfigError(f"`{file}` cannot be removed: {error.strerror}.") from error
+        raise ConfigError(
+            f"`{file}` cannot be removed: {error.strerror}. Check who owns it, and remove it by hand."
+        ) from error
     return True

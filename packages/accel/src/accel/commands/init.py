@@ -78,7 +78,10 @@ def find_examples(folder: Path | None = None) -> Mapping[str, Path]:
             return {
                 path.stem: path for path in sorted(found) if not _imports(path, {one.stem for one in found})
             }
-    raise NotAvailableError(f"This installation of accel has no examples in `{package / 'examples'}`.")
+    raise NotAvailableError(
+        f"This installation of accel has no examples in `{package / 'examples'}`. "
+        "Install `accel` from its wheel anew."
+    )
 
 
 def copy_example(example: Path, folder: Path) -> Path:
@@ -105,7 +108,7 @@ def copy_example(example: Path, folder: Path) -> Path:
             (folder / path.name).write_text(text, encoding="utf-8")
         return folder / example.name
     except OSError as error:
-        raise ConfigError(f"`{folder}` cannot be written: {error.strerror}.") from error
+        raise ConfigError(f"`{folder}` cannot be written: {error.strerror}. Name another folder.") from error
 
 
 def command_of(script: Path) -> str:

@@ -184,7 +184,8 @@ def _fit(words: str) -> tuple[int, int]:
     ranks, separator, memory = words.partition(":")
     if not separator or not ranks.isdecimal() or int(ranks) < 1:
         raise ConfigError(
-            f"`--fit` is the number of ranks and the memory of each, such as `64:80GB`, got `{words}`."
+            f"`--fit` is the number of ranks and the memory of each, such as `64:80GB`, got `{words}`. "
+            "Write it so."
         )
     return int(ranks), convert_file_size_to_int(memory)
 

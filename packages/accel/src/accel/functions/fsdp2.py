@@ -100,7 +100,8 @@ def fsdp2_switch_optimizer_parameters(
         for parameter in group["params"]:
             if parameter.data_ptr() not in mapping:
                 raise KeyError(
-                    f"`mapping` has no parameter for the one of shape {tuple(parameter.shape)} in the optimizer."
+                    f"`mapping` has no parameter for the one of shape {tuple(parameter.shape)} in the optimizer. "
+                    "Make the mapping from all parameters of the model that the optimizer steps."
                 )
             replaced.record(parameter, mapping[parameter.data_ptr()])
     replaced.repoint(optimizer)

@@ -247,7 +247,9 @@ def _write(files: Files, folder: Path, accelerator: Accelerator) -> None:
     decoded = [json.loads(report) for report in reports]
     failed = "; ".join(report[0] for report in decoded if report[0])
     if failed:
-        raise CheckpointError(f"`{folder}` was not written ({failed}).")
+        raise CheckpointError(
+            f"`{folder}` was not written ({failed}). Free the disk or mend its permissions, and save again."
+        )
     for table in files.merged:
         with FileSink(folder / table.name) as sink:
             table.write(sink, {name: note for report in decoded for name, note in report[1].items() if note})

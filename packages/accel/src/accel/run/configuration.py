@@ -271,7 +271,9 @@ def resolve_engine(
     """
     given = _without_none(plugins)
     if len(given) > 1:
-        raise ConfigError(f"Only one engine can train a model, got {', '.join(f'`{n}`' for n in given)}.")
+        raise ConfigError(
+            f"Only one engine can train a model, got {', '.join(f'`{n}`' for n in given)}. Pass one of them."
+        )
     for name, passed in (given or _without_none(earlier)).items():
         plugin = _first_plugin(name, passed)
         strategy = getattr(plugin, "strategy", None)

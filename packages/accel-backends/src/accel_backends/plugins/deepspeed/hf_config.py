@@ -55,7 +55,10 @@ class HfDeepSpeedConfig:
         if section is not None and last in section:
             del section[last]
         elif must_exist:
-            raise ConfigError(f"The DeepSpeed config has no `{ds_key_long}` to remove.")
+            raise ConfigError(
+                f"The DeepSpeed config has no `{ds_key_long}` to remove. "
+                "Leave the call out, or pass `must_exist=False`."
+            )
 
     def is_true(self, ds_key_long: str) -> bool:
         """Tell whether a key is there and says yes."""

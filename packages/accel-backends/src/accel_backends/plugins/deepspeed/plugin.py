@@ -339,7 +339,8 @@ class DeepSpeedPlugin:
             asked = values.parsed("deepspeed_zero3_init", "zero3_init_flag", asked)
         if asked and not is_zero3:
             warnings.warn(
-                f"`zero3_init_flag` has no effect with ZeRO stage {self.zero_stage}: it is for stage 3.",
+                f"`zero3_init_flag` has no effect with ZeRO stage {self.zero_stage}: it is for stage 3. "
+                "Leave it out, or set `zero_stage=3`.",
                 stacklevel=4,
             )
         if asked is None:

@@ -56,7 +56,8 @@ def given_recipe(handlers: Handlers) -> Recipe | None:
     asked = read("fp8_backend")
     if asked not in ("NO", recipe.library):
         warnings.warn(
-            f"The launcher asks for `fp8_backend` {asked}, the script for {recipe.library}; the script's holds.",
+            f"The launcher asks for `fp8_backend` {asked}, the script for {recipe.library}; the script's holds. "
+            "Say it in one place.",
             stacklevel=6,
         )
     return recipe

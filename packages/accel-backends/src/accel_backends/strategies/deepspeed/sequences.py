@@ -89,7 +89,10 @@ class SharedSequences:
             )
         except ValueError as error:  # what it says names the heads, or the two kinds of attention
             _release_groups()
-            raise ConfigError(f"`sp_size` {self._size} is not possible with this model: {error}") from error
+            raise ConfigError(
+                f"`sp_size` {self._size} is not possible with this model: {error}. "
+                "Set `sp_size` to a number that fits, or to 1."
+            ) from error
         self._attention = attention
         draw_own_numbers(model, number=self._rank, device=device)
         return groups

@@ -109,7 +109,8 @@ class DeepSpeedEngineWrapper:
         if configured and configured != asked and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"`clip_grad_norm_` clips to {asked}, the DeepSpeed config to {configured}; the script's holds.",
+                f"`clip_grad_norm_` clips to {asked}, the DeepSpeed config to {configured}; the script's holds. "
+                "Say it in one place.",
                 stacklevel=5,
             )
         self._gradients.limit(limit)

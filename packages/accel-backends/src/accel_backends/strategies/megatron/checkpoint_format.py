@@ -203,10 +203,14 @@ class SavedParts(_Opaque):
     def _entry_of(self, leaf: Any) -> Entry:
         entry = self._entries.get((_PARTS, leaf.key))
         if entry is None:
-            raise CheckpointError(f"`{self._name}` lacks `{leaf.key}`, which the model or optimizer has.")
+            raise CheckpointError(
+                f"`{self._name}` lacks `{leaf.key}`, which the model or optimizer has. "
+                "Load it into the model and the optimizer that it was saved from."
+            )
         if entry.shape != tuple(leaf.global_shape) and not leaf.allow_shape_mismatch:
             raise CheckpointError(
-                f"`{leaf.key}` in `{self._name}` has the shape {entry.shape} instead of {tuple(leaf.global_shape)}."
+                f"`{leaf.key}` in `{self._name}` has the shape {entry.shape} instead of {tuple(leaf.global_shape)}. "
+                "Load it into the model and the optimizer that it was saved from."
             )
         return entry
 

@@ -185,7 +185,9 @@ def _check(engine: Any, inputs: torch.Tensor, num_beams: int | None, kwargs: dic
         )
     config = engine.get_module_config()
     if engine.plugin.megatron_lm_default_args["model_type_name"] != "gpt":
-        raise ConfigError("`megatron_generate` continues texts with a GPT, and this model is none.")
+        raise ConfigError(
+            "`megatron_generate` continues texts with a GPT, and this model is none. Prepare a GPT."
+        )
     for name, is_on in (
         ("sequence_parallelism", config.sequence_parallel),
         ("context_parallel_size", config.context_parallel_size > 1),

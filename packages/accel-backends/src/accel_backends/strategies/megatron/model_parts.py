@@ -70,7 +70,8 @@ def model_arguments(plugin: MegatronLMPlugin, layout: MeshLayout) -> dict[str, A
     for name in _WITHOUT_EFFECT:
         if arguments.pop(name, None) is not None:
             warnings.warn(
-                f"`{name}` of `other_megatron_args` has no effect: the script tokenizes its texts itself.",
+                f"`{name}` of `other_megatron_args` has no effect: the script tokenizes its texts itself. "
+                "Leave it out.",
                 stacklevel=2,
             )
     position = arguments.get("position_embedding_type", "learned_absolute")
@@ -159,7 +160,10 @@ def transformer_config(
     try:
         return kind(**{**config, **own})
     except (AssertionError, ValueError) as error:
-        raise ConfigError(f"megatron-core refuses the model's arguments: {error}") from error
+        raise ConfigError(
+            f"megatron-core refuses the model's arguments: {error}. "
+            "Correct them in `other_megatron_args` or in the model's config."
+        ) from error
 
 
 def num_virtual_stages(num_layers: int, num_stages: int, per_part: int) -> int:

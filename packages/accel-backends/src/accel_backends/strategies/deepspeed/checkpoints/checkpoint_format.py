@@ -159,7 +159,10 @@ def _optimizer_of(
     plain = saved.plain_optimizer_state()
     if plain is None:
         if not saved.has_optimizer:
-            raise CheckpointError(f"`{what}` is not in `{folder}`: the engine had no optimizer.")
+            raise CheckpointError(
+                f"`{what}` is not in `{folder}`: the engine had no optimizer. "
+                "Prepare the model without an optimizer, or load a checkpoint that has one."
+            )
         return saved.optimizer_groups(), saved.optimizer_states()
     if "param_groups" not in plain:
         raise CheckpointError(
@@ -169,7 +172,8 @@ def _optimizer_of(
     names = own if mark is None else _names_in(folder, mark)
     if len(names) != len(numbers):
         raise CheckpointError(
-            f"`{what}` in `{folder}` has {len(numbers)} parameters, but the optimizer here has {len(names)}."
+            f"`{what}` in `{folder}` has {len(numbers)} parameters, but the optimizer here has {len(names)}. "
+            "Make the optimizer as in the saved run."
         )
     name_of = dict(zip(numbers, names, strict=True))
     groups = [

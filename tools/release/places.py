@@ -1,0 +1,25 @@
+"""Where the files of a release lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.workspace import ROOT, Package
+
+WORK = ROOT / "build" / "release"
+"""What is made beside ``dist/``, which holds nothing but what is published on PyPI."""
+NOTES = WORK / "notes"
+SBOM = WORK / "sbom"
+TESTED = WORK / "tested"
+AGAIN = WORK / "again"
+SIBLINGS = WORK / "siblings"
+
+
+def sbom_file(package: Package) -> Path:
+    """Return where the SBOM of ``package`` is written."""
+    return SBOM / f"{package.import_name}-{package.version}.cdx.json"
+
+
+def notes_file(package: Package) -> Path:
+    """Return where the notes of the release are written."""
+    return NOTES / f"{package.name}-v{package.version}.md"

@@ -1,0 +1,41 @@
+"""The copy of the documentation site that a wheel brings, with the licences of the code that it ships."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tools.setup.failures import SetupError
+from tools.workspace import ROOT
+
+INSTALLED = ROOT / "packages" / "accel-launch" / "src" / "accel_launch" / "site"
+"""Where `accel docs` looks for a copy, and from where wheels take it."""
+NOT_INSTALLED = ("*.map", "lunr", "search_index.json", "sitemap.xml*")
+"""What only a server, or a reader of another language, would need."""
+SHIPPED = ("mkdocs", "mkdocs_material", "mkdocstrings", "mkdocstrings_python")
+"""Distributions whose scripts and styles are part of the site."""
+LUNR = Path(__file__).with_name("lunr_license.txt")
+"""The licence of the search, which Material has within a script of its own."""
+
+
+def install(site: Path, site_packages: Path, *, into: Path = INSTALLED) -> None:
+    """Copy ``site`` to where wheels take it from.
+
+    Args:
+        site: The built site.
+        site_packages: Where the distributions are installed that built it.
+        into: The folder to write; what was there is deleted.
+
+    Raises:
+        SetupError: If a distribution has no file with its licence.
+    """
+    shutil.rmtree(into, ignore_errors=True)
+    shutil.copytree(site, into, ignore=shutil.ignore_patterns(*NOT_INSTALLED))
+    licences = into / "licenses"
+    licences.mkdir()
+    shutil.copy(LUNR, licences / "lunr.txt")
+    for name in SHIPPED:
+        found = sorted(site_packages.glob(f"{name}-[0-9]*.dist-info/licenses/LICENSE*"))
+        if not found:
+            raise SetupError(f"`{name}` is installed in {site_packages} without a file with its licence.")
+        shutil.copy(found[0], licences / f"{name}.txt")

@@ -1,0 +1,162 @@
+"""The reference of messages: each, why it comes and what to do; a page for each package, by subject."""
+
+from __future__ import annotations
+
+import html
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from tools.site.collecting import WARNING, Message
+from tools.site.wording import PLACEHOLDER
+
+REMEDIES = Path(__file__).with_name("remedies.toml")
+"""What to do about messages that do not say it themselves, by words of theirs."""
+FOLDER = "reference/messages"
+INTRODUCTION = """\
+Every error and every warning, by package: put what you got into the search above, or open the page of the package that
+the traceback names. `<name>` stands for a value of your run. [Errors](../errors.md) lists the classes, for `except`;
+[Troubleshooting](../../guides/troubleshooting.md) goes by symptom, also where nothing is printed.
+"""
+_BOOST = "---\nsearch:\n  boost: 4\n---\n"
+"""Who pastes a message is led here before a guide that shares words with it."""
+_VERBS = """
+Accept Add Allocate Answer Ask Build Call Change Check Checkpoint Choose Clip Compute Construct Convert Copy Correct
+Create Cut Define Derive Destroy Do Drop Free Get Give Import Install Join Keep Leave Let Load Log Look Lower Make Move
+Name Offload Open Pad Pass Pick Prepare Put Quote Raise Read Redistribute Reduce Register Remove Rename Repeat Replace
+Restore Resume Return Run Save Say See Set Skip Start Switch Take Train Uninstall Unset Untie Update Upgrade Use Wait
+Widen Write
+"""
+_ORDER = (
+    r"(?:(?:For|With|Of|In|To) [^,.]+, |Elsewhere |Please |<\w+> ?)?"
+    rf"(?:{'|'.join(_VERBS.split())}|Did you mean|Known|It knows)\b"
+)
+_IMPERATIVE = re.compile(_ORDER, re.IGNORECASE)
+_CONSTRAINT = re.compile(r"\b(?:must (?!both)|needs? (?!no |it\b|quoting|a library))")
+_WAY_OUT = re.compile(rf"[;:] {_ORDER}", re.IGNORECASE)
+
+
+@dataclass
+class Entry:
+    """A message in the reference.
+
+    Attributes:
+        text: Its words, with placeholders.
+        kinds: Classes of the errors that say it, or ``warning``.
+        modules: Where it is made.
+        reasons: What docstrings say of when it comes.
+    """
+
+    text: str
+    kinds: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+    @cached_property
+    def sentences(self) -> list[str]:
+        """The sentences of the message; what stands in backticks ends none."""
+        codes: list[str] = re.findall("`[^`]*`", self.text)
+        bare = re.sub("`[^`]*`", "\0", self.text)
+        parts = re.split(r"(?<=[.?!])\s+(?=[A-Z<\0])", bare)
+        rest = iter(codes)
+        return [re.sub("\0", lambda _: next(rest), part) for part in parts]
+
+    @cached_property
+    def remedy(self) -> str:
+        """What the message says is to be done; empty if it does not say it."""
+        orders = [index for index, each in enumerate(self.sentences) if _IMPERATIVE.match(each)]
+        if orders:
+            return " ".join(self.sentences[orders[0] :])
+        for sentence in self.sentences:
+            if _WAY_OUT.search(sentence):
+                return sentence
+        constrained = next((each for each in self.sentences if _CONSTRAINT.search(each)), "")
+        return re.sub(r", got [^,]*$", ".", constrained)
+
+    @property
+    def problem(self) -> str:
+        """The message without what is to be done, where that is a sentence of its own."""
+        return (
+            self.text
+            if self.remedy in self.sentences[0] or not self.remedy
+            else self.text.removesuffix(self.remedy).strip()
+        )
+
+    @property
+    def anchor(self) -> str:
+        words = re.findall(r"[a-z0-9]+", PLACEHOLDER.sub("", self.problem).lower())
+        return "-".join(words[:9])
+
+
+def entries(found: Iterable[Message]) -> dict[tuple[str, str], list[Entry]]:
+    """Return the entries by package and subject; a message that is made at several places is one."""
+    by_text: dict[tuple[str, str], Entry] = {}
+    subjects: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    for message in found:
+        package, _, rest = message.module.partition(".")
+        entry = by_text.get((package, message.text))
+        if entry is None:
+            entry = by_text[package, message.text] = Entry(message.text)
+            subjects[package, (rest or package).split(".")[0]].append(entry)
+        for values, more in (
+            (entry.kinds, [message.kind]),
+            (entry.modules, [message.module]),
+            (entry.reasons, message.reasons),
+        ):
+            values += [each for each in more if each not in values]
+    return subjects
+
+
+def remedies() -> dict[str, str]:
+    """Return what to do about messages that do not say it, by words of theirs."""
+    return tomllib.loads(REMEDIES.read_text(encoding="utf-8"))
+
+
+def what_to_do(entry: Entry, curated: Mapping[str, str]) -> str:
+    """Return what is to be done; empty if neither the message nor the table says it."""
+    return entry.remedy or next((text for words, text in curated.items() if words in entry.text), "")
+
+
+def message_pages(found: Iterable[Message]) -> Iterator[tuple[str, str]]:
+    """Yield page and Markdown of the overview and of each package."""
+    curated = remedies()
+    pages: dict[str, list[str]] = defaultdict(list)
+    numbers: dict[str, int] = defaultdict(int)
+    for (package, subject), listed in sorted(entries(found).items()):
+        lines = pages[package]
+        anchors: dict[str, int] = defaultdict(int)
+        lines.append(f"## {subject.strip('_').replace('_', ' ').capitalize()}\n")
+        for entry in sorted(listed, key=lambda each: each.text.lower()):
+            numbers[package] += 1
+            anchors[entry.anchor] += 1
+            suffix = f"-{anchors[entry.anchor]}" if anchors[entry.anchor] > 1 else ""
+            lines += _lines(entry, f"{subject}-{entry.anchor}{suffix}", curated)
+    overview = ["# Messages\n", INTRODUCTION, "| package | messages |\n|-|-|"]
+    for package, lines in pages.items():
+        name = package.replace("_", "-")
+        overview.append(f"| [{name}]({name}.md) | {numbers[package]} |")
+        yield f"{FOLDER}/{name}.md", _BOOST + "\n".join([f"# Messages of {name}\n", *lines])
+    yield f"{FOLDER}/index.md", "\n".join(overview) + "\n"
+
+
+def _lines(entry: Entry, anchor: str, curated: Mapping[str, str]) -> Iterator[str]:
+    kinds = " and ".join("a warning" if kind == WARNING else f"`{kind}`" for kind in entry.kinds)
+    yield f"##### {plain(entry.problem)} {{ #{anchor} }}\n"
+    if entry.reasons:
+        yield f"**Why.** {' '.join(entry.reasons)}\n"
+    yield f"**What to do.** {plain(what_to_do(entry, curated))}\n"
+    yield f"*{kinds[0].upper()}{kinds[1:]}* from {', '.join(f'`{module}`' for module in entry.modules)}.\n"
+
+
+def plain(text: str) -> str:
+    """Return a text as Markdown that shows it as it is, but for what stands in backticks."""
+    parts = re.split("(`[^`]*`)", text)
+    return "".join(part if index % 2 else _escaped(part) for index, part in enumerate(parts))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\*_\[\]#{}`])", r"\\\1", html.escape(text, quote=False)).replace("|", "&#124;")

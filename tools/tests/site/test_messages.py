@@ -1,0 +1,79 @@
+import pytest
+
+from tools.site.collecting import Message, messages
+from tools.site.messages import Entry, entries, message_pages, remedies, what_to_do
+from tools.site.raising import error_classes
+from tools.workspace import read_packages
+
+
+@pytest.fixture(scope="module")
+def found():
+    packages = read_packages()
+    return list(messages(packages, {each.name for each in error_classes(packages)}))
+
+
+@pytest.fixture(scope="module")
+def all_entries(found):
+    return [entry for listed in entries(found).values() for entry in listed]
+
+
+def test_every_message_says_what_to_do_or_the_table_does(all_entries):
+    """End a message with what to do about it; where it cannot know that, add a line to ``remedies.toml``."""
+    assert len(all_entries) > 900
+    curated = remedies()
+    assert not [(entry.modules[0], entry.text) for entry in all_entries if not what_to_do(entry, curated)]
+
+
+def test_every_line_of_the_table_is_needed(all_entries):
+    silent = [entry.text for entry in all_entries if not entry.remedy]
+    assert not [words for words in remedies() if not any(words in text for text in silent)]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "remedy"),
+    [
+        ("`a` is <a>. Pass `b.c`. Or `c`.", "`a` is <a>.", "Pass `b.c`. Or `c`."),
+        ("`a` must be at least 1, got <a>.", "`a` must be at least 1, got <a>.", "`a` must be at least 1."),
+        ("Unknown `<name>`. Known: <names>.", "Unknown `<name>`.", "Known: <names>."),
+        (
+            "`a` and `b` go together: give both.",
+            "`a` and `b` go together: give both.",
+            "`a` and `b` go together: give both.",
+        ),
+        ("It failed: <error>", "It failed: <error>", ""),
+    ],
+)
+def test_the_way_out_is_told_from_the_problem(text, problem, remedy):
+    entry = Entry(text)
+    assert entry.remedy == remedy
+    assert entry.problem in (problem, text)
+
+
+def test_a_message_of_several_places_is_one_entry():
+    twice = [
+        Message("Add `a`.", kind, "accel_ops.nested.rows", (kind,)) for kind in ("ConfigError", "StateError")
+    ]
+    ((subject, (entry,)),) = entries(twice).items()
+    assert subject == ("accel_ops", "nested")
+    assert entry.kinds == entry.reasons == ["ConfigError", "StateError"]
+    assert entry.modules == ["accel_ops.nested.rows"]
+
+
+def test_a_page_for_each_package_shows_message_reason_and_way_out(found):
+    pages = dict(message_pages(found))
+    assert pages.keys() >= {"reference/messages/index.md", "reference/messages/accel-data.md"}
+    page = pages["reference/messages/accel-launch.md"]
+    assert "## Notebook\n" in page
+    assert (
+        "##### `num_processes` is &lt;number&gt;, but this machine has &lt;number of gpus&gt; GPUs. "
+        "{ #notebook-num-processes-is-but-this-machine-has-gpus }\n\n"
+        "**Why.** If a value is wrong.\n\n"
+        "**What to do.** Ask for at most as many.\n\n"
+        "*`ConfigError`* from `accel_launch.notebook.launching`.\n" in page
+    )
+
+
+def test_anchors_of_a_page_are_unique(found):
+    for page in dict(message_pages(found)).values():
+        anchors = [line.rpartition("{ #")[2] for line in page.splitlines() if line.startswith("##### ")]
+        assert len(anchors) == len(set(anchors))
