@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +12,45 @@ from tools.site.recorded import advice
 from tools.site.recordings import RECORDINGS
 
 
-def gallery_pages(docs: Path) -> Iterator[tuple[str, str]]:
-    """Yield page and Markdown for each example, and for their overview."""
+def subjects_of(nav: Any) -> dict[str, dict[str, str]]:
+    """Return the titles of examples by their names, by the subjects under which the navigation lists them."""
+    (entries,) = (section["Examples"] for section in nav if "Examples" in section)
+    return {
+        subject: {Path(page).stem: title for entry in inside for title, page in entry.items()}
+        for section in entries
+        for subject, inside in section.items()
+        if isinstance(inside, list)
+    }
+
+
+def gallery_pages(docs: Path, subjects: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield page and Markdown for each example, and for their overview.
+
+    Args:
+        docs: The folder of the documentation.
+        subjects: What `subjects_of` returns. mkdocs warns of examples that are not in it.
+    """
+    examples = {example.stem: example for example in sorted((docs / "examples").iterdir())}
+    pages = {name: page for name, example in examples.items() if (page := _page_of(example)) is not None}
     overview = [
         "# Examples\n",
-        "Whole scripts to start from. A test runs every one of them, most on one process and on two.",
+        "Whole scripts to start from. A test runs every one of them on one process and on two.",
         "`accel init NAME` copies one into a folder of yours. Outputs and pictures are those of real runs, recorded by",
         "`python -m tools.site.record`.\n",
-        '<div class="grid cards" markdown>\n',
     ]
-    for example in sorted((docs / "examples").iterdir()):
-        page = _page_of(example, docs)
-        if page is None:
-            continue
-        summary, text = page
-        overview.append(
-            f"-   **[{example.name}]({example.stem}.md)**\n\n    {summary}\n\n    {_picture(example)}\n"
-        )
-        yield f"examples/{example.stem}.md", text
-    overview.append("</div>\n")
+    for subject, titles in subjects.items():
+        overview += [f"## {subject}\n", '<div class="grid cards" markdown>\n']
+        for name, title in titles.items():
+            summary, _ = pages[name]
+            card = [f"**[{title}]({name}.md)** `{examples[name].name}`", summary, _picture(examples[name])]
+            overview.append("-   " + "\n\n    ".join(card) + "\n")
+        overview.append("</div>\n")
     yield "examples/index.md", "\n".join(overview)
+    for name, (_, text) in pages.items():
+        yield f"examples/{name}.md", text
 
 
-def _page_of(example: Path, docs: Path) -> tuple[str, str] | None:
+def _page_of(example: Path) -> tuple[str, str] | None:
     """Return an example's summary and page: of a script, a notebook, or a package with `train.py`; None for others."""
     if example.suffix == ".py":
         summary, text = docstring_of(example)
