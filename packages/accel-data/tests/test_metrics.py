@@ -202,13 +202,10 @@ def gather_what_has_no_rows() -> tuple[list[list[float]], list[int], list[str]]:
 
 
 def test_a_mean_comes_from_all_ranks_beside_samples_that_come_once(world: Callable[[int], Any]) -> None:
-    told = []
     for means, samples, messages in world(2).run(gather_what_has_no_rows):
         assert means == [[0.5, 2.5], [4.5, 6.5], [4.0, 1.5]]  # the last step is filled up with 0, and 1 and 2
         assert samples == list(range(9))
-        told.append(messages)
-    assert "A tensor of shape () has no rows, but this rank's batch has 2" in told[0][0]
-    assert told[1] == []
+        assert "A tensor of shape () has no rows, but this rank's batch has 2" in messages[0]
 
 
 def gather_a_mean_of_full_steps() -> list[float]:
@@ -234,12 +231,10 @@ def gather_objects() -> tuple[list[Any], list[str], list[str]]:
 
 
 def test_objects_without_items_come_from_all_ranks_and_texts_once(world: Callable[[int], Any]) -> None:
-    told = []
     for totals, texts, messages in world(2).run(gather_objects):
         assert totals == [{"rank": 0}, {"rank": 1}] * 2
         assert texts == ["0", "1", "2", "3", "4"]
-        told += messages
-    assert ["object of type `dict` has no rows" in message for message in told] == [True]
+        assert "object of type `dict` has no rows" in messages[0]
 
 
 class SelfSharding(Numbers):

@@ -164,6 +164,7 @@ def _warn_of_missing_rows(found: str, rows: int) -> None:
         f"{found}, but this rank's batch has {rows}, so `gather_for_metrics` returns it from all ranks in each step, "
         "including those that repeat samples in the last one. Pass one row for each sample (for a loss: "
         "`reduction='none'`) to count each once.",
+        main_process_only=False,
     )
 
 
