@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,7 @@ from safetensors.torch import load_file
 
 from accel.utils import merge_fsdp_weights
 from accel_state.testing import run_script
-from accel_state.testing.scripts import run_command
+from accel_state.testing.scripts import run_command, start_ranks, wait_for_ranks
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 TESTED_ELSEWHERE = {"digits.py", "check_digits.py"}
@@ -198,6 +200,23 @@ def test_a_rank_of_a_sharded_run_needs_a_part_of_the_memory(outcome):
     assert (folder / "memory.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_sharded_run_that_is_told_to_stop_saves_and_leaves(tmp_path):
+    words = ("--project_dir", tmp_path, *SMALL, "--steps", "10000")
+    with start_ranks([EXAMPLES / "sharded.py", *map(str, words)], 2) as ranks:
+        ranks[0].wait_for_output("step 20: loss")
+        os.kill(ranks[1].process.pid, signal.SIGTERM)
+        assert wait_for_ranks(ranks) == 75
+        assert "saved to " in ranks[0].stdout
+    assert (tmp_path / "sharded" / "checkpoints" / "checkpoint_0").is_dir()
+
+
+def test_an_early_error_of_a_sharded_run_is_told(tmp_path):
+    words = ("--project_dir", str(tmp_path), *SMALL, "--batch_size", "100000")
+    done = run_script(EXAMPLES / "sharded.py", *words)
+    assert done.returncode == 1  # not killed by a signal, though its memory was being recorded
+    assert "lower --batch_size" in done.stderr
+
+
 @pytest.mark.engine("deepspeed")
 def test_a_run_under_zero_3_goes_on_on_one_rank_and_leaves_plain_weights(tmp_path):
     project = ("--project_dir", str(tmp_path))
@@ -245,10 +264,27 @@ def test_one_model_has_the_same_losses_in_every_layout(outcome):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", ["communication_hooks.py", "local_sgd.py", "own_tracker.py", "profiling.py"])
-def test_examples_about_several_ranks_run_on_one_too(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("communication_hooks.py",),
+        ("local_sgd.py",),
+        ("own_tracker.py",),
+        ("profiling.py",),
+        ("sharded.py", *SMALL),
+    ],
+    ids=lambda words: words[0],
+)
+def test_examples_about_several_ranks_run_on_one_too(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where they write by default
-    assert launch(name, num_processes=1)
+    assert launch(*words, num_processes=1)
+
+
+def test_an_example_for_one_process_writes_the_same_on_two():
+    printed = launch("big_model.py")
+    half = len(printed) // 2
+    assert printed[:half] == printed[half:]
+    assert "It writes the tokens that the resident model writes" in printed
 
 
 def test_a_share_of_four_batches_is_refused_where_it_cannot_be_even(tmp_path):

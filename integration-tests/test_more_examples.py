@@ -157,20 +157,28 @@ def test_a_language_model_learns_and_goes_on(outcome):
 
 
 def lora(folder):
-    plain = launch("lora.py", "--output_dir", folder / "plain", num_processes=2)
-    quantized = launch("lora.py", "--quantize", "--output_dir", folder / "quantized", num_processes=1)
-    return plain, quantized, folder
+    """Both ways, on one process and on two."""
+    epochs = {1: 2, 2: 4}  # as many steps
+    printed = [
+        launch(
+            *("lora.py", *way, "--epochs", num_epochs, "--output_dir", folder / f"{name}_{number}"),
+            num_processes=number,
+        )
+        for name, way in (("plain", ()), ("quantized", ("--quantize",)))
+        for number, num_epochs in epochs.items()
+    ]
+    return printed, folder
 
 
 @pytest.mark.parametrize("outcome", [lora], ids=[""], indirect=True)
 def test_adapters_learn_what_the_model_could_not(outcome):
-    *printed, folder = outcome
+    printed, folder = outcome
     for text in printed:
         assert numbers(text, r"base model to adapt: .* counts on ([\d.]+)")[0] > 0.9
         before, after = re.findall(r"in threes ([\d.]+)", text)
         assert float(before) < 0.3
         assert float(after) > 0.9
-    for run in ("plain", "quantized"):
+    for run in ("plain_1", "plain_2", "quantized_1", "quantized_2"):
         sizes = [
             (folder / run / part).stat().st_size
             for part in ("base/model.safetensors", "adapters/adapter_model.safetensors")
@@ -222,8 +230,11 @@ def small(folder):
         "early_stopping": on_one_and_two("early_stopping.py", "--output_dir", folder),
         "automatic_batch_size": on_one_and_two("automatic_batch_size.py"),
         "schedule_free": on_one_and_two("schedule_free.py", "--epochs", 3),
-        "metrics": [launch("metrics.py", num_processes=number) for number in (1, 3)],
-        "fp8": [launch("fp8.py", num_processes=2), launch("fp8.py", "--precision", "bf16", num_processes=1)],
+        "metrics": [launch("metrics.py", num_processes=number) for number in (1, 2, 3)],
+        "fp8": [
+            *on_one_and_two("fp8.py", "--epochs", 3),
+            *on_one_and_two("fp8.py", "--precision", "bf16", "--epochs", 3),
+        ],
     }
 
 
@@ -250,9 +261,9 @@ class TestSmallExamples:
             assert numbers(printed, r"epoch 2: (\d+) of 360")[0] > 300
 
     def test_metrics_are_those_of_one_process(self, outcome):
-        one, three = outcome["metrics"]
+        one, *several = outcome["metrics"]
         assert one.startswith("285 samples, 285 names, in order: True\nF1 ")
-        assert one == three
+        assert several == [one, one]
 
     def test_8_bits_are_as_good_as_16(self, outcome):
         for printed in outcome["fp8"]:

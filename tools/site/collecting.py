@@ -109,6 +109,8 @@ def _kind(call: ast.Call, classes: set[str]) -> str | None:
     match call.func:
         case ast.Attribute(value=ast.Name(id="UnknownNameError"), attr="of"):
             return _UNKNOWN_NAME
+        case ast.Name(id="warn_user"):
+            return WARNING
         case ast.Attribute(value=ast.Name(id="warnings" | "logger"), attr=name) if name in _WARNING_CALLS:
             return WARNING
         case ast.Attribute(value=ast.Name(id="errors"), attr=name) | ast.Name(id=name) if (

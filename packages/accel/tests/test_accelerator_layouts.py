@@ -4,6 +4,8 @@ No strategy of accel serves all axes yet, so one is made here that accepts them:
 has the whole model, and gradients are averaged over the ranks whose losses differ.
 """
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -223,10 +225,11 @@ def gathered_where_no_steps_are_known(sizes):
 def gathered_outside_of_loops(sizes):
     accelerator = accelerator_on(sizes)
     own = accelerator.process_index
-    with pytest.warns(UserWarning, match="outside of a loop"):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         rows = accelerator.gather_for_metrics(torch.tensor([own]))
-    with pytest.warns(UserWarning, match="outside of a loop"):
         items = accelerator.gather_for_metrics([own], use_gather_object=True)
+    assert sum("outside of a loop" in str(one.message) for one in told) == 2 * accelerator.is_main_process
     return rows.tolist(), items
 
 

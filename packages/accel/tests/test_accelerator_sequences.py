@@ -1,5 +1,6 @@
 """Ranks that share sequences must train as one process does that has them whole."""
 
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -155,11 +156,12 @@ def refusals():
     tell(ConfigError, call=lambda: accelerator.prepare_model(make_model("shared")))
     model = accelerator.prepare_model(make_model("tokens"))
     ids, longer = torch.ones(2, 8, dtype=torch.long), torch.ones(2, 16)
-    with pytest.warns(
-        UserWarning, match="`cp_size` is 2, but a model is trained on whole sequences"
-    ) as warned:
+    with warnings.catch_warnings(record=True) as warned:
         whole = model(ids), model(ids)
-    assert sum("whole sequences" in str(one.message) for one in warned) == 1
+    about_sequences = [
+        "`cp_size` is 2, but a model is trained on whole sequences" in str(one.message) for one in warned
+    ]
+    assert sum(about_sequences) == accelerator.is_main_process
     assert whole[0].shape == (2, 8, 19)
     block = accelerator.maybe_context_parallel
     tell(ConfigError, call=lambda: block([ids], []).__enter__())

@@ -32,6 +32,7 @@ def read(path):
 class Loader:
     def close(self):
         warnings.warn("`{}` stays open.", stacklevel=2)
+        warn_user("`rows` has no effect.", FutureWarning)
         logger.warning("%s of %d rows are lost: %s.", self._name, 3, HINT)
         raise UnknownNameError.of("loader", "x", [])
 
@@ -69,7 +70,7 @@ def test_words_that_callers_give_are_part_of_the_message(found):
 
 def test_warnings_count_and_values_of_loggers_are_put_in(found):
     kinds = {message.text: message.kind for message in found}
-    assert kinds["`{}` stays open."] == "warning"
+    assert kinds["`{}` stays open."] == kinds["`rows` has no effect."] == "warning"
     assert kinds["<name> of 3 rows are lost: Use bf16.."] == "warning"
 
 

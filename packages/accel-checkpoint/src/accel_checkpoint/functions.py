@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from accel_checkpoint.saving.pending_files import SafetensorsFile, TorchFile, wr
 from accel_checkpoint.saving.sink import FileSink
 from accel_state import PartialState
 from accel_state.errors import ConfigError
+from accel_state.user_warnings import warn_user
 
 TORCH_SAFE_GLOBALS = harmless_globals()
 """Globals that files may use beyond those that `torch.load(weights_only=True)` allows."""
@@ -55,9 +55,9 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
 
 def _warn_of_shared(left_out: Iterable[str]) -> None:
     if names := ", ".join(f"`{name}`" for name in sorted(left_out)):
-        warnings.warn(
+        warn_user(
             f"{names} shared memory with other tensors, which are stored once: the file does not have these names.",
-            stacklevel=3,
+            main_process_only=False,
         )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 from accel_state.errors import ConfigError
+from accel_state.user_warnings import warn_user
 
 
 @dataclass
@@ -44,8 +44,7 @@ class DataLoaderConfiguration:
             if isinstance(self.data_seed, bool) or not isinstance(self.data_seed, int):
                 raise ConfigError(f"`data_seed` must be an int or None, got {self.data_seed!r}.")
             if not self.use_seedable_sampler:
-                warnings.warn(
+                warn_user(
                     "`data_seed` has no effect without the seedable sampler. "
                     "Pass `use_seedable_sampler=True` as well.",
-                    stacklevel=3,
                 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from accel_ops.nested.rows import concatenate
 from accel_ops.transport import current_transport
 from accel_state.errors import StateError
 from accel_state.gradient_state import current_gradient
+from accel_state.user_warnings import warn_user
 
 
 def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> Any:
@@ -152,26 +152,24 @@ def _data_ranks(loader: Any) -> DataRanks:
 
 
 def _warn_of_unknown_end() -> None:
-    warnings.warn(
+    warn_user(
         "It is unknown where the data set of the active data loader ended, so `gather_for_metrics` removes nothing "
         "from the last step, which may contain duplicate rows. Prepare the loader with `dispatch_batches=True` to "
         "get each sample once.",
-        stacklevel=3,
     )
 
 
 def _warn_of_missing_rows(found: str, rows: int) -> None:
-    warnings.warn(
+    warn_user(
         f"{found}, but this rank's batch has {rows}, so `gather_for_metrics` returns it from all ranks in each step, "
         "including those that repeat samples in the last one. Pass one row for each sample (for a loss: "
         "`reduction='none'`) to count each once.",
-        stacklevel=3,
+        main_process_only=False,
     )
 
 
 def _warn_outside_of_loops() -> None:
-    warnings.warn(
+    warn_user(
         "`gather_for_metrics` was called outside of a loop over a prepared data loader, so it removes nothing: "
         "samples that were repeated in the last step are counted twice. Call it in the loop, for each batch.",
-        stacklevel=3,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
@@ -23,6 +22,7 @@ from accel_data.loaders.streams import shard_stream, shards_itself
 from accel_data.mesh import DataRanks, all_different, data_ranks, ranks_of_run
 from accel_state.enums import RNGType
 from accel_state.errors import ConfigError
+from accel_state.user_warnings import warn_user
 
 
 def prepare_data_loader(
@@ -117,11 +117,10 @@ def _ranks(num_processes: int | None, process_index: int | None, mesh: Any) -> D
     if mesh is not None:
         ranks = data_ranks(mesh)
         if num_processes not in (None, ranks.num_ranks) or process_index not in (None, ranks.rank):
-            warnings.warn(
+            warn_user(
                 f"`num_processes={num_processes}` and `process_index={process_index}` have no effect beside "
                 f"`torch_device_mesh`, by which this is process {ranks.rank} of {ranks.num_ranks} that read different "
                 "data.",
-                stacklevel=3,
             )
         return ranks
     ranks = ranks_of_run()
@@ -143,10 +142,9 @@ def _warn_of_no_batches(dataloader: DataLoader[Any], *, num_ranks: int, split_ba
     num_samples, rows = len(dataloader.sampler), dataloader.batch_size or 0
     rows_in_step = rows if split_batches else rows * num_ranks
     if num_samples < rows_in_step:
-        warnings.warn(
+        warn_user(
             f"A loader has no batch: with `drop_last=True`, a step needs {rows_in_step} samples, and there are "
             f"{num_samples}. Use a smaller `batch_size`, or leave `drop_last` out.",
-            stacklevel=3,
         )
 
 
@@ -160,21 +158,19 @@ def _warn_about_unused_arguments(
 ) -> None:
     """Warn the caller of `prepare_data_loader` about what a loader that is read on every rank does not use."""
     if slice_fn is not None:
-        warnings.warn(
+        warn_user(
             "`slice_fn_for_dispatch` has no effect without `dispatch_batches=True`. "
             "Pass that too, or leave the function out.",
-            stacklevel=3,
         )
     if (
         even_batches
         and is_iterable(dataloader)
         and shards_itself(dataloader, num_ranks, split_batches=split_batches)
     ):
-        warnings.warn(
+        warn_user(
             "`even_batches` has no effect on a data set that shards itself (`shard`, `num_shards`): some processes "
             "may get more batches than others. Pass `dispatch_batches=True`, or `even_batches=False` where the "
             "loop copes with that.",
-            stacklevel=3,
         )
 
 

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from accel_state.environment import read, variable
 from accel_state.errors import ConfigError, StateError
 from accel_state.topology import Topology
+from accel_state.user_warnings import warn_user
 
 OPTIONS = frozenset(
     {
@@ -138,11 +138,10 @@ def adopt_group(topology: Topology, *, options: Mapping[str, Any]) -> tuple[Topo
             "Ask for the same, or destroy that group first."
         )
     if "timeout" in options and not is_group_owned():
-        warnings.warn(
+        warn_user(
             "`timeout` has no effect: the process group was set up before, outside of accel, with its own "
             "timeout. "
             "Pass it where the group is set up, or leave it out.",
-            stacklevel=4,
         )
     return _topology_of_group(topology), backend
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,6 +26,7 @@ from accel_state.runtime import (
     runtime_lock,
 )
 from accel_state.topology import Topology
+from accel_state.user_warnings import warn_user
 
 
 def get_or_create_runtime(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
@@ -60,10 +60,8 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
         backend = _set_up_group(topology, device_backend, options)
         if topology.is_node_rank_assumed:
             topology = agree_on_nodes(topology, device=device)
-    if read("use_ipex") and topology.rank == 0:
-        warnings.warn(
-            f"`ACCELERATE_USE_IPEX` has no effect any more: {IN_PLACE_OF_IPEX}. Unset it.", stacklevel=2
-        )
+    if read("use_ipex"):
+        warn_user(f"`ACCELERATE_USE_IPEX` has no effect any more: {IN_PLACE_OF_IPEX}. Unset it.")
     if read("cpu_affinity"):
         from accel_state.affinity import set_numa_affinity
 
@@ -86,7 +84,7 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
 def _install_rich_tracebacks() -> None:
     reason = why_not("rich")
     if reason is not None:
-        warnings.warn(f"`ACCELERATE_ENABLE_RICH` has no effect: {reason}", stacklevel=2)
+        warn_user(f"`ACCELERATE_ENABLE_RICH` has no effect: {reason}")
         return
     from rich.traceback import install
 

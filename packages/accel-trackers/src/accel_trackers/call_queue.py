@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
+from accel_state.user_warnings import warn_user
 from accel_trackers.errors import TrackerError
 
 # A mark is set when everything before it has been done; nothing at all wakes the thread.
@@ -49,10 +49,9 @@ class CallQueue:
             self._thread.start()
         if not self._has_warned and self._items.full():
             self._has_warned = True
-            warnings.warn(
+            warn_user(
                 f"{self._items.maxsize} logged values wait for the tracker `{self._name}`, which cannot keep up: "
                 "`log` now waits too. Log less often.",
-                stacklevel=5,
             )
         self._until(partial(self._try_put, call))
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, MutableMapping
 
 from accel_state.errors import ConfigError
 from accel_state.registry import Registry
+from accel_state.user_warnings import warn_user
 from accel_trackers.general_tracker import GeneralTracker, check_complete
 
 TRACKERS: Registry[type[GeneralTracker]] = Registry("tracker", "accel.trackers")
@@ -52,7 +52,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> type[GeneralT
     check_complete(tracker_class)
     name = tracker_class.name
     if name in TRACKERS and TRACKERS.get(name) is not tracker_class:
-        warnings.warn(f"`{tracker_class.__name__}` replaces the tracker `{name}`.", stacklevel=2)
+        warn_user(f"`{tracker_class.__name__}` replaces the tracker `{name}`.")
     TRACKERS.register(name, tracker_class, replace=True)
     return tracker_class
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 from accel_state.errors import ConfigError
+from accel_state.user_warnings import warn_user
 from accel_trackers.errors import TrackerError
 
 OnError: TypeAlias = Literal["warn", "raise"]
@@ -33,9 +33,8 @@ class Failures:
         """Warn of the first error, once; `taken` still returns it."""
         if self._first is not None and not self._has_warned:
             self._has_warned = True
-            warnings.warn(
+            warn_user(
                 f"{self._first} The run goes on, and this error is raised when the trackers are closed.",
-                stacklevel=4,
             )
 
     def taken(self) -> TrackerError | None:

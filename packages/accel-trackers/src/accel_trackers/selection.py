@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from accel_state.enums import LoggerType
 from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
+from accel_state.user_warnings import warn_user
 from accel_trackers.catalogue import TRACKERS, get_available_trackers
 from accel_trackers.general_tracker import GeneralTracker, check_complete
 
@@ -102,10 +102,9 @@ def _all_usable(logging_dir: str | os.PathLike[str] | None) -> list[str]:
         return names
     homeless = [name for name in names if TRACKERS.get(name).requires_logging_directory]
     if homeless:
-        warnings.warn(
+        warn_user(
             f'`log_with="all"` leaves out {", ".join(homeless)}: {"each" if len(homeless) > 1 else "it"} '
             + _NO_FOLDER,
-            stacklevel=4,
         )
     return [name for name in names if name not in homeless]
 

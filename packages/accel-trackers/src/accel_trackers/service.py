@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from accel_state.errors import StateError
+from accel_state.user_warnings import warn_user
 from accel_trackers.general_tracker import GeneralTracker
 from accel_trackers.main_process import on_main_process, runs_here
 from accel_trackers.values import as_number
@@ -80,8 +80,7 @@ class ServiceTracker(GeneralTracker):
     def _warn_once(self, name: str, value: Any, shown: str) -> None:
         if name not in self._warned_of:
             self._warned_of.add(name)
-            warnings.warn(
+            warn_user(
                 f"The tracker `{self.name}` leaves out `{name}`: its `log` knows {shown}, not "
                 f"{type(value).__name__}. Use another method of it, or its `tracker`, for other kinds.",
-                stacklevel=5,
             )

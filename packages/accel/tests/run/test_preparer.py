@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from accel import Accelerator, DataLoaderConfiguration
 from accel.utils import extract_model_from_parallel
 from accel_backends import AcceleratedOptimizer
+from accel_data import prepare_data_loader
 from accel_state.environment import patch_environment
 from accel_state.errors import ConfigError
 
@@ -71,13 +72,34 @@ def test_a_stream_may_be_dealt_unevenly_too(world):
     assert world(2).run(uneven_stream, dispatch=False) == [2, 1]
 
 
-def warned(*, dispatch):
-    with pytest.warns(UserWarning, match="`even_batches=False` has no effect on a prepared DataLoaderDisp"):
-        return uneven_stream(dispatch=dispatch)
+def warnings_of(function, *arguments, **options):
+    """Return what a call gave back, and the file and the text of each warning."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        result = function(*arguments, **options)
+    return result, [(warning.filename, str(warning.message)) for warning in found]
 
 
 def test_a_loader_that_rank_0_reads_for_all_says_that_it_stays_even(world):
-    assert world(2).run(warned, dispatch=True) == [2, 2]
+    (steps, [(file, text)]), other = world(2).run(warnings_of, uneven_stream, dispatch=True)
+    assert text.startswith("`even_batches=False` has no effect on a prepared DataLoaderDisp")
+    assert file == __file__
+    assert steps == 2
+    assert other == (2, [])
+
+
+def prepare_nothing(*, by_accelerator):
+    loader = DataLoader(range(3), batch_size=2, drop_last=True)
+    prepare = Accelerator(cpu=True).prepare if by_accelerator else prepare_data_loader
+    return len(prepare(loader))
+
+
+@pytest.mark.parametrize("by_accelerator", [False, True])
+def test_a_loader_without_a_batch_is_told_once_from_a_run_at_the_users_line(world, by_accelerator):
+    (_, [(file, text)]), other = world(2).run(warnings_of, prepare_nothing, by_accelerator=by_accelerator)
+    assert text.startswith("A loader has no batch: with `drop_last=True`, a step needs 4 samples")
+    assert file == __file__
+    assert other == (0, [])
 
 
 def accumulate_unevenly(num_samples, *, num_steps, stream=False):

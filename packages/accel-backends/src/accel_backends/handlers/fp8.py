@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
@@ -11,6 +10,7 @@ from accel_state.enums import FP8BackendType
 from accel_state.environment import read
 from accel_state.errors import ConfigError, UnknownNameError
 from accel_state.kwargs_handler import KwargsHandler
+from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from torch import nn
@@ -147,11 +147,10 @@ class FP8RecipeKwargs(TERecipeKwargs, MSAMPRecipeKwargs):
     backend: Literal["MSAMP", "TE"] | None = None
 
     def __post_init__(self) -> None:
-        warnings.warn(
+        warn_user(
             "`FP8RecipeKwargs` is deprecated: pass `TERecipeKwargs` or `MSAMPRecipeKwargs`, or `AORecipeKwargs` to "
             "compute with torchao.",
             FutureWarning,
-            stacklevel=3,
         )
         TERecipeKwargs.__post_init__(self)
         MSAMPRecipeKwargs.__post_init__(self)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -29,6 +28,7 @@ from accel_state.enums import DistributedType
 from accel_state.environment import SETTINGS, door
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
+from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:
     import torch
@@ -337,10 +337,9 @@ class FullyShardedDataParallelPlugin:
         self._read_switches("sync_module_states")
         if self.cpu_ram_efficient_loading and not self.sync_module_states:
             if asked is False:
-                warnings.warn(
+                warn_user(
                     "`sync_module_states=False` has no effect with `cpu_ram_efficient_loading`: only rank 0 has the "
                     "weights, and they are sent to all ranks.",
-                    stacklevel=4,
                 )
             self.sync_module_states = True
         if self.sync_module_states and self.param_init_fn is None:
@@ -365,10 +364,9 @@ class FullyShardedDataParallelPlugin:
             values.number_of(name, getattr(self, name))
         obsolete = [name for name, nothing in _OBSOLETE.items() if self._asks_for_more(name, nothing)]
         if obsolete:
-            warnings.warn(
+            warn_user(
                 f"{_listed(obsolete)} {'is' if len(obsolete) == 1 else 'are'} ignored: FSDP version 2 works without. "
                 "`accel to-fsdp2` converts a config file.",
-                stacklevel=4,
             )
         self.backward_prefetch = self.forward_prefetch = self.sync_module_states = self.use_orig_params = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from accel_backends.handlers.grad_scaler import GradScalerKwargs
 from accel_backends.precisions.protocol import Precision, PrecisionFactory
 from accel_state.kwargs_handler import KwargsHandler
 from accel_state.registry import Registry
+from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from accel_state.devices import DeviceBackend
@@ -41,7 +41,5 @@ def select_precision(
     precision = PRECISIONS.get(str(name))(device_backend=device_backend, handlers=given)
     for kind in _READ_BY_SOME:
         if kind in given and kind not in precision.reads_handlers:
-            warnings.warn(
-                f"`{kind.__name__}` has no effect with `mixed_precision={precision.name}`.", stacklevel=2
-            )
+            warn_user(f"`{kind.__name__}` has no effect with `mixed_precision={precision.name}`.")
     return precision

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,6 +16,7 @@ from accel_backends.sequences.batches import (
     whole_batch,
 )
 from accel_backends.sequences.cut import SequenceCut
+from accel_state.user_warnings import warn_user
 
 
 def _nothing(num_tokens: int, num_real: int, parts: Sequence[Tensor]) -> AbstractContextManager[Any]:
@@ -92,9 +92,9 @@ class SequencePart:
         if self._has_told:
             return
         self._has_told = True
-        warnings.warn(
+        warn_user(
             f"Sequences of {length} tokens cannot be shared by {self._cut.size} ranks (`{self._setting}`), so "
             f"{num_missing} tokens are appended, which no other token sees and no loss counts. Pad them to a multiple "
             f"of {self._cut.num_chunks} to save this; said once for each loader.",
-            stacklevel=3,
+            main_process_only=False,
         )

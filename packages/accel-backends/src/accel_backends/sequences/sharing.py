@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from accel_backends.sequences.tokens import SharedTokens
 from accel_ops.nested.description import iterate_tensors
 from accel_ops.shared_tensors import id_tensor_storage
 from accel_state.errors import ConfigError, StateError
+from accel_state.user_warnings import warn_user
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,11 +134,10 @@ class SequenceSharing:
         """Warn, once, that a model is trained on sequences which ranks do not share."""
         if not self._has_told:
             self._has_told = True
-            warnings.warn(
+            warn_user(
                 f"`{self.setting}` is {self.cut.size}, but a model is trained on whole sequences, which each of these "
                 "ranks computes for itself. Cut them in `maybe_context_parallel`, or let prepared loaders cut them: "
                 "`cp_handler=TorchContextParallelConfig(cuts_batches=True)` in `ParallelismConfig`.",
-                stacklevel=3,
             )
 
     @contextmanager

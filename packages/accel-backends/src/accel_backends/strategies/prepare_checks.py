@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
 
 from accel_state.errors import ConfigError
+from accel_state.user_warnings import warn_user
 
 QUANTIZED = ("is_loaded_in_8bit", "is_loaded_in_4bit")
 """Attributes by which libraries mark a model that is quantised."""
@@ -31,7 +31,6 @@ def check_parameters(
     known: Iterable[torch.Tensor],
     *,
     num_processes: int,
-    stacklevel: int = 2,
 ) -> None:
     """Refuse an optimizer that steps parameters of no prepared model.
 
@@ -42,7 +41,6 @@ def check_parameters(
         optimizer: The optimizer, not prepared yet.
         known: Parameters of the models that are prepared for training, or will be in the same call.
         num_processes: Processes in the run.
-        stacklevel: The caller to whom a warning points, as in `warnings.warn`.
 
     Raises:
         ConfigError: With several processes, if there is such a parameter.
@@ -62,7 +60,7 @@ def check_parameters(
     )
     if num_processes > 1:
         raise ConfigError(f"{sentence}Their gradients would not be averaged over the processes. {remedy}")
-    warnings.warn(f"{sentence}With several processes that is an error. {remedy}", stacklevel=stacklevel)
+    warn_user(f"{sentence}With several processes that is an error. {remedy}")
 
 
 def has_device_map(model: nn.Module) -> bool:

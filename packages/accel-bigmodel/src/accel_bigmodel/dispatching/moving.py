@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from torch import nn
@@ -10,6 +9,7 @@ from torch import nn
 from accel_bigmodel.hooks.attaching import hooks_of
 from accel_bigmodel.offload.state import has_offloaded_params
 from accel_state.errors import StateError
+from accel_state.user_warnings import warn_user
 
 _MOVES = ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa")
 
@@ -28,11 +28,11 @@ class GuardedMove:
                 "`remove_hook_from_submodules`, or dispatch it with another `device_map`."
             )
         if any(hooks_of(module) for module in self.model.modules()):
-            warnings.warn(
+            warn_user(
                 "You shouldn't move a model that is dispatched using accelerate hooks: its parts no longer match "
                 "`hf_device_map`, and are moved back in the next forward pass. "
                 "Let them stay where `device_map` puts them.",
-                stacklevel=2,
+                main_process_only=False,
             )
         return getattr(type(self.model), self.name)(self.model, *args, **kwargs)
 

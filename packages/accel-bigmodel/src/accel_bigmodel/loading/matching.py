@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from accel_state.errors import CheckpointError, did_you_mean
+from accel_state.user_warnings import warn_user
 
 _NUM_LISTED = 5
 
@@ -40,9 +40,9 @@ class Match:
         if self.wrong_shapes or (strict and differences) or (self.num_common == 0 and differences):
             raise CheckpointError("\n- ".join([f"`{checkpoint}` does not fit the model:", *differences]))
         if differences:
-            warnings.warn(
+            warn_user(
                 "\n- ".join([f"`{checkpoint}` was loaded, but not all of it fits the model:", *differences]),
-                stacklevel=3,
+                main_process_only=False,
             )
 
     def _differences(self) -> list[str]:

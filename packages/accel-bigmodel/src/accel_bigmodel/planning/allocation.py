@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -14,6 +13,7 @@ from accel_bigmodel.planning.max_memory import Dtype, MaxMemory, get_max_memory
 from accel_bigmodel.planning.model_pieces import Piece, PieceReader
 from accel_ops.byte_sizes import convert_bytes
 from accel_state.errors import ConfigError
+from accel_state.user_warnings import warn_user
 
 logger = logging.getLogger(__name__)
 
@@ -113,10 +113,10 @@ class _Planner:
         needed = sum(self._buffers.get(device, 0) for device in offloaded)
         room = self._limits.get(self._main, 0) - self._used.get(self._main, 0)
         if needed > room:
-            warnings.warn(
+            warn_user(
                 f"Buffers of offloaded modules ({convert_bytes(needed)}) stay on device `{self._main}`, where "
                 f"{convert_bytes(max(room, 0))} are left. Pass `offload_buffers=True` to offload them too.",
-                stacklevel=3,
+                main_process_only=False,
             )
 
     def warn_of_oversized_layers(self) -> None:
@@ -125,10 +125,10 @@ class _Planner:
         offloaded = ("disk",) if self._main == "cpu" else ("cpu", "disk")
         for layer in self._layers:
             if layer.num_bytes > limit and device_of(layer.name, self.device_map) in offloaded:
-                warnings.warn(
+                warn_user(
                     f"The layer `{layer.name}` takes {convert_bytes(layer.num_bytes)} and device `{self._main}` may "
                     f"hold {convert_bytes(limit)}: the map offloads it, but it cannot be loaded there to run.",
-                    stacklevel=3,
+                    main_process_only=False,
                 )
                 return
 

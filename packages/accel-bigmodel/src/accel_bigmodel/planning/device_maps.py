@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import TypeAlias, TypeVar
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from accel_ops.named_tensors import walk_modules
 from accel_state.errors import ConfigError, UnknownNameError
+from accel_state.user_warnings import warn_user
 
 Device = TypeVar("Device")
 DeviceMap: TypeAlias = Mapping[str, int | str | torch.device]
@@ -119,7 +119,7 @@ def check_tied_parameters_on_same_device(tied_params: Sequence[Sequence[str]], d
         devices = {name: device_of(name, device_map) for name in group}
         if len(set(devices.values())) > 1:
             places = ", ".join(f"`{name}` on `{device}`" for name, device in devices.items())
-            warnings.warn(
+            warn_user(
                 f"Tied parameters are on different devices: {places}. Each device holds a copy of them.",
-                stacklevel=2,
+                main_process_only=False,
             )

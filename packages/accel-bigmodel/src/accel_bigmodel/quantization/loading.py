@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -32,6 +31,7 @@ from accel_checkpoint.formats.weight_files import checkpoint_files, opener
 from accel_state.devices import current_device_backend
 from accel_state.enums import CustomDtype
 from accel_state.errors import ConfigError, UnknownNameError
+from accel_state.user_warnings import warn_user
 
 
 def load_and_quantize_model(
@@ -70,11 +70,10 @@ def load_and_quantize_model(
     skipped += config.keep_in_fp32_modules or []
     placed = get_quantized_model_device_map(model, config, device_map, max_memory, no_split_module_classes)
     if not linear_names(model, skipped):
-        warnings.warn(
+        warn_user(
             f"Nothing of the {type(model).__name__} is quantised: it has no `torch.nn.Linear` beside what is left out "
             f"({', '.join(skipped) or 'nothing'}). Choose a model that is made of them (GPT-2 is not), or other "
             "`skip_modules`.",
-            stacklevel=2,
         )
     if weights_location is not None:
         _load(model, config, weights_location, skipped)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from accel_checkpoint.formats.sharding import plan_shards
 from accel_checkpoint.formats.torch_archive import deferred_in
 from accel_checkpoint.formats.weight_names import PICKLED, SAFETENSORS, WeightFormat
 from accel_state.errors import CheckpointError, ConfigError
+from accel_state.user_warnings import warn_user
 
 
 def save_model(
@@ -122,8 +122,8 @@ def _remove_earlier(folder: Path, names: WeightFormat, *, keep: Sequence[str]) -
 
 def _warn_if_shadowed(folder: Path, written: WeightFormat) -> None:
     if written == PICKLED and any(SAFETENSORS.owns(path.name) for path in folder.iterdir()):
-        warnings.warn(
+        warn_user(
             f"`{folder}` also holds safetensors weights of an earlier save, which readers prefer to the new "
             f"`{PICKLED.whole}`. Remove them if they are out of date.",
-            stacklevel=3,
+            main_process_only=False,
         )

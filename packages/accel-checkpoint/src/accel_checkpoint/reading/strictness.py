@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from accel_state.errors import AccelError, CheckpointError
+from accel_state.user_warnings import warn_user
 
 MISMATCH_ERRORS = (
     RuntimeError,
@@ -35,7 +35,7 @@ class Strictness:
         """
         if self.is_strict:
             raise CheckpointError(f"{message} Pass `strict=False` to load the rest.")
-        warnings.warn(message, stacklevel=6)
+        warn_user(message, main_process_only=False)
 
     @contextmanager
     def loading(self, file_name: str, into: str) -> Iterator[None]:
@@ -45,7 +45,7 @@ class Strictness:
         except AccelError as error:
             if self.is_strict:
                 raise
-            warnings.warn(str(error), stacklevel=4)
+            warn_user(str(error), main_process_only=False)
         except MISMATCH_ERRORS as error:
             self._fail(file_name, into, error)
 
@@ -54,4 +54,4 @@ class Strictness:
         message = f"`{file_name}` does not fit {into}: {' '.join(str(reason).split()).rstrip('.')}."
         if self.is_strict:
             raise CheckpointError(f"{message} Pass `strict=False` to load the rest.") from error
-        warnings.warn(message, stacklevel=6)
+        warn_user(message, main_process_only=False)

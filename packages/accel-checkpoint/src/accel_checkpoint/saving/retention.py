@@ -6,13 +6,13 @@ import os
 import re
 import shutil
 import time
-import warnings
 from pathlib import Path
 
 from accel_checkpoint.file_names import TEMPORARY_PREFIX
 from accel_checkpoint.process_identity import has_ended_by_stamp, stamp
 from accel_checkpoint.reading.listing import checkpoints_in, inspect_all
 from accel_checkpoint.saving.staging import TOKEN, displaced_in, is_active
+from accel_state.user_warnings import warn_user
 
 STALE_AFTER_S = 24 * 3600.0
 """Age after which a temporary folder is stale if its process cannot be looked up from this machine."""
@@ -47,8 +47,9 @@ def remove_checkpoint(folder: Path) -> None:
         folder.rename(hidden)
         shutil.rmtree(hidden)
     except OSError as error:
-        warnings.warn(
-            f"The old checkpoint `{folder}` could not be removed: {error}. Remove it by hand.", stacklevel=2
+        warn_user(
+            f"The old checkpoint `{folder}` could not be removed: {error}. Remove it by hand.",
+            main_process_only=False,
         )
 
 
@@ -70,9 +71,9 @@ def remove_stale_folders(folder: Path) -> None:
         except FileNotFoundError:
             continue  # another process has removed it
         except OSError as error:
-            warnings.warn(
+            warn_user(
                 f"The stale temporary folder `{path}` could not be removed: {error}. Remove it by hand.",
-                stacklevel=2,
+                main_process_only=False,
             )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.staging import Staging, check_target
 from accel_state.errors import CheckpointError
 from accel_state.topology import Topology
+from accel_state.user_warnings import warn_user
 
 
 @dataclass(frozen=True)
@@ -335,9 +335,9 @@ class Transaction:
                 remove_old(target.parent, keep=self.request.keep, newest=target)
             remove_stale_folders(self.staging.path.parent)
         except OSError as error:
-            warnings.warn(
+            warn_user(
                 f"`{target}` is saved, but older checkpoints were not removed: {error}. Remove them by hand.",
-                stacklevel=2,
+                main_process_only=False,
             )
 
     def _topic(self, stage: str) -> str:

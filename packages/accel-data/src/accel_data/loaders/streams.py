@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -17,6 +16,7 @@ from accel_data.loaders.reader import Batches, Reader
 from accel_data.loaders.worker_states import resume_stream
 from accel_data.samplers.position import START, Position
 from accel_state.errors import CheckpointError
+from accel_state.user_warnings import warn_user
 
 
 class SkippedStream(IterableDataset[Any]):
@@ -93,11 +93,10 @@ def skip_samples(loader: DataLoader[Any], num_samples: int) -> DataLoader[Any]:
 
 def warn_of_replay(what: str) -> None:
     """Warn that a stream is read again from its beginning."""
-    warnings.warn(
+    warn_user(
         f"The data set is a stream that cannot be entered in the middle: {what} are read again and thrown "
         "away. Give the data set `state_dict` and `load_state_dict`, or use map-style data, to resume at "
         "once.",
-        stacklevel=2,
     )
 
 

@@ -6,21 +6,16 @@ import dataclasses
 import hashlib
 import json
 import struct
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
 
 from accel_ops.nested.description import iterate_tensors
 from accel_ops.nested.structures import dataclass_items, is_dataclass_instance
+from accel_state.user_warnings import OWN_PACKAGES, user_frame
 
-_OWN_PACKAGES = frozenset(
-    {"accel", "accel_state", "accel_ops", "accel_data", "accel_bigmodel", "accel_backends", "accel_trackers"}
-)
-_SKIPPED_PACKAGES = _OWN_PACKAGES | {"contextlib", "functools", "torch"}
 #: Ranks with another version of the exchange never agree.
 _VERSION = 2
 
@@ -83,17 +78,12 @@ def signature_of(data: Any, aspects: Sequence[str]) -> str:
 def qualified(operation: Callable[..., Any]) -> str:
     """Return the name by which a person knows an operation: `accel_ops.gather`, `their.module.function`."""
     package = operation.__module__.partition(".")[0]
-    return f"{package if package in _OWN_PACKAGES else operation.__module__}.{operation.__name__}"
+    return f"{package if package in OWN_PACKAGES else operation.__module__}.{operation.__name__}"
 
 
 def call_site() -> str:
     """Return file, line and function of the innermost frame outside these packages and torch."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_back is not None:
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _SKIPPED_PACKAGES:
-            break
-        frame = frame.f_back
-    assert frame is not None
+    frame = user_frame()
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 

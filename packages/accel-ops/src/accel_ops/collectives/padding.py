@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from accel_ops.collectives.checked import CheckedCollectives
 from accel_ops.collectives.packing import flatten, rebuild
 from accel_ops.transport import current_transport
 from accel_state.errors import ConfigError
+from accel_state.user_warnings import warn_user
 
 
 class CannotPadNestedTensorWarning(UserWarning):
@@ -43,10 +43,9 @@ def pad_across_processes(
     transport = current_transport()
     leaves, structure = flatten(tensor, user=pad_across_processes, dense_only=False)
     if any(leaf.is_nested for leaf in leaves):
-        warnings.warn(
+        warn_user(
             "Cannot pad nested tensors without more information. Leaving unprocessed.",
             CannotPadNestedTensorWarning,
-            stacklevel=2,
         )
     for dtype in {leaf.dtype for leaf in leaves if _has_dim(leaf, dim)}:
         _check_holds(dtype, pad_index)

@@ -6,11 +6,11 @@ import functools
 import platform
 import re
 import sys
-import warnings
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from accel_state.errors import NotAvailableError, UnknownNameError
+from accel_state.user_warnings import warn_user
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -78,8 +78,8 @@ def check_os_kernel() -> None:
         return
     if tuple(int(part or 0) for part in match.groups()) < _OLDEST_LINUX:
         oldest = ".".join(map(str, _OLDEST_LINUX))
-        warnings.warn(
+        warn_user(
             f"The Linux kernel {release} is older than {oldest}, under which processes have been seen to "
             f"hang. Use kernel {oldest} or newer.",
-            stacklevel=2,
+            main_process_only=False,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ import torch.distributed as dist
 from accel_state.availability.nvidia import LACKING_P2P, check_cuda_p2p_ib_support
 from accel_state.devices.torch_module import TorchModuleBackend
 from accel_state.environment import export, patch_environment, variable
+from accel_state.user_warnings import warn_user
 
 # Without direct exchange between GPUs, NCCL copies through the memory of the CPU.
 _NO_DIRECT_EXCHANGE = {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
@@ -34,11 +34,11 @@ class CudaBackend(TorchModuleBackend):
         unset = {name: value for name, value in _NO_DIRECT_EXCHANGE.items() if variable(name) is None}
         names = (self.module.get_device_name(number) for number in range(self.count()))
         if unset and any(LACKING_P2P in name for name in names) and not check_cuda_p2p_ib_support():
-            warnings.warn(
+            warn_user(
                 f"Several GPUs of the {LACKING_P2P} series hang in direct exchange under this driver, so it is "
                 f"switched off: {' '.join(f'{name}={value}' for name, value in unset.items())}. A newer driver "
                 "needs no such setting.",
-                stacklevel=2,
+                main_process_only=False,
             )
             export(unset)
         return {}

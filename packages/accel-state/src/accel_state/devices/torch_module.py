@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from functools import cache
 from typing import Any
 
@@ -14,6 +13,7 @@ from accel_state.devices.protocol import DeviceRng
 from accel_state.devices.vendors import Vendor
 from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.topology import Topology
+from accel_state.user_warnings import warn_user
 
 
 class ModuleRng:
@@ -125,6 +125,6 @@ def why_not_importable(plugin: str) -> str | None:
     except (ImportError, OSError) as error:
         # Typically a driver's library that is missing on this machine.
         reason = f"`{plugin}` is installed but cannot be imported, so its devices are not used: {error}"
-        warnings.warn(reason, stacklevel=2)
+        warn_user(reason, main_process_only=False)
         return reason
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
@@ -21,6 +20,7 @@ from accel_backends.stepping.stepper import Stepper
 from accel_state import GradientState, PartialState, current_runtime
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.logging import get_logger
+from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # the modules that save and load are imported by the first method that needs them
     from accel.checkpoints.collection import SaveHook, SaveOptions
@@ -248,11 +248,11 @@ class Checkpointer:
         has_own_disk = stage.place != 0
         is_spread = self.project.save_on_each_node and has_own_disk
         if stage.is_owner and has_own_disk and not is_spread:
-            warnings.warn(
+            warn_user(
                 f"This machine shares no disk with the main process's, so `{target}` has models and "
                 "optimizers there only and cannot be loaded here. Set `save_on_each_node` in "
                 "`ProjectConfiguration`.",
-                stacklevel=2,
+                main_process_only=False,
             )
         if has_own_disk and content.format.needs_shared_disk:
             raise CheckpointError(
@@ -316,10 +316,9 @@ class Checkpointer:
         from accel_checkpoint.reading.selection import is_part
 
         if output_dir is not None:
-            warnings.warn(
+            warn_user(
                 f"`output_dir={os.fspath(output_dir)!r}` has no effect: the project names its checkpoints by itself. "
                 "Leave it out, or turn `automatic_checkpoint_naming` off.",
-                stacklevel=5,
             )
         folder = self._folder_of_checkpoints()
         if folder is None:

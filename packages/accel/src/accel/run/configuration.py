@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -19,6 +18,7 @@ from accel_state.enums import DynamoBackend, FP8BackendType, RNGType
 from accel_state.environment import read
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
+from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from accel_backends import (
@@ -178,10 +178,9 @@ def resolve_accumulation(
     if asked is not None and steps == 1:
         steps = asked
     elif asked not in (None, steps):
-        warnings.warn(
+        warn_user(
             f"The launcher asks for `gradient_accumulation_steps` {asked}, the script for {steps}; "
             "the script's holds.",
-            stacklevel=4,
         )
     if type(steps) is not int or steps < 1:
         raise ConfigError(f"`gradient_accumulation_steps` must be a whole number from 1 up, got {steps!r}.")
@@ -339,10 +338,9 @@ def resolve_parallelism(
         raise ConfigError(
             "`torch_tp_plugin` and `parallelism_config` both say how layers are shared. Pass the second alone."
         )
-    warnings.warn(
+    warn_user(
         f"`torch_tp_plugin` is deprecated: pass `parallelism_config=ParallelismConfig(tp_size={plugin.tp_size})`.",
         FutureWarning,
-        stacklevel=4,
     )
     return ParallelismConfig(tp_size=plugin.tp_size)
 

@@ -172,7 +172,7 @@ class Preparer:
             known: list[torch.Tensor] = [parameter for model in trained for parameter in model.parameters()]
             known += self._strategy.replaced_parameters()
         for optimizer in optimizers:
-            check_parameters(optimizer, known, num_processes=num_processes, stacklevel=5)
+            check_parameters(optimizer, known, num_processes=num_processes)
 
     def _place(self, device_placement: bool | None) -> bool:
         return self._configuration.device_placement if device_placement is None else device_placement

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +12,7 @@ import torch
 
 from accel.functions.general import PROFILE_PATTERN_NAME
 from accel_backends import ProfileKwargs
+from accel_state.user_warnings import warn_user
 
 
 @contextmanager
@@ -40,8 +40,7 @@ def traced(handler: ProfileKwargs, *, rank: int) -> Iterator[torch.profiler.prof
     with replace(handler, on_trace_ready=keep).build() as profiler:
         yield profiler
     if next(numbers) == 0:
-        warnings.warn(
+        warn_user(
             f"The profile in `{folder}` has no trace: its `schedule_option` came to no active step. Call "
             "`profiler.step()` after every step, or shorten `skip_first`, `wait` and `warmup`.",
-            stacklevel=3,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from accel_state.environment import door
 from accel_state.errors import ConfigError, StateError
 from accel_state.mesh_layout import MeshLayout
 from accel_state.runtime import current_runtime, has_runtime
+from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from torch import nn
@@ -338,10 +338,9 @@ class DeepSpeedPlugin:
         elif not isinstance(asked, bool):
             asked = values.parsed("deepspeed_zero3_init", "zero3_init_flag", asked)
         if asked and not is_zero3:
-            warnings.warn(
+            warn_user(
                 f"`zero3_init_flag` has no effect with ZeRO stage {self.zero_stage}: it is for stage 3. "
                 "Leave it out, or set `zero_stage=3`.",
-                stacklevel=4,
             )
         if asked is None:
             return is_zero3 and why_not("transformers") is None and why_not("deepspeed") is None
@@ -350,7 +349,7 @@ class DeepSpeedPlugin:
 
 def _warn(notes: Iterable[str]) -> None:
     for note in notes:
-        warnings.warn(f"{note} The first holds.", stacklevel=4)
+        warn_user(f"{note} The first holds.")
 
 
 def get_active_deepspeed_plugin(state: Any) -> DeepSpeedPlugin:

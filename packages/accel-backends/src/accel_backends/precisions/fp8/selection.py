@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from accel_state.enums import FP8BackendType
 from accel_state.environment import read
 from accel_state.errors import ConfigError, NotAvailableError, UnknownNameError
 from accel_state.kwargs_handler import KwargsHandler
+from accel_state.user_warnings import warn_user
 from accel_state.versions import installed_version
 
 if TYPE_CHECKING:
@@ -55,10 +55,9 @@ def given_recipe(handlers: Handlers) -> Recipe | None:
     recipe: Recipe = given[0].recipe() if isinstance(given[0], FP8RecipeKwargs) else given[0]
     asked = read("fp8_backend")
     if asked not in ("NO", recipe.library):
-        warnings.warn(
+        warn_user(
             f"The launcher asks for `fp8_backend` {asked}, the script for {recipe.library}; the script's holds. "
             "Say it in one place.",
-            stacklevel=6,
         )
     return recipe
 

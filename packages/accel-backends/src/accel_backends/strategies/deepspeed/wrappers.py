@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.scheduler import AcceleratedScheduler
 from accel_backends.strategies.deepspeed.engine_gradients import gradients_of
 from accel_state.errors import StateError
+from accel_state.user_warnings import warn_user
 
 
 class Window(enum.Enum):
@@ -108,10 +108,9 @@ class DeepSpeedEngineWrapper:
         configured = self._gradients.configured_limit
         if configured and configured != asked and not self._has_warned:
             self._has_warned = True
-            warnings.warn(
+            warn_user(
                 f"`clip_grad_norm_` clips to {asked}, the DeepSpeed config to {configured}; the script's holds. "
                 "Say it in one place.",
-                stacklevel=5,
             )
         self._gradients.limit(limit)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from accel_backends.strategies.megatron.packages import check_device, core
 from accel_state.availability import is_transformer_engine_available
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
+from accel_state.user_warnings import warn_user
 
 _NAMES = {"norm_epsilon": "layernorm_epsilon", "num_experts": "num_moe_experts"}
 """Arguments of Megatron-LM that the config of megatron-core calls otherwise."""
@@ -69,10 +69,9 @@ def model_arguments(plugin: MegatronLMPlugin, layout: MeshLayout) -> dict[str, A
     }
     for name in _WITHOUT_EFFECT:
         if arguments.pop(name, None) is not None:
-            warnings.warn(
+            warn_user(
                 f"`{name}` of `other_megatron_args` has no effect: the script tokenizes its texts itself. "
                 "Leave it out.",
-                stacklevel=2,
             )
     position = arguments.get("position_embedding_type", "learned_absolute")
     if position == "alibi":

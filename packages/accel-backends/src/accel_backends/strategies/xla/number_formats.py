@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 
 from accel_backends.strategies.xla import packages
 from accel_state.environment import door, find_setting
 from accel_state.errors import ConfigError
+from accel_state.user_warnings import warn_user
 
 _SETTINGS = ("xla_use_bf16", "xla_downcast_bf16")
 _ONE_AND_A_BIT = 1.0 + 2.0**-12
@@ -41,8 +40,7 @@ def set_storage(*, dtype: torch.dtype | None) -> None:
             '`mixed_precision=no`. Unset it, or pass `mixed_precision="bf16"`.'
         )
     if is_bf16 and not wants_bf16:
-        warnings.warn(
+        warn_user(
             "Weights and optimizer states are stored in bf16, although they say that they are fp32: `XLA_USE_BF16` or "
             "`XLA_DOWNCAST_BF16` is set. Unset it to compute in bf16 and store in fp32.",
-            stacklevel=2,
         )

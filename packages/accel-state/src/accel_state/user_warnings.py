@@ -1,0 +1,71 @@
+"""Warnings that show the user's line, and come once from a run."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
+
+from accel_state.environment import snapshot
+from accel_state.errors import ConfigError
+from accel_state.process_environments import detect_topology
+
+OWN_PACKAGES = frozenset(
+    {
+        "accel",
+        "accel_backends",
+        "accel_bigmodel",
+        "accel_checkpoint",
+        "accel_data",
+        "accel_launch",
+        "accel_ops",
+        "accel_state",
+        "accel_trackers",
+    }
+)
+_SKIPPED_PACKAGES = OWN_PACKAGES | {"contextlib", "functools", "torch"}
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning, *, main_process_only: bool = True) -> None:
+    """Warn at the user's line: the innermost one outside of accel and torch.
+
+    Args:
+        message: What has no effect or may surprise, and what to do.
+        category: The class of the warning.
+        main_process_only: Leave out the warning on all ranks but the first, since it is the same on each. False
+            where only some ranks may have a reason to warn.
+    """
+    if main_process_only and not _is_main_process():
+        return
+    frame = user_frame()
+    warnings.warn_explicit(
+        message,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def user_frame() -> FrameType:
+    """Return the innermost frame outside of accel and torch; in a thread of theirs, the outermost of all."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _package(frame) in _SKIPPED_PACKAGES:
+        frame = frame.f_back
+    return frame
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _is_main_process() -> bool:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank() == 0
+    try:
+        return detect_topology(snapshot()).rank == 0
+    except ConfigError:
+        return True  # `PartialState` raises it
