@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_backends.containers import innermost
+from accel_state.user_warnings import warn_user
 
 _NOBODY: frozenset[int] = frozenset()
 
@@ -136,11 +136,11 @@ def _warn(stepped: _Stepped, optimizer: torch.optim.Optimizer) -> None:
     model = stepped.model()
     assert model is not None
     name = type(innermost(model)).__name__
-    warnings.warn(
+    warn_user(
         f"This {type(optimizer).__name__} steps gradients of `{name}` that were not averaged over the ranks, so the "
         "ranks train different weights. Gradients are averaged in the first backward after a call of the prepared "
         "model, and in no other. Compute the loss by calling the prepared model, not `unwrap_model(model)`, "
         "`model.module` or another method than `forward`; call `backward` once for all losses of a call.",
         UnaveragedGradientsWarning,
-        stacklevel=4,
+        main_process_only=False,
     )
