@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from recordings import assert_as_recorded
 
 from accel_state.testing import run_script
 
@@ -97,7 +98,9 @@ def trained_and_checked(folder):
     words = ["--epochs", "12", "--output_dir", str(folder)]
     done = run_script(DIGITS, *words, num_processes=2, launcher="accel", timeout_s=240)
     assert done.returncode == 0, done.stderr
+    assert_as_recorded(DIGITS, done.stdout)
     check = run_script(EXAMPLES / "check_digits.py", str(folder), preload=LIBRARIES)
+    assert_as_recorded(EXAMPLES / "check_digits.py", check.stdout)
     return done, result_of(folder), check, folder / "curves.png"
 
 

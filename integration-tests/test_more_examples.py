@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from recordings import assert_as_recorded
 from safetensors.torch import load_file
 
 from accel_state.testing import run_script
@@ -28,6 +29,7 @@ def launch(name, *arguments, num_processes):
     words = (EXAMPLES / name, *map(str, arguments))
     done = run_script(*words, num_processes=num_processes, timeout_s=180, preload=PRELOADED)
     assert done.returncode == 0, done.stderr
+    assert_as_recorded(EXAMPLES / name, done.stdout)
     return done.stdout
 
 
@@ -164,6 +166,7 @@ def lora(folder):
 def test_adapters_learn_what_the_model_could_not(outcome):
     *printed, folder = outcome
     for text in printed:
+        assert numbers(text, r"base model to adapt: .* counts on ([\d.]+)")[0] > 0.9
         before, after = re.findall(r"in threes ([\d.]+)", text)
         assert float(before) < 0.3
         assert float(after) > 0.9
@@ -273,7 +276,7 @@ def test_runs_go_on_from_steps_and_epochs_bit_for_bit(outcome):
     last = outcome["calm"].splitlines()[-1]
     assert last.startswith("step 60: sum of the weights")
     assert outcome["newest"].splitlines()[-1] == outcome["epoch"].splitlines()[-1] == last
-    assert outcome["alone"].startswith("step 120:")
+    assert outcome["alone"].splitlines()[-1].startswith("step 120: sum")
 
 
 def own_strategy(folder):
@@ -298,6 +301,7 @@ def own_strategy(folder):
     ]
     for done in runs:
         assert done.returncode == 0, done.stderr
+        assert_as_recorded(EXAMPLES / "own_strategy" / "train.py", done.stdout)
     return [done.stdout for done in runs]
 
 
@@ -313,5 +317,6 @@ def test_the_notebook_trains_and_reads_what_was_saved(tmp_path):
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources=resources).execute()
     texts = ["".join(output.get("text", "") for output in cell.get("outputs", ())) for cell in notebook.cells]
+    assert_as_recorded(EXAMPLES / "notebook.ipynb", texts[5] + texts[7])
     assert "epoch 2:" in texts[5]
     assert numbers(texts[7], r"accuracy of the saved model: ([\d.]+)")[0] > 0.9

@@ -70,12 +70,15 @@ def main() -> None:
     while loader.iteration < args.epochs:
         epoch = loader.iteration
         for rows, targets in loader:
-            accelerator.backward(nn.functional.mse_loss(model(rows), targets))
+            loss = nn.functional.mse_loss(model(rows), targets)
+            accelerator.backward(loss)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
             progress.step += 1
             if progress.step % args.save_every == 0:
+                mean = accelerator.reduce(loss.detach(), "mean").item()
+                accelerator.print(f"step {progress.step}: loss {mean:.4f}")
                 accelerator.save_state(args.output_dir / f"step_{progress.step}")
             if progress.step == args.stop_after:
                 accelerator.print(f"stopping after step {progress.step}")

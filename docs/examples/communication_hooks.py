@@ -35,16 +35,17 @@ def main() -> None:
 
     accelerator = Accelerator(kwargs_handlers=[OPTIONS[args.hook]])
     set_seed(0, device_specific=True)
-    model = nn.Linear(16, 8)
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
-    for _ in range(200):
-        inputs = torch.randn(32, 16, device=accelerator.device)
-        loss = nn.functional.mse_loss(model(inputs), inputs[:, :8] - inputs[:, 8:])
+    model = nn.Linear(64, 32)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.2))
+    for step in range(1, 201):
+        inputs = torch.randn(32, 64, device=accelerator.device)
+        loss = nn.functional.mse_loss(model(inputs), inputs[:, :32] - inputs[:, 32:])
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-    final = accelerator.reduce(loss.detach(), "mean").item()
-    accelerator.print(f"{args.hook}: loss after 200 steps {final:.4f}")
+        if step % 50 == 0:
+            mean = accelerator.reduce(loss.detach(), "mean").item()
+            accelerator.print(f"{args.hook}: loss after {step} steps {mean:.4f}")
     accelerator.end_training()
 
 

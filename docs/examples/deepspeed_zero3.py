@@ -69,8 +69,10 @@ def train(args: argparse.Namespace) -> None:
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
+            if scheduler.last_epoch % 5 == 0:
+                mean = accelerator.reduce(loss.detach(), "mean").item()
+                accelerator.print(f"step {scheduler.last_epoch}: loss {mean:.4f}")
             if scheduler.last_epoch == stop_at:
-                accelerator.print(f"step {stop_at}: loss {loss.item():.4f}")
                 accelerator.save_state()  # within the epoch, so that its position is saved
                 break
     if stop_at == args.steps:

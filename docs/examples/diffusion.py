@@ -58,26 +58,29 @@ class Schedule:
 
     @torch.no_grad()
     def draw(self, model: nn.Module, digits: torch.Tensor) -> torch.Tensor:
-        """Return ``(len(digits), 64)`` images of these digits, made out of noise."""
+        """Return ``(len(digits), 5, 64)``: images of these digits as noise, after each quarter, and at the end."""
         images = torch.randn(len(digits), 64, device=digits.device)
+        stages = [images]
         for level in reversed(range(NUM_LEVELS)):
             guess = model(images, torch.full_like(digits, level), digits)
             beta, kept = self.betas[level], self.kept[level]
             images = (images - beta / (1 - kept).sqrt() * guess) / (1 - beta).sqrt()
             if level:
                 images = images + beta.sqrt() * torch.randn_like(images)
-        return images
+            if level % 25 == 0:
+                stages.append(images)
+        return torch.stack(stages, dim=1)
 
 
 def save_picture(images: torch.Tensor, picture: Path) -> None:
-    """Draw ``(rows * 10, 64)`` images in rows of ten."""
+    """Draw ``(10, stages, 64)`` images: a column for each digit, a row for each stage."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(len(images) // 10, 10, figsize=(8, 2.6), layout="constrained")
-    for image, place in zip(images, axes.flat):
+    figure, axes = plt.subplots(images.shape[1], 10, figsize=(8, 4.2), layout="constrained")
+    for image, place in zip(images.transpose(0, 1).flatten(0, 1), axes.flat):
         place.imshow(image.view(8, 8), cmap="gray_r", vmin=-1, vmax=1)
         place.axis("off")
     picture.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +92,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--batch_size", type=int, default=64, help="of each process")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/diffusion"))
-    parser.add_argument("--picture", type=Path, help="where to draw three of each digit")
+    parser.add_argument("--picture", type=Path, help="where to draw how digits come out of noise")
     args = parser.parse_args()
 
     accelerator = Accelerator()
@@ -131,8 +134,8 @@ def main() -> None:
         drawn = schedule.draw(average, torch.tensor(mine, device=accelerator.device))
     drawn = torch.stack(gather_object(list(drawn.cpu())))  # in order, though shares may differ in length
     if args.picture is not None and accelerator.is_main_process:
-        save_picture(drawn, args.picture)
-    nearest = torch.cdist(drawn, images).argmin(1)
+        save_picture(drawn[:10], args.picture)
+    nearest = torch.cdist(drawn[:, -1], images).argmin(1)
     right = int((torch.tensor(scans.target)[nearest] == torch.arange(10).repeat(3)).sum())
     accelerator.print(f"{right} of 30 drawings are nearest to a scan of the digit that was asked for")
     accelerator.end_training()

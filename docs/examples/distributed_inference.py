@@ -54,13 +54,14 @@ def encode(prompts: list[str]) -> torch.Tensor:
     return torch.tensor([list(prompt.encode().ljust(LENGTH, b"\0")) for prompt in prompts])
 
 
-def answer_shares(model: nn.Module, state: PartialState) -> list[float]:
-    """Every process has the whole model and answers its share, one prompt at a time."""
-    scores = []
+def answer_shares(model: nn.Module, state: PartialState) -> list[tuple[int, float]]:
+    """Every process has the whole model and answers its share, one prompt at a time; say which answered."""
+    answers = []
     with state.split_between_processes(PROMPTS) as prompts:
         for prompt in tqdm(prompts, desc="prompts"):
-            scores += model(encode([prompt]).to(state.device))["scores"].tolist()
-    return gather_object(scores)  # a list for all prompts; shares may be of unequal length
+            score = model(encode([prompt]).to(state.device))["scores"].item()
+            answers.append((state.process_index, score))
+    return gather_object(answers)  # a list for all prompts; shares may be of unequal length
 
 
 def answer_together(model: nn.Module, state: PartialState) -> list[float]:
@@ -78,8 +79,9 @@ def main() -> None:
     shares = answer_shares(model, state)
     together = answer_together(model, state)
     if state.is_main_process:
-        for prompt, first, second in zip(PROMPTS, shares, together, strict=True):
-            print(f"{prompt:20} {first:8.4f} {second:8.4f}")
+        print(f"{'prompt':20} {'answered by':>13} {'score':>9} {'of all together':>17}")
+        for prompt, (rank, first), second in zip(PROMPTS, shares, together, strict=True):
+            print(f"{prompt:20} {f'process {rank}':>13} {first:9.4f} {second:17.4f}")
     state.destroy_process_group()
 
 

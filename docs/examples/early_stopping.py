@@ -69,10 +69,13 @@ def main() -> None:
     num_epochs = 0
     while num_epochs < args.most_epochs:
         model.train()
+        total = torch.zeros((), device=accelerator.device)
         for x, y in loader:
-            accelerator.backward(nn.functional.mse_loss(model(x), y))
+            training_loss = nn.functional.mse_loss(model(x), y)
+            accelerator.backward(training_loss)
             optimizer.step()
             optimizer.zero_grad()
+            total += training_loss.detach()
         num_epochs += 1
         model.eval()
         errors = []
@@ -80,6 +83,8 @@ def main() -> None:
             with torch.no_grad():
                 errors.append(accelerator.gather_for_metrics((model(x) - y).square()))
         loss = torch.cat(errors).mean().item()  # over all 101 samples, the same on every rank
+        mean = accelerator.reduce(total / len(loader), "mean").item()
+        accelerator.print(f"epoch {num_epochs}: loss {mean:.4f}, held out {loss:.4f}")
         if patience.is_better(loss):
             accelerator.save_model(model, args.output_dir / "best")
         if patience.is_over:

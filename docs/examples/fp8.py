@@ -49,7 +49,7 @@ def main() -> None:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     model, optimizer, loader, test = accelerator.prepare(model, optimizer, loader, test)
-    for _ in range(args.epochs):
+    for epoch in range(args.epochs):
         total = torch.zeros((), device=accelerator.device)
         for rows, truth in loader:
             loss = nn.functional.cross_entropy(model(rows), truth)
@@ -57,7 +57,8 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             total += loss.detach()
-    mean_loss = accelerator.reduce(total / len(loader), "mean").item()
+        mean_loss = accelerator.reduce(total / len(loader), "mean").item()
+        accelerator.print(f"{args.precision}, epoch {epoch}: loss {mean_loss:.4f}")
 
     model.eval()
     right = seen = 0
@@ -66,7 +67,7 @@ def main() -> None:
             guesses = model(rows).argmax(1)
         guesses, truth = accelerator.gather_for_metrics((guesses, truth))
         right, seen = right + int((guesses == truth).sum()), seen + len(truth)
-    accelerator.print(f"{args.precision}: loss {mean_loss:.4f}, {right} of {seen} right")
+    accelerator.print(f"{args.precision}: {right} of {seen} right")
     network().load_state_dict(
         accelerator.get_state_dict(model)
     )  # plain PyTorch takes the weights as they are

@@ -25,7 +25,8 @@ NOISE = 16
 def networks() -> tuple[nn.Sequential, nn.Sequential]:
     """Return a generator from ``(batch, 16)`` to ``(batch, 64)`` and a critic from there to ``(batch, 1)``."""
     generator = nn.Sequential(
-        *(nn.Linear(NOISE, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()),
+        *(nn.Linear(NOISE, 128), nn.BatchNorm1d(128), nn.ReLU()),
+        *(nn.Linear(128, 128), nn.BatchNorm1d(128), nn.ReLU()),
         *(nn.Linear(128, 64), nn.Sigmoid()),
     )
     critic = nn.Sequential(
@@ -35,14 +36,15 @@ def networks() -> tuple[nn.Sequential, nn.Sequential]:
 
 
 def draw(images: torch.Tensor, picture: Path) -> None:
-    """Draw ``(count, 64)`` images side by side."""
+    """Draw ``(rows, columns, 64)`` images."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(2, 8, figsize=(8, 2.2), layout="constrained")
-    for image, place in zip(images, axes.flat):
+    rows, columns, _ = images.shape
+    figure, axes = plt.subplots(rows, columns, figsize=(8, 0.7 * rows), layout="constrained", squeeze=False)
+    for image, place in zip(images.flatten(0, 1), axes.flat):
         place.imshow(image.view(8, 8).cpu(), cmap="gray_r", vmin=0, vmax=1)
         place.axis("off")
     picture.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +55,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Learn to draw digits.")
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch_size", type=int, default=32, help="of each process")
-    parser.add_argument("--picture", type=Path, help="where to draw what the generator makes")
+    parser.add_argument(
+        "--picture", type=Path, help="where to draw what the generator makes, a row every ten epochs"
+    )
     args = parser.parse_args()
 
     accelerator = Accelerator()
@@ -65,6 +69,9 @@ def main() -> None:
     judges = torch.optim.Adam(critic.parameters(), lr=1e-3, betas=(0.5, 0.999))
     generator, critic, draws, judges, loader = accelerator.prepare(generator, critic, draws, judges, loader)
     score = nn.functional.binary_cross_entropy_with_logits
+    same_noise = torch.randn(12, NOISE, device=accelerator.device)
+    with torch.no_grad():
+        progress = [generator(same_noise)]  # before training, and every ten epochs
 
     for epoch in range(args.epochs):
         for (scans,) in loader:
@@ -89,12 +96,11 @@ def main() -> None:
             mean = accelerator.reduce(drawn.mean(0), "mean").cpu()
             error = (mean - images.mean(0)).abs().mean().item()
             accelerator.print(f"epoch {epoch + 1}: the mean digit is off by {error:.3f} of 1")
+            with torch.no_grad():
+                progress.append(generator(same_noise))
 
-    if args.picture is not None:
-        with torch.no_grad():
-            drawn = generator(torch.randn(16, NOISE, device=accelerator.device))
-        if accelerator.is_main_process:
-            draw(drawn, args.picture)
+    if args.picture is not None and accelerator.is_main_process:
+        draw(torch.stack(progress), args.picture)
     accelerator.end_training()
 
 

@@ -17,13 +17,16 @@ def main() -> None:
     accelerator = Accelerator()
     set_seed(0)
     inputs = torch.randn(512, 4)
-    loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=8)
+    targets = inputs.sum(1, keepdim=True) + torch.randn(512, 1)  # noise, so that ranks keep drifting
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=8)
     model = nn.Linear(4, 1)
-    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.03), loader
+    )
     weight = accelerator.unwrap_model(model).weight
     apart = 0.0
     with LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=8) as local_sgd:  # accel
-        for rows, targets in loader:
+        for step, (rows, targets) in enumerate(loader, 1):
             loss = nn.functional.mse_loss(model(rows), targets)
             accelerator.backward(loss)
             optimizer.step()
@@ -31,6 +34,10 @@ def main() -> None:
             everywhere = gather(weight.detach().clone())
             apart = max(apart, (everywhere - everywhere[:1]).abs().max().item())
             local_sgd.step()  # accel
+            if step % 2 == 0:
+                everywhere = gather(weight.detach().clone())
+                now = (everywhere - everywhere[:1]).abs().max().item()
+                accelerator.print(f"step {step}: ranks are apart by {now:.3f}")
     everywhere = gather(weight.detach())
     together = (everywhere - everywhere[:1]).abs().max().item()
     accelerator.print(f"ranks were apart by up to {apart:.3f}, and are by {together:.3f} at the end")

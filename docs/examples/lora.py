@@ -17,21 +17,22 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from accel import Accelerator
+from accel import Accelerator, init_empty_weights
 from accel.utils import BnbQuantizationConfig, load_and_quantize_model, set_seed
 
 NUMBERS = 32
 LENGTH = 12
 
 
-def base_model() -> GPT2LMHeadModel:
+def base_model() -> LlamaForCausalLM:
     """Return a small language model of 32 words with random weights."""
-    config = GPT2Config(
-        vocab_size=NUMBERS, n_positions=LENGTH, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
-    )
-    return GPT2LMHeadModel(config)
+    config = LlamaConfig(
+        vocab_size=NUMBERS, hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=LENGTH,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
 
 
 def counting(step: int, count: int) -> TensorDataset:
@@ -45,11 +46,14 @@ def train(accelerator: Accelerator, model: nn.Module, step: int, *, epochs: int,
     loader = DataLoader(counting(step, 512), batch_size=16, shuffle=True)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for _ in range(epochs):
+    for epoch in range(epochs):
         for (numbers,) in loader:
-            accelerator.backward(model(input_ids=numbers, labels=numbers).loss)
+            loss = model(input_ids=numbers, labels=numbers).loss
+            accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
+        mean = accelerator.reduce(loss.detach(), "mean").item()
+        accelerator.print(f"counting by {step}, epoch {epoch}: loss {mean:.3f}")
     return model
 
 
@@ -80,25 +84,22 @@ def main() -> None:
     accelerator.save_model(base, args.output_dir / "base")
     accelerator.free_memory(base)
 
-    model = base_model()
     if args.quantize:
-        settings = BnbQuantizationConfig(
+        with init_empty_weights():  # the weights are those of the checkpoint
+            model = base_model()
+        four_bits = BnbQuantizationConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", torch_dtype=torch.float32
         )
         model = load_and_quantize_model(
-            model, settings, args.output_dir / "base", device_map={"": accelerator.device}
+            model, four_bits, args.output_dir / "base", device_map={"": accelerator.device}
         )
     else:
+        model = base_model()
         model.load_state_dict(accelerator.unwrap_model(base).state_dict())
-    model = get_peft_model(
-        model,
-        LoraConfig(
-            r=args.rank,
-            lora_alpha=2 * args.rank,
-            target_modules=["c_attn", "c_proj", "c_fc"],
-            fan_in_fan_out=True,
-        ),
-    )
+    num_bytes, counts = model.get_memory_footprint(), accuracy(accelerator, model, 1)
+    accelerator.print(f"base model to adapt: {num_bytes:,} bytes, counts on {counts:.2f}")
+    settings = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear")
+    model = get_peft_model(model, settings)
     trained, total = model.get_nb_trainable_parameters()
     accelerator.print(f"adapters: {trained:,} of {total:,} parameters are trained")
     model = train(accelerator, model, 3, epochs=args.epochs, lr=1e-2)

@@ -75,6 +75,8 @@ def main() -> None:
             break
     accelerator.print("stopped after epoch", epoch)
     accelerator.end_training()
+    if accelerator.is_main_process:
+        print(f"{trackers[0].file.name}: {trackers[0].file.read_text()}")
 
 
 if __name__ == "__main__":

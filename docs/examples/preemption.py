@@ -57,6 +57,9 @@ def main() -> None:
                 scheduler.step()
                 optimizer.zero_grad()
                 steps += 1
+                if scheduler.last_epoch % 8 == 0:
+                    mean = accelerator.reduce(loss.detach(), "mean").item()
+                    accelerator.print(f"step {scheduler.last_epoch}: loss {mean:.4f}")
                 time.sleep(args.step_s)
                 if steps == args.stop_at and accelerator.is_last_process:
                     os.kill(os.getpid(), signal.SIGTERM)

@@ -110,7 +110,7 @@ def main() -> None:
         accelerator.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if number % 20 == 0 or number == 1:
+        if number % 5 == 0 or number == 1:
             lengths = gather(played.sum(0).float())
             accelerator.print(f"round {number}: {lengths.mean().item():.0f} moves, of at most {MOST_MOVES}")
     accelerator.end_training()

@@ -4,46 +4,63 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-PICTURES = (".png", ".svg")
+from tools.site.recorded import advice
+from tools.site.recordings import RECORDINGS
 
 
-def gallery_pages(docs: Path) -> Iterator[tuple[str, str]]:
-    """Yield page and Markdown for each example, and for their overview."""
+def subjects_of(nav: Any) -> dict[str, dict[str, str]]:
+    """Return the titles of examples by their names, by the subjects under which the navigation lists them."""
+    (entries,) = (section["Examples"] for section in nav if "Examples" in section)
+    return {
+        subject: {Path(page).stem: title for entry in inside for title, page in entry.items()}
+        for section in entries
+        for subject, inside in section.items()
+        if isinstance(inside, list)
+    }
+
+
+def gallery_pages(docs: Path, subjects: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield page and Markdown for each example, and for their overview.
+
+    Args:
+        docs: The folder of the documentation.
+        subjects: What `subjects_of` returns. mkdocs warns of examples that are not in it.
+    """
+    examples = {example.stem: example for example in sorted((docs / "examples").iterdir())}
+    pages = {name: page for name, example in examples.items() if (page := _page_of(example)) is not None}
     overview = [
         "# Examples\n",
-        "Whole scripts to start from. A test runs every one of them, most on one process and on two.",
-        "`accel init NAME` copies one into a folder of yours.\n",
-        '<div class="grid cards" markdown>\n',
+        "Whole scripts to start from. A test runs every one of them on one process and on two.",
+        "`accel init NAME` copies one into a folder of yours. Outputs and pictures are those of real runs, recorded by",
+        "`python -m tools.site.record`.\n",
     ]
-    for example in sorted((docs / "examples").iterdir()):
-        page = _page_of(example, docs)
-        if page is None:
-            continue
-        summary, text = page
-        picture = picture_of(example)
-        overview.append(f"-   **[{example.name}]({example.stem}.md)**\n\n    {summary}\n")
-        if picture is not None:
-            overview.append(f"    ![{summary}](../{picture.relative_to(docs).as_posix()})\n")
-        yield f"examples/{example.stem}.md", text
-    overview.append("</div>\n")
+    for subject, titles in subjects.items():
+        overview += [f"## {subject}\n", '<div class="grid cards" markdown>\n']
+        for name, title in titles.items():
+            summary, _ = pages[name]
+            card = [f"**[{title}]({name}.md)** `{examples[name].name}`", summary, _picture(examples[name])]
+            overview.append("-   " + "\n\n    ".join(card) + "\n")
+        overview.append("</div>\n")
     yield "examples/index.md", "\n".join(overview)
+    for name, (_, text) in pages.items():
+        yield f"examples/{name}.md", text
 
 
-def _page_of(example: Path, docs: Path) -> tuple[str, str] | None:
+def _page_of(example: Path) -> tuple[str, str] | None:
     """Return an example's summary and page: of a script, a notebook, or a package with `train.py`; None for others."""
     if example.suffix == ".py":
         summary, text = docstring_of(example)
-        return summary, "\n".join(_script(example, docs, summary, text))
+        return summary, "\n".join(_script(example, summary, text))
     if example.suffix == ".ipynb":
         cells = json.loads(example.read_text(encoding="utf-8"))["cells"]
-        return _summary(cells[0]["source"]), "\n".join(_notebook(example, cells))
+        return _summary(cells[0]["source"]), "\n".join([*_notebook(example, cells), *_shown(example)])
     if (example / "train.py").is_file():
         text = (example / "README.md").read_text(encoding="utf-8")
-        return _summary(text), "\n".join([text, *_files(example)])
+        return _summary(text), "\n".join([text, *_shown(example), *_files(example)])
     return None
 
 
@@ -61,22 +78,39 @@ def docstring_of(script: Path) -> tuple[str, str]:
     return " ".join(first.split()), rest
 
 
-def picture_of(script: Path) -> Path | None:
-    """Return the picture that the example drew, if ``docs/images`` has one of its name."""
-    folder = script.parents[1] / "images"
-    return next(
-        (file for file in (folder / f"{script.stem}{end}" for end in PICTURES) if file.is_file()), None
-    )
+def _picture(example: Path) -> str:
+    """Return Markdown that shows an example's picture, with what one sees in it.
+
+    Raises:
+        ValueError: If it has no picture, or nobody has said what one sees in it.
+    """
+    if example.stem not in RECORDINGS:
+        raise ValueError(
+            f"`{example}` has no entry in `tools/site/recordings.py`; the gallery shows what it records."
+        )
+    picture = example.parents[1] / "images" / f"{example.stem}.png"
+    if not picture.is_file():
+        raise ValueError(f"`{example}` has no picture. {advice(example.stem)}")
+    return f"![{RECORDINGS[example.stem].alt}](../images/{picture.name})"
 
 
-def _script(script: Path, docs: Path, summary: str, text: str) -> Iterator[str]:
+def _shown(example: Path) -> Iterator[str]:
+    """Yield an example's picture and what it prints.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    picture = _picture(example)
+    output = example.parent / "output" / f"{example.stem}.txt"
+    if not output.is_file():
+        raise ValueError(f"`{example}` has no recorded output. {advice(example.stem)}")
+    yield f"{picture}\n\n*Drawn from the run below by `python -m tools.site.record {example.stem}`.*\n"
+    yield f"## Its output\n\n```text\n{output.read_text(encoding='utf-8').rstrip()}\n```\n"
+
+
+def _script(script: Path, summary: str, text: str) -> Iterator[str]:
     yield f"# {script.name}\n\n{summary}\n\n{text}\n"
-    picture = picture_of(script)
-    if picture is not None:
-        yield f"![{summary}](../{picture.relative_to(docs).as_posix()})\n"
-    output = script.parent / "output" / f"{script.stem}.txt"
-    if output.is_file():
-        yield f"## Its output\n\n```text\n{output.read_text(encoding='utf-8').rstrip()}\n```\n"
+    yield from _shown(script)
     yield f"## The script\n\n[Download {script.name}]({script.name}){{ download }}\n"
     yield f"```python\n{script.read_text(encoding='utf-8').rstrip()}\n```\n"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tools.site.collecting import messages
 from tools.site.commands import command_pages
-from tools.site.gallery import gallery_pages
+from tools.site.gallery import gallery_pages, subjects_of
 from tools.site.messages import message_pages
 from tools.site.names import names_pages
 from tools.site.packages import package_pages
@@ -20,8 +20,12 @@ from tools.workspace import ROOT, read_packages
 DOCS = ROOT / "docs"
 
 
-def generated_pages() -> dict[str, str]:
-    """Return the Markdown of every page that is not a file of ``docs``, by its place on the site."""
+def generated_pages(nav: Any) -> dict[str, str]:
+    """Return the Markdown of every page that is not a file of ``docs``, by its place on the site.
+
+    Args:
+        nav: The navigation of ``mkdocs.yml``, whose order the gallery follows.
+    """
     packages = read_packages()
     pages = dict(package_pages(packages))
     pages |= dict(command_pages(packages))
@@ -29,7 +33,7 @@ def generated_pages() -> dict[str, str]:
     classes = error_classes(packages)
     pages["reference/errors.md"] = error_page(classes)
     pages |= dict(message_pages(messages(packages, {each.name for each in classes})))
-    pages |= dict(gallery_pages(DOCS))
+    pages |= dict(gallery_pages(DOCS, subjects_of(nav)))
     for source, page in TOP_LEVEL.items():
         if page != "index.md":
             text = (ROOT / source).read_text(encoding="utf-8")
@@ -82,7 +86,7 @@ _pages: dict[str, str] = {}
 def on_config(config: Any) -> Any:
     """Make the pages, which the navigation names."""
     _pages.clear()
-    _pages.update(generated_pages())
+    _pages.update(generated_pages(config["nav"]))
     written = [file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md")]
     pages = sorted({*written, *_pages}, key=lambda page: page.removesuffix(".md"))
     config["nav"] = completed(config["nav"], pages)

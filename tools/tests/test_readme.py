@@ -18,3 +18,11 @@ def test_every_figure_is_one_of_the_benchmarks(case, cells):
     assert len(figures) >= 2
     for figure in figures:
         assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", section), figure
+
+
+def test_the_demo_prints_what_was_recorded():
+    (shown,) = re.findall(r"```text\ntraining: [^\n]*\n(.*?)```", README, re.DOTALL)
+    recorded = (ROOT / "docs" / "examples" / "output" / "digits.txt").read_text(encoding="utf-8")
+    assert shown == "".join(
+        line for line in recorded.splitlines(keepends=True) if line.strip() and line[0] != "$"
+    )

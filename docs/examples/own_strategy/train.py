@@ -29,19 +29,25 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(data, batch_size=8 // accelerator.num_processes)  # 16 rows in a step
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    ours = []
     for rows, targets in loader:
         with accelerator.accumulate(model):
-            accelerator.backward(nn.functional.mse_loss(model(rows), targets))
+            loss = nn.functional.mse_loss(model(rows), targets)
+            accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
+        ours.append(accelerator.reduce(loss.detach(), "mean").item())
 
     steps = torch.optim.SGD(alone.parameters(), lr=0.1)
-    for rows, targets in DataLoader(data, batch_size=16):
-        nn.functional.mse_loss(alone(rows), targets).backward()
+    for step, (rows, targets) in enumerate(DataLoader(data, batch_size=16)):
+        loss = nn.functional.mse_loss(alone(rows), targets)
+        mean = sum(ours[2 * step : 2 * step + 2]) / 2
+        accelerator.print(f"step {step}: loss {mean:.6f}, on one process {loss.item():.6f}")
+        loss.backward()
         steps.step()
         steps.zero_grad()
     pairs = zip(accelerator.unwrap_model(model).parameters(), alone.parameters(), strict=True)
-    apart = max((ours.cpu() - theirs).abs().max().item() for ours, theirs in pairs)
+    apart = max((weight.cpu() - other).abs().max().item() for weight, other in pairs)
     accelerator.print(f"`{accelerator.strategy.name}` and one process differ by {apart:.1e}")
     accelerator.end_training()
 

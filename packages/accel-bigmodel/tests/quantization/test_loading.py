@@ -106,6 +106,24 @@ def test_a_quantised_model_is_close_to_the_original(tmp_path, original, kind, fr
 
 
 @needs_bitsandbytes
+def test_a_checkpoint_is_loaded_into_a_model_that_has_weights_too(tmp_path, original):
+    save_model(original, tmp_path)
+    config = BnbQuantizationConfig(load_in_8bit=True)
+    torch.manual_seed(1)
+    other = load_and_quantize_model(Net().eval(), config, weights_location=tmp_path, device_map={"": "cpu"})
+    same = load_and_quantize_model(skeleton(), config, weights_location=tmp_path, device_map={"": "cpu"})
+    assert torch.equal(other(TOKENS), same(TOKENS))
+
+
+@needs_bitsandbytes
+def test_a_model_of_which_nothing_is_quantised_is_a_warning():
+    model = nn.Sequential(nn.Conv1d(1, 1, 1), nn.Linear(2, 2))
+    config = BnbQuantizationConfig(load_in_8bit=True)
+    with pytest.warns(UserWarning, match=r"Nothing of the Sequential is quantised.* \(1\)"):
+        load_and_quantize_model(model, config, device_map={"": "cpu"})
+
+
+@needs_bitsandbytes
 def test_modules_can_be_left_out_and_kept_in_float32(original):
     config = BnbQuantizationConfig(
         load_in_8bit=True, skip_modules=["down"], keep_in_fp32_modules=["norm"], torch_dtype=torch.bfloat16

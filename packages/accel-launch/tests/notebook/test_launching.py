@@ -17,6 +17,7 @@ import pytest
 
 from accel_launch.notebook import notebook_launcher
 from accel_state.errors import ConfigError
+from accel_state.testing import run_script
 
 pytestmark = pytest.mark.slow
 
@@ -319,6 +320,24 @@ def test_with_debug_mode_a_fork_tries_the_gpu_first(session):
 def test_wrong_values_are_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         notebook_launcher(print, **given)
+
+
+COMPUTING = """
+import torch
+from accel_launch.notebook import notebook_launcher
+
+def compute():
+    print(int(torch.ones(300, 300).mm(torch.ones(300, 300)).add(1).sum()))
+
+torch.set_num_threads(4)
+compute()
+notebook_launcher(compute, num_processes=2)
+"""
+
+
+def test_processes_compute_after_the_notebook_has_computed_in_several_threads(tmp_path):
+    (tmp_path / "computing.py").write_text(COMPUTING)
+    assert run_script(tmp_path / "computing.py", timeout_s=60).stdout.split() == ["27090000"] * 3
 
 
 class FakeXLA(types.ModuleType):

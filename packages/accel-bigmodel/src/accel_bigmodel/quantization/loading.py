@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ def load_and_quantize_model(
     Args:
         model: A skeleton, or a loaded model. Changed in place.
         bnb_quantization_config: How to quantise.
-        weights_location: The checkpoint of a skeleton, as for `load_checkpoint_in_model`.
+        weights_location: The checkpoint to load, as for `load_checkpoint_in_model`; a skeleton needs one.
         device_map: A map or a mode; by default everything goes to the first accelerator, else the CPU. Parts on disk
             are quantised with 8 bits too; with 4 bits they stay in ``torch_dtype``.
         no_split_module_classes: Names of classes that stay on one device.
@@ -68,10 +69,17 @@ def load_and_quantize_model(
     skipped = get_keys_to_not_convert(model) if config.skip_modules is None else list(config.skip_modules)
     skipped += config.keep_in_fp32_modules or []
     placed = get_quantized_model_device_map(model, config, device_map, max_memory, no_split_module_classes)
-    if any(parameter.is_meta for parameter in model.parameters()):
-        if weights_location is None:
-            raise ConfigError("`model` has no weights: give `weights_location`, or load it first.")
+    if not linear_names(model, skipped):
+        warnings.warn(
+            f"Nothing of the {type(model).__name__} is quantised: it has no `torch.nn.Linear` beside what is left out "
+            f"({', '.join(skipped) or 'nothing'}). Choose a model that is made of them (GPT-2 is not), or other "
+            "`skip_modules`.",
+            stacklevel=2,
+        )
+    if weights_location is not None:
         _load(model, config, weights_location, skipped)
+    elif any(parameter.is_meta for parameter in model.parameters()):
+        raise ConfigError("`model` has no weights: give `weights_location`, or load it first.")
     _quantize(model, config, skipped, placed)
     _cast_rest(model, config)
     return dispatch_model(model, placed, offload_dir=offload_folder)

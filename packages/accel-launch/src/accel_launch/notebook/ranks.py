@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -71,7 +72,7 @@ def run_forks(
             )
             unset = tuple(name for name in variables_of_outer_run(environ) if name not in of_rank)
             plans.append(
-                ProcessPlan((), Path(), of_rank, unset, rank=place, function=partial(function, *args))
+                ProcessPlan((), Path(), of_rank, unset, rank=place, function=partial(_call, function, args))
             )
         ending = run_processes(
             plans,
@@ -80,6 +81,17 @@ def run_forks(
             restarts=Restarts(max_restarts, rendezvous=rendezvous),
         )
     _raise_if_failed(ending)
+
+
+def _call(function: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Call the function in a fork, where torch computes in one thread per process.
+
+    The OpenMP of torch's builds for Linux waits forever in a fork for threads that it had before.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+    function(*args)
 
 
 def _raise_if_failed(ending: RunEnding) -> None:
