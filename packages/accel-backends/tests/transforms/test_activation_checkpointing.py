@@ -38,6 +38,7 @@ def gradients_of(**options):
     return [parameter.grad for parameter in model.parameters()], counted.number
 
 
+@pytest.mark.filterwarnings("error")  # newer releases of torch warn if they are not told what to offload
 @pytest.mark.parametrize(
     "options",
     [{}, {"is_selective": True}, {"offloads_inputs": True}, {"is_selective": True, "offloads_inputs": True}],

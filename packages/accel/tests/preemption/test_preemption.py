@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -16,6 +17,9 @@ from accel_state.testing import run_script
 from accel_state.testing.scripts import start_ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
+
+# A build of torch for GPUs logs warnings of its own, e.g. that triton is not installed.
+WARNING_OF_TORCH = re.compile(r"^W\d{4} \S+ \d+ torch/.*\n", re.MULTILINE)
 
 
 @pytest.fixture
@@ -303,5 +307,5 @@ def told_from_outside(folder, *, signum, target):
 def test_a_signal_from_outside_stops_both_ranks(outcome):
     exit_codes, errors, folder = outcome
     assert exit_codes == [REQUEUE] * 2, errors
-    assert not any(errors), errors
+    assert not any(WARNING_OF_TORCH.sub("", error) for error in errors), errors
     check_stops(folder, 2)

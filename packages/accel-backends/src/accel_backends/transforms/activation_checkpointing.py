@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -15,6 +16,12 @@ from accel_state.errors import ConfigError
 
 Bind = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+_RESPECTS_HOOKS = "respect_saved_tensors_hooks"
+_KEEPS_RESULTS_IN_PLACE: dict[str, Any] = (
+    {_RESPECTS_HOOKS: False} if _RESPECTS_HOOKS in inspect.signature(checkpoint).parameters else {}
+)
+"""Stops `checkpoint` from offloading kept results too, which a release after torch 2.15 will do by default."""
+
 
 class CheckpointedForward(WrappedForward):
     """A forward that keeps its inputs only; the state of the random generators is kept for the second run.
@@ -22,7 +29,8 @@ class CheckpointedForward(WrappedForward):
     Args:
         original: The forward to run.
         offloads_inputs: Keep the inputs in the memory of the CPU.
-        is_selective: Keep the results of attention and of every second matrix product too, the costliest to compute.
+        is_selective: Keep the results of attention and of every second matrix product too, the costliest to compute;
+            they stay on their device.
         bind: Called in each forward; returns a function that runs twice as it would now.
     """
 
@@ -43,7 +51,9 @@ class CheckpointedForward(WrappedForward):
         keeping: AbstractContextManager[Any] = nullcontext()
         if self.offloads_inputs:
             keeping = torch.autograd.graph.save_on_cpu(pin_memory=torch.accelerator.is_available())
-        options: dict[str, Any] = {"context_fn": _keep_costly_results} if self.is_selective else {}
+        options: dict[str, Any] = {}
+        if self.is_selective:
+            options = {"context_fn": _keep_costly_results, **_KEEPS_RESULTS_IN_PLACE}
         with keeping:
             forward = self.original if self.bind is None else self.bind(self.original)
             return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
