@@ -138,7 +138,7 @@ if TYPE_CHECKING:
     from accel_backends.transforms.regional import has_compiled_regions as has_compiled_regions
     from accel_backends.unwrap import extract_model_from_parallel as extract_model_from_parallel
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = attach(
     __name__,

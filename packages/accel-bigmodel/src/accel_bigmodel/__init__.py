@@ -111,7 +111,7 @@ if TYPE_CHECKING:
     )
     from accel_ops.shared_tensors import id_tensor_storage as id_tensor_storage
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = attach(
     __name__,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from accel_checkpoint.saving.handle import SaveHandle as SaveHandle
     from accel_checkpoint.saving.stage import Stage as Stage
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = attach(
     __name__,

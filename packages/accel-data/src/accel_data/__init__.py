@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         is_torchdata_stateful_dataloader_available as is_torchdata_stateful_dataloader_available,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = attach(
     __name__,

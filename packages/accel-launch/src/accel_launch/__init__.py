@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from accel_launch.plan import ProcessPlan as ProcessPlan
     from accel_launch.request import LaunchRequest as LaunchRequest
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = attach(
     __name__,

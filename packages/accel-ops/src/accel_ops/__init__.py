@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from accel_state.availability import is_torch_distributed_available as is_torch_distributed_available
     from accel_state.errors import DistributedOperationException as DistributedOperationException
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = attach(
     __name__,

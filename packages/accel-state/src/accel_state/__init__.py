@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     is_initialized = AcceleratorState.is_initialized
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "accelerator_state": ("AcceleratorState",),

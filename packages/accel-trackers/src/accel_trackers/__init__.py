@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from accel_trackers.trackio import TrackioTracker as TrackioTracker
     from accel_trackers.wandb import WandBTracker as WandBTracker
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = attach(
     __name__,

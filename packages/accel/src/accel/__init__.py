@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from accel_state import PartialState as PartialState
     from accel_state.availability import is_rich_available as is_rich_available
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 EXPORTS = {
     "Accelerator": "accel.accelerator",
