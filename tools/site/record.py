@@ -22,7 +22,7 @@ from tools.setup.environment import Environment
 from tools.setup.failures import SetupError
 from tools.setup.presets import development
 from tools.setup.running import environment_with, say
-from tools.site.recorded import Step, as_text
+from tools.site.recorded import NOISE, Step, as_text
 from tools.site.recordings import RECORDINGS, Recording
 from tools.workspace import ROOT, read_packages
 
@@ -31,8 +31,6 @@ OUTPUT = ROOT / "docs" / "examples" / "output"
 STYLE = Path(__file__).with_name("matplotlibrc")
 MOST_BYTES = 60_000
 LIMIT_S = 900.0
-NOISE = ("[Gloo]", "DeepSpeed deepspeed.ops.")
-"""How lines begin in which libraries tell of themselves."""
 
 
 def environment_of(recording: Recording) -> tuple[Environment, dict[str, str]]:

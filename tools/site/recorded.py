@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROMPT = "$ "
+NOISE = ("[Gloo]", "DeepSpeed deepspeed.ops.")
+"""How lines begin in which libraries tell of themselves; they are not recorded."""
 NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d+)?([eE][-+]?\d+)?%?|\b(nan|inf)\b")
 PATH = re.compile(r"\S*/\S*")
 
@@ -60,6 +62,7 @@ def advice(name: str) -> str:
 
 
 def shapes(text: str) -> set[str]:
-    """Return the different lines of an output without its numbers, paths and widths of columns."""
-    lines = (NUMBER.sub("#", PATH.sub("PATH", line)) for line in text.splitlines())
+    """Return the different lines of an output without noise, numbers, paths and widths of columns."""
+    told = (line for line in text.splitlines() if not line.startswith(NOISE))
+    lines = (NUMBER.sub("#", PATH.sub("PATH", line)) for line in told)
     return {" ".join(line.split()) for line in lines if line.strip()}

@@ -22,6 +22,6 @@ def test_a_recording_without_a_command_is_refused(tmp_path):
 
 
 def test_lines_that_differ_in_numbers_paths_and_spaces_have_one_shape():
-    one = "step 10: loss 1.5e-3, 99%\nsaved to runs/a/checkpoint_0\n  name      1,024\n"
+    one = "[Gloo] Rank 0 is connected\nstep 10: loss 1.5e-3, 99%\nsaved to runs/a/checkpoint_0\n  name      1,024\n"
     other = "step 9: loss 0.5, 3%\nstep 12: loss inf, 3%\nsaved to /tmp/x/y\n  name   7\n"
     assert shapes(one) == shapes(other) == {"step #: loss #, #", "saved to PATH", "name #"}
