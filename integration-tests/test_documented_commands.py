@@ -10,6 +10,7 @@ import shlex
 import sys
 import tomllib
 import types
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,12 @@ def check(words):
             check_accel(rest)
         case ["pip", "install", *rest]:
             check_pip(rest)
+        case ["pip", "download", "--no-deps", name]:
+            assert name in read_packages()
+        case ["gh", "attestation", "verify", *_]:
+            pass  # of a release
+        case ["python", "-m", module, *_] if module.startswith("tools."):
+            assert find_spec(module)
         case ["srun", *rest]:
             assert {
                 word.partition("=")[0].removeprefix("--") for word in rest if word.startswith("--")
@@ -139,6 +146,8 @@ def test_launches_can_be_planned(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hosts.txt").write_text("host1 slots=4\nhost2 slots=4\n", encoding="utf-8")
     (tmp_path / "my.yaml").write_text("num_processes: 2\n", encoding="utf-8")
+    (sagemaker,) = (block.text for block in all_blocks("yaml") if block.page.name == "sagemaker.md")
+    (tmp_path / "sagemaker.yaml").write_text(sagemaker, encoding="utf-8")
     for word in words:
         if word.endswith(".py"):
             Path(word).parent.mkdir(parents=True, exist_ok=True)
