@@ -203,7 +203,7 @@ def test_a_rank_of_a_sharded_run_needs_a_part_of_the_memory(outcome):
 def test_a_sharded_run_that_is_told_to_stop_saves_and_leaves(tmp_path):
     words = ("--project_dir", tmp_path, *SMALL, "--steps", "10000")
     with start_ranks([EXAMPLES / "sharded.py", *map(str, words)], 2) as ranks:
-        ranks[0].wait_for_output("step 20: loss")
+        ranks[0].wait_for_output("step 20: loss", timeout_s=240)
         os.kill(ranks[1].process.pid, signal.SIGTERM)
         assert wait_for_ranks(ranks) == 75
         assert "saved to " in ranks[0].stdout

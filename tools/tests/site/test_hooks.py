@@ -1,6 +1,13 @@
+import pytest
+
 from tools.site.hooks import completed, generated_pages
 
 NAV = [{"Examples": [{"To start from": [{"Digits": "examples/digits.md"}]}]}]
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return generated_pages(NAV)
 
 
 def test_patterns_become_pages_and_absent_pages_are_left_out():
@@ -9,8 +16,7 @@ def test_patterns_become_pages_and_absent_pages_are_left_out():
     assert completed(nav, pages) == [{"A": [{"One": "one.md"}, "more/x.md", "more/y.md"]}]
 
 
-def test_pages_are_made_from_the_checkout():
-    pages = generated_pages(NAV)
+def test_pages_are_made_from_the_checkout(pages):
     assert {
         "decisions/index.md",
         "examples/digits.md",
@@ -22,9 +28,7 @@ def test_pages_are_made_from_the_checkout():
     assert "0003-checkpoints-become-visible-by-one-rename.md" in pages["decisions/index.md"]
 
 
-def test_code_on_pages_from_code_is_of_languages_whose_source_is_tested():
+def test_code_on_pages_from_code_is_of_languages_whose_source_is_tested(pages):
     """Scripts and commands of examples, README files, and what commands print: all tested where they come from."""
-    fences = {
-        line.strip() for page in generated_pages(NAV).values() for line in page.splitlines() if "```" in line
-    }
+    fences = {line.strip() for page in pages.values() for line in page.splitlines() if "```" in line}
     assert fences <= {"```", "```bash", "```python", "```text", "```toml"}
