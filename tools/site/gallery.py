@@ -34,7 +34,7 @@ def gallery_pages(docs: Path, subjects: Mapping[str, Mapping[str, str]]) -> Iter
     pages = {name: page for name, example in examples.items() if (page := _page_of(example)) is not None}
     overview = [
         "# Examples\n",
-        "Whole scripts to start from. A test runs every one of them on one process and on two.",
+        "Whole scripts to start from. A test runs every one of them, those that train on one process and on two.",
         "`accel init NAME` copies one into a folder of yours. Outputs and pictures are those of real runs, recorded by",
         "`python -m tools.site.record`.\n",
     ]

@@ -76,10 +76,8 @@ class _Stepped(NamedTuple):
     def is_unaveraged(self, is_forward_missing: bool) -> bool:
         """Whether there are gradients that a backward without DDP left here: no zeros, no leftovers of other steps."""
         model, track = self.model(), self.track
-        if (
-            model is None or not model.require_backward_grad_sync
-        ):  # stepped within `no_sync`, as LocalSGD does
-            return False
+        if model is None or not model.require_backward_grad_sync:
+            return False  # within `no_sync` ranks step for themselves on purpose, as LocalSGD does
         if self.has_watched and track.watched is not None and _has_gradient(track.watched):
             return track.is_missed
         return is_forward_missing and any(_has_gradient(parameter) for parameter in self.parameters)
