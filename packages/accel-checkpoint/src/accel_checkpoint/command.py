@@ -1,4 +1,7 @@
-"""The command ``accel checkpoint``: list and verify checkpoints. Does not import torch."""
+"""List the checkpoints in a folder, or verify that their files are unchanged.
+
+Does not import torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The command ``accel merge-weights``. Imports torch only when it merges."""
+"""Merge the weights that a sharded run saved into files that plain PyTorch reads.
+
+Imports torch only when it merges.
+"""
 
 from __future__ import annotations
 

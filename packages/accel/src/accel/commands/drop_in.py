@@ -16,7 +16,7 @@ LINE = "import accel.drop_in\n"
 class DropInCommand:
     """``accel drop-in``; writes one file, or removes it."""
 
-    help = "Let `accelerate` mean accel in this Python environment"
+    help = "Let `accelerate` mean accel in a whole Python environment, and take that back"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add what to do."""
