@@ -61,6 +61,11 @@ def test_a_line_warns_once():
     assert len(found) == 1
 
 
+def test_code_that_exec_runs_without_a_name_is_warned():
+    with pytest.warns(UserWarning, match="`rows` has no effect"):
+        exec("check()", {"check": ours()["check"]})
+
+
 def test_what_all_ranks_would_say_comes_from_the_main_process(world):
     assert world(2).run(num_warnings) == [1, 0]
     assert world(2).run(num_warnings, main_process_only=False) == [1, 1]

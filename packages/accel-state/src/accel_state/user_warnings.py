@@ -43,7 +43,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning, *, main_proce
         category,
         frame.f_code.co_filename,
         frame.f_lineno,
-        module=frame.f_globals.get("__name__"),
+        module=frame.f_globals.get("__name__") or "<string>",  # with None, Python drops the warning
         registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
 
