@@ -2,13 +2,19 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from accel_state.errors import StateError
 from accel_trackers import BackgroundLog, GeneralTracker, JsonlTracker, TensorBoardTracker, on_main_process
+from accel_trackers.call_queue import CallQueue
+from accel_trackers.errors import TrackerError
+from accel_trackers.failures import Failures
 from accel_trackers.main_process import is_marked, runs_here
+from accel_trackers.service import ServiceTracker
 
 
 class Recorder(GeneralTracker):
@@ -31,6 +37,11 @@ class Recorder(GeneralTracker):
         return "logged"
 
 
+class Service(ServiceTracker):
+    name = "service"
+    main_process_only = False
+
+
 def record(main_process_only):
     recorder = Recorder(main_process_only)
     result = recorder.log({"a": 1}, step=2, extra=3)
@@ -43,6 +54,35 @@ def test_only_the_main_process_runs_a_marked_method(world):
 
 def test_every_process_runs_it_where_the_tracker_says_so(world):
     assert world(2).run(record, False) == [("logged", [({"a": 1}, 2, {"extra": 3})])] * 2
+
+
+def warnings_of_rank_1():
+    """Return what rank 1 is warned of where its trackers are slow, fail, and cannot log a value."""
+    if dist.get_rank() == 0:
+        return []
+    began, gate = threading.Event(), threading.Event()
+    calls = CallQueue("slow", capacity=1, stall_timeout_s=60)
+    failures = Failures()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        calls.put(lambda: [began.set(), gate.wait()])
+        began.wait()
+        calls.put(gate.clear)
+        threading.Timer(0.05, gate.set).start()
+        calls.put(gate.clear)
+        calls.close()
+        failures.add(TrackerError("The tracker `failing` failed."))
+        failures.warn()
+        Service()._numbers({"note": "text"})
+    return [str(one.message).partition(".")[0].partition(":")[0] for one in caught]
+
+
+def test_trackers_of_other_ranks_warn_there(world):
+    assert world(2).run(warnings_of_rank_1)[1] == [
+        "1 logged values wait for the tracker `slow`, which cannot keep up",
+        "The tracker `failing` failed",
+        "The tracker `service` leaves out `note`",
+    ]
 
 
 def log_in_background(folder):

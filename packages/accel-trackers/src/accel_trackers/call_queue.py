@@ -52,6 +52,7 @@ class CallQueue:
             warn_user(
                 f"{self._items.maxsize} logged values wait for the tracker `{self._name}`, which cannot keep up: "
                 "`log` now waits too. Log less often.",
+                main_process_only=False,
             )
         self._until(partial(self._try_put, call))
 

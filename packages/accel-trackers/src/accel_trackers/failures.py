@@ -35,6 +35,7 @@ class Failures:
             self._has_warned = True
             warn_user(
                 f"{self._first} The run goes on, and this error is raised when the trackers are closed.",
+                main_process_only=False,
             )
 
     def taken(self) -> TrackerError | None:

@@ -83,4 +83,5 @@ class ServiceTracker(GeneralTracker):
             warn_user(
                 f"The tracker `{self.name}` leaves out `{name}`: its `log` knows {shown}, not "
                 f"{type(value).__name__}. Use another method of it, or its `tracker`, for other kinds.",
+                main_process_only=False,
             )
