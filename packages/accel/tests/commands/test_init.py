@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from accel.commands.init import find_examples, installations
+from accel.commands.init import copy_example, find_examples, installations
 from accel_launch.cli import main
+from accel_state.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -93,6 +94,15 @@ def test_what_is_there_is_left_alone(tmp_path, capsys):
     assert (tmp_path / "digits.py").read_text() == "mine"
     assert main(["init", "digits", str(tmp_path / "digits.py")]) == 1
     assert "is a file" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_copied_is_named(tmp_path):
+    example, folder = tmp_path / "example", tmp_path / "mine"
+    example.mkdir()
+    (example / "data").symlink_to("nowhere")
+    folder.mkdir()
+    with pytest.raises(ConfigError, match="cannot be written: .*No such file or directory.*example/data"):
+        copy_example(example, folder)
 
 
 def test_an_unknown_example_is_named_beside_those_there_are(capsys):

@@ -108,7 +108,8 @@ def copy_example(example: Path, folder: Path) -> Path:
             (folder / path.name).write_text(text, encoding="utf-8")
         return folder / example.name
     except OSError as error:
-        raise ConfigError(f"`{folder}` cannot be written: {error.strerror}. Name another folder.") from error
+        reason = error.strerror or error.args[0][0][2]  # the first that `copytree` collected
+        raise ConfigError(f"`{folder}` cannot be written: {reason}. Name another folder.") from error
 
 
 def command_of(script: Path) -> str:
