@@ -84,7 +84,10 @@ def test_a_folder_is_copied_whole(tmp_path, capsys):
 
 def test_a_notebook_is_opened_otherwise(tmp_path, capsys):
     assert main(["init", "notebook", str(tmp_path / "notes")]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "jupyter lab notebook.ipynb"
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "pip install jupyterlab scikit-learn",
+        "jupyter lab notebook.ipynb",
+    ]
 
 
 def test_what_is_there_is_left_alone(tmp_path, capsys):
