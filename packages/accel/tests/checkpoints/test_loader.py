@@ -3,11 +3,13 @@
 import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from torch import nn
 
 from accel import Accelerator, ProjectConfiguration
+from accel_checkpoint.file_names import MANIFEST_NAME
 from accel_state import current_runtime
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -110,6 +112,16 @@ def load_what_there_is(folder):
 def test_a_project_without_a_complete_checkpoint_starts_anew_where_it_may(world, tmp_path, left):
     (tmp_path / left).mkdir(parents=True, exist_ok=True)
     assert world(2).run(load_what_there_is, str(tmp_path)) == [(False, True)] * 2
+
+
+def test_a_run_that_starts_anew_beside_a_broken_checkpoint_is_warned(tmp_path):
+    project = ProjectConfiguration(project_dir=tmp_path, automatic_checkpoint_naming=True)
+    accelerator = Accelerator(cpu=True, project_config=project)
+    saved = accelerator.save_state()
+    Path(saved, MANIFEST_NAME).unlink()
+    with pytest.warns(UserWarning, match="No checkpoint in .* is complete .`checkpoint_0` is incomplete") as warned:
+        assert not accelerator.load_state(missing_ok=True)
+    assert [one.filename for one in warned] == [__file__]
 
 
 def test_a_missing_checkpoint_is_an_error_that_says_how_to_start_anew(tmp_path):

@@ -17,6 +17,7 @@ from accel_checkpoint.reading.strictness import Strictness
 from accel_checkpoint.saving.saver import Saver
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_layout import MeshLayout
+from accel_state.user_warnings import warn_user
 
 LoadHook = Callable[[list[nn.Module], str], None]
 
@@ -79,6 +80,8 @@ def load_checkpoint(
 def newest_checkpoint(folder_of_checkpoints: Path | None, saver: Saver, *, missing_ok: bool) -> Path | None:
     """Return the newest checkpoint that the main process sees, the same on every rank. Every rank must call it.
 
+    Warns if there are checkpoints, but none is complete.
+
     Raises:
         ConfigError: If no folder was chosen.
         CheckpointError: If there is none, unless ``missing_ok``.
@@ -93,7 +96,19 @@ def newest_checkpoint(folder_of_checkpoints: Path | None, saver: Saver, *, missi
             f"There is no complete checkpoint in `{folder_of_checkpoints}`. Pass the folder of the checkpoint to load, "
             "or `missing_ok=True` to start anew."
         )
+    if newest is None and saver.topology.rank == 0:
+        _warn_of_broken(folder_of_checkpoints)
     return newest
+
+
+def _warn_of_broken(folder_of_checkpoints: Path) -> None:
+    """Warn if a run starts anew although it has saved before."""
+    broken = [f"`{found.path.name}` is {found.state.value}" for found in checkpoints_in(folder_of_checkpoints)]
+    if broken:
+        warn_user(
+            f"No checkpoint in `{folder_of_checkpoints}` is complete ({', '.join(broken)}), so none is loaded and the "
+            f"run starts anew. `accel checkpoint verify {folder_of_checkpoints}` shows what is wrong with them.",
+        )
 
 
 def _not_loaded(saver: Saver, stage: str, folder: Path) -> DeferredError:
