@@ -103,7 +103,9 @@ def newest_checkpoint(folder_of_checkpoints: Path | None, saver: Saver, *, missi
 
 def _warn_of_broken(folder_of_checkpoints: Path) -> None:
     """Warn if a run starts anew although it has saved before."""
-    broken = [f"`{found.path.name}` is {found.state.value}" for found in checkpoints_in(folder_of_checkpoints)]
+    broken = [
+        f"`{found.path.name}` is {found.state.value}" for found in checkpoints_in(folder_of_checkpoints)
+    ]
     if broken:
         warn_user(
             f"No checkpoint in `{folder_of_checkpoints}` is complete ({', '.join(broken)}), so none is loaded and the "
