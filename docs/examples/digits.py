@@ -2,7 +2,7 @@
 
 A plain training loop; the lines marked `accel` are all that it needs to run on any number of processes:
 
-    pip install scikit-learn tensorboard matplotlib
+    pip install scikit-learn tensorboard matplotlib tqdm
     accel launch --num_processes 2 docs/examples/digits.py      two processes on this machine
     python docs/examples/digits.py --mixed_precision bf16       one process
     torchrun --nproc_per_node 2 docs/examples/digits.py         another launcher

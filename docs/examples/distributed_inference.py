@@ -1,5 +1,6 @@
 """Inference on several processes: each answers its share of the prompts, then all compute one model together.
 
+    pip install tqdm
     python docs/examples/distributed_inference.py
     accel launch --cpu --num_processes 2 docs/examples/distributed_inference.py
 

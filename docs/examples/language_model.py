@@ -1,5 +1,6 @@
 """Train a language model from scratch on text files, so that the run can be stopped and gone on with at any step.
 
+    pip install tqdm
     python docs/examples/language_model.py --files 'books/**/*.txt'
     accel launch --cpu --num_processes 2 docs/examples/language_model.py --steps 200
     accel launch --cpu --num_processes 2 docs/examples/language_model.py --steps 400   # goes on

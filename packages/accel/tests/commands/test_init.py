@@ -60,6 +60,7 @@ def test_what_an_example_needs_is_named(tmp_path, capsys):
 
 
 OF_ACCEL = {"torch", "safetensors"}  # come with it
+NEEDED_BY_ACCEL = {"tqdm"}  # names of accel that need a package of the same name
 PACKAGES = {"sklearn": "scikit-learn"}  # by modules; others have the name of their module
 
 
@@ -73,6 +74,9 @@ def test_every_package_that_a_script_imports_is_named(name):
     modules |= {alias.name for one in statements if isinstance(one, ast.Import) for alias in one.names}
     roots = {module.partition(".")[0] for module in modules} - OF_ACCEL - sys.stdlib_module_names
     needed = {PACKAGES.get(root, root) for root in roots if not root.startswith("accel")}
+    needed |= NEEDED_BY_ACCEL & {
+        alias.name for one in statements if isinstance(one, ast.ImportFrom) for alias in one.names
+    }
     assert needed <= {word for line in installations(script) for word in line.split()}
 
 
