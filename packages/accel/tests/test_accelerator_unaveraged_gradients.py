@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from accel import Accelerator, DistributedDataParallelKwargs, LocalSGD
 from accel_backends import UnaveragedGradientsWarning
@@ -93,6 +94,43 @@ def another_loss_after_the_average(accelerator):
     train(accelerator, compute)
 
 
+def another_loss_for_one_of_two_optimizers(accelerator):
+    """Only the optimizer of the encoder steps gradients that nobody averaged."""
+    model = Net()
+    model, of_encoder, of_head = accelerator.prepare(
+        model,
+        torch.optim.SGD(model.encoder.parameters(), lr=0.1),
+        torch.optim.SGD(model.head.parameters(), lr=0.1),
+    )
+    accelerator.backward(model(rows()).square().mean())
+    accelerator.backward(model.module.encoder(rows()).square().mean())
+    of_encoder.step()
+    of_head.step()
+
+
+def evaluation_before_the_loss(accelerator):
+    """A call without gradients prepares no average, as in a loop that plays with the model and then learns."""
+
+    def compute(model):
+        with torch.no_grad():
+            model(rows())
+        with torch.inference_mode():
+            model(rows())
+        yield model.module(rows()).square().mean()
+
+    train(accelerator, compute)
+
+
+def thawed_layers_unwrapped(accelerator):
+    model = Net()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.head.parameters(), lr=0.1))
+    train(accelerator, lambda model: [model(rows()).mean()], model=model, optimizer=optimizer)
+    model.module.head.requires_grad_(False)
+    optimizer.zero_grad()
+    optimizer.add_param_group({"params": list(model.module.encoder.parameters())})
+    train(accelerator, lambda model: [model.module(rows()).mean()], model=model, optimizer=optimizer)
+
+
 def static_graph(accelerator):
     train(accelerator, lambda model: [model.module(rows()).square().mean()])
 
@@ -142,6 +180,9 @@ WRONG = {
         second_backward,
         two_forwards_and_then_two_backwards,
         another_loss_after_the_average,
+        another_loss_for_one_of_two_optimizers,
+        evaluation_before_the_loss,
+        thawed_layers_unwrapped,
         static_graph,
         last_batch_of_a_window,
         lbfgs_unwrapped,
@@ -216,6 +257,18 @@ def alternating_with_zeros(accelerator):
 
 def alternating_with_leftovers(accelerator):
     alternating_models(accelerator, set_to_none=None)
+
+
+def cleared_before_the_step(accelerator):
+    """Gradients that nobody averaged are cleared in place before another model is trained."""
+    first, second = Net(), Net()
+    parameters = [*first.parameters(), *second.parameters()]
+    first, second, optimizer = accelerator.prepare(first, second, torch.optim.SGD(parameters, lr=0.1))
+    for _ in range(3):
+        accelerator.backward(second.module(rows()).square().mean())
+        optimizer.zero_grad(set_to_none=False)
+        accelerator.backward(first(rows()).square().mean())
+        optimizer.step()
 
 
 def two_optimizers(accelerator):
@@ -329,6 +382,30 @@ def copies(accelerator):
         train(accelerator, lambda model: [model(rows()).mean()], model=again[0], optimizer=again[1])
 
 
+class TwiceCheckpointed(nn.Module):
+    """One layer that is run twice, and again in each backward, which adds to its gradients twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, rows):
+        for _ in range(2):
+            rows = checkpoint(self.layer, rows, use_reentrant=True)
+        return rows
+
+
+def static_graph_with_checkpointing(accelerator):
+    model = TwiceCheckpointed()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    train(
+        accelerator,
+        lambda model: [model(rows().requires_grad_()).square().mean()],
+        model=model,
+        optimizer=optimizer,
+    )
+
+
 def thawed_layers(accelerator):
     model = Net()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.head.parameters(), lr=0.1))
@@ -348,6 +425,7 @@ RIGHT = {
         generator_and_discriminator,
         alternating_with_zeros,
         alternating_with_leftovers,
+        cleared_before_the_step,
         two_optimizers,
         stepping_twice,
         accumulating,
@@ -359,6 +437,7 @@ RIGHT = {
         prepared_apart_and_twice,
         frozen_teacher,
         copies,
+        static_graph_with_checkpointing,
         thawed_layers,
     )
 }
@@ -366,7 +445,7 @@ RIGHT = {
 
 def messages(scenario):
     """Return what a scenario warns of on this rank, and in which file."""
-    wrapping = DistributedDataParallelKwargs(static_graph=scenario == "static_graph")
+    wrapping = DistributedDataParallelKwargs(static_graph=scenario.startswith("static_graph"))
     window = 2 if scenario in ("accumulating", "last_batch_of_a_window") else 1
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=window, kwargs_handlers=[wrapping])
     return recorded({**WRONG, **RIGHT}[scenario], accelerator)[1]
