@@ -2,6 +2,7 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -38,6 +39,11 @@ def test_the_handler_is_the_one_before_afterwards(loader):
     before = signal.getsignal(signal.SIGINT)
     assert len(list(loader)) == 4
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_workers_are_started_from_another_thread_too(loader):
+    with ThreadPoolExecutor(1) as thread:
+        assert len(thread.submit(list, loader).result()) == 4
 
 
 def test_an_ignored_interrupt_stays_ignored():
