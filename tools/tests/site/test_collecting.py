@@ -30,6 +30,9 @@ class Loader:
         logger.warning("%s of %d rows are lost: %s.", self._name, 3, HINT)
         raise UnknownNameError.of("loader", "x", [])
 
+    def fail(self, rows, error, by_lower):
+        raise ConfigError(f"{', '.join(map(str, rows))} fail: {error.strerror}. Did you mean `{by_lower[rows[0]]}`?")
+
 def parse(text):
     raise ValueError(f"`{text}` has no end")  # quoted by others
 """
@@ -50,6 +53,10 @@ def read_package_of(folder):
 
 def test_what_is_computed_has_a_name(found):
     assert "`num_real` must lie between 0 and <number of rows>, got <num real>." in texts(found)
+
+
+def test_names_that_only_the_code_knows_are_replaced(found):
+    assert "<rows> fail: <error>. Did you mean `<name>`?" in texts(found)
 
 
 def test_constants_are_followed_and_choices_are_messages_of_their_own(found):
