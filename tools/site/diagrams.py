@@ -182,26 +182,51 @@ def _data() -> Drawing:
     return Drawing("Which rows each process reads in each step", 60, top + 3, boxes, notes=notes)
 
 
-def _launching() -> Drawing:
-    boxes, arrows = [Box(2, 10, 19, 6, "accel launch\n--hosts node1,node2\ntrain.py", "plain")], []
+def _launch(title: str, command: str, starters: tuple[str, str], meeting: str) -> Drawing:
+    """Draw a command that starts something on each of two machines, which starts two ranks there.
+
+    Args:
+        command: What is typed.
+        starters: What it starts on each machine.
+        meeting: Where the ranks meet.
+    """
+    boxes, arrows = [Box(2, 10, 19, 6, command)], []
     for machine, top in enumerate((2, 15)):
-        boxes.append(
-            Box(
-                29,
-                top + 1,
-                15,
-                7,
-                f"over ssh: a launcher\non node{machine + 1} starts\nthe ranks there",
-                "accel",
-            )
-        )
-        arrows.append(Arrow((21, 12 + 2 * machine), (29, top + 5)))
+        boxes.append(Box(28, top + 1, 17, 7, f"{starters[machine]}\nthe ranks there", "accel"))
+        arrows.append(Arrow((21, 12 + 2 * machine), (28, top + 5)))
         for place in range(2):
             boxes.append(Box(52, top + 5 * place, 15, 4, f"rank {2 * machine + place}: train.py", "yours"))
-            arrows.append(Arrow((44, top + 4), (52, top + 2 + 5 * place)))
-    boxes.append(Box(74, 9, 12, 8, "process group:\nranks meet at\nnode1:port", "end"))
+            arrows.append(Arrow((45, top + 4), (52, top + 2 + 5 * place)))
+    boxes.append(Box(74, 9, 12, 8, f"process group:\nranks meet at\n{meeting}", "end"))
     arrows += [Arrow((67, top), (74, end)) for top, end in ((4, 11), (9, 12), (17, 14), (22, 15))]
-    return Drawing("One command, a launcher on each machine, a process for each rank", 88, 27, boxes, arrows)
+    return Drawing(title, 88, 27, boxes, arrows)
+
+
+def _launching() -> Drawing:
+    return _launch(
+        "One command, a launcher on each machine, a process for each rank",
+        "accel launch\n--hosts node1,node2\ntrain.py",
+        ("over ssh: a launcher\non node1 starts", "over ssh: a launcher\non node2 starts"),
+        "node1:port",
+    )
+
+
+def _slurm() -> Drawing:
+    return _launch(
+        "A SLURM job, a task on each node, a process for each GPU",
+        "in the job:\naccel launch\ntrain.py",
+        ("by srun: a task\non node 0 starts", "by srun: a task\non node 1 starts"),
+        "the first node",
+    )
+
+
+def _kubernetes() -> Drawing:
+    return _launch(
+        "A Kubernetes job, a pod for each machine, a process for each rank",
+        "accel launch --launcher\nkubernetes\ntrain.py",
+        ("in pod 0:\naccel launch starts", "in pod 1:\naccel launch starts"),
+        "the first pod",
+    )
 
 
 def _stages() -> Drawing:
@@ -253,7 +278,9 @@ DRAWINGS = {
     "accumulation": _accumulation,
     "data": _data,
     "inside": _inside,
+    "kubernetes": _kubernetes,
     "launching": _launching,
+    "slurm": _slurm,
     "stages": _stages,
     "trackers": _trackers,
 }
