@@ -1,15 +1,18 @@
-"""A Ctrl-C is not lost where Python drops exceptions."""
+"""Forked workers: a Ctrl-C is not lost where Python drops exceptions, and no worker collects inherited garbage."""
 
+import gc
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from accel_data import prepare_data_loader
-from accel_data.loaders.interrupts import delayed_interrupt
+from accel_data.loaders.forking import delayed_interrupt
 
 armed: list[bool] = []
 
@@ -53,3 +56,34 @@ def test_an_ignored_interrupt_stays_ignored():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+class CollectingDataset(Dataset):
+    """Collects garbage in the worker, as any worker does from time to time."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        gc.collect()
+        return index
+
+
+class Holder:
+    """Refers to itself, so that only the garbage collector finds what it holds."""
+
+    def __init__(self, held):
+        self.held = held
+        self.itself = self
+
+
+def test_a_worker_leaves_a_process_group_of_its_parent_alone():
+    loader = prepare_data_loader(DataLoader(CollectingDataset(), num_workers=1, timeout=60))
+    gc.disable()
+    try:
+        # Its finalizer waits for threads, which the worker does not have.
+        Holder(dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=5)))
+        assert [batch.item() for batch in loader] == [0, 1]
+    finally:
+        gc.enable()
+        gc.collect()
