@@ -109,7 +109,7 @@ def _warn_of_broken(folder_of_checkpoints: Path) -> None:
     if broken:
         warn_user(
             f"No checkpoint in `{folder_of_checkpoints}` is complete ({', '.join(broken)}), so none is loaded and the "
-            f"run starts anew. `accel checkpoint verify {folder_of_checkpoints}` shows what is wrong with them.",
+            f"run starts anew. Run `accel checkpoint verify {folder_of_checkpoints}` to see what is wrong.",
         )
 
 
