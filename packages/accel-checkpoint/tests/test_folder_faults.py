@@ -64,7 +64,7 @@ class Interruption:
 
 @pytest.fixture
 def runs():
-    """A folder in memory where there is one: no machine is lost here, and each of many flushes would wait for a disk."""
+    """A folder in memory where there is one: no machine is lost here, and flushes of a disk take their time."""
     memory = "/dev/shm"
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         yield Path(folder) / "runs"
