@@ -8,6 +8,7 @@ import math
 import shutil
 from pathlib import Path
 
+import preloaded
 import pytest
 from recordings import assert_as_recorded
 
@@ -15,7 +16,6 @@ from accel_state.testing import run_script
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 DIGITS = EXAMPLES / "digits.py"
-LIBRARIES = ("sklearn.datasets", "matplotlib.pyplot", "tensorboard")
 
 
 def result_of(folder):
@@ -29,7 +29,7 @@ def train(folder, *options, num_processes, env=None):
         *words,
         num_processes=num_processes,
         env={"ACCELERATE_USE_CPU": "1", **(env or {})},
-        preload=LIBRARIES,
+        preload=preloaded.EXAMPLES,
     )
     assert done.returncode == 0, done.stderr
     return result_of(folder)
@@ -99,7 +99,7 @@ def trained_and_checked(folder):
     done = run_script(DIGITS, *words, num_processes=2, launcher="accel", timeout_s=240)
     assert done.returncode == 0, done.stderr
     assert_as_recorded(DIGITS, done.stdout)
-    check = run_script(EXAMPLES / "check_digits.py", str(folder), preload=LIBRARIES)
+    check = run_script(EXAMPLES / "check_digits.py", str(folder), preload=preloaded.EXAMPLES)
     assert_as_recorded(EXAMPLES / "check_digits.py", check.stdout)
     return done, result_of(folder), check, folder / "curves.png"
 
@@ -118,7 +118,9 @@ def test_the_check_refuses_a_model_that_is_not_the_reported_one(outcome, tmp_pat
     folder = shutil.copytree(outcome[1], tmp_path / "copy")
     result = result_of(folder)
     (folder / "result.json").write_text(json.dumps({**result, "right": result["right"] + 1}))
-    check = run_script(EXAMPLES / "check_digits.py", str(folder), "--at_least", "0", preload=LIBRARIES)
+    check = run_script(
+        EXAMPLES / "check_digits.py", str(folder), "--at_least", "0", preload=preloaded.EXAMPLES
+    )
     assert check.returncode == 1
     assert "does not give the reported result" in check.stderr
 

@@ -5,10 +5,10 @@ import math
 import os
 import re
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 
+import preloaded
 import pytest
 import torch
 from recordings import assert_as_recorded
@@ -16,14 +16,15 @@ from safetensors.torch import load_file
 
 from accel.utils import merge_fsdp_weights
 from accel_state.testing import run_script
-from accel_state.testing.scripts import run_command, start_ranks, wait_for_ranks
+from accel_state.testing.scripts import start_ranks, wait_for_ranks
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 TESTED_ELSEWHERE = {"digits.py", "check_digits.py"}
+run = partial(run_script, timeout_s=180, preload=preloaded.ACCEL)
 
 
 def launch(name, *arguments, num_processes=2, code=0):
-    done = run_script(EXAMPLES / name, *arguments, num_processes=num_processes, timeout_s=180)
+    done = run(EXAMPLES / name, *arguments, num_processes=num_processes)
     assert done.returncode == code, done.stderr
     assert_as_recorded(EXAMPLES / name, done.stdout)
     return done.stdout
@@ -202,7 +203,8 @@ def test_a_rank_of_a_sharded_run_needs_a_part_of_the_memory(outcome):
 
 def test_a_sharded_run_that_is_told_to_stop_saves_and_leaves(tmp_path):
     words = ("--project_dir", tmp_path, *SMALL, "--steps", "10000")
-    with start_ranks([EXAMPLES / "sharded.py", *map(str, words)], 2) as ranks:
+    script = [EXAMPLES / "sharded.py", *map(str, words)]
+    with start_ranks(script, 2, preload=preloaded.ACCEL) as ranks:
         ranks[0].wait_for_output("step 20: loss", timeout_s=240)
         os.kill(ranks[1].process.pid, signal.SIGTERM)
         assert wait_for_ranks(ranks) == 75
@@ -212,7 +214,7 @@ def test_a_sharded_run_that_is_told_to_stop_saves_and_leaves(tmp_path):
 
 def test_an_early_error_of_a_sharded_run_is_told(tmp_path):
     words = ("--project_dir", str(tmp_path), *SMALL, "--batch_size", "100000")
-    done = run_script(EXAMPLES / "sharded.py", *words)
+    done = run(EXAMPLES / "sharded.py", *words)
     assert done.returncode == 1  # not killed by a signal, though its memory was being recorded
     assert "lower --batch_size" in done.stderr
 
@@ -248,8 +250,8 @@ def every_axis(folder):
     for layout in layouts:
         launch("every_axis.py", "--layout", layout, *options, num_processes=2)
     picture = folder / "curves.png"
-    words = [str(EXAMPLES / "every_axis.py"), *options, "--picture", str(picture), "--layouts", *layouts]
-    done = run_command([sys.executable, *words], timeout_s=180)
+    words = (*options, "--picture", str(picture), "--layouts", *layouts)
+    done = run(EXAMPLES / "every_axis.py", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout, picture
 
@@ -288,6 +290,6 @@ def test_an_example_for_one_process_writes_the_same_on_two():
 
 
 def test_a_share_of_four_batches_is_refused_where_it_cannot_be_even(tmp_path):
-    done = run_script(EXAMPLES / "accumulation.py", num_processes=3, timeout_s=180)
+    done = run(EXAMPLES / "accumulation.py", num_processes=3)
     assert done.returncode == 1
     assert "Start 1, 2 or 4." in done.stderr

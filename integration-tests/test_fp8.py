@@ -28,6 +28,7 @@ NUM_STEPS = 200
 DISTANCE, DISTANCE_AT_END = 0.01, 0.03
 """How far the mean loss of all 200 steps (0.21 in bf16) and of the last 20 (0.02) may lie from those of bf16."""
 _IN_BF16: list[float] = []
+_ALONE: list[float] = []
 RECIPES = ["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
 
@@ -122,6 +123,14 @@ def in_bf16(world):
     return _IN_BF16
 
 
+@pytest.fixture
+def alone(world):
+    """Return the losses of 30 steps in 8 bits on one process, computed once for all tests of this file."""
+    if not _ALONE:
+        _ALONE.extend(world(1).run(train, "fp8", num_steps=30)[0][0])
+    return _ALONE
+
+
 @pytest.mark.parametrize(
     ("recipe", "emulate"), [*((recipe, False) for recipe in RECIPES), ("tensorwise", True)]
 )
@@ -162,9 +171,8 @@ SHARDED = {
 
 @pytest.mark.parametrize("gathers", [True, False])
 @pytest.mark.parametrize("plugin", SHARDED)
-def test_sharded_ranks_train_as_one_process_does(world, plugin, gathers):
+def test_sharded_ranks_train_as_one_process_does(world, alone, plugin, gathers):
     recipe = {"enable_fsdp_float8_all_gather": gathers}
-    (alone, _, _), *_ = world(1).run(train, "fp8", num_steps=30)
     (losses, state, _), _ = world(2).run(train, "fp8", plugin=SHARDED[plugin], recipe=recipe, num_steps=30)
     assert abs(losses[-1] - alone[-1]) < 0.1
     assert {type(value) for value in state.values()} == {torch.Tensor}

@@ -3,6 +3,7 @@
 import re
 from functools import partial
 
+import preloaded
 import pytest
 from documented import DOCS, PAGES, blocks
 
@@ -50,7 +51,7 @@ RUNS = [
 def run_code(folder, *, name, num_processes):
     script = folder / f"guide_{name.replace('-', '_')}.py"  # not the name of a package
     script.write_text(script_of(WITH_CODE[name]), encoding="utf-8")
-    return run_script(script, num_processes=num_processes, cwd=folder, timeout_s=120)
+    return run_script(script, num_processes=num_processes, cwd=folder, timeout_s=120, preload=preloaded.ACCEL)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 from recordings import assert_as_recorded
 from safetensors.torch import load_file
@@ -15,19 +16,12 @@ from accel_state.testing import run_script
 from accel_state.testing.scripts import run_command
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
-PRELOADED = (
-    "matplotlib.pyplot",
-    "sklearn.datasets",
-    "sklearn.metrics",
-    "sklearn.model_selection",
-    "torchao.float8",
-)
 pytestmark = pytest.mark.slow
 
 
-def launch(name, *arguments, num_processes):
+def launch(name, *arguments, num_processes, preload=preloaded.EXAMPLES):
     words = (EXAMPLES / name, *map(str, arguments))
-    done = run_script(*words, num_processes=num_processes, timeout_s=180, preload=PRELOADED)
+    done = run_script(*words, num_processes=num_processes, timeout_s=180, preload=preload)
     assert done.returncode == 0, done.stderr
     assert_as_recorded(EXAMPLES / name, done.stdout)
     return done.stdout
@@ -163,6 +157,7 @@ def lora(folder):
         launch(
             *("lora.py", *way, "--epochs", num_epochs, "--output_dir", folder / f"{name}_{number}"),
             num_processes=number,
+            preload=preloaded.ADAPTERS,
         )
         for name, way in (("plain", ()), ("quantized", ("--quantize",)))
         for number, num_epochs in epochs.items()

@@ -7,6 +7,7 @@ import signal
 from functools import partial
 from pathlib import Path
 
+import preloaded
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -21,7 +22,9 @@ READ_ON = Path(__file__).with_name("read_on.py")
 
 
 def train(out, *options, num_processes=1):
-    done = run_script(SCRIPT, str(out), *options, num_processes=num_processes, timeout_s=120)
+    done = run_script(
+        SCRIPT, str(out), *options, num_processes=num_processes, timeout_s=120, preload=preloaded.ACCEL
+    )
     assert done.returncode == 0, done.stderr
     return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(num_processes)], done
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tools.site.sources import Trees
 from tools.site.wording import Function, Module, Scope, bound, has_words, parameters
-from tools.workspace import Package
 
 BUILT_IN = {
     name
@@ -51,16 +51,12 @@ class Place:
         return next((each for each in reversed(self.around) if not isinstance(each, ast.ClassDef)), None)
 
 
-def messages(packages: Mapping[str, Package], classes: set[str]) -> Iterator[Message]:
-    """Yield every message of errors (those of ``classes``, and built-in ones) and of warnings.
+def messages(sources: Trees, classes: set[str]) -> Iterator[Message]:
+    """Yield every message in ``sources`` of errors (those of ``classes``, and built-in ones) and of warnings.
 
     Messages of built-in errors that are no sentence are left out: others quote them.
     """
-    modules = {
-        name: Module.of(name, ast.parse(file.read_text(encoding="utf-8")))
-        for package in packages.values()
-        for name, file in package.modules()
-    }
+    modules = {name: Module.of(name, tree) for name, tree in sources.items()}
     for module in modules.values():
         places = list(_places(module.tree, ()))
         for place in places:

@@ -15,6 +15,7 @@ from tools.site.names import names_pages
 from tools.site.packages import package_pages
 from tools.site.places import TOP_LEVEL, for_site
 from tools.site.raising import error_classes, error_page
+from tools.site.sources import read_sources
 from tools.workspace import ROOT, read_packages
 
 DOCS = ROOT / "docs"
@@ -27,12 +28,13 @@ def generated_pages(nav: Any) -> dict[str, str]:
         nav: The navigation of ``mkdocs.yml``, whose order the gallery follows.
     """
     packages = read_packages()
+    sources = read_sources(packages)
     pages = dict(package_pages(packages))
     pages |= dict(command_pages(packages))
-    pages |= dict(names_pages(packages))
-    classes = error_classes(packages)
+    pages |= dict(names_pages(packages, sources))
+    classes = error_classes(packages, sources)
     pages["reference/errors.md"] = error_page(classes)
-    pages |= dict(message_pages(messages(packages, {each.name for each in classes})))
+    pages |= dict(message_pages(messages(sources, {each.name for each in classes})))
     pages |= dict(gallery_pages(DOCS, subjects_of(nav)))
     for source, page in TOP_LEVEL.items():
         if page != "index.md":

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from tools.site.packages import own_names
+from tools.site.sources import Trees
 from tools.workspace import Package
 
 INTRODUCTION = """\
@@ -19,14 +20,14 @@ TESTING = ".testing"
 """Modules for tests, some of whose names are made as they are asked for."""
 
 
-def names_pages(packages: Mapping[str, Package]) -> Iterator[tuple[str, str]]:
+def names_pages(packages: Mapping[str, Package], sources: Trees) -> Iterator[tuple[str, str]]:
     """Yield page and Markdown of the list of names."""
     from accel.aliases import expected_names, owners
 
     described = {
         f"{package.import_name}.{name}" for package in packages.values() for name in own_names(package)
     }
-    definitions = _definitions(packages)
+    definitions = _definitions(sources)
     places: dict[str, list[str]] = defaultdict(list)
     for module, names in expected_names().items():
         for name in names:
@@ -43,24 +44,23 @@ def names_pages(packages: Mapping[str, Package]) -> Iterator[tuple[str, str]]:
     yield "reference/names.md", "\n".join(parts)
 
 
-def _definitions(packages: Mapping[str, Package]) -> dict[tuple[str, str], str]:
+def _definitions(sources: Trees) -> dict[tuple[str, str], str]:
     """Return the path by which a docstring is found, by module and name; of names made at run time there is none."""
     found: dict[tuple[str, str], str] = {}
-    for package in packages.values():
-        for module, file in package.modules():
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                names = []
-                if isinstance(node, ast.ImportFrom):
-                    for alias in node.names:
-                        found[module, alias.asname or alias.name] = f"{node.module}.{alias.name}"
-                elif isinstance(node, ast.Dict):  # of a lazy module: where each of its names is
-                    found |= {(module, name): f"{home}.{name}" for name, home in _constants(node)}
-                elif isinstance(node, ast.ClassDef | ast.FunctionDef):
-                    names = [node.name]
-                elif isinstance(node, ast.Assign | ast.AnnAssign):
-                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                    names = [target.id for target in targets if isinstance(target, ast.Name)]
-                found |= {(module, name): f"{module}.{name}" for name in names}
+    for module, tree in sources.items():
+        for node in ast.walk(tree):
+            names = []
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    found[module, alias.asname or alias.name] = f"{node.module}.{alias.name}"
+            elif isinstance(node, ast.Dict):  # of a lazy module: where each of its names is
+                found |= {(module, name): f"{home}.{name}" for name, home in _constants(node)}
+            elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+                names = [node.name]
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = [target.id for target in targets if isinstance(target, ast.Name)]
+            found |= {(module, name): f"{module}.{name}" for name in names}
     return found
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tools.site.packages import own_names
+from tools.site.sources import Trees
 from tools.workspace import Package
 
 BASE = "AccelError"
@@ -40,16 +41,11 @@ class ErrorClass:
     raised_by: list[tuple[str, str]] = field(default_factory=list)
 
 
-def error_classes(packages: Mapping[str, Package]) -> list[ErrorClass]:
+def error_classes(packages: Mapping[str, Package], sources: Trees) -> list[ErrorClass]:
     """Return every error class of the packages; what derives from it follows a class."""
-    trees = {
-        name: ast.parse(file.read_text(encoding="utf-8"))
-        for package in packages.values()
-        for name, file in package.modules()
-    }
-    found = _classes(trees)
+    found = _classes(sources)
     for package in packages.values():
-        _add_reasons(found, package, trees)
+        _add_reasons(found, package, sources)
     return list(found.values())
 
 
@@ -73,13 +69,13 @@ def reasons_in(docstring: str) -> Iterator[tuple[str, str]]:
         yield from _ENTRY.findall(section["section"])
 
 
-def _classes(trees: Mapping[str, ast.Module]) -> dict[str, ErrorClass]:
+def _classes(sources: Trees) -> dict[str, ErrorClass]:
     """Return the classes that derive from `AccelError`, it first."""
     defined = {
         node.name: ErrorClass(
             node.name, [_last_name(base) for base in node.bases], module, ast.get_docstring(node) or ""
         )
-        for module, tree in trees.items()
+        for module, tree in sources.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     }
@@ -90,25 +86,25 @@ def _classes(trees: Mapping[str, ast.Module]) -> dict[str, ErrorClass]:
     return found
 
 
-def _add_reasons(found: Mapping[str, ErrorClass], package: Package, trees: Mapping[str, ast.Module]) -> None:
+def _add_reasons(found: Mapping[str, ErrorClass], package: Package, sources: Trees) -> None:
     """Read the sections ``Raises`` of the public names of ``package``."""
     for public in own_names(package):
-        node = _definition(package.import_name, public, trees)
+        node = _definition(package.import_name, public, sources)
         for name, documented in _documented(node, f"{package.import_name}.{public}"):
             for error, reason in reasons_in(ast.get_docstring(documented) or ""):
                 if error in found:
                     found[error].raised_by.append((name, reason))
 
 
-def _definition(module: str, name: str, trees: Mapping[str, ast.Module]) -> ast.stmt | None:
+def _definition(module: str, name: str, sources: Trees) -> ast.stmt | None:
     """Return the class or function that a module calls ``name``, also where other modules hand it on."""
-    for node in ast.walk(trees[module]) if module in trees else ():
+    for node in ast.walk(sources[module]) if module in sources else ():
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return node
         if isinstance(node, ast.ImportFrom) and node.module not in (None, module):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
-                    return _definition(str(node.module), alias.name, trees)
+                    return _definition(str(node.module), alias.name, sources)
     return None
 
 

@@ -4,6 +4,8 @@ import io
 import os
 import signal
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,6 +62,14 @@ class Interruption:
         patch.setattr(module, name, watched)
 
 
+@pytest.fixture
+def runs():
+    """A folder in memory where there is one: no machine is lost here, and flushes of a disk take their time."""
+    memory = "/dev/shm"
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield Path(folder) / "runs"
+
+
 def save(folder, step, *, blocking):
     with folder.save(step, blocking=blocking) as stage:
         stage.write("model.safetensors", {"value": torch.full((50,), float(step))})
@@ -102,12 +112,12 @@ def in_child(work):
     ],
 )
 def test_a_checkpoint_is_whole_whichever_call_is_the_last(
-    tmp_path, monkeypatch, how, replaces, blocking, exchanges
+    runs, monkeypatch, how, replaces, blocking, exchanges
 ):
     PartialState(cpu=True)
     if not exchanges:  # as on systems that cannot exchange two folders
         monkeypatch.setattr(staging, "exchange", lambda one, other: False)
-    folder = CheckpointFolder(tmp_path / "runs", keep=1)
+    folder = CheckpointFolder(runs, keep=1)
     step, at = 1, 0
     save(folder, step, blocking=True)
     while True:
@@ -115,9 +125,7 @@ def test_a_checkpoint_is_whole_whichever_call_is_the_last(
         new = step if replaces else step + 1
 
         def interrupted(at=at, new=new):
-            folder = CheckpointFolder(
-                tmp_path / "runs", keep=1
-            )  # with a token of its own, as a new process has
+            folder = CheckpointFolder(runs, keep=1)  # with a token of its own, as a new process has
             with pytest.MonkeyPatch.context() as patch:
                 interruption = Interruption(patch, at, ACTS[how])
                 try:
@@ -128,7 +136,7 @@ def test_a_checkpoint_is_whole_whichever_call_is_the_last(
 
         code = in_child(interrupted)
         assert code == -signal.SIGKILL if how == "kill" and code < 0 else code in (0, 1, 2)
-        newest = CheckpointFolder(tmp_path / "runs").newest()
+        newest = CheckpointFolder(runs).newest()
         newest.verify()
         if how == "error":
             assert newest.path.name == f"checkpoint_{newest.step}"  # what was moved aside is back
@@ -140,4 +148,4 @@ def test_a_checkpoint_is_whole_whichever_call_is_the_last(
             break
     assert at > 10  # else the calls were not seen
     save(folder, step + 1, blocking=True)  # which tidies up after all that were killed
-    assert os.listdir(tmp_path / "runs") == [f"checkpoint_{step + 1}"]
+    assert os.listdir(runs) == [f"checkpoint_{step + 1}"]

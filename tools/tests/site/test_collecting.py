@@ -1,6 +1,7 @@
 import pytest
 
 from tools.site.collecting import Message, messages
+from tools.site.sources import read_sources
 from tools.workspace import read_package
 
 SOURCE = """
@@ -44,7 +45,7 @@ def found(tmp_path):
     source = tmp_path / "src" / tmp_path.name.replace("-", "_")
     source.mkdir(parents=True)
     (source / "module.py").write_text(SOURCE)
-    return list(messages(read_package_of(tmp_path), {"ConfigError", "UnknownNameError"}))
+    return list(messages(read_sources(read_package_of(tmp_path)), {"ConfigError", "UnknownNameError"}))
 
 
 def read_package_of(folder):

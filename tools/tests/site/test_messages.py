@@ -1,18 +1,15 @@
 import pytest
 
-from tools.site.collecting import Message, messages
+from tools.site.collecting import Message
 from tools.site.messages import Entry, entries, message_pages, reasons, remedies, what_to_do, why
-from tools.site.raising import error_classes
-from tools.workspace import read_packages
 
 
-@pytest.fixture(scope="module")
-def found():
-    packages = read_packages()
-    return list(messages(packages, {each.name for each in error_classes(packages)}))
+@pytest.fixture
+def found(errors):
+    return errors[1]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def all_entries(found):
     return [entry for listed in entries(found).values() for entry in listed]
 

@@ -1,12 +1,11 @@
 import pytest
 
-from tools.site.raising import error_classes, error_page, reasons_in
-from tools.workspace import read_packages
+from tools.site.raising import error_page, reasons_in
 
 
-@pytest.fixture(scope="module")
-def classes():
-    return {each.name: each for each in error_classes(read_packages())}
+@pytest.fixture
+def classes(errors):
+    return errors[0]
 
 
 def test_the_base_comes_first_and_every_error_is_known(classes):

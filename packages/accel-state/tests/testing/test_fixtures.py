@@ -6,9 +6,11 @@ import sys
 from accel_state.testing.scripts import run_command
 
 LEAKING = """
+import gc
 import os
 import signal
 import pytest
+import torch
 
 from accel_state.partial_state import PartialState
 from accel_state.runtime import has_runtime
@@ -40,6 +42,12 @@ def test_builds_state():
 
 def test_finds_no_state():
     assert not has_runtime()
+
+def test_computes_on_one_thread():
+    assert torch.get_num_threads() == 1
+
+def test_collects_garbage():
+    assert gc.isenabled()
 
 def rank():
     return PartialState().process_index
@@ -101,7 +109,7 @@ def test_jobs_of_the_selected_tests_are_run_and_fail_only_those_who_ask_for_them
 def test_leaks_fail_their_own_test_and_no_other(tmp_path):
     (tmp_path / "test_inner.py").write_text(LEAKING)
     ran = run_pytest(tmp_path, "-s")
-    assert re.search(r"10 passed, (\d+ warnings?, )?2 errors", ran.stdout), ran.stdout
+    assert re.search(r"12 passed, (\d+ warnings?, )?2 errors", ran.stdout), ran.stdout
     assert "The test left behind environment variables: LEFT_BEHIND." in ran.stdout
     assert "The test left behind signal handlers: SIGTERM." in ran.stdout
     assert "ERROR" in ran.stdout

@@ -1,4 +1,4 @@
-"""Slow jobs run in parallel: each once, in a folder of its own, with its own failure."""
+"""Slow jobs run in parallel when they are needed: each once, in a folder of its own, with its own failure."""
 
 import threading
 from functools import partial
@@ -29,6 +29,18 @@ def test_jobs_run_at_the_same_time(make_folder):
     jobs = [lambda folder: meeting.wait(timeout=60) for _ in range(NUM_AT_ONCE)]
     done = ParallelJobs(jobs, make_folder=make_folder)
     assert sorted(done.outcome_of(job) for job in jobs) == list(range(NUM_AT_ONCE))
+
+
+def test_an_outcome_is_not_waited_for_longer_than_some_jobs_take(make_folder):
+    started = []
+    jobs = [partial(lambda folder, number: started.append(number), number=number) for number in range(5)]
+    done = ParallelJobs(jobs, make_folder=make_folder)
+    assert started == []
+    done.outcome_of(jobs[3])
+    assert sorted(started) == [*range(NUM_AT_ONCE - 1), 3]
+    for job in jobs:
+        done.outcome_of(job)
+    assert sorted(started) == [0, 1, 2, 3, 4]
 
 
 def test_a_job_that_several_tests_name_is_run_once(make_folder):

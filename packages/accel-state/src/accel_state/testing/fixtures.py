@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -36,6 +36,28 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(signum, handler)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage while test files are imported: what they import stays, and is much to look through."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+def pytest_collection_finish() -> None:
+    """Let torch compute on one thread, as it does in what tests start.
+
+    Test processes share the cores, and the threads of one operation spin while they wait for one another: on a busy
+    machine, training that takes a second takes minutes.
+    """
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def _live_worlds() -> Iterator[dict[int, World]]:
     yield _worlds
@@ -59,24 +81,25 @@ def _parallel_jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
     of_this_file = [item for item in request.session.items if item.getparent(pytest.Module) is request.node]
     params = [item.callspec.params for item in of_this_file if hasattr(item, "callspec")]
     jobs = [param["outcome"] for param in params if "outcome" in param]
-    before = ProcessSnapshot.now()
-    done = ParallelJobs(jobs, make_folder=lambda: tmp_path_factory.mktemp("job"))
-    leaks = before.leaks_since(allowed_pids=_pids_of_worlds())
-    if leaks:
-        before.put_back(allowed_pids=_pids_of_worlds())
-        pytest.fail(f"The jobs of this file left behind {'; '.join(leaks)}.", pytrace=False)
-    return done
+    return ParallelJobs(jobs, make_folder=lambda: tmp_path_factory.mktemp("job"))
 
 
 @pytest.fixture
 def outcome(request: pytest.FixtureRequest, _parallel_jobs: ParallelJobs) -> Any:
     """The result of a slow job, requested with ``@pytest.mark.parametrize("outcome", [job], indirect=True)``.
 
-    A job is a function of a fresh folder, such as one that launches a script there. The jobs of all selected tests of
-    the file run before the first of them, some in parallel; tests that name the same job share its result. If a job
-    raises, its tests raise the same error.
+    A job is a function of a fresh folder, such as one that launches a script there. It runs before the first test that
+    names it, beside the next job of the file; tests that name the same job share its result. If a job raises, its tests
+    raise the same error.
     """
-    return _parallel_jobs.outcome_of(request.param)
+    before = ProcessSnapshot.now()
+    try:
+        return _parallel_jobs.outcome_of(request.param)
+    finally:
+        leaks = before.leaks_since(allowed_pids=_pids_of_worlds())
+        if leaks:
+            before.put_back(allowed_pids=_pids_of_worlds())
+            pytest.fail(f"The jobs of this file left behind {'; '.join(leaks)}.", pytrace=False)
 
 
 @pytest.fixture

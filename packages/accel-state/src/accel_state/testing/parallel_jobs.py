@@ -14,16 +14,28 @@ NUM_AT_ONCE = 2
 
 
 class ParallelJobs:
-    """Jobs that have run, each once and in a folder of its own, however often it was listed."""
+    """Jobs that run when their outcome is asked for, each once and in a folder of its own, however often listed."""
 
     def __init__(self, jobs: Iterable[Job], *, make_folder: Callable[[], Path]) -> None:
-        """Run all ``jobs``. An error is kept until the outcome of its job is asked for."""
-        folders = {job: make_folder() for job in dict.fromkeys(jobs)}
-        with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
-            self._futures: dict[Job, Future[Any]] = {
-                job: pool.submit(job, folder) for job, folder in folders.items()
-            }
+        self._waiting = list(dict.fromkeys(jobs))
+        self._make_folder = make_folder
+        self._futures: dict[Job, Future[Any]] = {}
 
     def outcome_of(self, job: Job) -> Any:
-        """Return what a job returned, or raise what it raised."""
+        """Return what a job returned, or raise what it raised.
+
+        If it has not run yet, it runs now, beside the next of those that wait: a test waits for these alone, so that
+        its time does not grow with the number of jobs.
+        """
+        if job not in self._futures:
+            self._waiting.remove(job)
+            self._run([job, *self._waiting[: NUM_AT_ONCE - 1]])
         return self._futures[job].result()
+
+    def _run(self, jobs: list[Job]) -> None:
+        self._waiting = [job for job in self._waiting if job not in jobs]
+        folders = [self._make_folder() for _ in jobs]
+        with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+            self._futures |= {
+                job: pool.submit(job, folder) for job, folder in zip(jobs, folders, strict=True)
+            }
