@@ -49,6 +49,20 @@ def test_workers_are_started_from_another_thread_too(loader):
         assert len(thread.submit(list, loader).result()) == 4
 
 
+def test_a_second_interrupt_ends_a_start_that_hangs():
+    def start():
+        with delayed_interrupt():
+            signal.raise_signal(signal.SIGINT)
+            reached.append("the body goes on")
+            signal.raise_signal(signal.SIGINT)
+            reached.append("too far")
+
+    reached = []
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert reached == ["the body goes on"]
+
+
 def test_an_ignored_interrupt_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

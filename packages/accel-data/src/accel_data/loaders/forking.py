@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ def forking_workers() -> Iterator[None]:
 
 @contextmanager
 def delayed_interrupt() -> Iterator[None]:
-    """Handle a SIGINT that arrives in the body after it.
+    """Handle a SIGINT that arrives in the body after it, and a second one at once.
 
     Around a fork, Python calls functions of `logging`, `random` and others, and drops what is raised in them: the
     `KeyboardInterrupt` would be lost, and the process go on. Workers that are forked in the body ignore SIGINT; torch
@@ -31,7 +32,14 @@ def delayed_interrupt() -> Iterator[None]:
         yield
         return
     arrived: list[FrameType | None] = []
-    signal.signal(signal.SIGINT, lambda _, frame: arrived.append(frame))
+    process = os.getpid()
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        arrived.append(frame)
+        if len(arrived) > 1 and os.getpid() == process:  # the body hangs, perhaps in a sampler of the user's
+            handler(signum, frame)
+
+    signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
