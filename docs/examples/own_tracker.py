@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel import Accelerator
 from accel.tracking import GeneralTracker, on_main_process
+from accel.utils import set_seed
 
 
 class BestTracker(GeneralTracker):
@@ -58,6 +59,7 @@ def main() -> None:
     trackers = [BestTracker(args.project_dir / "best.json"), "jsonl"]
     accelerator = Accelerator(log_with=trackers, project_dir=args.project_dir)
     accelerator.init_trackers("own_tracker", config={"rate": 0.1})
+    set_seed(0)
     inputs = torch.linspace(-1, 1, 64).unsqueeze(1)
     loader = DataLoader(TensorDataset(inputs, 3 * inputs), batch_size=8)
     model = nn.Linear(1, 1)

@@ -21,8 +21,6 @@ BUILT_IN = {
 WARNING = "warning"
 _WARNING_CALLS = {"warn", "warning", "warning_once"}
 _UNKNOWN_NAME = "UnknownNameError"
-_RAISES = re.compile(r"^( *)Raises:\n(?P<section>(?:\1 +[^\n]*\n?|\n)*)", re.MULTILINE)
-_ENTRY = re.compile(r"^ *(\w+): (.*(?:\n(?! *\w+: ).+)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -33,13 +31,11 @@ class Message:
         text: Its words; ``<name>`` stands for what is computed.
         kind: The class of the error, or ``warning``.
         module: Where it is made.
-        reasons: What the docstrings around that place say of when such an error comes.
     """
 
     text: str
     kind: str
     module: str
-    reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -53,12 +49,6 @@ class Place:
     def function(self) -> Function | None:
         """The innermost function around the call."""
         return next((each for each in reversed(self.around) if not isinstance(each, ast.ClassDef)), None)
-
-
-def reasons_in(docstring: str) -> Iterator[tuple[str, str]]:
-    """Yield class and reason of each error in the section ``Raises`` of a docstring."""
-    for section in _RAISES.finditer(f"{docstring}\n"):
-        yield from _ENTRY.findall(section["section"])
 
 
 def messages(packages: Mapping[str, Package], classes: set[str]) -> Iterator[Message]:
@@ -79,18 +69,11 @@ def messages(packages: Mapping[str, Package], classes: set[str]) -> Iterator[Mes
                 for text in _texts(place, places, Scope(module, modules, place.function)):
                     whole = " ".join(text.split())
                     if has_words(whole) and (kind not in BUILT_IN or _is_sentence(whole)):
-                        yield Message(whole, kind, module.name, tuple(_reasons(place, kind)))
+                        yield Message(whole, kind, module.name)
 
 
 def _is_sentence(text: str) -> bool:
     return text.endswith((".", "?")) or text[0].isupper()
-
-
-def _reasons(place: Place, kind: str) -> Iterator[str]:
-    for node in reversed(place.around):
-        for name, reason in reasons_in(ast.get_docstring(node) or ""):
-            if name == kind:
-                yield " ".join(reason.split())
 
 
 def _places(node: ast.AST, around: tuple[ast.ClassDef | Function, ...]) -> Iterator[Place]:

@@ -41,14 +41,24 @@ class Arrow:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """Words beside the boxes, from a place to its right, in units of the grid."""
+
+    left: int
+    middle: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Drawing:
-    """Boxes and arrows on a sheet, in units of the grid."""
+    """Boxes, arrows and notes on a sheet, in units of the grid."""
 
     title: str
     width: int
     height: int
     boxes: Sequence[Box]
     arrows: Sequence[Arrow] = ()
+    notes: Sequence[Note] = ()
 
 
 def as_svg(drawing: Drawing) -> str:
@@ -81,6 +91,11 @@ def as_svg(drawing: Drawing) -> str:
         if arrow.label:
             where = f'x="{(x1 + x2) / 2:g}" y="{(y1 + y2) / 2 - 6:g}"'
             parts.append(f'<text {where} fill="#345" font-size="12">{escape(arrow.label)}</text>')
+    parts += [
+        f'<text x="{note.left * UNIT_PX}" y="{note.middle * UNIT_PX + 4.5:g}" fill="#111" font-size="13"'
+        f' text-anchor="start">{escape(note.text)}</text>'
+        for note in drawing.notes
+    ]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -134,7 +149,141 @@ def _inside() -> Drawing:
     )
 
 
-DRAWINGS = {"accumulation": _accumulation, "inside": _inside}
+def _data() -> Drawing:
+    """Draw which rows of 14 the ranks read in each step, as the plan of the samplers says it."""
+    from accel_data.samplers.plan import ShardPlan
+
+    layouts = (
+        ("one process, batch_size=4", 1, 4),
+        ("two processes, batch_size=4", 2, 4),
+        ("two processes, batch_size=4, split_batches=True", 2, 2),
+    )
+    boxes, notes, top = [], [], 2
+    for title, num_ranks, rows in layouts:
+        notes.append(Note(2, top + 0.5, title))
+        for rank in range(num_ranks):
+            plan = ShardPlan(14, rows, num_ranks, rank, even=num_ranks > 1, drop_last=False)
+            line = top + 2 + 3 * rank
+            notes.append(Note(2, line + 1, f"rank {rank}"))
+            for step in range(plan.num_steps):
+                left = 8 + step * (3 * rows + 2)
+                for place, row in enumerate(plan.indices(range(14), step)):
+                    is_repeated = (step * num_ranks + rank) * rows + place >= 14
+                    kind = "plain" if is_repeated else ("accel", "yours")[rank]
+                    boxes.append(Box(left + 3 * place, line, 3, 2, str(row), kind))
+        top += 2 + 3 * num_ranks + 2
+    notes.append(
+        Note(
+            2,
+            top + 0.5,
+            "A gap separates two steps. Grey: rows of the first step, which fill up the last one.",
+        )
+    )
+    return Drawing("Which rows each process reads in each step", 60, top + 3, boxes, notes=notes)
+
+
+def _launch(title: str, command: str, starters: tuple[str, str], meeting: str) -> Drawing:
+    """Draw a command that starts something on each of two machines, which starts two ranks there.
+
+    Args:
+        command: What is typed.
+        starters: What it starts on each machine.
+        meeting: Where the ranks meet.
+    """
+    boxes, arrows = [Box(2, 10, 19, 6, command)], []
+    for machine, top in enumerate((2, 15)):
+        boxes.append(Box(28, top + 1, 17, 7, f"{starters[machine]}\nthe ranks there", "accel"))
+        arrows.append(Arrow((21, 12 + 2 * machine), (28, top + 5)))
+        for place in range(2):
+            boxes.append(Box(52, top + 5 * place, 15, 4, f"rank {2 * machine + place}: train.py", "yours"))
+            arrows.append(Arrow((45, top + 4), (52, top + 2 + 5 * place)))
+    boxes.append(Box(74, 9, 12, 8, f"process group:\nranks meet at\n{meeting}", "end"))
+    arrows += [Arrow((67, top), (74, end)) for top, end in ((4, 11), (9, 12), (17, 14), (22, 15))]
+    return Drawing(title, 88, 27, boxes, arrows)
+
+
+def _launching() -> Drawing:
+    return _launch(
+        "One command, a launcher on each machine, a process for each rank",
+        "accel launch\n--hosts node1,node2\ntrain.py",
+        ("over ssh: a launcher\non node1 starts", "over ssh: a launcher\non node2 starts"),
+        "node1:port",
+    )
+
+
+def _slurm() -> Drawing:
+    return _launch(
+        "A SLURM job, a task on each node, a process for each GPU",
+        "in the job:\naccel launch\ntrain.py",
+        ("by srun: a task\non node 0 starts", "by srun: a task\non node 1 starts"),
+        "the first node",
+    )
+
+
+def _kubernetes() -> Drawing:
+    return _launch(
+        "A Kubernetes job, a pod for each machine, a process for each rank",
+        "accel launch --launcher\nkubernetes\ntrain.py",
+        ("in pod 0:\naccel launch starts", "in pod 1:\naccel launch starts"),
+        "the first pod",
+    )
+
+
+def _stages() -> Drawing:
+    """Draw what each of four ranks holds of a parameter in training with Adam in fp32, a byte four units wide."""
+    stages = (
+        ("nothing: DDP, ZeRO 0", 1, 1, 1),
+        ("states of the optimizer: ZeRO 1", 1, 1, 4),
+        ("and gradients: ZeRO 2", 1, 4, 4),
+        ("and parameters: FSDP, ZeRO 3", 4, 4, 4),
+    )
+    boxes, notes = [], []
+    for number, (title, *shares) in enumerate(stages):
+        top, left = 5 + 4 * number, 25
+        notes.append(Note(2, top + 1.5, title))
+        for width, share, kind in zip((4, 4, 8), shares, ("accel", "yours", "end"), strict=True):
+            boxes.append(Box(left, top, 3 * width // share, 3, f"{width // share}", kind))
+            left += 3 * width // share
+    legend = (("parameter", "accel", 25), ("gradient", "yours", 37), ("Adam's two moments", "end", 49))
+    boxes += [Box(left, 2, 12 if kind != "end" else 24, 2, label, kind) for label, kind, left in legend]
+    notes.append(Note(2, 3, "sharded over four ranks"))
+    notes.append(Note(25, 22, "bytes on one rank for each parameter of the model, in fp32"))
+    return Drawing("What one of four ranks holds of each parameter", 76, 24, boxes, notes=notes)
+
+
+def _trackers() -> Drawing:
+    services = ("jsonl", "tensorboard", "wandb")
+    tops = (2, 9, 16)
+    return Drawing(
+        "From the training loop to the trackers",
+        82,
+        22,
+        [
+            Box(2, 8, 16, 6, "accelerator.log\non the main process", "yours"),
+            Box(25, 8, 14, 6, "copies of the\nvalues", "accel"),
+            Box(46, 2, 16, 4, "queue and thread", "accel"),
+            Box(46, 9, 16, 4, "queue and thread", "accel"),
+            Box(46, 16, 16, 4, "called at once", "accel"),
+            *(Box(68, top, 12, 4, name, "end") for name, top in zip(services, tops, strict=True)),
+        ],
+        [
+            Arrow((18, 11), (25, 11)),
+            *(Arrow((39, 11), (46, top + 2)) for top in tops),
+            *(Arrow((62, top + 2), (68, top + 2)) for top in tops),
+        ],
+    )
+
+
+DRAWINGS = {
+    "accumulation": _accumulation,
+    "data": _data,
+    "inside": _inside,
+    "kubernetes": _kubernetes,
+    "launching": _launching,
+    "slurm": _slurm,
+    "stages": _stages,
+    "trackers": _trackers,
+}
 
 
 def write(folder: Path) -> None:

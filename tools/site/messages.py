@@ -16,6 +16,8 @@ from tools.site.wording import PLACEHOLDER
 
 REMEDIES = Path(__file__).with_name("remedies.toml")
 """What to do about messages that do not say it themselves, by words of theirs."""
+REASONS = Path(__file__).with_name("reasons.toml")
+"""Why messages come that do not say it themselves: for each reason, words of theirs."""
 FOLDER = "reference/messages"
 INTRODUCTION = """\
 Every error and every warning, by package: put what you got into the search above, or open the page of the package that
@@ -48,13 +50,11 @@ class Entry:
         text: Its words, with placeholders.
         kinds: Classes of the errors that say it, or ``warning``.
         modules: Where it is made.
-        reasons: What docstrings say of when it comes.
     """
 
     text: str
     kinds: list[str] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
 
     @cached_property
     def sentences(self) -> list[str]:
@@ -102,18 +102,26 @@ def entries(found: Iterable[Message]) -> dict[tuple[str, str], list[Entry]]:
         if entry is None:
             entry = by_text[package, message.text] = Entry(message.text)
             subjects[package, (rest or package).split(".")[0]].append(entry)
-        for values, more in (
-            (entry.kinds, [message.kind]),
-            (entry.modules, [message.module]),
-            (entry.reasons, message.reasons),
-        ):
-            values += [each for each in more if each not in values]
+        for values, value in ((entry.kinds, message.kind), (entry.modules, message.module)):
+            if value not in values:
+                values.append(value)
     return subjects
 
 
 def remedies() -> dict[str, str]:
     """Return what to do about messages that do not say it, by words of theirs."""
     return tomllib.loads(REMEDIES.read_text(encoding="utf-8"))
+
+
+def reasons() -> dict[str, str]:
+    """Return why messages come, by words of theirs."""
+    table = tomllib.loads(REASONS.read_text(encoding="utf-8"))
+    return {words: reason for reason, several in table.items() for words in several}
+
+
+def why(entry: Entry, curated: Mapping[str, str]) -> str:
+    """Return what would go wrong without the message; empty where the table has nothing for it."""
+    return next((text for words, text in curated.items() if words in entry.text), "")
 
 
 def what_to_do(entry: Entry, curated: Mapping[str, str]) -> str:
@@ -123,7 +131,7 @@ def what_to_do(entry: Entry, curated: Mapping[str, str]) -> str:
 
 def message_pages(found: Iterable[Message]) -> Iterator[tuple[str, str]]:
     """Yield page and Markdown of the overview and of each package."""
-    curated = remedies()
+    curated, known = remedies(), reasons()
     pages: dict[str, list[str]] = defaultdict(list)
     numbers: dict[str, int] = defaultdict(int)
     for (package, subject), listed in sorted(entries(found).items()):
@@ -134,7 +142,9 @@ def message_pages(found: Iterable[Message]) -> Iterator[tuple[str, str]]:
             numbers[package] += 1
             anchors[entry.anchor] += 1
             suffix = f"-{anchors[entry.anchor]}" if anchors[entry.anchor] > 1 else ""
-            lines += _lines(entry, f"{subject}-{entry.anchor}{suffix}", curated)
+            lines += _lines(
+                entry, f"{subject}-{entry.anchor}{suffix}", what_to_do(entry, curated), why(entry, known)
+            )
     overview = ["# Messages\n", INTRODUCTION, "| package | messages |\n|-|-|"]
     for package, lines in pages.items():
         name = package.replace("_", "-")
@@ -143,12 +153,12 @@ def message_pages(found: Iterable[Message]) -> Iterator[tuple[str, str]]:
     yield f"{FOLDER}/index.md", "\n".join(overview) + "\n"
 
 
-def _lines(entry: Entry, anchor: str, curated: Mapping[str, str]) -> Iterator[str]:
+def _lines(entry: Entry, anchor: str, remedy: str, reason: str) -> Iterator[str]:
     kinds = " and ".join("a warning" if kind == WARNING else f"`{kind}`" for kind in entry.kinds)
     yield f"##### {plain(entry.problem)} {{ #{anchor} }}\n"
-    if entry.reasons:
-        yield f"**Why.** {' '.join(entry.reasons)}\n"
-    yield f"**What to do.** {plain(what_to_do(entry, curated))}\n"
+    if reason:
+        yield f"**Why.** {plain(reason)}\n"
+    yield f"**What to do.** {plain(remedy)}\n"
     yield f"*{kinds[0].upper()}{kinds[1:]}* from {', '.join(f'`{module}`' for module in entry.modules)}.\n"
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tools.site.collecting import reasons_in
 from tools.site.packages import own_names
 from tools.workspace import Package
 
 BASE = "AccelError"
+_RAISES = re.compile(r"^( *)Raises:\n(?P<section>(?:\1 +[^\n]*\n?|\n)*)", re.MULTILINE)
+_ENTRY = re.compile(r"^ *(\w+): (.*(?:\n(?! *\w+: ).+)*)", re.MULTILINE)
 INTRODUCTION = """\
 Everything that accel raises on purpose is an `AccelError`, and also the built-in error that existing `except` clauses
 catch. A message names the thing in backticks, says what is wrong with the value at hand, and what to do.
@@ -63,6 +65,12 @@ def error_page(classes: Iterable[ErrorClass]) -> str:
             lines += [f"| `{name}` | {_cell(reason)} |" for name, reason in sorted(set(each.raised_by))]
             lines.append("")
     return "\n".join(lines)
+
+
+def reasons_in(docstring: str) -> Iterator[tuple[str, str]]:
+    """Yield class and reason of each error in the section ``Raises`` of a docstring."""
+    for section in _RAISES.finditer(f"{docstring}\n"):
+        yield from _ENTRY.findall(section["section"])
 
 
 def _classes(trees: Mapping[str, ast.Module]) -> dict[str, ErrorClass]:

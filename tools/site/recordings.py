@@ -21,7 +21,7 @@ ALONE = "python docs/examples/"
 
 @dataclass(frozen=True)
 class Recording:
-    """How an example is shown.
+    """How an example, or a claim of a guide, is shown.
 
     Args:
         alt: What one sees in its picture, for those who do not see it.
@@ -44,6 +44,7 @@ class Recording:
     notebook: bool = False
 
 
+RIGHT_OF_EPOCH = r"epoch (\d+): (\d+) of 360"
 LOSS_OF_STEP = r"(?m)^step (\d+): loss ([\d.]+)"
 DIGITS = TWO + "digits.py"
 SHARDED = (
@@ -146,6 +147,28 @@ RECORDINGS = {
                     more={"yscale": "log"},
                 ),
             ],
+        ),
+    ),
+    "comparing_runs": Recording(  # of the guide; no example is called so
+        alt="Two processes with the rows in a step of one process train as it does; with twice as many they lag behind",
+        commands=[
+            ALONE + "schedule_free.py --batch_size 64",
+            TWO + "schedule_free.py --batch_size 32",
+            TWO + "schedule_free.py --batch_size 64",
+        ],
+        draw=Sheet(
+            [
+                Curves(
+                    [
+                        Curve("one process × 64 rows", RIGHT_OF_EPOCH, 0, WIDE),
+                        Curve("two processes × 32 rows", RIGHT_OF_EPOCH, 1),
+                        Curve("two processes × 64 rows", RIGHT_OF_EPOCH, 2),
+                    ],
+                    "The same rows in a step, or the same batch size",
+                    "epoch",
+                    "right, of 360",
+                )
+            ]
         ),
     ),
     "cross_validation": Recording(
@@ -409,7 +432,7 @@ RECORDINGS = {
         draw=Sheet(
             [
                 Curves(
-                    [Curve("", r"epoch (\d+): (\d+) of 360")],
+                    [Curve("", RIGHT_OF_EPOCH)],
                     "No learning-rate schedule",
                     "epoch",
                     "right, of 360",

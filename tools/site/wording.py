@@ -15,9 +15,40 @@ from typing import Any
 PLACEHOLDER = re.compile(r"<[^<>]*>")
 NAMES = Path(__file__).with_name("placeholders.toml")
 """What values are called that have other names in the code."""
-_SAME_THING = {"dict", "iter", "list", "max", "min", "next", "repr", "set", "shlex", "sorted", "str", "tuple"}
+_SAME_THING = {
+    *(
+        "dict",
+        "getattr",
+        "iter",
+        "list",
+        "max",
+        "min",
+        "next",
+        "repr",
+        "set",
+        "shlex",
+        "sorted",
+        "str",
+        "tuple",
+    ),
+}
 """Functions whose result is called like their argument."""
-_SAME_OBJECT = {"as_posix", "format", "items", "keys", "lower", "splitlines", "strip", "values"}
+_SAME_OBJECT = {
+    *(
+        "as_posix",
+        "format",
+        "get",
+        "items",
+        "keys",
+        "lower",
+        "removeprefix",
+        "rstrip",
+        "split",
+        "splitlines",
+        "strip",
+    ),
+    "values",
+}
 """Methods whose result is called like their object."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -119,7 +150,9 @@ class Scope:
                 return self.text(left)
             case ast.IfExp() if any(map(has_words, both := [self.text(node.body), self.text(node.orelse)])):
                 both = [text for text in both if text not in ("", "None")]
-                return both[0] if len(both) == 1 else " or ".join(text.strip() for text in both)
+                return (
+                    both[0] if len(both) == 1 else " or ".join(dict.fromkeys(text.strip() for text in both))
+                )
             case ast.Call(
                 func=ast.Attribute(attr="join", value=ast.Constant(value=separator)), args=[joined]
             ):
@@ -254,6 +287,8 @@ def _name(node: ast.expr) -> str:
         case ast.Call(func=ast.Name(id="type"), args=[argument]):
             return f"type of {_name(argument)}"
         case ast.Call(func=ast.Attribute(attr="join"), args=[argument]):
+            return _name(argument)
+        case ast.Call(func=ast.Name(id="map"), args=[_, argument]):
             return _name(argument)
         case ast.Call(func=ast.Name(id=name), args=[argument, *_]) if name in _SAME_THING:
             return _name(argument)

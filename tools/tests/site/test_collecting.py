@@ -1,22 +1,16 @@
 import pytest
 
-from tools.site.collecting import Message, messages, reasons_in
+from tools.site.collecting import Message, messages
 from tools.site.wording import readable
 from tools.workspace import read_package
 
-SOURCE = '''
+SOURCE = """
 import logging, warnings
 from accel_state.errors import ConfigError, UnknownNameError
 logger = logging.getLogger()
 HINT = "Use bf16."
 
 def check(rows, *, num_real):
-    """Check.
-
-    Raises:
-        ConfigError: If ``num_real`` is
-            negative.
-    """
     if num_real < 0:
         raise ConfigError(f"`num_real` must lie between 0 and {len(rows)}, got {num_real}.")
     raise ConfigError(f"No. {HINT}" if rows else "Nothing is there. Add a row.")
@@ -37,9 +31,12 @@ class Loader:
         logger.warning("%s of %d rows are lost: %s.", self._name, 3, HINT)
         raise UnknownNameError.of("loader", "x", [])
 
+    def fail(self, rows, error, by_lower):
+        raise ConfigError(f"{', '.join(map(str, rows))} fail: {error.strerror}. Did you mean `{by_lower[rows[0]]}`?")
+
 def parse(text):
     raise ValueError(f"`{text}` has no end")  # quoted by others
-'''
+"""
 
 
 @pytest.fixture
@@ -60,10 +57,14 @@ def test_what_is_computed_has_a_name(found):
 
 
 def test_a_value_has_the_name_that_the_table_gives_it():
-    assert readable("strerror", module="accel_data.prepare") == "reason"
+    assert readable("strerror", module="accel_data.prepare") == "error"
     assert readable("number of found", module="accel_data.prepare") == "number of others"
     assert readable("order", module="accel_launch.ray.driver") == "address"
     assert readable("timeout s", module="accel_data.prepare") == "timeout"
+
+
+def test_names_that_only_the_code_knows_are_replaced(found):
+    assert "<rows> fail: <error>. Did you mean `<name>`?" in texts(found)
 
 
 def test_constants_are_followed_and_choices_are_messages_of_their_own(found):
@@ -88,17 +89,6 @@ def test_unknown_names_are_told_as_the_class_tells_them(found):
 
 def test_a_built_in_error_that_others_quote_is_left_out(found):
     assert not [text for text in texts(found) if "has no end" in text]
-
-
-def test_reasons_come_from_the_docstring_of_the_function(found):
-    reasons = {message.text: message.reasons for message in found}
-    assert reasons["No. Use bf16."] == ("If ``num_real`` is negative.",)
-    assert reasons["`<path>` cannot be read: it is empty."] == ()
-
-
-def test_reasons_of_a_docstring_are_read_by_class():
-    docstring = "Do it.\n\nRaises:\n    KeyError: If it is\n        not there.\n    OSError: If not."
-    assert dict(reasons_in(docstring)).keys() == {"KeyError", "OSError"}
 
 
 def texts(found):

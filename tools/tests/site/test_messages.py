@@ -1,7 +1,7 @@
 import pytest
 
 from tools.site.collecting import Message, messages
-from tools.site.messages import Entry, entries, message_pages, remedies, what_to_do
+from tools.site.messages import Entry, entries, message_pages, reasons, remedies, what_to_do, why
 from tools.site.raising import error_classes
 from tools.site.wording import PLACEHOLDER, names_of_values
 from tools.workspace import read_packages
@@ -38,6 +38,20 @@ def test_every_name_of_a_value_is_in_a_message(all_entries):
     assert not [(key, name) for table in tables for key, name in table.items() if name not in used]
 
 
+def test_all_words_in_the_table_of_reasons_are_needed(all_entries):
+    """A message may have the words of several reasons; each is then needed by another message."""
+    known = reasons()
+    used = {next((words for words in known if words in entry.text), "") for entry in all_entries}
+    assert not known.keys() - used
+
+
+def test_the_reason_of_a_group_is_for_each_of_its_messages():
+    known = {"in 8 bits": "It is slow.", "no effect": "It would be ignored."}
+    assert why(Entry("`a` has no effect. Leave it out."), known) == "It would be ignored."
+    assert why(Entry("`b` has no effect in 8 bits."), known) == "It is slow."
+    assert why(Entry("`c` must be at least 1."), known) == ""
+
+
 @pytest.mark.parametrize(
     ("text", "problem", "remedy"),
     [
@@ -59,12 +73,10 @@ def test_the_way_out_is_told_from_the_problem(text, problem, remedy):
 
 
 def test_a_message_of_several_places_is_one_entry():
-    twice = [
-        Message("Add `a`.", kind, "accel_ops.nested.rows", (kind,)) for kind in ("ConfigError", "StateError")
-    ]
+    twice = [Message("Add `a`.", kind, "accel_ops.nested.rows") for kind in ("ConfigError", "StateError")]
     ((subject, (entry,)),) = entries(twice).items()
     assert subject == ("accel_ops", "nested")
-    assert entry.kinds == entry.reasons == ["ConfigError", "StateError"]
+    assert entry.kinds == ["ConfigError", "StateError"]
     assert entry.modules == ["accel_ops.nested.rows"]
 
 
@@ -74,10 +86,10 @@ def test_a_page_for_each_package_shows_message_reason_and_way_out(found):
     page = pages["reference/messages/accel-launch.md"]
     assert "## Notebook\n" in page
     assert (
-        "##### `num_processes` is &lt;number&gt;, but this machine has &lt;number of gpus&gt; GPUs. "
-        "{ #notebook-num-processes-is-but-this-machine-has-gpus }\n\n"
-        "**Why.** If a value is wrong.\n\n"
-        "**What to do.** Ask for at most as many.\n\n"
+        "##### `use_port` is 0, a free one, but several machines must agree on it. "
+        "{ #notebook-use-port-is-0-a-free-one-but-several }\n\n"
+        "**Why.** Each machine would choose another free port, and the ranks would never meet.\n\n"
+        "**What to do.** Give a number.\n\n"
         "*`ConfigError`* from `accel_launch.notebook.launching`.\n" in page
     )
 

@@ -1,6 +1,6 @@
 import pytest
 
-from tools.site.raising import error_classes, error_page
+from tools.site.raising import error_classes, error_page, reasons_in
 from tools.workspace import read_packages
 
 
@@ -20,6 +20,11 @@ def test_reasons_come_from_docstrings(classes):
     reasons = dict(classes["ConfigError"].raised_by)
     assert "accel_launch.notebook_launcher" in reasons
     assert reasons["accel_launch.notebook_launcher"] == "If a value is wrong."
+
+
+def test_reasons_are_read_by_class():
+    docstring = "Do it.\n\nRaises:\n    KeyError: If it is\n        not there.\n    OSError: If not."
+    assert dict(reasons_in(docstring)).keys() == {"KeyError", "OSError"}
 
 
 def test_each_class_has_its_part_of_the_page(classes):

@@ -62,7 +62,7 @@ def test_each_host_runs_equally_many_processes(request_for, flags, number):
     ("flags", "message"),
     [
         ({"hosts": "a,b,c", "num_machines": "2"}, "`--num_machines` is 2, but 3 hosts are named"),
-        ({"hosts": "a:1,b:2"}, r"equally many processes, but theirs are \[1, 2\]"),
+        ({"hosts": "a:1,b:2"}, r"the same number of processes, but theirs are \[1, 2\]"),
         ({"hosts": "a,b", "num_processes": "3"}, "`--num_processes` is 3, .* there are 2 hosts"),
         ({"hosts": "a:2,b:2", "num_processes": "6"}, "2 hosts with 2 each"),
     ],

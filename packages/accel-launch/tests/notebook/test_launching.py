@@ -323,21 +323,30 @@ def test_wrong_values_are_refused(given, message):
 
 
 COMPUTING = """
+import gc
+from datetime import timedelta
+from types import SimpleNamespace
 import torch
+import torch.distributed as dist
 from accel_launch.notebook import notebook_launcher
 
 def compute():
+    gc.collect()
     print(int(torch.ones(300, 300).mm(torch.ones(300, 300)).add(1).sum()))
 
 torch.set_num_threads(4)
 compute()
+gc.disable()
+trained = SimpleNamespace(group=dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=5)))
+trained.itself = trained
+del trained
 notebook_launcher(compute, num_processes=2)
 """
 
 
-def test_processes_compute_after_the_notebook_has_computed_in_several_threads(tmp_path):
+def test_processes_compute_after_the_notebook_has_computed_in_threads_and_left_a_process_group(tmp_path):
     (tmp_path / "computing.py").write_text(COMPUTING)
-    assert run_script(tmp_path / "computing.py", timeout_s=60).stdout.split() == ["27090000"] * 3
+    assert run_script(tmp_path / "computing.py", timeout_s=120).stdout.split() == ["27090000"] * 3
 
 
 class FakeXLA(types.ModuleType):

@@ -121,7 +121,7 @@ class StagedModel:
         elif any(users - before for users, before in zip(trace.users, self.users, strict=True) if before):
             raise ConfigError(
                 "With this batch a stage of the pipeline computes with parameters that it did not need for the first "
-                "one, and that its rank has dropped. Let all batches take the same way through the model."
+                "one, and that its rank has dropped. Let all batches take the same path through the model."
             )
 
     def users_of(self, found: NamedTensor) -> frozenset[int]:
@@ -261,7 +261,7 @@ def _check_values(tensors: Iterable[torch.Tensor]) -> None:
     if any(map(is_placeholder, tensors)):
         raise ConfigError(
             "With these inputs a stage of the pipeline needs what an earlier stage computes and does not hand over, "
-            "which it did not with earlier inputs of the same shapes. Let values of inputs not decide which modules "
+            "which it did not with earlier inputs of the same shapes. Do not let values of inputs decide which modules "
             "are called."
         )
 
@@ -274,8 +274,8 @@ def _chosen(leaves: Sequence[Any], handover: Handover) -> tuple[torch.Tensor, ..
     """Return the leaves of a call's arguments that one stage hands to the next."""
     if not all(place < len(leaves) and torch.is_tensor(leaves[place]) for place in handover.places):
         raise ConfigError(
-            "The forward of the model takes another way with these inputs than with earlier ones of the same shapes, "
-            "so what its stages would pass on differs. Let values of inputs not decide which modules are called."
+            "The forward of the model takes another path with these inputs than with earlier ones of the same shapes, "
+            "so what its stages would pass on differs. Do not let values of inputs decide which modules are called."
         )
     return tuple(leaves[place] for place in handover.places)
 

@@ -157,7 +157,7 @@ def _check_experts(name: str, experts: nn.Module, *, num_ranks: int) -> None:
     if num_experts % num_ranks:
         divisors = ", ".join(str(number) for number in range(1, num_experts + 1) if num_experts % number == 0)
         raise ConfigError(
-            f"`{name}` has {num_experts} experts, which {num_ranks} ranks (`ep_size`) cannot share alike. Choose an "
+            f"`{name}` has {num_experts} experts, which {num_ranks} ranks (`ep_size`) cannot share equally. Choose an "
             f"`ep_size` that divides {num_experts}: {divisors}."
         )
 

@@ -96,7 +96,7 @@ def check_heads(
     heads = size // head_dim
     raise ConfigError(
         f"`{name}` computes {heads} heads of {head_dim} values, which {num_ranks} ranks (`tp_size`) cannot share "
-        f"alike. Choose a `tp_size` that divides {heads}: {divisors(heads)}."
+        f"equally. Choose a `tp_size` that divides {heads}: {divisors(heads)}."
     )
 
 

@@ -50,7 +50,7 @@ class SafetensorsWriter:
         except OSError as error:
             raise CheckpointError(
                 f"`{path}` could not be written: {error}. "
-                "Free the disk or mend its permissions, and save again."
+                "Free space on the disk or fix its permissions, and save again."
             ) from error
 
 

@@ -14,7 +14,7 @@ from accel_data.batch_metadata import BatchMetadata, Fetched, MetadataCollate
 from accel_data.delegation import Delegating
 from accel_data.iterable_shard import IterableDatasetShard
 from accel_data.loaders.cloning import from_attributes, mixed_class, replaced_fields
-from accel_data.loaders.interrupts import delayed_interrupt
+from accel_data.loaders.forking import forking_workers
 from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_data.samplers.index_shard import IndexSamplerShard
 from accel_data.samplers.sampler_pass import SamplerPass
@@ -149,7 +149,7 @@ class _ReadingLoader(DataLoader[Any]):
         start = self._accel_start
         with (
             replaced_fields(self, **start.fields),
-            delayed_interrupt() if self.num_workers else nullcontext(),
+            forking_workers() if self.num_workers else nullcontext(),
         ):
             inner = super()._get_iterator()
         start.fields = {}

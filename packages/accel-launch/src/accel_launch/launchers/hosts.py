@@ -58,7 +58,7 @@ def num_ranks_on_each(request: LaunchRequest, hosts: tuple[Host, ...]) -> int | 
         )
     slots = {host.slots for host in hosts if host.slots is not None}
     if len(slots) > 1:
-        raise ConfigError(f"All hosts must run equally many processes, but theirs are {sorted(slots)}.")
+        raise ConfigError(f"All hosts must run the same number of processes, but theirs are {sorted(slots)}.")
     asked: int | None = request.value("num_processes")
     here = slots.pop() if slots else None
     if asked is None:

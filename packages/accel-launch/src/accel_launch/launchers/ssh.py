@@ -133,8 +133,8 @@ def _fitting(plan: LaunchPlan, num_accelerators: Mapping[str, int]) -> LaunchPla
     if plan.num_ranks == 0:
         if len(set(num_accelerators.values())) > 1:
             raise LaunchError(
-                f"The hosts differ in their number of accelerators ({told}), and all must run equally many processes. "
-                "Say how many with `--num_processes`, which counts those of all hosts."
+                f"The hosts differ in their number of accelerators ({told}), and all must run the same number of "
+                "processes. Say how many with `--num_processes`, which counts those of all hosts."
             )
         plan = _with_ranks(plan, max(1, *num_accelerators.values()))
     num_on_each = plan.num_ranks // len(num_accelerators)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -84,10 +85,12 @@ def run_forks(
 
 
 def _call(function: Callable[..., Any], args: Sequence[Any]) -> None:
-    """Call the function in a fork, where torch computes in one thread per process.
+    """Call the function in a fork, which lacks the threads that the notebook had.
 
-    The OpenMP of torch's builds for Linux waits forever in a fork for threads that it had before.
+    The OpenMP of torch's builds for Linux would wait for them forever, so each process computes in one thread. So
+    would finalizers such as a process group's, so what the notebook left as garbage is not collected here.
     """
+    gc.freeze()
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)

@@ -6,6 +6,7 @@ Load it with ``-p accel_state.testing.fixtures``. A test that has to change vari
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import pytest
 from accel_state.environment import export
 from accel_state.testing.fork_server import fork_server_pids
 from accel_state.testing.imported_objects import ImportedObjects
-from accel_state.testing.leaks import ProcessSnapshot
+from accel_state.testing.leaks import ProcessSnapshot, has_process_group
 from accel_state.testing.parallel_jobs import ParallelJobs
 from accel_state.testing.world import World
 
@@ -111,4 +112,7 @@ def _forget_state() -> None:
     if "accel_state.runtime" in sys.modules:
         from accel_state.runtime import reset_runtime
 
+        had_group = has_process_group()
         reset_runtime()
+        if had_group:
+            gc.collect()  # a group that a model in a cycle refers to would keep its threads

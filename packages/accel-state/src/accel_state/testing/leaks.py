@@ -73,7 +73,7 @@ class ProcessSnapshot:
             children=_descendants(idle_pids),
             threads=frozenset(thread for thread in threading.enumerate() if not thread.daemon),
             handlers={signum: signal.getsignal(signum) for signum in _SIGNALS},
-            has_group=_has_group(),
+            has_group=has_process_group(),
             idle_pids=idle_pids,
         )
 
@@ -109,7 +109,7 @@ class ProcessSnapshot:
         for child in _processes(_descendants(self.idle_pids) - self.children - allowed_pids):
             if is_alive(child):
                 child.kill()
-        if not self.has_group and _has_group():
+        if not self.has_group and has_process_group():
             import torch.distributed as dist
 
             dist.destroy_process_group()
@@ -159,7 +159,7 @@ def _processes(pids: frozenset[int]) -> list[psutil.Process]:
     return processes
 
 
-def _has_group() -> bool:
+def has_process_group() -> bool:
     """Return True if there is a default process group; does not import torch."""
     if "torch.distributed" not in sys.modules:
         return False

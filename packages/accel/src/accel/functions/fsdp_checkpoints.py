@@ -248,7 +248,7 @@ def _write(files: Files, folder: Path, accelerator: Accelerator) -> None:
     failed = "; ".join(report[0] for report in decoded if report[0])
     if failed:
         raise CheckpointError(
-            f"`{folder}` was not written ({failed}). Free the disk or mend its permissions, and save again."
+            f"`{folder}` was not written ({failed}). Free space on the disk or fix its permissions, and save again."
         )
     for table in files.merged:
         with FileSink(folder / table.name) as sink:
