@@ -77,9 +77,7 @@ class Cluster:
             "MASTER_ADDR": "127.0.0.1",
         }
 
-    def run(
-        self, *command: str, cwd: Path | None = None, timeout_s: float = 180, check: bool = True
-    ) -> str:
+    def run(self, *command: str, cwd: Path | None = None, timeout_s: float = 180, check: bool = True) -> str:
         finished = subprocess.run(
             within(self.namespace, command),
             env=self.environ,

@@ -1,8 +1,8 @@
 """Manifests of launches on Kubernetes, read by the models that Kubeflow publishes of its resources.
 
 What a model does not know it leaves out, and what it lacks it refuses: so a manifest that comes back unchanged has no
-field of a wrong name, place or kind. `kubectl` would say no more here: it asks a cluster which resources there are, even
-with `--dry-run=client`.
+field of a wrong name, place or kind. `kubectl` is of no use here: even with `--dry-run=client` it asks a cluster which
+resources there are.
 """
 
 from __future__ import annotations

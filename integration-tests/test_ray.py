@@ -108,7 +108,9 @@ class Launch:
 def launch(tmp_path):
     started, workers = [], ray_workers()
 
-    def start(script: str, *arguments: str, flags: tuple[str, ...] = ("--launcher", "ray", "--cpu")) -> Launch:
+    def start(
+        script: str, *arguments: str, flags: tuple[str, ...] = ("--launcher", "ray", "--cpu")
+    ) -> Launch:
         (tmp_path / "train.py").write_text(script)
         started.append(Launch(tmp_path, *flags, *arguments))
         return started[-1]
