@@ -1,4 +1,4 @@
-"""Makes the scripts and drivers beside the tests importable; and two machines."""
+"""Makes the scripts and drivers beside the tests importable; and two machines, and a SLURM cluster."""
 
 import sys
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+import slurm_cluster
 import two_machines
 
 
@@ -16,4 +17,14 @@ def machines(tmp_path_factory):
     if reason is not None:
         pytest.skip(reason)
     with two_machines.two_machines(tmp_path_factory.mktemp("machines")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory):
+    """A SLURM cluster of two nodes, where this machine has SLURM and lets us make one."""
+    reason = slurm_cluster.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with slurm_cluster.cluster(tmp_path_factory.mktemp("slurm")) as made:
         yield made

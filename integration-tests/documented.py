@@ -1,7 +1,7 @@
 """The code on the pages of the documentation: fenced blocks, and the reasons why some of them are not run."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -114,3 +114,16 @@ def all_blocks(language: str) -> list[Block]:
 def excepted_blocks() -> list[Block]:
     """Return the blocks of every page that are not run."""
     return [block for page in PAGES for block in fences(page) if block.reason is not None]
+
+
+def commands(block: Block) -> Iterator[tuple[int, str]]:
+    """Yield each command of a shell block as one line, with the number of its first line."""
+    for found in re.finditer(r"(?:.*\\\n)*.+\n", block.text):
+        yield block.line + block.text.count("\n", 0, found.start()), found[0].replace("\\\n", " ")
+
+
+def with_replacements(text: str, replacements: Mapping[str, str]) -> str:
+    """Return a text in which words are replaced by others, but no parts of words."""
+    for words, replacement in replacements.items():
+        text = re.sub(rf"(?<!\w){re.escape(words)}(?!\w)", lambda _, new=replacement: new, text)
+    return text

@@ -1,4 +1,7 @@
-"""A SLURM cluster of two nodes in a network namespace, from Debian's munge, slurmctld and slurmd."""
+"""A SLURM cluster of two nodes in a network namespace, from Debian's munge, slurmctld and slurmd.
+
+Each node has two GPUs, of which SLURM knows only that there is a file for each: it counts them and gives them to jobs.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -40,9 +44,11 @@ SchedulerParameters=sched_interval=1
 MpiDefault=none
 ReturnToService=2
 KillWait=5
-NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port=6818 CPUs=2
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port=6819 CPUs=2
+GresTypes=gpu
+NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port=6818 CPUs=2 Gres=gpu:2
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port=6819 CPUs=2 Gres=gpu:2
 PartitionName=all Nodes=n0,n1 Default=YES MaxTime=INFINITE State=UP
+PartitionName=gpu Nodes=n0,n1 MaxTime=INFINITE State=UP
 """
 
 
@@ -62,6 +68,7 @@ class Cluster:
     @property
     def environ(self) -> dict[str, str]:
         return os.environ | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "SLURM_CONF": f"{self.folder}/slurm.conf",
             "HF_HOME": f"{self.folder}/hf",
             "OMP_NUM_THREADS": "1",
@@ -70,11 +77,11 @@ class Cluster:
             "MASTER_ADDR": "127.0.0.1",
         }
 
-    def run(self, *command: str, timeout_s: float = 180, check: bool = True) -> str:
+    def run(self, *command: str, cwd: Path | None = None, timeout_s: float = 180, check: bool = True) -> str:
         finished = subprocess.run(
             within(self.namespace, command),
             env=self.environ,
-            cwd=self.folder,
+            cwd=cwd or self.folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -99,6 +106,9 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     key.chmod(0o400)
     host = socket.gethostname().partition(".")[0]
     (folder / "slurm.conf").write_text(_CONFIG.format(host=host, folder=folder))
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-1]\n")
+    for number in (0, 1):
+        (folder / f"gpu{number}").touch()
     munge = [f"--{name}={folder}/munge/{name}" for name in ("socket", "pid-file", "log-file", "seed-file")]
     with ExitStack() as stack:
         stack.enter_context(sigterm_like_ctrl_c())

@@ -1,17 +1,20 @@
 """Manifests of launches on Kubernetes, read by the models that Kubeflow publishes of its resources.
 
 What a model does not know it leaves out, and what it lacks it refuses: so a manifest that comes back unchanged has no
-field of a wrong name, place or kind. `kubectl apply --dry-run=client` would say the same.
+field of a wrong name, place or kind. `kubectl` is of no use here: even with `--dry-run=client` it asks a cluster which
+resources there are.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import shlex
 from types import SimpleNamespace
 
 import pytest
 import yaml
+from documented import DOCS, blocks, commands
 
 from accel_launch.cli import main
 
@@ -58,16 +61,23 @@ READ_BACK = {"jobset": jobset_read_back, "pytorchjob": pytorchjob_read_back}
 
 
 @pytest.fixture
-def manifest(tmp_path, monkeypatch, capsys):
+def launch(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
 
-    def make(*flags: str) -> dict:
-        always = ("--launcher", "kubernetes", "--kubernetes_image", "image:1", "--dry-run")
-        assert main(["launch", *always, *flags, "train.py"]) == 0
+    def plan(*words: str) -> dict:
+        assert main(["launch", "--dry-run", *words]) == 0
         return yaml.safe_load(capsys.readouterr().out)
+
+    return plan
+
+
+@pytest.fixture
+def manifest(launch):
+    def make(*flags: str) -> dict:
+        return launch("--launcher", "kubernetes", "--kubernetes_image", "image:1", *flags, "train.py")
 
     return make
 
@@ -76,6 +86,20 @@ def manifest(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("kind", READ_BACK)
 def test_a_manifest_holds_what_its_model_knows_and_nothing_else(manifest, kind, size):
     made = manifest("--kubernetes_kind", kind, *SIZES[size])
+    assert READ_BACK[kind](made) == made
+
+
+def launches_of_the_guide() -> list[list[str]]:
+    page = DOCS / "guides" / "ray_and_kubernetes.md"
+    texts = [text for block in blocks(page, "bash") for _, text in commands(block)]
+    return [shlex.split(text) for text in texts if "--launcher kubernetes" in text]
+
+
+@pytest.mark.parametrize("words", launches_of_the_guide(), ids=shlex.join)
+@pytest.mark.parametrize("kind", READ_BACK)
+def test_what_the_guide_launches_is_what_the_models_know(launch, kind, words):
+    assert words[:2] == ["accel", "launch"]
+    made = launch("--kubernetes_kind", kind, *words[2:])
     assert READ_BACK[kind](made) == made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from documented import DOCS, blocks, commands, with_replacements
 
 pytestmark = [pytest.mark.engine("ray"), pytest.mark.slow]
 
@@ -61,8 +63,10 @@ LONG_S = 300
 def address():
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    cluster.add_node(num_cpus=2)
+    # The GPUs are Ray's alone: it counts them and gives them to ranks.
+    head = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster.add_node(num_cpus=2, num_gpus=1)
     yield cluster.address
     cluster.shutdown()
 
@@ -76,7 +80,7 @@ class Launch:
         environ.pop("RAY_ADDRESS", None)
         with self._output.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "accel_launch", "launch", "--launcher", "ray", "--cpu", *arguments],
+                [sys.executable, "-m", "accel_launch", "launch", *arguments],
                 cwd=folder,
                 env=environ,
                 stdout=file,
@@ -104,9 +108,11 @@ class Launch:
 def launch(tmp_path):
     started, workers = [], ray_workers()
 
-    def start(script: str, *arguments: str) -> Launch:
+    def start(
+        script: str, *arguments: str, flags: tuple[str, ...] = ("--launcher", "ray", "--cpu")
+    ) -> Launch:
         (tmp_path / "train.py").write_text(script)
-        started.append(Launch(tmp_path, *arguments))
+        started.append(Launch(tmp_path, *flags, *arguments))
         return started[-1]
 
     yield start
@@ -137,6 +143,26 @@ def wait_until_gone(pids: list[int]) -> None:
     while any(psutil.pid_exists(pid) for pid in pids):
         assert time.monotonic() < deadline, "ranks are left running"
         time.sleep(0.1)
+
+
+GUIDE = DOCS / "guides" / "ray_and_kubernetes.md"
+
+
+def launches_of_the_guide() -> list[str]:
+    texts = [text for block in blocks(GUIDE, "bash") for _, text in commands(block)]
+    return [text.strip() for text in texts if "--launcher ray" in text]
+
+
+@pytest.mark.parametrize("text", launches_of_the_guide())
+def test_the_script_of_the_guide_runs_by_its_commands(launch, address, text):
+    """The cluster of the guide has sixteen GPUs, ours two."""
+    (script,) = (block.text for block in blocks(GUIDE, "python"))
+    ours = {"10.0.0.1:6379": address, "--num_processes 16": "--num_processes 2"}
+    program, command, *words = shlex.split(with_replacements(text, ours))
+    assert (program, command) == ("accel", "launch")
+    running = launch(script, *words, flags=())
+    assert running.wait() == 0, running.output()
+    assert set(running.output().splitlines()) == {"2 ranks met: [0, 1]"}  # which each machine prints
 
 
 def test_two_ranks_reduce_on_a_cluster_of_their_own(launch):

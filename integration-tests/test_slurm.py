@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-import slurm_cluster as slurm
 
 from accel_state.testing.parallel_jobs import ParallelJobs
 
@@ -76,15 +74,6 @@ signal.signal(signal.SIGTERM, save)
 print("run", count, "of", os.environ["SLURM_JOB_ID"], flush=True)
 time.sleep(60 if count == "0" else 0)
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory) -> Iterator[slurm.Cluster]:
-    reason = slurm.why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    with slurm.cluster(tmp_path_factory.mktemp("slurm")) as made:
-        yield made
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from tools.engines.protocol import Engine
 engine = Engine(
     name="slurm",
     purpose="srun and sbatch on a cluster of two nodes on this machine",
-    tests=("integration-tests/test_slurm.py",),
+    tests=("integration-tests/test_slurm.py", "integration-tests/test_slurm_pages.py"),
     debian=("iproute2", "munge", "slurm-client", "slurmctld", "slurmd"),
     needs_root=True,
 )

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 PLACEHOLDER = re.compile(r"<[^<>]*>")
+NAMES = Path(__file__).with_name("placeholders.toml")
+"""What values are called that have other names in the code."""
 _SAME_THING = {
     *(
         "dict",
@@ -44,8 +50,6 @@ _SAME_OBJECT = {
     "values",
 }
 """Methods whose result is called like their object."""
-_CALLED = {"by lower": "name", "fspath": "path", "strerror": "error"}
-"""What a reader is told in place of names that only the code knows."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -157,15 +161,18 @@ class Scope:
             text = scope.text(source)
             if has_words(text) and text != "None":
                 return text
-        return _named(node)
+        return self._named(node)
 
     def _joined(self, separator: str, node: ast.expr) -> str:
         if isinstance(node, ast.List | ast.Tuple):
             return separator.join(self.text(each) for each in node.elts)
         if isinstance(node, ast.GeneratorExp | ast.ListComp):
             text = self.text(node.elt)
-            return text if has_words(text) and len(text.split()) > 2 else _named(node)
-        return _named(node)
+            return text if has_words(text) and len(text.split()) > 2 else self._named(node)
+        return self._named(node)
+
+    def _named(self, node: ast.expr) -> str:
+        return f"<{readable(_name(node), module=self.module.name)}>"
 
     def _sources(self, node: ast.expr) -> Iterator[tuple[ast.expr, Scope]]:
         """Yield expressions from which the value of ``node`` comes, if they are known."""
@@ -236,9 +243,21 @@ def bound(function: Function, call: ast.Call, scope: Scope) -> dict[str, tuple[a
     return {name: (value, scope) for name, value in given.items() if not isinstance(value, ast.Starred)}
 
 
-def _named(node: ast.expr) -> str:
-    name = _name(node)
-    return f"<{_CALLED.get(name, name)}>"
+@cache
+def names_of_values() -> dict[str, Any]:
+    """Return what values are called instead of their names in the code: by that name, or by module and that name."""
+    return tomllib.loads(NAMES.read_text(encoding="utf-8"))
+
+
+def readable(name: str, *, module: str) -> str:
+    """Return what a reader may call a value of a module that the code calls ``name``."""
+    table = names_of_values() | names_of_values().get(module, {})
+    if name in table:
+        return str(table[name])
+    begin, of, last = name.rpartition(" of ")
+    word = table.get(last, last.lower() if last.isupper() else last)
+    # Units of seconds stand in the message itself.
+    return f"{begin}{of}{re.sub('^num ', 'number of ', word).removesuffix(' s')}"
 
 
 def _name(node: ast.expr) -> str:

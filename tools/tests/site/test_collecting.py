@@ -2,6 +2,7 @@ import pytest
 
 from tools.site.collecting import Message, messages
 from tools.site.sources import read_sources
+from tools.site.wording import readable
 from tools.workspace import read_package
 
 SOURCE = """
@@ -53,7 +54,14 @@ def read_package_of(folder):
 
 
 def test_what_is_computed_has_a_name(found):
-    assert "`num_real` must lie between 0 and <number of rows>, got <num real>." in texts(found)
+    assert "`num_real` must lie between 0 and <number of rows>, got <number of real>." in texts(found)
+
+
+def test_a_value_has_the_name_that_the_table_gives_it():
+    assert readable("strerror", module="accel_data.prepare") == "error"
+    assert readable("number of found", module="accel_data.prepare") == "number of others"
+    assert readable("order", module="accel_launch.ray.driver") == "address"
+    assert readable("timeout s", module="accel_data.prepare") == "timeout"
 
 
 def test_names_that_only_the_code_knows_are_replaced(found):

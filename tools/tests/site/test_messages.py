@@ -2,6 +2,7 @@ import pytest
 
 from tools.site.collecting import Message
 from tools.site.messages import Entry, entries, message_pages, reasons, remedies, what_to_do, why
+from tools.site.wording import PLACEHOLDER, names_of_values
 
 
 @pytest.fixture
@@ -24,6 +25,14 @@ def test_every_message_says_what_to_do_or_the_table_does(all_entries):
 def test_every_line_of_the_table_is_needed(all_entries):
     silent = [entry.text for entry in all_entries if not entry.remedy]
     assert not [words for words in remedies() if not any(words in text for text in silent)]
+
+
+def test_every_name_of_a_value_is_in_a_message(all_entries):
+    used = {name[1:-1] for entry in all_entries for name in PLACEHOLDER.findall(entry.text)}
+    used |= {name.rpartition(" of ")[2] for name in used}
+    tables = [{}, *(value for value in names_of_values().values() if isinstance(value, dict))]
+    tables[0].update((key, value) for key, value in names_of_values().items() if isinstance(value, str))
+    assert not [(key, name) for table in tables for key, name in table.items() if name not in used]
 
 
 def test_all_words_in_the_table_of_reasons_are_needed(all_entries):

@@ -31,10 +31,10 @@ _END_S = 2.0
 # The resource tracker of multiprocessing; and the process that compiles kernels for torch's compiler, which torch 2.9
 # starts when the compiler is imported.
 _LIVE_AS_LONG_AS_PYTHON = ("resource_tracker", "torch/_inductor/compile_worker")
-# Not SIGCHLD: torch sets its own handler at the first loader with workers, and keeps it.
+# Not SIGCHLD: torch sets its own handler at the first loader with workers, and keeps it. Not SIGALRM: pytest-timeout's.
 _SIGNALS = tuple(
     signal.Signals[name]
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM")
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
     if name in signal.Signals.__members__
 )
 
