@@ -16,7 +16,7 @@ function withoutOrders(text) {
 }
 
 function bare(text) {
-  return text.replace(/`/g, "").replace(/\s+/g, " ");
+  return text.replace(/`/g, "").replace(/\s+/g, " ").trim();
 }
 
 // What stands between the placeholders of a heading.

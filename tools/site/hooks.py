@@ -19,6 +19,8 @@ from tools.site.sources import read_sources
 from tools.workspace import ROOT, read_packages
 
 DOCS = ROOT / "docs"
+BOOSTS = {"start/*": 2, "guides/*": 2, "decisions/*": 0.5, "project/*": 0.5, "reference/messages/*": 0.2}
+"""What the search multiplies its scores by; a message that is pasted whole is found by `pasted_messages.js`."""
 
 
 def generated_pages(nav: Any) -> dict[str, str]:
@@ -106,8 +108,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Mapping[str, Any], files: Any) -> str:
-    """Let links of pages in ``docs`` lead to pages of the site."""
+    """Let links of pages in ``docs`` lead to pages of the site, and weight the page in the search."""
     place = page.file.src_uri
+    boosts = [boost for pattern, boost in BOOSTS.items() if fnmatch.fnmatch(place, pattern)]
+    page.meta["search"] = {"boost": boosts[0] if boosts else 1}
     if place in _pages:
         return markdown
     return for_site(markdown, source=posixpath.join("docs", place), page=place)

@@ -24,8 +24,6 @@ Every error and every warning, by package: put what you got into the search abov
 the traceback names. `<name>` stands for a value of your run. [Errors](../errors.md) lists the classes, for `except`;
 [Troubleshooting](../../guides/troubleshooting.md) goes by symptom, also where nothing is printed.
 """
-_BOOST = "---\nsearch:\n  boost: 4\n---\n"
-"""Who pastes a message is led here before a guide that shares words with it."""
 _VERBS = """
 Accept Add Allocate Answer Ask Build Call Change Check Checkpoint Choose Clip Compute Construct Convert Copy Correct
 Create Cut Define Derive Destroy Do Drop Free Get Give Import Install Join Keep Leave Let Load Log Look Lower Make Move
@@ -149,7 +147,7 @@ def message_pages(found: Iterable[Message]) -> Iterator[tuple[str, str]]:
     for package, lines in pages.items():
         name = package.replace("_", "-")
         overview.append(f"| [{name}]({name}.md) | {numbers[package]} |")
-        yield f"{FOLDER}/{name}.md", _BOOST + "\n".join([f"# Messages of {name}\n", *lines])
+        yield f"{FOLDER}/{name}.md", "\n".join([f"# Messages of {name}\n", *lines])
     yield f"{FOLDER}/index.md", "\n".join(overview) + "\n"
 
 

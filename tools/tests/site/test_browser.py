@@ -121,24 +121,45 @@ MESSAGES = {
 """Messages as users have them, and a part of the address of what explains them."""
 
 
-def test_search_finds_messages_with_values_in_them_first(show):
+WORDS = {
+    "gather_for_metrics": "reference/packages/accel.html#accel.Accelerator.gather_for_metrics",
+    "notebook_launcher": "reference/packages/accel-launch.html#accel_launch.notebook_launcher",
+    "save_state": "reference/packages/accel.html#accel.Accelerator.save_state",
+    "slurm": "guides/slurm.html",
+    "fsdp": "guides/fsdp_and_deepspeed.html",
+    "out of memory": "guides/troubleshooting.html",
+}
+"""What users look for, and where they are led first."""
+
+
+@pytest.fixture
+def search(show):
+    """Return a function that searches, and waits until the first page leads where it should.
+
+    Links of a page are its own and those of its sections that were found.
+    """
     tab, told = show("front")
-    for message, address in MESSAGES.items():
+
+    def look_for(words, *addresses):
         tab.locator("input.md-search__input").click()
         tab.keyboard.press("Control+A")
-        tab.keyboard.insert_text(message)
+        tab.keyboard.insert_text(words)
         tab.keyboard.press("End")  # as a key goes up when one pastes by Ctrl+V
-        # The first link is the page's own.
-        first = tab.locator(".md-search-result__item:first-child .md-search-result__link").nth(1)
-        first.and_(tab.locator(f"[href*='{address}']")).wait_for()
-    assert not told
+        for number, address in enumerate(addresses):
+            link = tab.locator(".md-search-result__item:first-child .md-search-result__link").nth(number)
+            link.and_(tab.locator(f"[href*='{address}']")).wait_for()
 
-
-def test_search_finds_a_name_without_a_server(show):
-    tab, told = show("front")
-    tab.locator("input.md-search__input").click()
-    tab.keyboard.type("gather_for_metrics")
-    tab.locator(".md-search-result__link", has_text="gather_for_metrics").first.wait_for()
+    yield look_for
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     (SCREENSHOTS / "search.png").write_bytes(tab.screenshot())
     assert not told
+
+
+def test_search_finds_messages_with_values_in_them_first(search):
+    for message, address in MESSAGES.items():
+        search(message, "reference/messages/", address)
+
+
+def test_search_leads_to_names_and_guides_first(search):
+    for words, address in WORDS.items():
+        search(words, *filter(None, address.partition("#")[::2]))
