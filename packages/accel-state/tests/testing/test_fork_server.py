@@ -94,6 +94,26 @@ def test_ranks_that_wait_for_a_failed_one_are_killed_after_the_grace_period(tmp_
     assert not is_running(waiting)
 
 
+def test_an_error_while_ranks_run_tells_what_they_do(tmp_path):
+    script = tmp_path / "hang.py"
+    script.write_text(
+        "import os, time\n"
+        "def hang(): time.sleep(60)\n"
+        "if os.environ['RANK'] == '0': raise SystemExit('no more')\n"
+        "print('begun', flush=True); hang()"
+    )
+    with pytest.raises(ValueError, match="late") as raised, start_ranks([script], 2) as ranks:
+        ranks[1].wait_for_output("begun")
+        ranks[0].process.wait(timeout=60)
+        raise ValueError("late")
+    (note,) = raised.value.__notes__
+    ended, hanging = note.split("--- rank 1 ")
+    assert "ended with exit code 1" in ended
+    assert "no more" in ended
+    assert "begun" in hanging
+    assert "in hang" in hanging
+
+
 def is_running(pid):
     return psutil.pid_exists(pid) and is_alive(psutil.Process(pid))
 

@@ -21,6 +21,8 @@ from typing import Protocol
 
 from accel_state.environment import snapshot
 
+STACKS_SIGNAL = getattr(signal, "SIGRTMAX", None)
+"""Makes a script write the stacks of its threads to standard error; macOS has no signal that scripts leave alone."""
 _SERVE = "import sys; from accel_state.testing.fork_server_main import serve; serve(*sys.argv[1:])"
 
 
@@ -102,7 +104,8 @@ class ForkServer:
         self._folder = tempfile.TemporaryDirectory(prefix="accel-fork-")
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the server
         self._address = str(Path(self._folder.name) / "socket")
-        environ = {**snapshot(), "OMP_NUM_THREADS": "1"}
+        # Without a buffer: tests wait for what scripts print, of which a buffer would hold back eight thousand bytes.
+        environ = {**snapshot(), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         stdin, lifeline = os.pipe()
         told, stdout = os.pipe()
         self._lifeline = os.fdopen(lifeline, "wb", buffering=0)

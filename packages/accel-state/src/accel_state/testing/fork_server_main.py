@@ -7,6 +7,7 @@ of an ordinary interpreter and ends as Python ends, with exit handlers and final
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import importlib
 import os
@@ -23,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 
 from accel_state.environment import restore
-from accel_state.testing.fork_server import Request
+from accel_state.testing.fork_server import STACKS_SIGNAL, Request
 
 PRELOADED = (
     "torch",
@@ -93,6 +94,8 @@ class Server:
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
+        if STACKS_SIGNAL is not None:
+            faulthandler.register(STACKS_SIGNAL)  # to standard error
         for connection in (client, *self.clients.values()):
             connection.close()
         self.listener.close()
@@ -141,8 +144,6 @@ def run(request: Request) -> None:
         main.__file__ = program
     sys.argv = [program, *arguments]
     sys.path[0:1] = [folder, *filter(None, request.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    if request.environ.get("PYTHONUNBUFFERED"):
-        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     sys.modules["__main__"] = main
     exec(compile(source, file, "exec"), main.__dict__)
 

@@ -18,7 +18,7 @@ import psutil
 
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
-from accel_state.testing.fork_server import ForkedProcess, fork_server
+from accel_state.testing.fork_server import STACKS_SIGNAL, ForkedProcess, fork_server
 
 Launcher = Literal["fork", "torchrun", "accel"]
 _DEATH_S = 10.0
@@ -33,9 +33,11 @@ _READ_AT_IMPORT = (
     "OMP_",
     "KMP_",
 )
-_READ_LATER = ("PYTHONPATH", "PYTHONUNBUFFERED")
+_READ_LATER = ("PYTHONPATH",)
 _GRACE_S = 20.0
 """How long the other ranks may go on once one has failed."""
+_STACKS_S = 2.0
+_TAIL = 4000
 
 
 class Script:
@@ -52,7 +54,7 @@ class Script:
         """Start ``python *argv``: a file or ``-c`` and code, then arguments.
 
         Args:
-            env: Variables to add to this process's; ``OMP_NUM_THREADS`` is 1.
+            env: Variables to add to this process's; ``OMP_NUM_THREADS`` is 1, and it writes without a buffer.
             preload: Modules that the process it is forked from has imported beside torch.
 
         Raises:
@@ -92,6 +94,18 @@ class Script:
                 raise TimeoutError(f"The script did not print {text!r}. Its errors:\n{self.stderr}")
             time.sleep(0.01)
 
+    def describe(self) -> str:
+        """Return how it ended, or that it runs; and what it wrote last, the stacks of its threads if it runs."""
+        code = self.process.poll()
+        if code is None and STACKS_SIGNAL is not None:
+            before, deadline = self.stderr, time.monotonic() + _STACKS_S
+            self.process.send_signal(STACKS_SIGNAL)
+            while self.stderr == before and time.monotonic() < deadline:
+                time.sleep(0.05)
+            time.sleep(0.05)  # the rest of what it writes
+        state = "runs" if code is None else f"ended with exit code {code}"
+        return f"{state}. It wrote:\n{self.stdout[-_TAIL:]}\n{self.stderr[-_TAIL:]}"
+
     def close(self) -> None:
         """Kill it, with all it has started, if it still runs."""
         if self.process.poll() is None:
@@ -112,7 +126,8 @@ def start_ranks(
 ) -> Iterator[list[Script]]:
     """Start a script on several ranks of this machine; end those that are left after the block.
 
-    They meet over TCP at rank 0. Nothing watches them: each ends as it does by itself.
+    They meet over TCP at rank 0. Nothing watches them: each ends as it does by itself. An error in the block gets a
+    note of what each rank does.
     """
     with ExitStack() as stack:
         # Bound, so that no other process is given the port, but not listened to, so that rank 0 can take it.
@@ -131,7 +146,11 @@ def start_ranks(
             script = Script(argv, env={**common, "RANK": rank, "LOCAL_RANK": rank}, cwd=cwd, preload=preload)
             stack.callback(script.close)
             ranks.append(script)
-        yield ranks
+        try:
+            yield ranks
+        except BaseException as error:
+            error.add_note("\n".join(f"--- rank {rank} {each.describe()}" for rank, each in enumerate(ranks)))
+            raise
 
 
 def run_script(
