@@ -215,9 +215,8 @@ def main() -> None:
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     if not len(loader):
         raise SystemExit("The sources do not fill one batch; lower --batch_size.")
-    if accelerator.load_state(
-        restore_loaders=True, missing_ok=True
-    ):  # of any number of ranks, within its epoch
+    # What any number of ranks saved, also within an epoch.
+    if accelerator.load_state(restore_loaders=True, missing_ok=True):
         accelerator.print(f"going on after step {scheduler.last_epoch}, on {accelerator.num_processes} ranks")
 
     first = scheduler.last_epoch
@@ -237,12 +236,9 @@ def main() -> None:
                 if step % 20 == 0 or step == stop_at:
                     mean = accelerator.reduce(loss.detach(), "mean").item()
                     accelerator.print(f"step {step}: loss {mean:.4f}")
-                if (
-                    accelerator.should_stop or step == stop_at
-                ):  # within the epoch, so that its position is saved
-                    accelerator.print(
-                        f"saved to {accelerator.save_state()}"
-                    )  # each rank writes its own shards
+                # Within the epoch, so that its position is saved; each rank writes its own shards.
+                if accelerator.should_stop or step == stop_at:
+                    accelerator.print(f"saved to {accelerator.save_state()}")
                     break
 
     if memory.sizes:

@@ -150,9 +150,10 @@ def _inside() -> Drawing:
 
 
 def _data() -> Drawing:
-    """Draw which rows of 14 the ranks read in each step, as the plan of the samplers says it."""
+    """Draw which rows the ranks read in each step, as the plan of the samplers says it."""
     from accel_data.samplers.plan import ShardPlan
 
+    num_rows = 14
     layouts = (
         ("one process, batch_size=4", 1, 4),
         ("two processes, batch_size=4", 2, 4),
@@ -162,13 +163,13 @@ def _data() -> Drawing:
     for title, num_ranks, rows in layouts:
         notes.append(Note(2, top + 0.5, title))
         for rank in range(num_ranks):
-            plan = ShardPlan(14, rows, num_ranks, rank, even=num_ranks > 1, drop_last=False)
+            plan = ShardPlan(num_rows, rows, num_ranks, rank, even=num_ranks > 1, drop_last=False)
             line = top + 2 + 3 * rank
             notes.append(Note(2, line + 1, f"rank {rank}"))
             for step in range(plan.num_steps):
                 left = 8 + step * (3 * rows + 2)
-                for place, row in enumerate(plan.indices(range(14), step)):
-                    is_repeated = (step * num_ranks + rank) * rows + place >= 14
+                for place, row in enumerate(plan.indices(range(num_rows), step)):
+                    is_repeated = (step * num_ranks + rank) * rows + place >= num_rows
                     kind = "plain" if is_repeated else ("accel", "yours")[rank]
                     boxes.append(Box(left + 3 * place, line, 3, 2, str(row), kind))
         top += 2 + 3 * num_ranks + 2

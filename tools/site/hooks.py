@@ -110,8 +110,8 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Mapping[str, Any], files: Any) -> str:
     """Let links of pages in ``docs`` lead to pages of the site, and weight the page in the search."""
     place = page.file.src_uri
-    boosts = [boost for pattern, boost in BOOSTS.items() if fnmatch.fnmatch(place, pattern)]
-    page.meta["search"] = {"boost": boosts[0] if boosts else 1}
+    boost = next((boost for pattern, boost in BOOSTS.items() if fnmatch.fnmatch(place, pattern)), 1)
+    page.meta["search"] = {"boost": boost}
     if place in _pages:
         return markdown
     return for_site(markdown, source=posixpath.join("docs", place), page=place)

@@ -146,11 +146,12 @@ def start_ranks(
             script = Script(argv, env={**common, "RANK": rank, "LOCAL_RANK": rank}, cwd=cwd, preload=preload)
             stack.callback(script.close)
             ranks.append(script)
-        try:
-            yield ranks
-        except BaseException as error:
-            error.add_note("\n".join(f"--- rank {rank} {each.describe()}" for rank, each in enumerate(ranks)))
-            raise
+        stack.push(lambda _, error, __: None if error is None else error.add_note(_described(ranks)))
+        yield ranks
+
+
+def _described(ranks: Sequence[Script]) -> str:
+    return "\n".join(f"--- rank {rank} {script.describe()}" for rank, script in enumerate(ranks))
 
 
 def run_script(
