@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
+from pathlib import Path
 
 from tools.commands.protocol import Command
 from tools.engines import NAMES, load_engine
@@ -19,6 +21,11 @@ LIMIT_S = 2700.0
 MOST_WORKERS = 4
 """Each has a gigabyte or two of libraries, ranks and scripts."""
 
+ENGINE_PROGRAMS = frozenset(
+    {"deepspeed", "mpiexec", "mpirun", "pdsh", "sbatch", "scontrol", "srun", "ssh", "sshd"}
+)
+"""The programs of engines: tests without the mark `engine` do without them."""
+
 
 def test(arguments: argparse.Namespace) -> int:
     if arguments.engines is not None:
@@ -32,7 +39,33 @@ def test(arguments: argparse.Namespace) -> int:
     if arguments.durations:
         command.append(f"--durations={NUM_SLOWEST}")
     command += arguments.handed_on
-    return run(command, cwd=ROOT, environ=environment.child_environ(), limit_s=LIMIT_S)
+    with tempfile.TemporaryDirectory(prefix="accel-path-") as folder:
+        environ = environ_of_suite(environment.child_environ(), Path(folder))
+        return run(command, cwd=ROOT, environ=environ, limit_s=LIMIT_S)
+
+
+def environ_of_suite(environ: dict[str, str], folder: Path) -> dict[str, str]:
+    """Return the environment of the plain suite: in CI, one without the programs of engines."""
+    return environ | {"PATH": path_without_engines(environ["PATH"], folder)} if is_ci() else environ
+
+
+def path_without_engines(path: str, folder: Path) -> str:
+    """Return a ``PATH`` on which `ENGINE_PROGRAMS` cannot be found, and everything else of ``path`` can.
+
+    Folders with one of them are replaced by folders of links below ``folder``.
+    """
+    entries = [entry for entry in path.split(os.pathsep) if Path(entry).is_dir()]
+    for place, entry in enumerate(entries):
+        programs = {program.name: program.absolute() for program in Path(entry).iterdir()}
+        if ENGINE_PROGRAMS.isdisjoint(name.partition(".")[0] for name in programs):
+            continue
+        links = folder / str(place)
+        links.mkdir()
+        for name, program in programs.items():
+            if name.partition(".")[0] not in ENGINE_PROGRAMS:  # Debian also has `mpirun.openmpi`
+                (links / name).symlink_to(program)
+        entries[place] = str(links)
+    return os.pathsep.join(entries)
 
 
 def options_in_ci() -> list[str]:

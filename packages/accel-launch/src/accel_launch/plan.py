@@ -11,7 +11,7 @@ from typing import Any
 
 LOCAL_HOST = "localhost"
 # What launchers that start no ranks themselves hand over, for people to see.
-_SHOWN_OPTIONS = {"slurm": "script", "sagemaker": "job"}
+_SHOWN_OPTIONS = {"slurm": "script", "sagemaker": "job", "mpi": "note"}
 
 
 @dataclass(frozen=True, slots=True)

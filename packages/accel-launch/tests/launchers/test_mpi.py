@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from accel_launch.launchers.mpi import IMPLEMENTATIONS, MPILauncher, implementation_of, plan_with
+from accel_launch.cli import main
+from accel_launch.launchers.mpi import IMPLEMENTATIONS, MPILauncher, implementation_of, with_options_of
+from accel_launch.launchers.ranks import at_port
 from accel_launch.processes.parent_death import tied_to_starter
 from accel_state.errors import ConfigError, NotAvailableError
 
@@ -11,9 +13,11 @@ VARIABLES = {"ACCELERATE_USE_CPU": "true", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_
 MACHINES = {"mpirun_hostfile": "hosts", "num_machines": "2", "num_processes": "4", "master_addr": "10.0.0.1"}
 
 
-def plan(request_for, name, **flags):
+def plan(request_for, name, environ=None, **flags):
     flags = {"use_mpirun": "true", "use_cpu": "true", "num_processes": "2"} | flags
-    return plan_with(IMPLEMENTATIONS[name], request_for("train.py", "--lr", "1", flags=flags))
+    request = request_for("train.py", "--lr", "1", flags=flags, environ=environ)
+    made = MPILauncher().plan(request)
+    return with_options_of(IMPLEMENTATIONS[name], at_port(made, made.port or 4242), environ=environ or {})
 
 
 def test_takes_what_is_to_be_started_by_mpirun(request_for):
@@ -45,7 +49,7 @@ def test_open_mpi_forwards_names(request_for):
     assert list(process.argv[:7]) == head
     assert sorted(process.argv[7 : 7 + len(names)]) == sorted(names)
     assert process.argv[7 + len(names) :] == RANK
-    assert dict(process.environ) == VARIABLES
+    assert dict(process.environ) == VARIABLES | {"MASTER_PORT": "4242"}
 
 
 @pytest.mark.parametrize("name", ["MPICH", "Intel MPI", "MVAPICH"])
@@ -66,9 +70,7 @@ def test_the_others_forward_values_and_would_otherwise_send_everything(request_f
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_of_the_environment_a_list_is_forwarded_and_no_secret(request_for, name):
     environ = {"WANDB_API_KEY": "secret", "NCCL_DEBUG": "INFO"}
-    flags = {"use_mpirun": "true", "use_cpu": "true"} | MACHINES
-    request = request_for("train.py", flags=flags, environ=environ)
-    (process,) = plan_with(IMPLEMENTATIONS[name], request).processes
+    (process,) = plan(request_for, name, environ, **MACHINES).processes
     assert "NCCL_DEBUG" in process.argv
     assert "WANDB_API_KEY" not in process.argv
 
@@ -83,7 +85,38 @@ def test_several_machines_need_a_meeting_place(request_for):
         plan(request_for, "Open MPI", **{k: v for k, v in MACHINES.items() if k != "master_addr"})
 
 
-def test_without_mpirun_the_way_out_is_told(request_for, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NotAvailableError, match="Install Open MPI, MPICH or Intel MPI"):
-        MPILauncher().plan(request_for(flags={"use_mpirun": "true"}))
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_dry_run_needs_no_mpirun_and_a_run_names_what_to_install(workplace, capfd, form):
+    launch = ["launch", "--cpu", "--use_mpirun", "--num_processes", "3"]
+    assert main([*launch, "--dry-run", *form, "train.py"]) == 0
+    assert "`mpirun --version` shows which MPI is installed" in capfd.readouterr().out
+    assert main([*launch, "train.py"]) == 1
+    assert "Install Open MPI, MPICH or Intel MPI" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [("Open MPI", "-n 3 --hostfile hosts -N 1 -x"), ("HYDRA", "-n 3 -f hosts -ppn 1 -genvnone -genv")],
+)
+def test_the_installed_mpirun_gets_options_of_its_own(workplace, capfd, version, words):
+    program = workplace / "bin" / "mpirun"
+    program.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{version}" || echo "$MASTER_PORT: $@"\n')
+    program.chmod(0o755)
+    flags = ["--num_machines=3", "--mpirun_hostfile=hosts", "--main_process_ip=a", "--main_process_port=4242"]
+    assert main(["launch", "--cpu", "--use_mpirun", "--num_processes=3", *flags, "train.py"]) == 0
+    seen = capfd.readouterr().out
+    assert f"{words} " in seen
+    assert seen.startswith("4242: ")
+    assert seen.rstrip().endswith("train.py")
+    assert "MASTER_PORT" in seen
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """Return a folder with a script, in which `bin` is the only place for programs."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "train.py").touch()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf_home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

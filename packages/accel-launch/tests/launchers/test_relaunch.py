@@ -8,7 +8,7 @@ import pytest
 from accel_launch.cli import main
 from accel_launch.kubernetes.workload import workload_of
 from accel_launch.launchers.deepspeed import DeepSpeedLauncher
-from accel_launch.launchers.mpi import IMPLEMENTATIONS, plan_with
+from accel_launch.launchers.mpi import IMPLEMENTATIONS, MPILauncher, with_options_of
 from accel_launch.launchers.ray import RayLauncher, _order
 from accel_launch.launchers.relaunch import relaunch_command
 from accel_launch.launchers.slurm import batch_script
@@ -78,10 +78,15 @@ def test_a_job_has_those_of_the_config_file_from_there(request_for):
     assert "--env" not in batch_script(request)
 
 
+def mpi_plan(name, request):
+    plan = MPILauncher().plan(request).with_private(request.named_variables())
+    return with_options_of(IMPLEMENTATIONS[name], plan, environ=HERE)
+
+
 @pytest.mark.parametrize(("name", "told"), [("Open MPI", ["-x", "MY_TOKEN"]), ("MPICH", [])])
 def test_mpirun_forwards_names_only(request_for, name, told):
     flags = {"use_mpirun": "true", "use_cpu": "true", "num_processes": "2", "env": "MY_TOKEN"}
-    (process,) = plan_with(IMPLEMENTATIONS[name], request_for(flags=flags, environ=HERE)).processes
+    (process,) = mpi_plan(name, request_for(flags=flags, environ=HERE)).processes
     at = process.argv.index("MY_TOKEN") - 1 if told else 0
     assert list(process.argv[at : at + len(told)]) == told
     assert "hush" not in process.argv
@@ -91,10 +96,10 @@ def test_an_mpirun_that_writes_values_on_command_lines_gets_no_secrets(request_f
     machines = {"mpirun_hostfile": "hosts", "num_machines": "2", "num_processes": "2", "master_addr": "a"}
     flags = {"use_mpirun": "true", "use_cpu": "true"} | machines
     given = request_for(flags=flags | {"env": "A=1"}, environ=HERE)
-    (process,) = plan_with(IMPLEMENTATIONS["MPICH"], given).processes
+    (process,) = mpi_plan("MPICH", given).processes
     assert process.argv[process.argv.index("A") :][:2] == ("A", "1")
     with pytest.raises(ConfigError, match="`--env MY_TOKEN` looks like a secret, but this `mpirun` would"):
-        plan_with(IMPLEMENTATIONS["MPICH"], request_for(flags=flags | {"env": "MY_TOKEN"}, environ=HERE))
+        mpi_plan("MPICH", request_for(flags=flags | {"env": "MY_TOKEN"}, environ=HERE))
 
 
 def test_deepspeeds_runner_gets_none(request_for):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
 from accel_launch.launchers.machines import DEFAULT_PORT
 from accel_launch.launchers.ports import held_port
-from accel_launch.launchers.ranks import asked_port, report_file, run_here, threads_per_process
+from accel_launch.launchers.ranks import asked_port, at_port, report_file, run_here, threads_per_process
 from accel_launch.launchers.relaunch import public_variables, shown_to_all
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
@@ -21,6 +22,11 @@ from accel_state.environment import snapshot
 from accel_state.errors import ConfigError, NotAvailableError
 
 _PROGRAM = "mpirun"
+_NUM_COMMON_WORDS = 3  # `mpirun -n 4`
+_NOTE = (
+    "When the run starts, `mpirun --version` shows which MPI is installed, and `mpirun` also gets this MPI's options "
+    "for hosts and forwarded variables."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,60 +74,57 @@ class MPILauncher(BuiltInLauncher):
     name: ClassVar[str] = "mpi"
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
-        return plan_with(installed_implementation(), request)
+        """Plan what all implementations have in common; `with_options_of` adds the rest when the run starts.
+
+        Raises:
+            ConfigError: If several machines are asked for, but not said where they meet.
+        """
+        hostfile: str | None = request.value("mpirun_hostfile")
+        environ = _environ(request, is_on_machines=hostfile is not None)
+        options = {"note": _NOTE}
+        if hostfile is not None:
+            options["hostfile"] = hostfile
+            if request.num_machines > 1:
+                options["processes_per_host"] = str(request.num_local_processes)
+        program = tied_to_starter(request.program("-u"))
+        return LaunchPlan(
+            self.name,
+            (ProcessPlan((_PROGRAM, "-n", str(request.num_processes), *program), request.cwd, environ),),
+            num_ranks=request.num_processes,
+            grace_period_s=request.value("grace_period_s"),
+            port=int(environ["MASTER_PORT"]) if "MASTER_PORT" in environ else None,
+            is_quiet=request.is_quiet,
+            report=report_file(request),
+            options=options,
+        )
 
     def run(self, plan: LaunchPlan) -> int:
-        if plan.port is not None:
-            return run_here(plan)
-        with held_port(None) as port:
-            (process,) = plan.processes
-            process = replace(process, argv=_with_port(process.argv, port))
-            process = process.with_variables(MASTER_PORT=str(port))
-            return run_here(replace(plan, processes=(process,)))
+        mpi = installed_implementation()
+        with nullcontext(plan.port) if plan.port is not None else held_port(None) as port:
+            return run_here(with_options_of(mpi, at_port(plan, port), environ=snapshot()))
 
 
-def plan_with(mpi: Implementation, request: LaunchRequest) -> LaunchPlan:
-    """Return the plan of ``request`` for one implementation of MPI.
+def with_options_of(mpi: Implementation, plan: LaunchPlan, *, environ: Mapping[str, str]) -> LaunchPlan:
+    """Return a plan of `MPILauncher` with the options of one implementation of MPI.
 
     Raises:
-        ConfigError: If several machines are asked for, but not said where they meet.
+        ConfigError: If this implementation would show a secret among the private variables to other users.
     """
-    hostfile: str | None = request.value("mpirun_hostfile")
-    environ = _environ(request, is_on_machines=hostfile is not None)
-    named = _named_variables(mpi, request, is_on_machines=hostfile is not None)
-    port = int(environ["MASTER_PORT"]) if "MASTER_PORT" in environ else None
-    process = ProcessPlan(
-        argv=(
-            _PROGRAM,
-            *mpi.always,
-            "-n",
-            str(request.num_processes),
-            *(mpi.on_one_machine if hostfile is None else ()),
-            *((mpi.hostfile, hostfile) if hostfile is not None else ()),
-            *(
-                (mpi.processes_per_host, str(request.num_local_processes))
-                if hostfile is not None and request.num_machines > 1
-                else ()
-            ),
-            *_forwarded(mpi, shown_to_all(request.machine.environ) | {"MASTER_PORT": ""} | environ | named),
-            *tied_to_starter(request.program("-u")),
-        ),
-        cwd=request.cwd,
-        environ=environ,
+    (process,) = plan.processes
+    hostfile, per_host = plan.options.get("hostfile"), plan.options.get("processes_per_host")
+    variables = shown_to_all(environ) | process.environ | _named_variables(mpi, process.private, hostfile)
+    argv = (
+        *(_PROGRAM, *mpi.always, "-n", str(plan.num_ranks)),
+        *(mpi.on_one_machine if hostfile is None else (mpi.hostfile, hostfile)),
+        *((mpi.processes_per_host, per_host) if per_host is not None else ()),
+        *_forwarded(mpi, variables),
+        *process.argv[_NUM_COMMON_WORDS:],
     )
-    return LaunchPlan(
-        "mpi",
-        (process,),
-        num_ranks=request.num_processes,
-        grace_period_s=request.value("grace_period_s"),
-        port=port,
-        is_quiet=request.is_quiet,
-        report=report_file(request),
-    )
+    return replace(plan, processes=(replace(process, argv=argv),))
 
 
 def installed_implementation() -> Implementation:
-    """Ask the ``mpirun`` that is installed whose it is.
+    """Return the implementation of the ``mpirun`` that is installed.
 
     Raises:
         NotAvailableError: If there is none, or it is none that we know.
@@ -163,12 +166,14 @@ def _environ(request: LaunchRequest, *, is_on_machines: bool) -> dict[str, str]:
     return environ if port is None else environ | {"MASTER_PORT": str(port)}
 
 
-def _named_variables(mpi: Implementation, request: LaunchRequest, *, is_on_machines: bool) -> dict[str, str]:
+def _named_variables(
+    mpi: Implementation, named: Mapping[str, str], hostfile: str | None
+) -> Mapping[str, str]:
     """Return what `mpirun` is to forward of ``--env``; ranks on this machine have it from their environment."""
     if not mpi.forwards_values:
-        return request.named_variables()
+        return named
     return public_variables(
-        request.named_variables() if is_on_machines else {},
+        named if hostfile is not None else {},
         where="this `mpirun` would write its value on command lines",
         otherwise="Use Open MPI or `--hosts`, or set it in the start-up files of the machines' shells.",
     )
@@ -179,11 +184,3 @@ def _forwarded(mpi: Implementation, environ: Mapping[str, str]) -> list[str]:
     for name, value in sorted(environ.items()):
         words += [mpi.forward, name, value] if mpi.forwards_values else [mpi.forward, name]
     return words
-
-
-def _with_port(argv: tuple[str, ...], port: int) -> tuple[str, ...]:
-    """Fill in the port after ``-genv MASTER_PORT``; Open MPI takes it from the environment."""
-    if "-genv" not in argv:
-        return argv
-    at = argv.index("MASTER_PORT") + 1
-    return (*argv[:at], str(port), *argv[at + 1 :])
