@@ -3,7 +3,7 @@
 - A module-level import comes from a required dependency (or from an extra, in the modules that belong to it).
 - An import inside a function, or guarded by ``except ImportError``, may also come from an extra.
 - Every declared dependency, in extras too, is used somewhere.
-- An extra of ours that is named anywhere, such as in ``pip install accel-trackers[wandb]``, exists.
+- An extra of ours that is named anywhere, such as ``accel-trackers[wandb]``, exists.
 - The range of a sibling names three parts and admits the version of this checkout.
 - The packages agree on the releases of torch and of Python that they run on, and the README says the same.
 """

@@ -225,7 +225,7 @@ def test_the_drop_in_needs_its_package_and_a_python(request_for, monkeypatch):
     with pytest.raises(ConfigError, match="--no_python"):
         request_for(flags={"drop_in": "true"}, kind="executable")
     monkeypatch.setattr("accel_launch.request.entry_points", lambda group: ())
-    with pytest.raises(NotAvailableError, match="pip install accel"):
+    with pytest.raises(NotAvailableError, match=r"Run `pip install dist/\*.whl`; `dist` has the wheels that"):
         request_for(flags={"drop_in": "true"})
 
 

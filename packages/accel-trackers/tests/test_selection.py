@@ -43,7 +43,7 @@ class Missing(Plain):
 
     @classmethod
     def why_not_available(cls):
-        return "`moonlib` is not installed. Run `pip install accel-trackers[moon]`."
+        return "`moonlib` is not installed. Run `pip install moonlib`."
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path):
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_what_to_install(registered):
-    with pytest.raises(NotAvailableError, match=r"pip install accel-trackers\[moon\]"):
+    with pytest.raises(NotAvailableError, match=r"pip install moonlib"):
         filter_trackers("missing")
 
 

@@ -50,9 +50,7 @@ def test_a_service_that_is_not_installed_is_refused_with_what_to_install(name, t
     if why_not(name) is None:
         assert filter_trackers(name, tmp_path) == [name]
     else:
-        # Older versions of pip know an extra by its normalised name only.
-        extra = name.replace("_", "-")
-        with pytest.raises(NotAvailableError, match=rf"Run `pip install accel-trackers\[{extra}\]`"):
+        with pytest.raises(NotAvailableError, match=rf"Run `pip install {name.replace('_', '-')}`"):
             filter_trackers(name, tmp_path)
 
 

@@ -159,7 +159,7 @@ def test_the_number_of_accumulation_steps_may_change_between_steps():
 def test_an_engine_that_is_not_there_is_an_error_not_a_plain_run():
     with (
         patch_environment(accelerate_use_megatron_lm="true"),
-        pytest.raises(NotAvailableError, match=r"`megatron-core`.*`pip install accel-backends\[megatron\]"),
+        pytest.raises(NotAvailableError, match=r"`megatron-core`.*`pip install 'megatron-core>=0.16"),
     ):
         Accelerator(cpu=True)
 

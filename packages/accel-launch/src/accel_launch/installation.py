@@ -5,9 +5,23 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
-# The launcher, and what scripts import.
-_DISTRIBUTIONS = ("accel-launch", "accel")
+from accel_state.errors import ConfigError
+
+PACKAGES = (
+    "accel",
+    "accel-state",
+    "accel-ops",
+    "accel-checkpoint",
+    "accel-data",
+    "accel-bigmodel",
+    "accel-backends",
+    "accel-trackers",
+    "accel-launch",
+)
+"""The packages of accel. On public indexes these names may be other people's: install from paths and addresses only."""
+INSTALL_FROM = "the wheels that `python tools/dev.py wheels --only-build` makes in a checkout of accel"
 
 
 def interpreter_command() -> tuple[str, ...]:
@@ -18,24 +32,26 @@ def interpreter_command() -> tuple[str, ...]:
     return (sys.executable, *options, *(["-u"] if is_unbuffered else []))
 
 
-def requirements_here() -> list[str]:
-    """Return what installs the versions that are installed here."""
-    from importlib.metadata import PackageNotFoundError, version  # many modules, which a launch does without
-
-    found = []
-    for name in _DISTRIBUTIONS:
-        try:
-            found.append(f"{name}=={version(name)}")
-        except PackageNotFoundError:
-            continue
-    return found
+def sources_of(repository: str) -> list[str]:
+    """Return what pip installs all packages from, given the address of a repository such as ``git+https://…``."""
+    address = repository.partition("#")[0]
+    return [f"{address}#subdirectory=packages/{name}" for name in PACKAGES]
 
 
-def requirements_of(wanted: str) -> list[str]:
-    """Return what installs a version: a number, ``latest``, or any other requirement or address that `pip` takes."""
-    if wanted == "latest":
-        return ["--upgrade", *_DISTRIBUTIONS]
-    return [f"{name}=={wanted}" for name in _DISTRIBUTIONS] if re.fullmatch(r"[\w.]+", wanted) else [wanted]
+def wheels_in(folder: Path) -> list[Path]:
+    """Return the wheels of accel in ``folder`` and its subfolders.
+
+    Raises:
+        ConfigError: If a package has none; pip would take one of its name from an index.
+    """
+    wheels = sorted([*folder.glob("accel*.whl"), *folder.glob("*/accel*.whl")])
+    found = {wheel.name.partition("-")[0].replace("_", "-") for wheel in wheels}
+    if missing := [name for name in PACKAGES if name not in found]:
+        raise ConfigError(
+            f"`{folder}` has no wheels of `{'`, `'.join(missing)}` to install from. "
+            f"Copy {INSTALL_FROM} there."
+        )
+    return wheels
 
 
 def least_versions() -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -12,6 +12,7 @@ from accel_launch.accelerators.choosing import asked_for
 from accel_launch.config.file import ConfigFile
 from accel_launch.engine import choose_engine, with_engine
 from accel_launch.engine_checks import check_deepspeed, check_fsdp, fields_of_config_file, fsdp_defaults
+from accel_launch.installation import INSTALL_FROM
 from accel_launch.launchers.outer_task import VARIABLES_OF_A_RANK
 from accel_launch.options import OPTIONS
 from accel_launch.resolution import Resolved, resolve
@@ -171,7 +172,8 @@ def make_request(
         )
     if settings["drop_in"].value and not _drop_in():
         raise NotAvailableError(
-            "`--drop_in` needs the package `accel`, which is not installed. Run `pip install accel`."
+            "`--drop_in` needs the package `accel`, which is not installed. "
+            f"Run `pip install dist/*.whl`; `dist` has {INSTALL_FROM}."
         )
     num_machines = settings["num_machines"].value
     return LaunchRequest(

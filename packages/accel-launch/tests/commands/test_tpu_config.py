@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 import pytest
 
-import accel_launch
 from accel_launch.cli import main, tpu_config
 
 SSH = "Running gcloud compute tpus tpu-vm ssh pod --zone here --command "
@@ -19,6 +21,7 @@ def printed(tmp_path, monkeypatch, capsys):
     return run
 
 
+ROOT = Path(__file__).parents[4]
 PIP = "python3 -m pip install"
 WHERE = ("--tpu_name", "pod", "--tpu-zone", "here")
 
@@ -30,16 +33,8 @@ WHERE = ("--tpu_name", "pod", "--tpu-zone", "here")
         (["--command", "echo a", "--command", "ls -l; pwd"], "set -e; cd /usr/share; echo a; ls -l; pwd"),
         (["--command", "a", "b"], "set -e; cd /usr/share; a; b"),
         (
-            ["--command", "a", "--install_accel", "--accel_version", "0.12.0"],
-            f"set -e; cd /usr/share; {PIP} accel-launch==0.12.0 accel==0.12.0; a",
-        ),
-        (
-            ["--command", "a", "--install_accelerate", "--accelerate_version", "latest"],
-            f"set -e; cd /usr/share; {PIP} --upgrade accel-launch accel; a",
-        ),
-        (
-            ["--command", "a", "--install_accel", "--accel_version", "git+https://host/accel.git"],
-            f"set -e; cd /usr/share; {PIP} git+https://host/accel.git; a",
+            ["--command", "a", "--install_accelerate", "--accelerate_version", "/mnt/wheels/"],
+            f"set -e; cd /usr/share; {PIP} /mnt/wheels/*.whl; a",
         ),
     ],
 )
@@ -47,9 +42,23 @@ def test_the_exact_command_is_printed(printed, arguments, command):
     assert printed(*WHERE, *arguments) == f"{SSH}'{command}' --worker all"
 
 
-@pytest.mark.parametrize("flag", ["--install_accel", "--install_accelerate"])
-def test_the_pod_gets_what_is_installed_here(printed, flag):
-    assert f" {PIP} accel-launch=={accel_launch.__version__} " in printed(*WHERE, flag, "--command", "a")
+def test_all_packages_come_from_the_repository(printed):
+    """From one address alone, pip would take the packages that it needs from an index."""
+    place = "git+https://host/accel.git@v1#subdirectory=packages/accel"
+    command = printed(*WHERE, "--install_accel", "--accel_version", place, "--command", "a")
+    (line,) = [step for step in shlex.split(command)[-3].split("; ") if step.startswith(PIP)]
+    address = "git+https://host/accel.git@v1#subdirectory=packages/"
+    assert sorted(shlex.split(line)[4:]) == sorted(address + each.name for each in ROOT.glob("packages/*"))
+
+
+@pytest.mark.parametrize("version", [[], ["--accel_version", "0.2.0"], ["--accelerate_version", "latest"]])
+def test_nothing_is_installed_by_name(tmp_path, monkeypatch, capsys, version):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert tpu_config([*WHERE, "--debug", "--install_accel", *version, "--command", "a"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "from a place, not from an index" in err
+    assert "git+https://HOST/accel.git" in err
 
 
 def test_a_step_that_fails_is_the_last(tmp_path, monkeypatch, capfd):
@@ -84,10 +93,6 @@ def test_the_config_file_and_the_file_of_commands_say_the_rest(printed, tmp_path
         (["--command", "a"], "`--tpu_name` is missing"),
         (["--tpu_name", "pod", "--command", "a"], "`--tpu_zone` is missing"),
         (WHERE, "There is nothing to run on the pod"),
-        (
-            [*WHERE, "--command", "a", "--install_accel", "--accel_version", "dev"],
-            "the address of the sources",
-        ),
         ([*WHERE, "--command", "a", "--accel_version", "1"], "no effect without `--install_accel`"),
         ([*WHERE, "--command_file", "none.sh"], "The file of commands `none.sh` cannot be read"),
     ],

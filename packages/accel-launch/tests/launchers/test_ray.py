@@ -97,6 +97,6 @@ def test_without_ray_there_is_a_way_out(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     (tmp_path / "train.py").touch()
     assert main(["launch", "--launcher", "ray", "--cpu", str(tmp_path / "train.py")]) == 1
-    assert "needs the package `ray`, which is not installed. Run `pip install accel-launch[ray]`." in (
+    assert "needs the package `ray`, which is not installed. Run `pip install ray`." in (
         capsys.readouterr().err
     )

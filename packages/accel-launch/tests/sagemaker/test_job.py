@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from accel_launch import __version__
 from accel_launch.config.file import read_config
+from accel_launch.installation import PACKAGES
 from accel_launch.sagemaker.job import job_of
 from accel_state.errors import ConfigError
 
@@ -15,9 +15,11 @@ BASIS = {
     "iam_role_name": "role",
     "ec2_instance_type": "ml.p3.16xlarge",
 }
+OWN_IMAGE = BASIS | {"image_uri": "me/image:1"}
+"""For jobs whose container has accel already."""
 
 
-def test_the_whole_request_of_a_file_that_accelerate_wrote(request_for):
+def test_the_whole_request_of_a_file_that_accelerate_wrote(request_for, wheels):
     """But for the versions in it, with which no container runs accel."""
     config = dict(read_config(PEER_FILE).values)
     with pytest.raises(
@@ -26,15 +28,15 @@ def test_the_whole_request_of_a_file_that_accelerate_wrote(request_for):
         job_of(request_for("code/train.py", config=config))
     for key in ("py_version", "pytorch_version", "transformers_version"):
         del config[key]
-    request = request_for("code/train.py", "--epochs", "3", config=config)
+    request = request_for(str(wheels / "train.py"), "--epochs", "3", config=config)
     job = job_of(request)
-    assert job.pop("requirements").splitlines()[0] == f"accel-launch=={__version__}"
+    assert job.pop("requirements").startswith("./accel-0.2.0-py3-none-any.whl\n")
     assert job == {
         "profile": "default",
         "region": "us-east-1",
         "estimator": {
             "entry_point": "train.py",
-            "source_dir": "/srv/code",
+            "source_dir": str(wheels),
             "hyperparameters": {"epochs": 3},
             "role": "myrole",
             "instance_type": "ml.p3.2xlarge",
@@ -58,7 +60,7 @@ def test_the_whole_request_of_a_file_that_accelerate_wrote(request_for):
 
 
 def test_data_parallel_on_several_machines(request_for):
-    config = BASIS | {
+    config = OWN_IMAGE | {
         "distributed_type": "DATA_PARALLEL",
         "num_machines": 2,
         "dynamo_config.dynamo_backend": "INDUCTOR",
@@ -89,23 +91,65 @@ def test_an_older_torch_is_refused_unless_the_container_is_ones_own(request_for)
     assert job_of(request_for(config=config | {"image_uri": "me/image:1"}))["estimator"]["image_uri"]
 
 
+@pytest.fixture
+def wheels(tmp_path) -> Path:
+    """Return a folder with a wheel of each package of accel, which is the folder of the job."""
+    for name in PACKAGES:
+        (tmp_path / f"{name.replace('-', '_')}-0.2.0-py3-none-any.whl").touch()
+    return tmp_path
+
+
+def test_the_wheels_in_its_folder_are_what_a_job_installs(request_for, wheels):
+    (wheels / "dist").mkdir()
+    for wheel in wheels.glob("accel_d*.whl"):
+        wheel.rename(wheels / "dist" / wheel.name)
+    (wheels / "requirements.txt").write_text("numpy\naccelerate-like\n")
+    own, other, *lines = job_of(request_for(str(wheels / "train.py"), config=BASIS))[
+        "requirements"
+    ].splitlines()
+    assert (own, other) == ("numpy", "accelerate-like")
+    assert len(lines) == len(PACKAGES)
+    assert "./dist/accel_data-0.2.0-py3-none-any.whl" in lines
+    assert all((wheels / line).is_file() and line.startswith("./") for line in lines)
+
+
+def test_a_job_without_wheels_is_refused_with_what_to_copy(request_for, wheels):
+    (wheels / "accel_ops-0.2.0-py3-none-any.whl").unlink()
+    with pytest.raises(
+        ConfigError, match=r"no wheels of `accel-ops` .* Copy the wheels that `python tools/dev.py"
+    ):
+        job_of(request_for(str(wheels / "train.py"), config=BASIS))
+
+
 @pytest.mark.parametrize(
-    ("own", "expected"),
-    [("numpy\n", "numpy\naccel-launch=="), ("accel @ https://x\n", None), ("./accel-0.1.whl\n", None)],
+    "own", ["accel @ https://x/accel.zip\n", "./accel-0.1.whl\n", "git+https://h/accel.git\n"]
 )
-def test_the_job_installs_accel_unless_its_folder_says_how(request_for, tmp_path, own, expected):
+def test_the_folder_of_a_job_may_say_where_accel_is(request_for, tmp_path, own):
     (tmp_path / "requirements.txt").write_text(own)
-    job = job_of(request_for(str(tmp_path / "train.py"), config=BASIS))
-    assert (job["requirements"] or "").startswith(expected or "")
-    assert (job["requirements"] is None) == (expected is None)
+    assert job_of(request_for(str(tmp_path / "train.py"), config=BASIS))["requirements"] is None
+
+
+def test_a_container_of_ones_own_has_accel(request_for):
+    assert job_of(request_for(config=OWN_IMAGE))["requirements"] is None
+
+
+@pytest.mark.parametrize(
+    "own", ["accel", "accel==0.2.0", "accel-launch[sagemaker]>=0.1", "accel-data ; a", "accel  # x"]
+)
+def test_no_job_installs_accel_from_an_index(request_for, wheels, own):
+    (wheels / "requirements.txt").write_text(f"numpy\n{own}\n")
+    with pytest.raises(ConfigError, match=r"would be installed from an index.* Name a file or an address"):
+        job_of(request_for(str(wheels / "train.py"), config=BASIS))
 
 
 def test_variables_of_env_are_the_jobs_but_no_secrets(request_for):
-    job = job_of(request_for(config=BASIS, flags={"env": "NCCL_DEBUG,A=1"}, environ={"NCCL_DEBUG": "INFO"}))
+    job = job_of(
+        request_for(config=OWN_IMAGE, flags={"env": "NCCL_DEBUG,A=1"}, environ={"NCCL_DEBUG": "INFO"})
+    )
     environ = job["estimator"]["environment"]
     assert (environ["A"], environ["NCCL_DEBUG"]) == ("1", "INFO")
     with pytest.raises(ConfigError, match="`--env HF_TOKEN` looks like a secret"):
-        job_of(request_for(config=BASIS, flags={"env": "HF_TOKEN=hush"}))
+        job_of(request_for(config=OWN_IMAGE, flags={"env": "HF_TOKEN=hush"}))
 
 
 def test_channels_and_metrics_come_from_their_files(request_for, tmp_path):
@@ -115,7 +159,7 @@ def test_channels_and_metrics_come_from_their_files(request_for, tmp_path):
         "sagemaker_inputs_file": str(tmp_path / "in.tsv"),
         "sagemaker_metrics_file": str(tmp_path / "metrics.tsv"),
     }
-    job = job_of(request_for(config=BASIS | files))
+    job = job_of(request_for(config=OWN_IMAGE | files))
     assert job["fit"] == {"inputs": {"train": "s3://bucket/train"}}
     assert job["estimator"]["metric_definitions"] == [{"Name": "loss", "Regex": "loss=(.*)"}]
 
@@ -127,7 +171,7 @@ def test_variables_of_this_machine_stay_here(request_for):
         "FSDP_VERSION": "2",
         "AWS_SECRET_ACCESS_KEY": "x",
     }
-    handed_on = job_of(request_for(config=BASIS, environ=environ))["estimator"]["environment"]
+    handed_on = job_of(request_for(config=OWN_IMAGE, environ=environ))["estimator"]["environment"]
     assert handed_on.keys() & environ.keys() == {"FSDP_VERSION"}
 
 

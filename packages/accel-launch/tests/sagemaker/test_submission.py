@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from accel_launch import __version__
 from accel_launch.cli import main
+from accel_launch.installation import PACKAGES
 from accel_launch.sagemaker import submission
 from accel_state.errors import NotAvailableError
 
@@ -37,7 +37,7 @@ additional_args: {max_run: 3600, enable_network_isolation: true}
 def test_without_the_sdk_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sagemaker", None)
     with pytest.raises(
-        NotAvailableError, match=r"needs the package `sagemaker`.*pip install accel-launch\[sagemaker\]"
+        NotAvailableError, match=r"needs the package `sagemaker`.*pip install boto3 'sagemaker<3'"
     ):
         submission.submit({}, {})
 
@@ -62,6 +62,8 @@ def amazon(tmp_path, monkeypatch):
     settings.write_text(SDK_SETTINGS)
     monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(settings))
     monkeypatch.chdir(tmp_path)
+    for name in PACKAGES:
+        (tmp_path / f"{name.replace('-', '_')}-0.2.0-py3-none-any.whl").touch()
     session = boto3.Session(aws_access_key_id=KEY, aws_secret_access_key=SECRET, region_name="us-east-1")
     policy = json.dumps({"Version": "2012-10-17", "Statement": []})
     session.client("iam").create_role(
@@ -114,7 +116,7 @@ def test_a_launch_creates_the_job_and_keeps_the_secret(amazon, tmp_path, capfd):
         "train",
         "code",  # how the SDK brings the script into an isolated container
     ]
-    assert installed_by(amazon, job)[0] == f"accel-launch=={__version__}"
+    assert installed_by(amazon, job)[0] == "./accel-0.2.0-py3-none-any.whl"
     # moto keeps no variables; `test_job.py` looks at them.
     parameters = {name: json.loads(text) for name, text in job["HyperParameters"].items()}
     assert {name: parameters[name] for name in ("epochs", "lr", "fast")} == {

@@ -14,23 +14,12 @@ from typing import Any
 
 from accel_launch.accelerators.detection import find_accelerators, present_accelerators
 from accel_launch.config.file import find_config
+from accel_launch.installation import PACKAGES
 from accel_launch.messages import show
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
 
-PACKAGES = (
-    "accel",
-    "accel-state",
-    "accel-ops",
-    "accel-data",
-    "accel-bigmodel",
-    "accel-backends",
-    "accel-trackers",
-    "accel-launch",
-    "torch",
-    "numpy",
-    "safetensors",
-)
+_LIBRARIES = ("torch", "numpy", "safetensors")
 _PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
@@ -63,7 +52,7 @@ def environment_report(config_file: str | None, *, environ: Mapping[str, str]) -
     else:
         told = {"config_file": config.path and str(config.path), "config": dict(config.values)}
     return {
-        "packages": {name: _version_of(name) for name in PACKAGES},
+        "packages": {name: _version_of(name) for name in (*PACKAGES, *_LIBRARIES)},
         "python": f"{platform.python_version()} ({sys.executable})",
         "platform": platform.platform(),
         "accelerate": what_accelerate_means(),

@@ -10,7 +10,7 @@ from typing import Any
 
 from accel_launch.config.file import ConfigFile, find_config
 from accel_launch.gcloud import PYTHON_OF_PODS, check_is_installed, on_all_workers
-from accel_launch.installation import requirements_here, requirements_of
+from accel_launch.installation import INSTALL_FROM, sources_of
 from accel_launch.messages import show
 from accel_launch.processes.ending import exit_code_for_shell
 from accel_state.environment import snapshot
@@ -47,8 +47,8 @@ class TpuConfigCommand:
         parser.add_argument(
             "--accel_version",
             "--accelerate_version",
-            metavar="VERSION",
-            help="version to install, `latest`, or an address that pip takes; default: the one here",
+            metavar="PLACE",
+            help="where to install from: a folder with wheels that each machine can read, or a `git+…` address",
         )
         parser.add_argument("--debug", action="store_true", help="print the command instead of running it")
 
@@ -88,14 +88,16 @@ def _installation(arguments: argparse.Namespace) -> list[str]:
         if arguments.accel_version is not None:
             raise ConfigError("`--accel_version` has no effect without `--install_accel`. Add that.")
         return []
-    wanted = arguments.accel_version
-    if wanted == "dev":
+    place = arguments.accel_version or ""
+    if "/" not in place:  # a version, or nothing
         raise ConfigError(
-            "`--accel_version dev` names no place to install from. Give the address of the sources, such as "
-            "`git+https://HOST/accel.git#subdirectory=packages/accel`."
+            "`--install_accel` installs from a place, not from an index, where the names may be another project's. "
+            f"Give `--accel_version /FOLDER`, which each machine can read and which has {INSTALL_FROM}; or the "
+            "address of a repository, such as `--accel_version git+https://HOST/accel.git`."
         )
-    requirements = requirements_here() if wanted is None else requirements_of(wanted)
-    return [shlex.join([*PYTHON_OF_PODS, "-m", "pip", "install", *requirements])]
+    wheels = f"{shlex.quote(place.rstrip('/'))}/*.whl"
+    what = shlex.join(sources_of(place)) if place.startswith("git+") else wheels
+    return [f"{shlex.join(PYTHON_OF_PODS)} -m pip install {what}"]
 
 
 def _commands(arguments: argparse.Namespace, config: ConfigFile) -> list[str]:

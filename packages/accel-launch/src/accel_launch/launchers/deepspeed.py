@@ -102,7 +102,7 @@ class DeepSpeedLauncher(BuiltInLauncher):
         if find_spec("deepspeed") is None:
             raise NotAvailableError(
                 "DeepSpeed on several machines needs the package `deepspeed`, which is not installed. Run "
-                "`pip install accel-backends[deepspeed]`, or use `--deepspeed_multinode_launcher standard`."
+                "`pip install deepspeed`, or use `--deepspeed_multinode_launcher standard`."
             )
         (process,) = plan.processes
         hostfile = process.cwd / plan.options["hostfile"]

@@ -85,7 +85,7 @@ class RayLauncher(BuiltInLauncher):
     def run(self, plan: LaunchPlan) -> int:
         if find_spec("ray") is None:
             raise NotAvailableError(
-                "`--launcher ray` needs the package `ray`, which is not installed. Run `pip install accel-launch[ray]`."
+                "`--launcher ray` needs the package `ray`, which is not installed. Run `pip install ray`."
             )
         with tempfile.TemporaryDirectory(prefix="accel-ray-") as folder:
             result = Path(folder, "result.json")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accel_launch.installation import least_versions, release, requirements_here
+from accel_launch.installation import INSTALL_FROM, least_versions, release, wheels_in
 from accel_launch.launchers.relaunch import OF_THIS_MACHINE, public_variables
 from accel_launch.options import OPTIONS
 from accel_launch.request import LaunchRequest
@@ -57,7 +57,9 @@ def job_of(request: LaunchRequest) -> dict[str, Any]:
         "profile": request.value("sagemaker_profile"),
         "region": request.value("sagemaker_region"),
         "estimator": {name: value for name, value in estimator.items() if value is not None},
-        "requirements": _requirements(Path(str(estimator["source_dir"]))),
+        "requirements": _requirements(
+            Path(str(estimator["source_dir"])), has_own_image=bool(estimator["image_uri"])
+        ),
         "fit": {"inputs": inputs_of(request.cwd / inputs)} if inputs else {},
     }
 
@@ -79,13 +81,26 @@ def _check_versions(estimator: Mapping[str, Any]) -> None:
             )
 
 
-def _requirements(folder: Path) -> str | None:
-    """Return the `requirements.txt` that brings accel into the container; None where the one of the folder does."""
+def _requirements(folder: Path, *, has_own_image: bool) -> str | None:
+    """Return the `requirements.txt` that installs accel from wheels in ``folder``.
+
+    None if the one of the folder already does, or if the user's container is expected to have accel.
+
+    Raises:
+        ConfigError: If accel would come from an index, or if there are no wheels.
+    """
     file = folder / "requirements.txt"
     own = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    if any(re.match(r"(\S*/)?accel([-_]|\b)", line) for line in own):
+    for line in own:
+        if re.match(r"accel(?![\w.-]*/)(-\w+)?\s*([\[=<>~!;#]|$)", line):
+            raise ConfigError(
+                f"`{line.strip()}` in `{file}` would be installed from an index, where the name may be another "
+                f"project's. Name a file or an address in its place: `./NAME.whl` beside it, from {INSTALL_FROM}."
+            )
+    if has_own_image or any(re.match(r"(\S*/)?accel([-_]|\b)", line) for line in own):
         return None
-    return "".join(f"{line}\n" for line in [*own, *requirements_here()])
+    wheels = [f"./{wheel.relative_to(folder).as_posix()}" for wheel in wheels_in(folder)]
+    return "".join(f"{line}\n" for line in [*own, *wheels])
 
 
 def _program(request: LaunchRequest) -> dict[str, Any]:

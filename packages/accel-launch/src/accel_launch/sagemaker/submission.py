@@ -123,7 +123,7 @@ def _imported(name: str) -> ModuleType:
     except ImportError as error:
         raise NotAvailableError(
             f"A SageMaker job needs the package `{name}`, which cannot be imported: {error}. "
-            "Run `pip install accel-launch[sagemaker]`.",
+            "Run `pip install boto3 'sagemaker<3'`.",
             name=name,
         ) from error
 

@@ -13,23 +13,21 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
     {
         "4bit_bnb": Package("bitsandbytes", ("bitsandbytes",), "0.39.0"),
         "8bit_bnb": Package("bitsandbytes", ("bitsandbytes",), "0.37.2"),
-        "aim": Package("aim", ("aim",), install="accel-trackers[aim]"),
+        "aim": Package("aim", ("aim",)),
         "amdsmi": Package("amdsmi", ("amdsmi",)),
         "bitsandbytes_multi_backend": Package("bitsandbytes", ("bitsandbytes",), "0.46.0"),
         "bnb": Package("bitsandbytes", ("bitsandbytes",)),
         "boto3": Package("boto3", ("boto3",)),
-        "clearml": Package("clearml", ("clearml",), install="accel-trackers[clearml]"),
-        "comet_ml": Package("comet_ml", ("comet-ml",), install="accel-trackers[comet-ml]"),
+        "clearml": Package("clearml", ("clearml",)),
+        "comet_ml": Package("comet_ml", ("comet-ml",)),
         "datasets": Package("datasets", ("datasets",)),
-        "deepspeed": Package(
-            "deepspeed", ("deepspeed", "deepspeed-mlu"), install="accel-backends[deepspeed]"
-        ),
-        "dvclive": Package("dvclive", ("dvclive",), install="accel-trackers[dvclive]"),
+        "deepspeed": Package("deepspeed", ("deepspeed", "deepspeed-mlu")),
+        "dvclive": Package("dvclive", ("dvclive",)),
         "import_timer": Package("import_timer", ("import-timer",)),
         "lomo": Package("lomo_optim", ("lomo-optim",)),
         "matplotlib": Package("matplotlib", ("matplotlib",)),
         "megatron_lm": Package("megatron", ("megatron-core", "megatron-lm")),
-        "mlflow": Package("mlflow", ("mlflow", "mlflow-skinny"), install="accel-trackers[mlflow]"),
+        "mlflow": Package("mlflow", ("mlflow", "mlflow-skinny")),
         "msamp": Package("msamp", ("ms-amp",)),
         "numpy": Package("numpy", ("numpy",), "1.25.0"),
         "pandas": Package("pandas", ("pandas",)),
@@ -39,24 +37,24 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
         "rich": Package("rich", ("rich",)),
         "sagemaker": Package("sagemaker", ("sagemaker",)),
         "schedulefree": Package("schedulefree", ("schedulefree",)),
-        "swanlab": Package("swanlab", ("swanlab",), install="accel-trackers[swanlab]"),
+        "swanlab": Package("swanlab", ("swanlab",)),
         "timm": Package("timm", ("timm",)),
         "torchao": Package("torchao", ("torchao",), "0.6.1"),
         "torchdata": Package("torchdata", ("torchdata",)),
         "torchdata_stateful_dataloader": Package("torchdata", ("torchdata",), "0.8.0"),
         "torchvision": Package("torchvision", ("torchvision",)),
         "tqdm": Package("tqdm", ("tqdm",)),
-        "trackio": Package("trackio", ("trackio",), install="accel-trackers[trackio]"),
+        "trackio": Package("trackio", ("trackio",)),
         "transformer_engine": Package(
             "transformer_engine", ("transformer-engine", "transformer_engine_torch")
         ),
         "transformers": Package("transformers", ("transformers",)),
         "triton": Package("triton", ("triton", "pytorch-triton", "triton-windows")),
-        "wandb": Package("wandb", ("wandb",), install="accel-trackers[wandb]"),
+        "wandb": Package("wandb", ("wandb",)),
     }
 )
 _TENSORBOARD = (
-    Package("tensorboard", ("tensorboard",), install="accel-trackers[tensorboard]"),
+    Package("tensorboard", ("tensorboard",), install="tensorboard PyYAML"),
     Package("tensorboardX", ("tensorboardX",)),
 )
 # `torch.distributed.pipelining` came into torch itself with this version.

@@ -24,8 +24,7 @@ def load_deepspeed(runtime: Runtime) -> ModuleType:
     """
     if not is_deepspeed_available():
         raise NotAvailableError(
-            "DeepSpeed needs the package `deepspeed`, which is not installed. "
-            "Run `pip install accel-backends[deepspeed]`."
+            "DeepSpeed needs the package `deepspeed`, which is not installed. Run `pip install deepspeed`."
         )
     if variable("LOCAL_RANK") is None:
         topology = runtime.topology

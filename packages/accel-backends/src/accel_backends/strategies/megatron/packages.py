@@ -20,7 +20,7 @@ def core(name: str = "") -> ModuleType:
     if not is_megatron_lm_available():
         raise NotAvailableError(
             "Megatron-LM needs the package `megatron-core`, which is not installed. "
-            "Run `pip install accel-backends[megatron]`."
+            "Run `pip install 'megatron-core>=0.16,<0.17' transformers`."
         )
     import megatron.core
 
