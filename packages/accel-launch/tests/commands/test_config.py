@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from accel_launch.cli import config, main
 from accel_launch.config.file import read_config
@@ -76,18 +77,45 @@ def test_the_file_may_be_named_before_or_after_the_action(tmp_path, order):
     assert json.loads(path.read_text())["mixed_precision"] == "no"
 
 
-def test_update_adds_what_is_missing_and_keeps_what_is_there(tmp_path, capsys):
+def test_update_writes_the_newer_names_and_keeps_what_is_there(tmp_path, capsys):
     path = tmp_path / "c.yaml"
     path.write_text(
-        "num_processes: 3\ndynamo_backend: INDUCTOR\nfsdp_config: {fsdp_backward_prefetch_policy: NO_PREFETCH}\n"
+        "num_machines: 3\ndynamo_backend: INDUCTOR\nfsdp_config: {fsdp_backward_prefetch_policy: NO_PREFETCH}\n"
     )
     assert main(["config", "update", "--config_file", str(path)]) == 0
     assert capsys.readouterr().out == f"The configuration at `{path}` is up to date.\n"
     values = read_config(path).values
-    assert values["num_processes"] == 3
+    assert values["num_machines"] == 3
     assert values["dynamo_config.dynamo_backend"] == "INDUCTOR"
-    assert values["rdzv_backend"] == "static"
     assert "fsdp_backward_prefetch: NO_PREFETCH" in path.read_text()
+
+
+OPEN = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 1\n  fsdp_sharding_strategy: FULL_SHARD\n"
+
+
+@pytest.mark.parametrize("command", [["config", "update"], ["to-fsdp2", "--overwrite"]])
+def test_no_command_decides_what_a_file_leaves_open(tmp_path, capsys, command):
+    """One process in a file comes before one for each GPU."""
+    path = tmp_path / "c.yaml"
+    path.write_text(OPEN)
+    assert main([*command, "--config_file", str(path)]) == 0
+    capsys.readouterr()
+    assert set(yaml.safe_load(path.read_text())) == {"distributed_type", "fsdp_config"}
+    assert main(["config", "show", "--all", "--json", "--config_file", str(path)]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    names = ("num_processes", "num_machines", "machine_rank", "mixed_precision")
+    assert {name: shown[name]["source"] for name in names} == dict.fromkeys(names, "default")
+
+
+def test_update_writes_to_the_target_of_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    real, link = tmp_path / "real" / "c.yaml", tmp_path / "link.yaml"
+    real.write_text("dynamo_backend: INDUCTOR\n")
+    link.symlink_to(real)
+    assert main(["config", "update", "--config_file", str(link)]) == 0
+    assert link.is_symlink()
+    assert yaml.safe_load(real.read_text()) == {"dynamo_config": {"dynamo_backend": "INDUCTOR"}}
+    assert [path.name for path in real.parent.iterdir()] == ["c.yaml"]
 
 
 def test_update_without_a_file_says_what_to_do(capsys):

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from accel_launch.cli import main
 from accel_launch.commands.to_fsdp2 import to_version_2
@@ -153,6 +154,22 @@ def test_a_new_file_is_written_and_what_was_dropped_is_told(old, capsys, name):
         False,
     )
     assert old.read_text() == OLD
+
+
+@pytest.mark.parametrize("name", ["new.yaml", "new.json"])
+def test_nothing_outside_the_section_is_changed(old, name):
+    others = "dynamo_backend: INDUCTOR\nenv: [A=1]\nfp16: true\nnum_processes: -1\ndowncast_bf16: false\ndebug: null\n"
+    old.write_text(OLD + others)
+    new = old.with_name(name)
+    assert main(["to-fsdp2", "--config_file", str(old), "--output_file", str(new)]) == 0
+    before, after = (yaml.safe_load(path.read_text()) for path in (old, new))
+    assert after.pop("fsdp_config") == {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": False,
+        "fsdp_state_dict_type": "FULL_STATE_DICT",
+    }
+    del before["fsdp_config"]
+    assert after == before
 
 
 def test_the_file_itself_is_replaced_on_demand(old):

@@ -15,7 +15,7 @@ import accel_launch
 from accel_launch.config.file import ConfigFile, read_config
 from accel_launch.config.keys import PLAIN_KEYS, SECTIONS
 from accel_launch.config.show import as_text, rows_of
-from accel_launch.config.writing import write_config
+from accel_launch.config.writing import document_of, write_config
 from accel_launch.launchers.selection import select_launcher
 from accel_launch.options import OPTIONS
 from accel_launch.unused_settings import unused_settings
@@ -146,7 +146,7 @@ def outcome_of(path: Path, request_for) -> str:
         as_text(rows_of(flags={}, environ={}, config=config), config=config, is_all=True)
         request = request_for(config=config.values)
         unused_settings(request)
-        write_config(path.with_name("again.yaml"), config.values)
+        write_config(path.with_name("again.yaml"), document_of(config.values))
         if request.num_processes < 100:
             json.dumps(select_launcher(request).plan(request).to_dict())
         return "plan"

@@ -8,7 +8,7 @@ import pytest
 
 from accel_launch.config.file import read_config
 from accel_launch.config.objects import ClusterConfig, SageMakerConfig, load_config_from_file
-from accel_launch.config.writing import write_config
+from accel_launch.config.writing import document_of, write_config
 from accel_launch.unused_settings import unused_settings
 
 FILES = sorted((Path(__file__).parent / "peer_files").glob("*.yaml"))
@@ -107,7 +107,7 @@ def test_it_is_an_object_too(path):
 def test_writing_it_again_keeps_what_it_says(tmp_path, path):
     before = read_config(path).values
     for name in ("again.yaml", "again.json"):
-        write_config(tmp_path / name, before)
+        write_config(tmp_path / name, document_of(before))
         after = read_config(tmp_path / name).values
         assert {key: after[key] for key in before if key != "downcast_bf16"} == {
             key: value for key, value in before.items() if key != "downcast_bf16"

@@ -6,13 +6,14 @@ import pytest
 import yaml
 
 from accel_launch.config.file import read_config
-from accel_launch.config.writing import BASIS_HERE, BASIS_SAGEMAKER, document_of, write_config
+from accel_launch.config.writing import BASIS_HERE, BASIS_SAGEMAKER, document_of, new_document, write_config
 from accel_state.errors import ConfigError
 
 
-def test_every_file_has_the_keys_that_files_always_had():
-    assert document_of({}) == {**BASIS_HERE, "downcast_bf16": "no"}
-    assert document_of({"compute_environment": "AMAZON_SAGEMAKER"}) == dict(BASIS_SAGEMAKER)
+def test_every_new_file_has_the_keys_that_files_always_had():
+    assert document_of({}) == {}
+    assert new_document({}) == {**BASIS_HERE, "downcast_bf16": "no"}
+    assert new_document({"compute_environment": "AMAZON_SAGEMAKER"}) == dict(BASIS_SAGEMAKER)
 
 
 def test_sections_are_nested_and_spelled_as_the_newest_files_do():
@@ -24,7 +25,7 @@ def test_sections_are_nested_and_spelled_as_the_newest_files_do():
 
 
 def test_the_name_decides_between_json_and_yaml(tmp_path):
-    values = {"num_processes": 2, "tpu_vm": ("a", "b")}
+    values = document_of({"num_processes": 2, "tpu_vm": ("a", "b")})
     write_config(tmp_path / "new" / "c.json", values)
     write_config(tmp_path / "c.yaml", values)
     as_json = json.loads((tmp_path / "new" / "c.json").read_text())

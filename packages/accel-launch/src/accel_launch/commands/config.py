@@ -11,7 +11,7 @@ from accel_launch.config.file import find_config
 from accel_launch.config.prompts import make_asker
 from accel_launch.config.questionnaire import fill_in
 from accel_launch.config.show import as_data, as_table, as_text, engine_rows, rows_of
-from accel_launch.config.writing import write_config
+from accel_launch.config.writing import document_of, new_document, write_config
 from accel_launch.messages import complain, show
 from accel_launch.options import add_options, given_flags
 from accel_state.environment import snapshot
@@ -33,7 +33,11 @@ class ConfigCommand:
         default.add_argument(
             "--mixed_precision", default="no", metavar="{no,fp16,bf16,fp8}", help="number format; default no"
         )
-        _action(actions, "update", "add what newer files have to an older one, keeping what it says")
+        _action(
+            actions,
+            "update",
+            "write an older file again with the names that newer ones use, and nothing else changed",
+        )
         shown = _action(actions, "show", "show the settings of a launch, their values and who set them")
         shown.add_argument("--all", action="store_true", help="show those with their default too")
         shown.add_argument("--json", action="store_true", help="print it as JSON, with all of them")
@@ -63,7 +67,7 @@ def ask_and_write(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         complain("Interrupted; nothing was written.")
         return _INTERRUPTED
-    write_config(path, values)
+    write_config(path, new_document(values))
     show(f"The configuration is saved at `{path}`.")
     return 0
 
@@ -78,11 +82,11 @@ def write_default(arguments: argparse.Namespace) -> int:
 
 
 def update(arguments: argparse.Namespace) -> int:
-    """Write an existing file again, with the newer names and the keys it lacks."""
+    """Write an existing file again, with the newer names; a key that it lacks stays open."""
     config = find_config(arguments.config_file, environ=snapshot())
     if config.path is None:
         raise ConfigError("There is no config file to update. Write one with `accel config`.")
-    write_config(config.path, config.values)
+    write_config(config.path, document_of(config.values))
     show(f"The configuration at `{config.path}` is up to date.")
     return 0
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accel_launch.config.file import ConfigFile, find_config
-from accel_launch.config.writing import write_config
+from accel_launch.config.file import ConfigFile, find_config, read_document
+from accel_launch.config.writing import document_of, write_config
 from accel_launch.messages import inform, show
 from accel_launch.options import OPTIONS
 from accel_launch.resolution import resolve
@@ -25,6 +25,7 @@ _DROPPED: Mapping[str, str] = {
     "fsdp_use_orig_params": "version 2 always keeps the original parameters",
 }
 _SECTION = "fsdp_config."
+_CONVERTED = ("fsdp_config", "parallelism_config")
 _SIZES = "parallelism_config.parallelism_config_"
 
 
@@ -138,7 +139,9 @@ class ToFsdp2Command:
         if converted is None:
             show(f"`{config.path}` is for version 2 already; nothing was written.")
             return 0
-        write_config(target, converted.values)
+        document = document_of(converted.values)
+        sections = {key: document[key] for key in _CONVERTED if key in document}
+        write_config(target, read_document(config.path) | sections)
         for note in converted.notes:
             inform(note)
         show(f"The configuration for version 2 is saved at `{target}`.")

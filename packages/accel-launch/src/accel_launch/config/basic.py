@@ -8,7 +8,7 @@ from pathlib import Path
 from accel_launch.accelerators.detection import find_accelerators
 from accel_launch.accelerators.protocol import Accelerators
 from accel_launch.config.file import config_folder
-from accel_launch.config.writing import write_config
+from accel_launch.config.writing import new_document, write_config
 from accel_launch.messages import show
 from accel_state.environment import find_setting, snapshot
 
@@ -34,7 +34,7 @@ def write_basic_config(mixed_precision: str = "no", save_location: str = DEFAULT
     if path.is_file():
         show(f"There is a configuration at `{path}` already; it is left as it is.")
         return False
-    write_config(path, basic_values(precision, find_accelerators(environ)))
+    write_config(path, new_document(basic_values(precision, find_accelerators(environ))))
     return path
 
 

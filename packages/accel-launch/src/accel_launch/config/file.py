@@ -60,15 +60,8 @@ def read_config(path: Path) -> ConfigFile:
     Raises:
         ConfigError: If it cannot be read or parsed, is not a mapping, or holds an unknown key or a wrong value.
     """
-    content = _parse(path, _text_of(path))
-    if content is None:
-        content = {}
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"The config file `{path}` must hold `key: value` lines, but holds {_kind_of(content)}."
-        )
     values: dict[str, Any] = {}
-    for key, value in content.items():
+    for key, value in read_document(path).items():
         _check_known(key, (*PLAIN_KEYS, *SECTIONS), where=f"the config file `{path}`")
         if key in SECTIONS:
             values |= _section(key, value, path=path)
@@ -79,6 +72,22 @@ def read_config(path: Path) -> ConfigFile:
         if problem is not None:
             raise ConfigError(f"`{key}` in the config file `{path}` cannot be used: {problem}.")
     return ConfigFile(path, MappingProxyType(_with_current_keys(values, path=path)))
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Return the content of a config file as it is, with nothing checked but that it is a mapping.
+
+    Raises:
+        ConfigError: If it cannot be read or parsed, or is not a mapping.
+    """
+    content = _parse(path, _text_of(path))
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"The config file `{path}` must hold `key: value` lines, but holds {_kind_of(content)}."
+        )
+    return content
 
 
 def _with_current_keys(values: Mapping[str, Any], *, path: Path) -> dict[str, Any]:

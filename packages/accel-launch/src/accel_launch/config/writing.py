@@ -1,4 +1,4 @@
-"""Writing a config file: the keys that every file has, whole or not at all."""
+"""Writing a config file, completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accel_launch.options import OPTIONS
 from accel_launch.settings import SETTINGS_OF_TOPIC
 from accel_state.errors import ConfigError
 
-# What stands in every file for a run on machines of one's own, and for a job on SageMaker.
+# The keys of every new file, for a run on the user's machines and for a job on SageMaker.
 BASIS_HERE: Mapping[str, Any] = MappingProxyType(
     {
         "compute_environment": "LOCAL_MACHINE",
@@ -63,10 +63,15 @@ _WRITTEN_AS = {
 }
 
 
-def document_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a file for flat ``values``: sections nested, the keys every file has filled in."""
+def new_document(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a new file for flat ``values``: sections nested, the keys of every new file filled in."""
     is_sagemaker = values.get("compute_environment") == "AMAZON_SAGEMAKER"
-    document: dict[str, Any] = dict(BASIS_SAGEMAKER if is_sagemaker else BASIS_HERE)
+    return document_of((BASIS_SAGEMAKER if is_sagemaker else BASIS_HERE) | dict(values))
+
+
+def document_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a file for flat ``values``: sections nested, and no further key."""
+    document: dict[str, Any] = {}
     for key, value in values.items():
         section, _, name = _WRITTEN_AS.get(key, key).rpartition(".")
         (document.setdefault(section, {}) if section else document)[name] = _plain(key, value)
@@ -77,23 +82,25 @@ def document_of(values: Mapping[str, Any]) -> dict[str, Any]:
     return document
 
 
-def write_config(path: Path, values: Mapping[str, Any]) -> None:
+def write_config(path: Path, document: Mapping[str, Any]) -> None:
     """Write a config file; ``.json`` in its name makes it JSON. A file that is there is replaced at once, or kept.
+
+    A link stays one: its target is written.
 
     Raises:
         ConfigError: If it cannot be written there.
     """
-    document = document_of(values)
+    target = path.resolve()
     text = (
         json.dumps(document, indent=2, sort_keys=True) + "\n"
         if path.suffix == ".json"
         else _as_yaml(document)
     )
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        beside.replace(target)
     except OSError as error:
         raise ConfigError(
             f"The config file `{path}` cannot be written: {error.strerror}. Name another with `--config_file`."
