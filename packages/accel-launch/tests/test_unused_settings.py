@@ -22,8 +22,8 @@ from accel_state.environment.settings import IN_PLACE_OF_IPEX
             ["`--megatron_lm_tp_degree` has no effect without `--use_megatron_lm`."],
         ),
         (
-            {"parallelism_tp_size": "2"},
-            ["`--parallelism_config_tp_size` has no effect without `--use_parallelism_config`."],
+            {"parallelism_pp_schedule": "gpipe"},
+            ["`--parallelism_config_pp_schedule` has no effect without `--use_parallelism_config`."],
         ),
         ({"fp8_margin": "2"}, ["`--fp8_margin` has no effect without `--mixed_precision fp8`."]),
         (

@@ -108,8 +108,10 @@ class LaunchRequest:
             found |= {name: str(on).lower() for name, on in zip(_FP8_OVERRIDES, overrides, strict=True)}
         if self.engine == "DEEPSPEED" and (fields := fields_of_config_file(self.settings)):
             found[SETTINGS["config_ds_fields"].variable] = ",".join(fields)
-        if self.settings["gpu_ids"].source in ("flag", "config file"):
+        if chooses_gpus(self.settings["gpu_ids"]):
             found[self.machine.gpu_variable] = found.pop("CUDA_VISIBLE_DEVICES")
+        elif self.value("gpu_ids") == "all":
+            del found["CUDA_VISIBLE_DEVICES"]
         return found
 
     def named_variables(self) -> dict[str, str]:
@@ -197,6 +199,11 @@ def _drop_in() -> tuple[str, ...]:
     return tuple(point.value for point in entry_points(_DROP_INS) if point.name == "accelerate")
 
 
+def chooses_gpus(gpu_ids: Resolved) -> bool:
+    """Whether ``--gpu_ids`` or its key names some of the GPUs; ``all`` is what a launch does anyway."""
+    return gpu_ids.source in ("flag", "config file") and gpu_ids.value != "all"
+
+
 def _num_processes(settings: Mapping[str, Resolved], machine: Machine, num_machines: int) -> int:
     asked: int | None = settings["num_processes"].value
     if settings["hosts"].value or settings["hostfile"].value:
@@ -217,7 +224,7 @@ def _num_processes(settings: Mapping[str, Resolved], machine: Machine, num_machi
 
 def _num_gpus(settings: Mapping[str, Resolved], machine: Machine, num_local_processes: int | None) -> int:
     selection = settings["gpu_ids"]
-    if selection.source not in ("flag", "config file"):
+    if not chooses_gpus(selection):
         return len(machine.gpus)
     gpus = asked_for(selection.value, machine.gpus)
     if len(gpus) != len(selection.value.split(",")):

@@ -239,6 +239,7 @@ ROUTES: dict[str, tuple[list[tuple[str, str]], dict[str, object]]] = {
             ("shards of each copy", "2" + ENTER),
             ("tensor parallel", "2" + ENTER),
             ("pipeline parallel", ENTER),
+            ("expert parallel", "2" + ENTER),
             ("context parallel", ENTER),
             ("How many processes", "4" + ENTER),
             ("mixed precision", ENTER),
@@ -250,6 +251,7 @@ ROUTES: dict[str, tuple[list[tuple[str, str]], dict[str, object]]] = {
             "fsdp_config.fsdp_state_dict_type": "FULL_STATE_DICT",
             "fsdp_config.fsdp_activation_checkpointing_offload": True,
             "parallelism_config.parallelism_config_tp_size": 2,
+            "parallelism_config.parallelism_config_ep_size": 2,
         },
     ),
     "megatron_fp8": (

@@ -4,6 +4,8 @@ import json
 import platform
 from importlib.metadata import version
 
+import pytest
+
 from accel_launch.cli import main
 from accel_launch.commands.env import as_text, environment_report
 
@@ -42,3 +44,22 @@ def test_command_prints_text_or_json(tmp_path, monkeypatch, capsys):
     (tmp_path / "c.yaml").write_text("num_processes: 2\n")
     assert main(["env", "--json", "--config_file", str(tmp_path / "c.yaml")]) == 0
     assert json.loads(capsys.readouterr().out)["config"] == {"num_processes": 2}
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_no_secret_is_shown(tmp_path, monkeypatch, capsys, form):
+    monkeypatch.setenv("ACCELERATE_API_KEY", "hush-variable")
+    (tmp_path / "c.yaml").write_text(
+        "env: [WANDB_API_KEY=hush-env]\nnum_processes: 2\nadditional_args: {environment: {TOKEN: hush-argument}}\n"
+    )
+    assert main(["env", *form, "--config_file", str(tmp_path / "c.yaml")]) == 0
+    told = capsys.readouterr().out
+    assert "hush" not in told
+    assert "(secret)" in told
+    assert "num_processes" in told
+
+
+def test_all_packages_of_accel_are_listed():
+    packages = environment_report(None, environ={"HF_HOME": "/missing"})["packages"]
+    assert len([name for name in packages if name.partition("-")[0] == "accel"]) == 9
+    assert packages["accel-checkpoint"] == version("accel-checkpoint")

@@ -195,3 +195,45 @@ def test_an_unknown_topic_is_refused_with_those_there_are(capsys):
     assert captured.out == ""
     assert "unknown topic `fsdpp`. Known: launcher, hardware, " in captured.err
     assert "Did you mean `fsdp`?" in captured.err
+
+
+NO_GPU = "asks for GPUs, but none is found on this machine: everything runs on its CPU."
+
+
+@pytest.mark.parametrize("num_processes", ["1", "3"])
+@pytest.mark.parametrize(
+    ("flags", "config", "asked"),
+    [
+        (["--multi_gpu"], "", "`--multi_gpu`"),
+        ([], "distributed_type: MULTI_GPU\n", "`distributed_type: MULTI_GPU` in `c.yaml`"),
+        ([], "distributed_type: MULTI_XPU\n", "`distributed_type: MULTI_XPU` in `c.yaml`"),
+    ],
+)
+def test_gpus_that_are_asked_for_and_not_found_are_a_warning(
+    workplace, monkeypatch, capsys, num_processes, flags, config, asked
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (workplace / "c.yaml").write_text(config)
+    launch = ["launch", "--dry-run", "--config_file", "c.yaml", "--num_processes", num_processes, *flags]
+    assert main([*launch, "train.py"]) == 0
+    assert capsys.readouterr().err.startswith(f"warning: {asked} {NO_GPU} Look at the driver")
+    for other in [] if flags else ["--cpu", "--use_fsdp"]:  # flags come before the file
+        assert main([*launch, other, "train.py"]) == 0
+        assert NO_GPU not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["dp_shard", "dp_replicate", "tp", "pp", "ep", "cp", "sp"])
+def test_a_size_of_an_axis_builds_the_mesh(planned, capsys, size):
+    flags = ("--cpu", "--num_processes", "2", f"--parallelism_config_{size}_size", "2", "train.py")
+    environ = planned(*flags)["processes"][0]["environ"]
+    assert environ["ACCELERATE_USE_PARALLELISM_CONFIG"] == "true"
+    assert environ[f"PARALLELISM_CONFIG_{size.upper()}_SIZE"] == "2"
+    assert main(["launch", "--dry-run", *flags]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_experts_are_sharded_by_a_key_of_the_config_file(workplace, planned):
+    (workplace / "c.yaml").write_text("parallelism_config:\n  parallelism_config_ep_size: 2\n")
+    environ = planned("--config_file", "c.yaml", "--cpu", "train.py")["processes"][0]["environ"]
+    assert environ["PARALLELISM_CONFIG_EP_SIZE"] == "2"
+    assert environ["ACCELERATE_USE_PARALLELISM_CONFIG"] == "true"

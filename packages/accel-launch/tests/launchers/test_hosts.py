@@ -46,6 +46,7 @@ def test_what_names_no_host_is_refused(request_for, flags, message):
         ({"hosts": "a,b"}, None),
         ({"hosts": "a,b", "use_cpu": "true"}, 1),
         ({"hosts": "a,b", "gpu_ids": "0,1,5"}, 3),
+        ({"hosts": "a,b", "gpu_ids": "all"}, None),
         ({"hosts": "a,b", "use_cpu": "true", "num_machines": "2"}, 1),
         ({"hosts": "a,b", "num_machines": "2", "num_processes": "8"}, 4),
         ({"hosts": "a:3,b:3"}, 3),

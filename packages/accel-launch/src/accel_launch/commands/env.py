@@ -15,7 +15,9 @@ from typing import Any
 from accel_launch.accelerators.detection import find_accelerators, present_accelerators
 from accel_launch.config.file import find_config
 from accel_launch.installation import PACKAGES
+from accel_launch.launchers.relaunch import is_secret
 from accel_launch.messages import show
+from accel_launch.options import OPTIONS
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
 
@@ -50,7 +52,7 @@ def environment_report(config_file: str | None, *, environ: Mapping[str, str]) -
     except ConfigError as error:
         told = {"config_file": str(error)}
     else:
-        told = {"config_file": config.path and str(config.path), "config": dict(config.values)}
+        told = {"config_file": config.path and str(config.path), "config": _without_secrets(config.values)}
     return {
         "packages": {name: _version_of(name) for name in (*PACKAGES, *_LIBRARIES)},
         "python": f"{platform.python_version()} ({sys.executable})",
@@ -60,9 +62,18 @@ def environment_report(config_file: str | None, *, environ: Mapping[str, str]) -
         "memory_gib": _memory_gib(),
         "accelerators": present_accelerators(),
         "used_accelerators": ",".join(find_accelerators(environ).names) or None,
-        "variables": {name: value for name, value in sorted(environ.items()) if name.startswith(_PREFIXES)},
+        "variables": {
+            name: value
+            for name, value in sorted(environ.items())
+            if name.startswith(_PREFIXES) and not is_secret(name)
+        },
         **told,
     }
+
+
+def _without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+    hidden = {"additional_args"} | {setting.config_key for setting in OPTIONS if setting.is_secret}
+    return {key: "(secret)" if key in hidden and value else value for key, value in values.items()}
 
 
 def what_accelerate_means() -> str | None:

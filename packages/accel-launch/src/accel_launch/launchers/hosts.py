@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from accel_launch.request import LaunchRequest
+from accel_launch.request import LaunchRequest, chooses_gpus
 from accel_state.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9_.@\[\]:%-]+?")
@@ -75,7 +75,7 @@ def _num_unasked(request: LaunchRequest) -> int | None:
     if request.value("use_cpu"):
         return 1
     selection = request.settings["gpu_ids"]
-    return len(selection.value.split(",")) if selection.source in ("flag", "config file") else None
+    return len(selection.value.split(",")) if chooses_gpus(selection) else None
 
 
 def _from_names(text: str) -> tuple[Host, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from accel_launch.cpu_cores import threads_of
 from accel_launch.launchers.outer_task import variables_of_outer_run
 from accel_launch.launchers.ports import held_port
+from accel_launch.messages import warn
 from accel_launch.plan import LaunchPlan, LogSettings, ProcessPlan
 from accel_launch.processes.attempt import Restarts
 from accel_launch.processes.logs import log_folder
@@ -143,17 +144,33 @@ def threads_per_process(request: LaunchRequest, num_here: int) -> int:
 
 
 def check_accelerators(request: LaunchRequest) -> None:
-    """Refuse more ranks on this machine than it has accelerators; where it has none, they run on the CPU.
+    """Refuse more ranks on this machine than it has accelerators; if it has none, they run on the CPU.
+
+    That is a warning if GPUs were asked for.
 
     Raises:
         ConfigError: With the two numbers.
     """
     gpus = request.machine.gpus
+    if not gpus and not request.value("use_cpu") and (asked := _gpus_asked_by(request)):
+        warn(
+            f"{asked} asks for GPUs, but none is found on this machine: everything runs on its CPU. "
+            "Look at the driver and what a container is given (`accel env`), or add `--cpu`."
+        )
     if gpus and not request.value("use_cpu") and request.num_local_processes > len(gpus):
         raise ConfigError(
             f"`--num_processes` asks for {request.num_local_processes} on this machine, but a process can use only "
             f"{len(gpus)} of its accelerators ({', '.join(gpus)}). Ask for fewer, or add `--cpu`."
         )
+
+
+def _gpus_asked_by(request: LaunchRequest) -> str | None:
+    """Return the flag or the key that asks for GPUs, or None."""
+    if request.value("multi_gpu"):
+        return "`--multi_gpu`"
+    kind = str(request.config.values.get("distributed_type"))
+    is_several = kind.startswith("MULTI_") and kind != "MULTI_CPU" and request.engine is None
+    return f"`distributed_type: {kind}` in `{request.config.path}`" if is_several else None
 
 
 def report_file(request: LaunchRequest) -> Path | None:

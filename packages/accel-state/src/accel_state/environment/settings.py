@@ -35,7 +35,6 @@ deepspeed = rule(
     "deepspeed_{}", "ACCELERATE_DEEPSPEED_{}", "--{}", "deepspeed_config.{}", needs=("deepspeed",)
 )
 parallelism = rule("parallelism_{}", "PARALLELISM_CONFIG_{}", "--parallelism_config_{}", "parallelism_config.parallelism_config_{}", needs=("parallelism_config",))  # fmt: skip
-only_size = rule("parallelism_{}", "PARALLELISM_CONFIG_{}")
 dynamo = rule(
     "dynamo_{}", "ACCELERATE_DYNAMO_{}", "--dynamo_{}", "dynamo_config.dynamo_{}", needs=("dynamo_backend",)
 )
@@ -153,7 +152,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         parallelism("pp_schedule", choice("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"), "1f1b", "In which order pipeline stages compute."),
         parallelism("pp_num_micro_batches", count, None, "Parts of a batch that pass through the pipeline; two for each stage if omitted."),
         parallelism("pp_stages_per_rank", count, None, "Pipeline stages of each process; two with `interleaved_1f1b`, else one, if omitted."),
-        only_size("ep_size", count, 1, "Number of processes over which the experts of a layer are spread."),
+        parallelism("ep_size", count, 1, "Number of processes over which the experts of a layer are sharded (expert parallel)."),
         parallelism("cp_size", count, 1, "Number of processes that share each sequence (context parallel)."),
         parallelism("cp_backend", choice("torch"), "torch", "Who does context parallelism."),
         parallelism("cp_comm_strategy", choice("allgather", "alltoall"), "allgather", "How keys and values travel in context parallelism."),

@@ -281,6 +281,11 @@ PARALLELISM = (
         "parallelism_pp_schedule", "In which order do its stages compute?", when=both(_combined, _has_stages)
     ),
     of_setting(
+        "parallelism_ep_size",
+        "Over how many processes are the experts of a layer sharded (expert parallel)?",
+        when=_combined,
+    ),
+    of_setting(
         "parallelism_cp_size", "How many processes share each sequence (context parallel)?", when=_combined
     ),
     of_setting(
