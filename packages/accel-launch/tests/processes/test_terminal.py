@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import os
 import pty
+import subprocess
 import sys
 
 import pytest
-
-from accel_launch.processes.terminal import controlling_terminal
 
 pexpect = pytest.importorskip("pexpect", reason="a terminal is played by pexpect")
 
@@ -186,8 +185,66 @@ def test_output_goes_to_a_terminal_of_the_same_size_where_ours_is_one(terminal):
     session.expect_exact("ended 0 None")
 
 
-def test_without_a_terminal_there_is_none_to_lend(monkeypatch, tmp_path):
-    with (tmp_path / "input").open("w+") as no_terminal:
-        monkeypatch.setattr(sys, "__stdin__", no_terminal)
-        assert controlling_terminal() is None
-    assert controlling_terminal() is None  # closed
+ASK = "terminal = open('/dev/tty'); print('up'); print('read', terminal.readline().strip())"
+
+
+@pytest.mark.parametrize(
+    "preparation",
+    ["import os; os.dup2(os.open('/dev/null', os.O_RDONLY), 0)", "import sys; sys.__stdin__.close()"],
+)
+def test_a_script_with_another_standard_input_can_ask_at_the_terminal(terminal, preparation):
+    """As `getpass` does, and the logins of libraries."""
+    session = terminal(ASK, supervisor=preparation + SUPERVISOR)
+    session.expect_exact("up")
+    session.sendline("Ada")
+    session.expect_exact("read Ada")
+    session.expect_exact("ended 0 None")
+
+
+@pytest.fixture
+def shell():
+    session = pexpect.spawn("bash", ["--norc", "--noprofile", "-i"], timeout=60, encoding="utf-8")
+    session.sendline("PS1='ready> '")
+    session.expect_exact("ready> ")
+    yield session
+    session.sendline("kill -9 %1; exit")
+    session.close(force=True)
+
+
+def test_a_run_in_the_background_stops_for_the_keyboard_until_fg(shell):
+    shell.sendline(f"{sys.executable} -c '{SUPERVISOR}' 'print(\"read\", input())' 60 &")
+    shell.sendline("wait %1")  # until it stops
+    shell.expect("Stopped")
+    shell.sendline("fg")
+    shell.sendline("Ada")
+    shell.expect_exact("read Ada")
+    shell.expect_exact("ended 0 None")
+
+
+def test_a_run_that_fg_brings_to_the_foreground_can_read_the_keyboard(shell, tmp_path):
+    os.mkfifo(tmp_path / "go")
+    code = f'print("up"); open("{tmp_path}/go").read(); print("read", input())'
+    shell.sendline(f"{sys.executable} -c '{SUPERVISOR}' '{code}' 60 &")
+    shell.expect_exact("up\r\n")
+    shell.sendline("fg")
+    shell.expect_exact("import sys")  # the shell shows what it continues
+    (tmp_path / "go").write_text("")
+    shell.sendline("Ada")
+    shell.expect_exact("read Ada")
+    shell.expect_exact("ended 0 None")
+
+
+def test_a_run_without_a_terminal_ends_when_it_stops_for_one(terminal):
+    """The ranks of a notebook, which is not a terminal."""
+    supervisor = SUPERVISOR.replace("Path.cwd())", "Path.cwd(), function=lambda: exec(sys.argv[1]))")
+    session = terminal(ASK, supervisor=supervisor)
+    session.expect_exact("up")
+    session.expect_exact("ended -1 1")
+
+
+def test_without_a_terminal_there_is_none_to_lend():
+    code = "import os; from accel_launch.processes.terminal import lend_terminal; print(lend_terminal(os.getpgrp()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], start_new_session=True, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "None\n"

@@ -189,7 +189,7 @@ class _Guard:
             for relay in self._relays:
                 relay.close()
             if self._terminal is not None:
-                self._terminal.take_back()
+                self._terminal.close()
             if self._return_code is None:
                 # An exception: the supervisor ends the run when nobody is left to talk to.
                 self._supervisor.close()
@@ -224,6 +224,9 @@ class _Guard:
             self._return_code = os.waitstatus_to_exitcode(status)
         elif self._terminal is not None:
             self._terminal.on_stop(os.WSTOPSIG(status))
+        elif os.WSTOPSIG(status) in (signal.SIGTTIN, signal.SIGTTOU):  # it would wait for a terminal forever
+            for signum in (signal.SIGHUP, signal.SIGCONT):
+                os.killpg(self._pid, signum)
 
     def _outcome(self, return_code: int) -> RunEnding | OSError:
         while self._hear_supervisor():

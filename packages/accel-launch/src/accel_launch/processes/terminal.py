@@ -5,28 +5,29 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
+
+from accel_launch.processes.signals import blocked
 
 
 def lend_terminal(group: int) -> LentTerminal | None:
-    """Make ``group`` the one that reads the keyboard and gets Ctrl-C; None without a terminal of ours to lend."""
-    descriptor = controlling_terminal()
-    if descriptor is None:
+    """Make ``group`` the one that reads the keyboard and gets Ctrl-C; None without a terminal of ours to lend.
+
+    If standard input is something else, or we are in the background, the group gets it once it stops for want of it.
+    """
+    if os.name != "posix" or (descriptor := controlling_terminal()) is None:
         return None
     terminal = LentTerminal(descriptor, group)
-    terminal.lend()
+    if sys.__stdin__ is not None and not sys.__stdin__.closed and sys.__stdin__.isatty():
+        terminal.lend()
     return terminal
 
 
 def controlling_terminal() -> int | None:
-    """Return the descriptor of the terminal that this process is in the foreground of; None without one."""
-    if os.name != "posix" or sys.__stdin__ is None:
-        return None
+    """Return a new descriptor of the terminal that the session of this process has; None without one."""
     try:
-        descriptor = sys.__stdin__.fileno()
-        return descriptor if os.tcgetpgrp(descriptor) == os.getpgrp() else None
-    except (OSError, ValueError):  # not a terminal, not ours, or closed
+        return os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
         return None
 
 
@@ -41,6 +42,11 @@ class LentTerminal:
         """Give it to the group, if it is ours."""
         if self._is_of(os.getpgrp()):
             self._give(self._group)
+
+    def close(self) -> None:
+        """Take it back for good."""
+        self.take_back()
+        os.close(self._descriptor)
 
     def take_back(self) -> None:
         """Take it, if the group has it."""
@@ -63,14 +69,6 @@ class LentTerminal:
             return False
 
     def _give(self, group: int) -> None:
-        with _ignored(signal.SIGTTOU):  # the kernel stops a background process that asks for this otherwise
+        # The kernel stops a background process that asks for this otherwise; the terminal may be closed meanwhile.
+        with blocked([signal.SIGTTOU]), suppress(OSError):
             os.tcsetpgrp(self._descriptor, group)
-
-
-@contextmanager
-def _ignored(signum: signal.Signals) -> Iterator[None]:
-    before = signal.signal(signum, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signum, before)
