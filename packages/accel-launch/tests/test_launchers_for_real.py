@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,6 +62,24 @@ print("pid", os.getpid(), flush=True)
 for _ in range(2):
     heard = signal.sigwait(expected)
     print(os.environ["RANK"], "hears", int(heard), flush=True)
+"""
+
+
+# Rank 1 prints an exception that it handles, and ends in a way of its own when it is asked to. Rank 0 fails.
+HANDLED = """
+import os, signal, sys, time, traceback
+if os.environ["RANK"] == "1":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(sys.argv[1])))
+    try:
+        raise TimeoutError("a download that is tried again")
+    except TimeoutError:
+        traceback.print_exc()
+    print("all is well", flush=True)
+    open(sys.argv[0] + ".go", "w").close()
+    time.sleep(60)
+while not os.path.exists(sys.argv[0] + ".go"):
+    time.sleep(0.01)
+raise ValueError("the cause")
 """
 
 
@@ -269,3 +288,11 @@ def test_the_launcher_itself_stays_small(script, no_user_config):
     finish(process)
     assert are_gone(pids, within_s=30)
     assert resident_mib < 40
+
+
+@pytest.mark.parametrize("code", ["1", "3"])
+def test_an_exception_that_was_handled_is_not_the_first_failure(script, code):
+    launched, _, stderr = finish(start("--num_processes", "2", script(HANDLED), code, env={}))
+    assert launched == 1
+    assert re.search(r"Rank 0 on \S+ failed first: it ended with exit code 1: ValueError: the cause", stderr)
+    assert "Rank 1 only died of it" in stderr

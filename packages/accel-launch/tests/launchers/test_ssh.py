@@ -16,12 +16,16 @@ from accel_launch.launchers.ssh import SSHLauncher, _fitting, _with_ranks
 from accel_launch.plan import LaunchPlan
 from accel_state.errors import LaunchError
 
-# A stand-in for ssh: runs the command here, with the shell's rules, as ssh would there; hosts called `far*` fail.
+# A stand-in for ssh: runs the command here, with the shell's rules, as ssh would there; hosts called `far*` fail,
+# and those called `lost*` once the run has begun.
 FAKE_SSH = """#!{python}
 import os, shlex, sys
 host, text = sys.argv[-3], sys.argv[-1]
 if host.startswith("far"):
     sys.stderr.write("no route\\n")
+    sys.exit(255)
+if host.startswith("lost") and "accel_launch.remote_node" in text:
+    sys.stderr.write("client_loop: send disconnect: Broken pipe\\n")
     sys.exit(255)
 if host == os.environ.get("OTHER_HOST"):
     os.environ["PYTHONPATH"] = os.environ["OTHER_PYTHONPATH"]
@@ -94,6 +98,20 @@ def test_the_first_cause_is_found_across_hosts(request_for, tmp_path, fake_ssh, 
     assert told[0].startswith("Rank 1 on h2 failed first: it ended with exit code 1: ValueError: mine")
     assert told[1] == "  Rank 0 only died of it."
     assert json.loads((tmp_path / "r.json").read_text())["first_failure"]["host"] == "h2"
+
+
+@pytest.mark.parametrize("hosts", ["lost1,lost2", "h1,lost2"])
+def test_a_host_whose_connection_is_lost_has_failed(request_for, tmp_path, fake_ssh, capfd, hosts):
+    script = tmp_path / "t.py"
+    script.write_text("import time; time.sleep(60)")
+    made = plan(request_for, script, hosts=hosts, num_processes="4", report="r.json", grace_period_s="5")
+    assert SSHLauncher().run(made) == 255
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["outcome"], report["exit_code"]) == ("failed", 255)
+    assert report["first_failure"]["host"].startswith("lost")
+    assert report["first_failure"]["last_lines"] == ["client_loop: send disconnect: Broken pipe"]
+    assert [rank["rank"] for rank in report["ranks"]] == [0, 1, 2, 3]
+    assert "The connection to lost2 ended with exit code 255" in capfd.readouterr().err
 
 
 def test_a_host_that_cannot_be_reached_ends_it_before_it_begins(request_for, tmp_path, fake_ssh):

@@ -143,6 +143,16 @@ def test_the_moment_of_the_first_traceback_is_noted_even_if_it_comes_in_pieces()
     assert tail.traceback_at == noted is not None
 
 
+def test_a_traceback_after_which_a_program_goes_on_is_not_its_failure():
+    tail = Tail()
+    tail.feed(b"Traceback (most recent call last):\nValueError: handled\n")
+    tail.traceback_at -= 3600  # an hour later
+    tail.feed(b"step 1\n")
+    assert tail.traceback_at is None
+    tail.feed(b"Traceback (most recent call last):\nValueError: the last\n")
+    assert tail.traceback_at is not None
+
+
 def test_what_is_no_text_is_kept_as_well_as_can_be():
     tail = Tail()
     tail.feed(b"\xff ok\n")

@@ -46,6 +46,22 @@ def failed(return_code: int, at: float = 1.0, lines: tuple[str, ...] = (), was_e
             ["died of it"] * 2 + ["failed first"],
         ),
         ([failed(-15)], 0, ["failed first"]),
+        # A rank that was asked to end and has a handler for that.
+        ([failed(1, at=2.0, was_ended=True), failed(1, at=3.0)], 1, ["died of it", "failed first"]),
+        (
+            [
+                failed(1, at=0.5, lines=(*OWN, "handled, goes on"), was_ended=True),
+                failed(1, at=1.0, lines=OWN),
+            ],
+            1,
+            ["died of it", "failed first"],
+        ),
+        # A message of several lines.
+        (
+            [failed(1, at=0.5, lines=(*OWN, "more of it"), was_ended=True), failed(1, at=1.0, lines=LOST)],
+            0,
+            ["failed first", "died of it"],
+        ),
     ],
 )
 def test_the_first_cause_is_the_first_that_is_no_consequence(endings, first, outcomes):

@@ -20,7 +20,7 @@ from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.messages import complain
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.child import ChildEnding
-from accel_launch.processes.ending import describe_ending, exit_code_for_shell
+from accel_launch.processes.ending import describe_ending
 from accel_launch.processes.output import MESSAGE_MARK
 from accel_launch.processes.supervision import run_processes
 from accel_launch.processes.supervisor import RunEnding
@@ -175,6 +175,9 @@ def _tell(plan: LaunchPlan, hosts: Sequence[Host], ending: RunEnding) -> int:
         message = _message(child)
         if message is None:
             lost.append((host, child))
+            ended = replace(child, return_code=child.return_code or 255, failed_at=child.failed_at or 0.0)
+            on_host = [each.rank for each in plan.processes if each.host == host.name] or [None]
+            ranks += [RankEnding(rank or 0, host.address, ended) for rank in on_host]
         else:
             ranks += _rank_endings(host, message)
             num_memory_kills += message["num_memory_kills"]
@@ -184,7 +187,7 @@ def _tell(plan: LaunchPlan, hosts: Sequence[Host], ending: RunEnding) -> int:
         for host, child in lost:
             said = child.last_lines[-1] if child.last_lines else "nothing"
             complain(f"The connection to {host.name} {describe_ending(child.return_code)}; it said: {said}")
-    return exit_code or max((exit_code_for_shell(child.return_code) for _, child in lost), default=0)
+    return exit_code
 
 
 def _message(child: ChildEnding) -> dict[str, Any] | None:

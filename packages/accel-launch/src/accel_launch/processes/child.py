@@ -141,5 +141,8 @@ class Child:
     def ending(self) -> ChildEnding:
         """Return how it ended."""
         assert self.return_code is not None
-        failed_at = (self.output.tail.traceback_at or self._ended_at) if self.return_code != 0 else None
+        is_by_exception = self.return_code == 1 or self._was_ended
+        failed_at = None
+        if self.return_code != 0:
+            failed_at = (is_by_exception and self.output.tail.traceback_at) or self._ended_at
         return ChildEnding(self.return_code, failed_at, self._was_ended, self.output.tail.lines())

@@ -25,6 +25,8 @@ _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 
 _MAX_LINES = 200
 _MAX_PARTIAL = 2**18
+# How long a program may still write after the exception that ends it.
+_LONGEST_END_S = 30.0
 _TRACEBACK = b"Traceback (most recent call last):"
 
 
@@ -38,8 +40,11 @@ class Tail:
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the stream."""
+        now = time.monotonic()
+        if self.traceback_at is not None and now - self.traceback_at > _LONGEST_END_S:
+            self.traceback_at = None  # it goes on: the exception was handled
         if self.traceback_at is None and _TRACEBACK in self._partial + chunk:
-            self.traceback_at = time.monotonic()
+            self.traceback_at = now
         *complete, self._partial = (self._partial + chunk).split(b"\n")
         self._lines.extend(complete)
         self._partial = self._partial[-_MAX_PARTIAL:]

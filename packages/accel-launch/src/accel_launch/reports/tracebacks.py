@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 _RANK_PREFIX = re.compile(r"^\[(?:rank)?\d+\]: ?")  # torch writes it before each line once ranks have met
 _HEADER = "Traceback (most recent call last):"
@@ -33,6 +33,7 @@ class FoundException:
     file: str | None = None
     line: int | None = None
     function: str | None = None
+    ends_output: bool = field(default=True, compare=False)
 
     def describe(self) -> str:
         """Return ``ValueError: told to (train.py:9 in step)``."""
@@ -65,7 +66,9 @@ def find_exception(lines: Sequence[str]) -> FoundException | None:
 def _in_block(block: Sequence[str]) -> FoundException | None:
     end = next((i for i, line in enumerate(block) if line and not line[0].isspace()), None)
     match = _EXCEPTION.match(block[end]) if end is not None else None
-    return None if match is None else _found(match, block[:end])
+    if match is None or end is None:
+        return None
+    return replace(_found(match, block[:end]), ends_output=not any(block[end + 1 :]))
 
 
 def _syntax_error(lines: Sequence[str]) -> FoundException | None:
