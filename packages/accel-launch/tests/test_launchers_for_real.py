@@ -290,6 +290,21 @@ def test_the_launcher_itself_stays_small(script, no_user_config):
     assert resident_mib < 40
 
 
+def test_a_folder_for_logs_is_enough_to_keep_what_ranks_write(script, tmp_path):
+    tell = "import os, sys; print('out', os.environ['RANK']); print('err', file=sys.stderr)"
+    code, stdout, _ = finish(
+        start("--num_processes", "3", f"--log_dir={tmp_path / 'logs'}", script(tell), env={})
+    )
+    assert code == 0
+    assert sorted(stdout.splitlines()) == [f"[default{rank}]:out {rank}" for rank in range(3)]
+    files = sorted((tmp_path / "logs").glob("*/attempt_0/*/*.log"))
+    assert [(file.parent.name, file.name, file.read_text()) for file in files] == [
+        each
+        for rank in "012"
+        for each in ((rank, "stderr.log", "err\n"), (rank, "stdout.log", f"out {rank}\n"))
+    ]
+
+
 @pytest.mark.parametrize("code", ["1", "3"])
 def test_an_exception_that_was_handled_is_not_the_first_failure(script, code):
     launched, _, stderr = finish(start("--num_processes", "2", script(HANDLED), code, env={}))

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from accel_trackers import AimTracker
 from accel_trackers.images import pictures
 
 numpy = pytest.importorskip("numpy")
@@ -37,3 +41,35 @@ def test_lists_are_taken_apart_and_other_things_left_alone():
     assert found[2] == "file.png"
     assert len(found) == 5
     assert len(pictures(numpy.zeros((2, 4, 5, 3)))) == 2
+
+
+def test_aim_takes_an_image_with_its_caption_as_accelerate_does(monkeypatch):
+    shown = []
+
+    class Run:
+        def track(self, value, **kwargs):
+            shown.append((value, kwargs))
+
+    def image(picture, **kwargs):
+        return (getattr(picture, "shape", picture), kwargs)
+
+    monkeypatch.setitem(sys.modules, "aim", SimpleNamespace(Image=image, Run=lambda **_: Run()))
+    tracker = AimTracker("run")
+    array = numpy.zeros((2, 2, 3))
+    tracker.log_images(
+        {
+            "one": (array, "a caption"),
+            "two": (array, array),
+            "file": ("a.png", "b"),
+            "list": ["a.png", "b.png"],
+        },
+        step=3,
+        kwargs={"aim_image": {"quality": 90}},
+    )
+    shape, options = (2, 2, 3), {"quality": 90}
+    assert shown == [
+        ((shape, options | {"caption": "a caption"}), {"name": "one", "step": 3}),
+        ([(shape, options), (shape, options)], {"name": "two", "step": 3}),
+        (("a.png", options | {"caption": "b"}), {"name": "file", "step": 3}),
+        ([("a.png", options), ("b.png", options)], {"name": "list", "step": 3}),
+    ]

@@ -131,3 +131,17 @@ def test_a_run_that_is_finished_while_an_exception_is_handled_has_failed(train, 
     """
     train("mlflow", {}, body, env=in_database(tmp_path))
     assert rows(tmp_path, "select status from runs") == [("FAILED" if handled else "FINISHED",)]
+
+
+def test_artifacts_may_be_the_first_thing_that_is_logged(train, tmp_path):
+    calls = (
+        "log_artifact('a.txt')",
+        "log_artifacts('folder')",
+        "log_table('table', columns=['a'], data=[[1]])",
+    )
+    lines = [f"tracker = MLflowTracker(run_name='run'); tracker.{call}; tracker.finish()" for call in calls]
+    files = "import pathlib; pathlib.Path('a.txt').touch(); pathlib.Path('folder').mkdir()"
+    before = "\n".join(["from accel_trackers import MLflowTracker", files, *lines])
+    train("mlflow", {"run_name": "last"}, before=before, env=in_database(tmp_path))
+    query = "select name, status from runs order by start_time"
+    assert rows(tmp_path, query) == [*[("run", "FINISHED")] * 3, ("last", "FINISHED")]

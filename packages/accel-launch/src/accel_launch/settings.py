@@ -75,7 +75,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
     ),
     "supervision": (
         only_flag("tee", tee, None, "Output to write to files and to the terminal: 0 none, 1 stdout, 2 stderr, 3 both, or `RANK:N,RANK:N`.", other_flags=("-t",), needs=("own_ranks",)),
-        only_flag("log_dir", text, None, "Folder for the files of `--tee`. Default: a temporary one.", needs=("own_ranks",)),
+        only_flag("log_dir", text, None, "Folder for the files of `--tee`, which is 3 if only this is given. Default: a temporary one.", needs=("own_ranks",)),
         only_flag("grace_period_s", duration, 30.0, "Seconds that processes are given to end before they are killed.", not_on=("sagemaker",)),
         only_flag("report", text, None, "File to write the report of a failure to, as JSON; where each machine has its own `--machine_rank` or is a SLURM node, machine 1 writes `FILE.machine-1.json` for `FILE.json`, and so on.", metavar="FILE", not_on=("sagemaker", "kubernetes")),
     ),

@@ -185,8 +185,6 @@ def test_hostile_files_do_nothing(tmp_path, monkeypatch, request_for, text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("num_processes: 1\nnum_processes: 2\n", "the key 'num_processes' stands twice"),
-        ("fsdp_config: {fsdp_version: 1, fsdp_version: 2}\n", "the key 'fsdp_version' stands twice"),
         ("commands: " + "[" * 600 + "]" * 600 + "\n", "nested too deeply"),
         ("num_processes: " + "9" * 5000 + "\n", "is not valid YAML"),
         ("num_processes: [1, 2]\n", "`num_processes` in the config file .* cannot be used: .* holds a list"),
@@ -199,11 +197,20 @@ def test_what_only_looks_like_a_config_file_is_refused(tmp_path, text, message):
         read_config(path)
 
 
-def test_a_key_that_stands_twice_in_json_is_refused(tmp_path):
-    path = tmp_path / "c.json"
-    path.write_text('{"num_processes": 1, "num_processes": 2}')
-    with pytest.raises(ConfigError, match="stands twice"):
-        read_config(path)
+@pytest.mark.parametrize(
+    ("name", "text", "key"),
+    [
+        ("c.yaml", "num_processes: 1\ndebug: false\nnum_processes: 2\n", "num_processes"),
+        ("c.yaml", "fsdp_config: {fsdp_version: 1, fsdp_version: 2}\n", "fsdp_config.fsdp_version"),
+        ("c.json", '{"num_processes": 1, "num_processes": 2}', "num_processes"),
+    ],
+)
+def test_of_a_duplicate_key_the_last_counts_with_a_warning(tmp_path, capsys, name, text, key):
+    """Files of older releases have some."""
+    (tmp_path / name).write_text(text)
+    assert read_config(tmp_path / name).values[key] == 2
+    warning = f"warning: The config file has the key '{key.rpartition('.')[2]}' 2 times, and the last counts."
+    assert capsys.readouterr().err == f"{warning} Remove the others.\n"
 
 
 def test_no_shell_is_involved():

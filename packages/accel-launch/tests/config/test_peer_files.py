@@ -58,6 +58,10 @@ SAID = {
             "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2",
         },
     ),
+    "fp8_short_names": (
+        None,
+        {"ACCELERATE_FP8_AMAX_HISTORY_LEN": "512", "ACCELERATE_FP8_AMAX_COMPUTE_ALGO": "max"},
+    ),
     "fsdp_guide": (
         "FSDP",
         {

@@ -67,10 +67,10 @@ class AimTracker(ServiceTracker):
         step: int | None = None,
         kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Log images by name, one or many each (see `accel_trackers.images.pictures`).
+        """Log images by name, one or many each (see `accel_trackers.images.pictures`), or with a caption.
 
         Args:
-            values: By name.
+            values: By name; a tuple of an image and a text is that image with this caption.
             step: Where on the axis they belong.
             kwargs: Further arguments for ``aim.Image``, under ``"aim_image"``, and for ``Run.track``, under
                 ``"track"``.
@@ -80,7 +80,10 @@ class AimTracker(ServiceTracker):
 
         of_image, of_track = (dict((kwargs or {}).get(key, {})) for key in ("aim_image", "track"))
         for name, images in values.items():
-            shown = [aim.Image(each, **of_image) for each in pictures(images)]
+            caption = {}
+            if isinstance(images, tuple) and len(images) == 2 and isinstance(images[1], str):
+                images, caption = images[0], {"caption": images[1]}
+            shown = [aim.Image(each, **{**of_image, **caption}) for each in pictures(images)]
             run.track(shown if len(shown) > 1 else shown[0], name=name, step=step, **of_track)
 
     @on_main_process

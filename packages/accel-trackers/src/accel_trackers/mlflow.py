@@ -158,17 +158,20 @@ class MLflowTracker(ServiceTracker):
             names = columns or [str(place) for place in range(len(table[0]) if table else 0)]
             table = {name: [row[place] for row in table] for place, name in enumerate(names)}
         file = file_name(table_name, step=step, suffix=".json")
-        self._client.log_table(self.tracker.info.run_id, table, file)
+        run_id = self.tracker.info.run_id  # the first use opens the run, and makes the client
+        self._client.log_table(run_id, table, file)
 
     @on_main_process
     def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
         """Log all files in ``local_dir`` as artifacts, below ``artifact_path`` if given."""
-        self._client.log_artifacts(self.tracker.info.run_id, local_dir, artifact_path)
+        run_id = self.tracker.info.run_id
+        self._client.log_artifacts(run_id, local_dir, artifact_path)
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
         """Log the file ``local_path`` as an artifact, below ``artifact_path`` if given."""
-        self._client.log_artifact(self.tracker.info.run_id, local_path, artifact_path)
+        run_id = self.tracker.info.run_id
+        self._client.log_artifact(run_id, local_path, artifact_path)
 
     def _open(self) -> Any:
         import mlflow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from accel_launch.config.keys import ALIASES, PLAIN_KEYS, SECTIONS, problem_of
+from accel_launch.messages import warn
 from accel_state.environment.parsers import boolean
 from accel_state.errors import ConfigError, did_you_mean
 
@@ -165,18 +167,18 @@ def _parse(path: Path, text: str) -> Any:
 
 
 def _from_json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_without_doubles)
+    return json.loads(text, object_pairs_hook=_last_of_each)
 
 
 def _from_yaml(text: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Refuses a key that stands twice, which YAML forbids and the package lets pass."""
+        """Warns of duplicate keys, which YAML forbids and the package accepts."""
 
     def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
         loader.flatten_mapping(node)
-        _without_doubles([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+        _last_of_each([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
         return dict(loader.construct_mapping(node, deep=True))
 
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
@@ -190,10 +192,10 @@ def _from_yaml(text: str) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _without_doubles(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key[:80]!r} stands twice")
-        found[key] = value
-    return found
+def _last_of_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    for key, number in Counter(key for key, _ in pairs).items():
+        if number > 1:
+            warn(
+                f"The config file has the key {key[:80]!r} {number} times, and the last counts. Remove the others."
+            )
+    return dict(pairs)

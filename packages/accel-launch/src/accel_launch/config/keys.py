@@ -19,6 +19,8 @@ ALIASES: Mapping[str, str] = MappingProxyType(
     {
         "dynamo_backend": "dynamo_config.dynamo_backend",
         "env": "tpu_env",
+        "fp8_config.amax_compute_algo": "fp8_config.amax_compute_algorithm",
+        "fp8_config.amax_history_len": "fp8_config.amax_history_length",
         "fsdp_config.fsdp_backward_prefetch": "fsdp_config.fsdp_backward_prefetch_policy",
     }
 )

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from accel_launch.config.keys import ALIASES
 from accel_launch.options import OPTIONS
 from accel_launch.settings import SETTINGS_OF_TOPIC
 from accel_state.errors import ConfigError
@@ -55,12 +54,8 @@ _WRITTEN_AS_LISTS = frozenset(
     {"commands", "fp8_config.override_linear_precision"}
     | {setting.config_key for setting in OPTIONS if setting.separator is not None}
 )
-# How the newest files spell keys that are called otherwise here.
-_WRITTEN_AS = {
-    called: spelled
-    for spelled, called in ALIASES.items()
-    if spelled.partition(".")[0] == called.partition(".")[0]
-}
+# How the newest files spell keys that have another name here.
+_WRITTEN_AS = {"fsdp_config.fsdp_backward_prefetch_policy": "fsdp_config.fsdp_backward_prefetch"}
 
 
 def new_document(values: Mapping[str, Any]) -> dict[str, Any]:

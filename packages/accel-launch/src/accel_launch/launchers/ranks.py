@@ -43,7 +43,11 @@ def plan_here(
     tee: str | None = request.value("tee")
     folder: str | None = request.value("log_dir")
     max_restarts: int = request.value("max_restarts")
-    logs = LogSettings(tee or "0", None if folder is None else request.cwd / folder, request.value("role"))
+    logs = LogSettings(
+        tee or ("0" if folder is None else "3"),
+        None if folder is None else request.cwd / folder,
+        request.value("role"),
+    )
     return LaunchPlan(
         name,
         _ranks_here(request, master_addr=master_addr, run_id=run_id),
