@@ -71,10 +71,9 @@ def with_engine(
     if not settings["use_parallelism_config"].value:
         sizes = [name for name in settings if re.fullmatch(r"parallelism_\w+_size", name)]
         in_file = (key for key in config.values if key.startswith("parallelism_config."))
-        if any(settings[name].source == "flag" for name in sizes):
-            changed["use_parallelism_config"] = Resolved(True, "flag")
-        elif any(config.values[key] is not None for key in in_file):
-            changed["use_parallelism_config"] = Resolved(True, "config file")
+        is_flag = any(settings[name].source == "flag" for name in sizes)
+        if is_flag or any(config.values[key] is not None for key in in_file):
+            changed["use_parallelism_config"] = Resolved(True, "flag" if is_flag else "config file")
     if settings["mpirun_hostfile"].value and not settings["use_mpirun"].value:
         changed["use_mpirun"] = Resolved(True, settings["mpirun_hostfile"].source)
     is_open = settings["rdzv_backend"].source == "default" and config.values.get("rdzv_backend") is None

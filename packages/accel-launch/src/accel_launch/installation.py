@@ -9,17 +9,8 @@ from pathlib import Path
 
 from accel_state.errors import ConfigError
 
-PACKAGES = (
-    "accel",
-    "accel-state",
-    "accel-ops",
-    "accel-checkpoint",
-    "accel-data",
-    "accel-bigmodel",
-    "accel-backends",
-    "accel-trackers",
-    "accel-launch",
-)
+_PARTS = ("state", "ops", "checkpoint", "data", "bigmodel", "backends", "trackers", "launch")
+PACKAGES = ("accel", *(f"accel-{part}" for part in _PARTS))
 """The packages of accel. On public indexes these names may be other people's: install from paths and addresses only."""
 INSTALL_FROM = "the wheels that `python tools/dev.py wheels --only-build` makes in a checkout of accel"
 
@@ -30,12 +21,6 @@ def interpreter_command() -> tuple[str, ...]:
     options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     is_unbuffered = getattr(sys.__stdout__, "write_through", False)
     return (sys.executable, *options, *(["-u"] if is_unbuffered else []))
-
-
-def sources_of(repository: str) -> list[str]:
-    """Return what pip installs all packages from, given the address of a repository such as ``git+https://…``."""
-    address = repository.partition("#")[0]
-    return [f"{address}#subdirectory=packages/{name}" for name in PACKAGES]
 
 
 def wheels_in(folder: Path) -> list[Path]:

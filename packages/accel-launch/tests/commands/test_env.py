@@ -47,8 +47,7 @@ def test_command_prints_text_or_json(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_no_secret_is_shown(tmp_path, monkeypatch, capsys, form):
-    monkeypatch.setenv("ACCELERATE_API_KEY", "hush-variable")
+def test_no_secret_is_shown(tmp_path, capsys, form):
     (tmp_path / "c.yaml").write_text(
         "env: [WANDB_API_KEY=hush-env]\nnum_processes: 2\nadditional_args: {environment: {TOKEN: hush-argument}}\n"
     )

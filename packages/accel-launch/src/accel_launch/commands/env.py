@@ -15,7 +15,6 @@ from typing import Any
 from accel_launch.accelerators.detection import find_accelerators, present_accelerators
 from accel_launch.config.file import find_config
 from accel_launch.installation import PACKAGES
-from accel_launch.launchers.relaunch import is_secret
 from accel_launch.messages import show
 from accel_launch.options import OPTIONS
 from accel_state.environment import snapshot
@@ -62,11 +61,7 @@ def environment_report(config_file: str | None, *, environ: Mapping[str, str]) -
         "memory_gib": _memory_gib(),
         "accelerators": present_accelerators(),
         "used_accelerators": ",".join(find_accelerators(environ).names) or None,
-        "variables": {
-            name: value
-            for name, value in sorted(environ.items())
-            if name.startswith(_PREFIXES) and not is_secret(name)
-        },
+        "variables": {name: value for name, value in sorted(environ.items()) if name.startswith(_PREFIXES)},
         **told,
     }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from accel_launch.config.file import ConfigFile, find_config
 from accel_launch.gcloud import PYTHON_OF_PODS, check_is_installed, on_all_workers
-from accel_launch.installation import INSTALL_FROM, sources_of
+from accel_launch.installation import INSTALL_FROM, PACKAGES
 from accel_launch.messages import show
 from accel_launch.processes.ending import exit_code_for_shell
 from accel_state.environment import snapshot
@@ -95,8 +95,10 @@ def _installation(arguments: argparse.Namespace) -> list[str]:
             f"Give `--accel_version /FOLDER`, which each machine can read and which has {INSTALL_FROM}; or the "
             "address of a repository, such as `--accel_version git+https://HOST/accel.git`."
         )
-    wheels = f"{shlex.quote(place.rstrip('/'))}/*.whl"
-    what = shlex.join(sources_of(place)) if place.startswith("git+") else wheels
+    what = f"{shlex.quote(place.rstrip('/'))}/*.whl"
+    if place.startswith("git+"):  # one package would bring the others from an index
+        address = place.partition("#")[0]
+        what = shlex.join(f"{address}#subdirectory=packages/{name}" for name in PACKAGES)
     return [f"{shlex.join(PYTHON_OF_PODS)} -m pip install {what}"]
 
 

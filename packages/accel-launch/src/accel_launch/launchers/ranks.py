@@ -91,6 +91,7 @@ def _ranks_here(request: LaunchRequest, *, master_addr: str, run_id: str) -> tup
 
 def plan_program(name: str, request: LaunchRequest, program: ProcessPlan, *, num_ranks: int) -> LaunchPlan:
     """Return the plan of a launcher that starts one program here, which is a rank or starts ``num_ranks``."""
+    _warn_of_missing_gpus(request)
     return LaunchPlan(
         name,
         (program,),
@@ -150,17 +151,11 @@ def threads_per_process(request: LaunchRequest, num_here: int) -> int:
 def check_accelerators(request: LaunchRequest) -> None:
     """Refuse more ranks on this machine than it has accelerators; if it has none, they run on the CPU.
 
-    That is a warning if GPUs were asked for.
-
     Raises:
         ConfigError: With the two numbers.
     """
     gpus = request.machine.gpus
-    if not gpus and not request.value("use_cpu") and (asked := _gpus_asked_by(request)):
-        warn(
-            f"{asked} asks for GPUs, but none is found on this machine: everything runs on its CPU. "
-            "Look at the driver and what a container is given (`accel env`), or add `--cpu`."
-        )
+    _warn_of_missing_gpus(request)
     if gpus and not request.value("use_cpu") and request.num_local_processes > len(gpus):
         raise ConfigError(
             f"`--num_processes` asks for {request.num_local_processes} on this machine, but a process can use only "
@@ -168,13 +163,20 @@ def check_accelerators(request: LaunchRequest) -> None:
         )
 
 
-def _gpus_asked_by(request: LaunchRequest) -> str | None:
-    """Return the flag or the key that asks for GPUs, or None."""
-    if request.value("multi_gpu"):
-        return "`--multi_gpu`"
+def _warn_of_missing_gpus(request: LaunchRequest) -> None:
     kind = str(request.config.values.get("distributed_type"))
     is_several = kind.startswith("MULTI_") and kind != "MULTI_CPU" and request.engine is None
-    return f"`distributed_type: {kind}` in `{request.config.path}`" if is_several else None
+    asks = request.value("multi_gpu") or is_several
+    if asks and not request.machine.gpus and not request.value("use_cpu"):
+        asked = (
+            "--multi_gpu"
+            if request.value("multi_gpu")
+            else f"distributed_type: {kind}` in `{request.config.path}"
+        )
+        warn(
+            f"`{asked}` asks for GPUs, but none is found on this machine: everything runs on its CPU. "
+            "Look at the driver and what a container is given (`accel env`), or add `--cpu`."
+        )
 
 
 def report_file(request: LaunchRequest) -> Path | None:

@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from accel_launch.launchers.outer_task import MPIS, rank_of_outer_run, variables_of_outer_run
-from accel_launch.launchers.ranks import (
-    asked_port,
-    check_accelerators,
-    plan_program,
-    run_here,
-    threads_per_process,
-)
+from accel_launch.launchers.ranks import asked_port, plan_program, run_here, threads_per_process
 from accel_launch.launchers.selection import BuiltInLauncher
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.request import LaunchRequest
@@ -24,7 +18,6 @@ class SingleProcessLauncher(BuiltInLauncher):
     name: ClassVar[str] = "single"
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
-        check_accelerators(request)
         process = ProcessPlan(
             argv=request.program(),
             cwd=request.cwd,

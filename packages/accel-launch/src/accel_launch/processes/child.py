@@ -142,7 +142,6 @@ class Child:
         """Return how it ended."""
         assert self.return_code is not None
         is_by_exception = self.return_code == 1 or self._was_ended
-        failed_at = None
-        if self.return_code != 0:
-            failed_at = (is_by_exception and self.output.tail.traceback_at) or self._ended_at
+        moment = (is_by_exception and self.output.tail.traceback_at) or self._ended_at
+        failed_at = moment if self.return_code != 0 else None
         return ChildEnding(self.return_code, failed_at, self._was_ended, self.output.tail.lines())
