@@ -205,8 +205,8 @@ NO_GPU = "asks for GPUs, but none is found on this machine: everything runs on i
     ("flags", "config", "asked"),
     [
         (["--multi_gpu"], "", "`--multi_gpu`"),
-        ([], "distributed_type: MULTI_GPU\n", "`distributed_type: MULTI_GPU` in `c.yaml`"),
-        ([], "distributed_type: MULTI_XPU\n", "`distributed_type: MULTI_XPU` in `c.yaml`"),
+        ([], "distributed_type: MULTI_GPU\n", "`distributed_type: MULTI_GPU`"),
+        ([], "distributed_type: MULTI_XPU\n", "`distributed_type: MULTI_XPU`"),
     ],
 )
 def test_gpus_that_are_asked_for_and_not_found_are_a_warning(

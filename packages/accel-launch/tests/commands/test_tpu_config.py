@@ -94,6 +94,7 @@ def test_the_config_file_and_the_file_of_commands_say_the_rest(printed, tmp_path
         (["--tpu_name", "pod", "--command", "a"], "`--tpu_zone` is missing"),
         (WHERE, "There is nothing to run on the pod"),
         ([*WHERE, "--command", "a", "--accel_version", "1"], "no effect without `--install_accel`"),
+        ([*WHERE, "--command", "a", "--command_file", "b"], "both say what to run. Give one of them"),
         ([*WHERE, "--command_file", "none.sh"], "The file of commands `none.sh` cannot be read"),
     ],
 )

@@ -209,7 +209,7 @@ def test_of_a_duplicate_key_the_last_counts_with_a_warning(tmp_path, capsys, nam
     """Files of older releases have some."""
     (tmp_path / name).write_text(text)
     assert read_config(tmp_path / name).values[key] == 2
-    warning = f"warning: The config file has the key '{key.rpartition('.')[2]}' 2 times, and the last counts."
+    warning = f"warning: The config file has the key '{key.rpartition('.')[2]}' 2 times; the last counts."
     assert capsys.readouterr().err == f"{warning} Remove the others.\n"
 
 

@@ -74,6 +74,20 @@ def test_processes_that_cannot_be_shared_are_refused(request_for, flags, message
         num_ranks_on_each(request, hosts_of(request))
 
 
+@pytest.mark.parametrize(
+    ("config", "flags", "number"),
+    [
+        ({"num_processes": 8}, {}, 8),  # as `accel config default` writes it on one of the machines
+        ({"num_processes": 8, "num_machines": 1}, {}, 8),
+        ({"num_processes": 6, "num_machines": 3}, {}, 2),
+        ({"num_processes": 8}, {"num_processes": "6"}, 2),
+    ],
+)
+def test_the_number_in_a_file_for_one_machine_is_that_of_each_host(request_for, config, flags, number):
+    request = request_for(flags={"hosts": "a,b,c", **flags}, config=config)
+    assert num_ranks_on_each(request, hosts_of(request)) == number
+
+
 def test_neither_the_accelerators_here_nor_the_machines_of_the_file_count(request_for):
     request = request_for(flags={"hosts": "a,b"}, config={"num_machines": 2}, gpus=("0", "1", "2"))
     assert num_ranks_on_each(request, hosts_of(request)) is None

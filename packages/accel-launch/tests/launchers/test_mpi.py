@@ -89,7 +89,7 @@ def test_several_machines_need_a_meeting_place(request_for):
 def test_a_dry_run_needs_no_mpirun_and_a_run_names_what_to_install(workplace, capfd, form):
     launch = ["launch", "--cpu", "--use_mpirun", "--num_processes", "3"]
     assert main([*launch, "--dry-run", *form, "train.py"]) == 0
-    assert "`mpirun --version` shows which MPI is installed" in capfd.readouterr().out
+    assert "`mpirun --version` shows adds its options" in capfd.readouterr().out
     assert main([*launch, "train.py"]) == 1
     assert "Install Open MPI, MPICH or Intel MPI" in capfd.readouterr().err
 

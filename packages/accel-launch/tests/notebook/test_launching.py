@@ -370,7 +370,16 @@ class FakeXLA(types.ModuleType):
 def torch_xla(monkeypatch) -> FakeXLA:
     module = FakeXLA()
     monkeypatch.setitem(sys.modules, "torch_xla", module)
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
     return module
+
+
+def test_a_library_that_imports_torch_xla_makes_no_tpu(torch_xla, monkeypatch):
+    monkeypatch.delenv("PJRT_DEVICE")
+    monkeypatch.delenv("TPU_NAME", raising=False)
+    done: list[int] = []
+    notebook_launcher(done.append, (1,), num_processes=1)
+    assert (done, torch_xla.calls) == ([1], [])
 
 
 @pytest.mark.parametrize(("num_processes", "is_single"), [(None, False), (1, True)])

@@ -32,7 +32,7 @@ class BackgroundLog:
     `log` copies the values (tensors are cloned on their device, without waiting for it; figures are rendered) and
     returns. All others, and those given to `call_directly`, are called at once, by the caller. At the exit of
     the interpreter, after an exception too, what is queued is written first; a SIGTERM that arrives meanwhile
-    takes effect after it.
+    takes effect after it. One that arrives before, and has no handler, ends the process without what is queued.
 
     What a tracker raises, or that it hangs, never affects the other trackers, and later values are handed to it all
     the same. With ``on_error="warn"`` the next call warns of it, once for each tracker, and `close` raises it as a

@@ -17,8 +17,8 @@ from accel_trackers.values import as_plain_data
 class JsonlTracker(GeneralTracker):
     """Appends ``{"time": …, "step": …, "values": {…}}`` lines to ``logging_dir/run_name/metrics.jsonl``.
 
-    Each line is handed to the operating system whole before ``log`` returns, so a process that is killed
-    loses nothing. A run that is continued appends to its file.
+    Each line is handed to the operating system whole before ``log`` returns, so a process that is killed loses none
+    (through `BackgroundLog`: none but those still queued). A run that is continued appends to its file.
     ``config.json`` beside it has the configuration.
 
     Args:

@@ -1,6 +1,7 @@
 """``accel drop-in``."""
 
 import argparse
+import subprocess
 import sys
 
 import pytest
@@ -19,10 +20,26 @@ def test_what_is_written_is_one_import_and_can_be_removed(tmp_path, monkeypatch)
     file = tmp_path / "accel-drop-in.pth"
     install(file)
     install(file)
-    assert file.read_text() == "import accel.drop_in\n"
+    assert file.read_text().startswith("import ")
+    assert file.read_text().count("\n") == 1
     assert remove(file)
     assert not remove(file)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_the_file_is_silent_once_accel_is_uninstalled(tmp_path, monkeypatch, is_installed):
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if "site-packages" not in folder])
+    install(tmp_path / "accel-drop-in.pth")
+    if is_installed:
+        (tmp_path / "accel").mkdir()
+        (tmp_path / "accel" / "__init__.py").touch()
+        (tmp_path / "accel" / "drop_in.py").write_text("print('dropped in')")
+    code = f"import site; site.addsitedir({str(tmp_path)!r})"
+    done = subprocess.run(  # -S: without the packages of this environment
+        [sys.executable, "-S", "-E", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("dropped in\n" if is_installed else "", "")
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):

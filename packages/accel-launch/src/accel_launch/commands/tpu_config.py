@@ -105,6 +105,8 @@ def _installation(arguments: argparse.Namespace) -> list[str]:
 def _commands(arguments: argparse.Namespace, config: ConfigFile) -> list[str]:
     given = [word for words in arguments.command or () for word in words]
     file = arguments.command_file
+    if given and file is not None:
+        raise ConfigError("`--command` and `--command_file` both say what to run. Give one of them.")
     if not given and file is None:
         in_config = config.values.get("commands") or []
         given = [in_config] if isinstance(in_config, str) else [str(one) for one in in_config]

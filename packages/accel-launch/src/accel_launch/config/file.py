@@ -196,6 +196,6 @@ def _last_of_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     for key, number in Counter(key for key, _ in pairs).items():
         if number > 1:
             warn(
-                f"The config file has the key {key[:80]!r} {number} times, and the last counts. Remove the others."
+                f"The config file has the key {key[:80]!r} {number} times; the last counts. Remove the others."
             )
     return dict(pairs)

@@ -61,6 +61,12 @@ def num_ranks_on_each(request: LaunchRequest, hosts: tuple[Host, ...]) -> int | 
         raise ConfigError(f"All hosts must run the same number of processes, but theirs are {sorted(slots)}.")
     asked: int | None = request.value("num_processes")
     here = slots.pop() if slots else None
+    if (
+        asked is not None
+        and machines.value == 1
+        and request.settings["num_processes"].source == "config file"
+    ):
+        asked *= len(hosts)  # a file for one machine says how many that one runs
     if asked is None:
         return here or _num_unasked(request)
     if asked % len(hosts) or (here is not None and asked != here * len(hosts)):

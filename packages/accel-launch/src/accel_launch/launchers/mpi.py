@@ -23,10 +23,7 @@ from accel_state.errors import ConfigError, NotAvailableError
 
 _PROGRAM = "mpirun"
 _NUM_COMMON_WORDS = 3  # `mpirun -n 4`
-_NOTE = (
-    "When the run starts, `mpirun --version` shows which MPI is installed, and `mpirun` also gets this MPI's options "
-    "for hosts and forwarded variables."
-)
+_NOTE = "When the run starts, the MPI that `mpirun --version` shows adds its options for hosts and variables."
 
 
 @dataclass(frozen=True, slots=True)

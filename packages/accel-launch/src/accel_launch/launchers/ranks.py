@@ -165,14 +165,10 @@ def check_accelerators(request: LaunchRequest) -> None:
 
 def _warn_of_missing_gpus(request: LaunchRequest) -> None:
     kind = str(request.config.values.get("distributed_type"))
-    is_several = kind.startswith("MULTI_") and kind != "MULTI_CPU" and request.engine is None
-    asks = request.value("multi_gpu") or is_several
-    if asks and not request.machine.gpus and not request.value("use_cpu"):
-        asked = (
-            "--multi_gpu"
-            if request.value("multi_gpu")
-            else f"distributed_type: {kind}` in `{request.config.path}"
-        )
+    asked = "--multi_gpu" if request.value("multi_gpu") else f"distributed_type: {kind}"
+    is_in_file = kind.startswith("MULTI_") and kind != "MULTI_CPU" and request.engine is None
+    is_without = not request.machine.gpus and not request.value("use_cpu")
+    if is_without and (is_in_file or request.value("multi_gpu")):
         warn(
             f"`{asked}` asks for GPUs, but none is found on this machine: everything runs on its CPU. "
             "Look at the driver and what a container is given (`accel env`), or add `--cpu`."

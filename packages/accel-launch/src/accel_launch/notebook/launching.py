@@ -77,7 +77,7 @@ def notebook_launcher(
         raise ConfigError(
             "`use_port` is 0, a free one, but several machines must agree on it. Give a number."
         )
-    if "torch_xla" in sys.modules or "PJRT_DEVICE" in snapshot():
+    if snapshot().keys() & {"PJRT_DEVICE", "TPU_NAME"}:
         run_on_tpu(function, args, num_processes=num_processes, mixed_precision=mixed_precision)
         return
     gpus = find_accelerators(snapshot()).names

@@ -25,8 +25,7 @@ _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 
 _MAX_LINES = 200
 _MAX_PARTIAL = 2**18
-# How long a program may still write after the exception that ends it.
-_LONGEST_END_S = 30.0
+_LONGEST_END_S = 30.0  # how long a program may still write after the exception that ends it
 _TRACEBACK = b"Traceback (most recent call last):"
 
 

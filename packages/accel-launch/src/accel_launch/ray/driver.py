@@ -171,7 +171,7 @@ class _Run:
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 for rank in streams.values():
                     ray.kill(self._actors[rank])
-                self._deadline = None
+                self._deadline = float("inf")  # what ends from now on was killed
         self._write_result()
 
     def _plans(self) -> dict[int, dict[str, Any]]:

@@ -155,8 +155,8 @@ _ENDED_BY_US = (*(-each for each in known_signals("SIGTERM", "SIGKILL")), 128 + 
 def _weight(rank: RankEnding, exception: FoundException | None) -> int:
     has_lost_peer = exception is not None and exception.is_about_a_lost_peer
     if rank.ending.was_ended:
-        # It may have handled the signal and ended with any code. One that is slow to end may have printed its
-        # exception long before; what follows that may be more of its message, or show that it was handled.
+        # It may have ended with any code. One that is slow to end may have printed its exception long before; what
+        # follows that may be more of its message, or show that it was handled.
         if exception is None or has_lost_peer:
             return _WAS_ENDED
         if rank.ending.return_code in _ENDED_BY_US or not exception.ends_output:

@@ -57,9 +57,7 @@ def job_of(request: LaunchRequest) -> dict[str, Any]:
         "profile": request.value("sagemaker_profile"),
         "region": request.value("sagemaker_region"),
         "estimator": {name: value for name, value in estimator.items() if value is not None},
-        "requirements": _requirements(
-            Path(str(estimator["source_dir"])), has_own_image=bool(estimator["image_uri"])
-        ),
+        "requirements": _requirements(Path(str(estimator["source_dir"])), image=estimator["image_uri"]),
         "fit": {"inputs": inputs_of(request.cwd / inputs)} if inputs else {},
     }
 
@@ -81,7 +79,7 @@ def _check_versions(estimator: Mapping[str, Any]) -> None:
             )
 
 
-def _requirements(folder: Path, *, has_own_image: bool) -> str | None:
+def _requirements(folder: Path, *, image: str | None) -> str | None:
     """Return the `requirements.txt` that installs accel from wheels in ``folder``.
 
     None if the one of the folder already does, or if the user's container is expected to have accel.
@@ -97,7 +95,7 @@ def _requirements(folder: Path, *, has_own_image: bool) -> str | None:
                 f"`{line.strip()}` in `{file}` would be installed from an index, where the name may be another "
                 f"project's. Name a file or an address in its place: `./NAME.whl` beside it, from {INSTALL_FROM}."
             )
-    if has_own_image or any(re.match(r"(\S*/)?accel([-_]|\b)", line) for line in own):
+    if image or any(re.match(r"(\S*/)?accel([-_]|\b)", line) for line in own):
         return None
     wheels = [f"./{wheel.relative_to(folder).as_posix()}" for wheel in wheels_in(folder)]
     return "".join(f"{line}\n" for line in [*own, *wheels])

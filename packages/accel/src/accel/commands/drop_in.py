@@ -10,7 +10,8 @@ from accel_launch.messages import show
 from accel_state.errors import ConfigError
 from accel_state.peer_package import refuse_accelerate
 
-LINE = "import accel.drop_in\n"
+# Python executes it at every start, also when accel has been uninstalled since.
+LINE = "import importlib.util; importlib.util.find_spec('accel') and __import__('accel.drop_in')\n"
 
 
 class DropInCommand:
