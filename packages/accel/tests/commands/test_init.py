@@ -31,10 +31,23 @@ def test_a_script_is_copied_with_a_config_and_the_command_that_runs_it(tmp_path,
     assert printed[-1] == "accel launch --config_file accel.yaml digits.py"
 
 
-def test_a_script_that_imports_an_example_goes_along_and_is_not_listed(tmp_path, capsys):
+def test_a_script_that_imports_an_example_goes_along(tmp_path, capsys):
     assert main(["init", "sharded", str(tmp_path / "mine")]) == 0
     assert {path.name for path in (tmp_path / "mine").glob("*.py")} == {"sharded.py", "generate_text.py"}
-    assert "generate_text" not in find_examples()
+    assert capsys.readouterr().out.splitlines()[-1].endswith(" sharded.py")
+
+
+def test_a_script_that_continues_an_example_comes_with_it_and_is_run_after_it(tmp_path, capsys):
+    assert main(["init", "check_digits", str(tmp_path / "mine")]) == 0
+    assert {path.name for path in (tmp_path / "mine").glob("*.py")} == {"digits.py", "check_digits.py"}
+    lines = capsys.readouterr().out.splitlines()
+    assert "pip install scikit-learn tensorboard matplotlib tqdm" in lines
+    assert lines[-2:] == ["accel launch --config_file accel.yaml digits.py", "python check_digits.py"]
+
+
+def test_all_examples_of_the_gallery_can_be_copied():
+    gallery = {path.stem for path in (Path(__file__).parents[4] / "docs" / "examples").glob("*.py")}
+    assert gallery <= find_examples().keys()
 
 
 def test_the_docstring_of_a_copy_names_the_copy(tmp_path, capsys):
@@ -73,6 +86,7 @@ def test_every_package_that_a_script_imports_is_named(name):
     modules = {one.module for one in statements if isinstance(one, ast.ImportFrom)}
     modules |= {alias.name for one in statements if isinstance(one, ast.Import) for alias in one.names}
     roots = {module.partition(".")[0] for module in modules} - OF_ACCEL - sys.stdlib_module_names
+    roots -= find_examples().keys()
     needed = {PACKAGES.get(root, root) for root in roots if not root.startswith("accel")}
     needed |= NEEDED_BY_ACCEL & {
         alias.name for one in statements if isinstance(one, ast.ImportFrom) for alias in one.names

@@ -61,7 +61,7 @@ _WRITTEN_AS = {"fsdp_config.fsdp_backward_prefetch_policy": "fsdp_config.fsdp_ba
 def new_document(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a new file for flat ``values``: sections nested, the keys of every new file filled in."""
     is_sagemaker = values.get("compute_environment") == "AMAZON_SAGEMAKER"
-    return document_of((BASIS_SAGEMAKER if is_sagemaker else BASIS_HERE) | dict(values))
+    return document_of({**(BASIS_SAGEMAKER if is_sagemaker else BASIS_HERE), **values})
 
 
 def document_of(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from accel_state.environment import snapshot
 from accel_state.errors import ConfigError, NotAvailableError
 
 _PROGRAM = "mpirun"
-_NUM_COMMON_WORDS = 3  # `mpirun -n 4`
 _NOTE = "When the run starts, the MPI that `mpirun --version` shows adds its options for hosts and variables."
 
 
@@ -109,13 +108,13 @@ def with_options_of(mpi: Implementation, plan: LaunchPlan, *, environ: Mapping[s
     """
     (process,) = plan.processes
     hostfile, per_host = plan.options.get("hostfile"), plan.options.get("processes_per_host")
-    variables = shown_to_all(environ) | process.environ | _named_variables(mpi, process.private, hostfile)
+    named = _named_variables(mpi, process.private, hostfile)
     argv = (
         *(_PROGRAM, *mpi.always, "-n", str(plan.num_ranks)),
         *(mpi.on_one_machine if hostfile is None else (mpi.hostfile, hostfile)),
         *((mpi.processes_per_host, per_host) if per_host is not None else ()),
-        *_forwarded(mpi, variables),
-        *process.argv[_NUM_COMMON_WORDS:],
+        *_forwarded(mpi, {**shown_to_all(environ), **process.environ, **named}),
+        *process.argv[3:],  # what follows `mpirun -n N`
     )
     return replace(plan, processes=(replace(process, argv=argv),))
 

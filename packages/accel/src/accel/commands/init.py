@@ -47,9 +47,10 @@ class InitCommand:
         write_basic_config(save_location=str(folder / CONFIG))
         show(f"{summary_of(examples[name])}\n")
         show(f"cd {shlex.quote(str(folder))}")
-        for line in installations(script):
+        scripts = [*imported_by(examples[name]), script]  # what it continues is run first
+        packages = [line for one in scripts for line in installations(one)]
+        for line in (*packages, *map(command_of, scripts)):
             show(line)
-        show(command_of(script))
         return 0
 
 
@@ -58,8 +59,6 @@ command = InitCommand()
 
 def find_examples(folder: Path | None = None) -> Mapping[str, Path]:
     """Return the examples of the installed package by their names: a script, a notebook, or a folder with `train.py`.
-
-    A script that imports another goes with that one, and is no example of its own.
 
     Raises:
         NotAvailableError: If the package came without them.
@@ -75,9 +74,7 @@ def find_examples(folder: Path | None = None) -> Mapping[str, Path]:
                 for path in place.iterdir()
                 if path.suffix in (".py", ".ipynb") or (path / "train.py").is_file()
             ]
-            return {
-                path.stem: path for path in sorted(found) if not _imports(path, {one.stem for one in found})
-            }
+            return {path.stem: path for path in sorted(found)}
     raise NotAvailableError(
         f"This installation of accel has no examples in `{package / 'examples'}`. "
         "Install `accel` from its wheel anew."
@@ -87,7 +84,7 @@ def find_examples(folder: Path | None = None) -> Mapping[str, Path]:
 def copy_example(example: Path, folder: Path) -> Path:
     """Copy an example into a new or empty folder, and return the script or notebook to run.
 
-    Scripts that import it go along. Commands in docstrings name the copy, not the file of the checkout.
+    Scripts that it imports, or that import it, go along. Commands in docstrings name the copy, not the checkout's file.
 
     Raises:
         ConfigError: If there is something in the folder, or nothing can be written there.
@@ -103,13 +100,18 @@ def copy_example(example: Path, folder: Path) -> Path:
             return folder / "train.py"
         folder.mkdir(parents=True, exist_ok=True)
         others = (path for path in example.parent.glob("*.py") if _imports(path, {example.stem}))
-        for path in (example, *others):
+        for path in (example, *others, *imported_by(example)):
             text = path.read_text(encoding="utf-8").replace(IN_CHECKOUT, "")
             (folder / path.name).write_text(text, encoding="utf-8")
         return folder / example.name
     except OSError as error:
         reason = error.strerror or error.args[0][0][2]  # the first that `copytree` collected
         raise ConfigError(f"`{folder}` cannot be written: {reason}. Name another folder.") from error
+
+
+def imported_by(example: Path) -> list[Path]:
+    """Return the examples that a script imports: it goes on with what they have made."""
+    return [path for path in sorted(example.parent.glob("*.py")) if _imports(example, {path.stem})]
 
 
 def command_of(script: Path) -> str:
