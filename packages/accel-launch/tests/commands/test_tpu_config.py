@@ -33,8 +33,8 @@ WHERE = ("--tpu_name", "pod", "--tpu-zone", "here")
         (["--command", "echo a", "--command", "ls -l; pwd"], "set -e; cd /usr/share; echo a; ls -l; pwd"),
         (["--command", "a", "b"], "set -e; cd /usr/share; a; b"),
         (
-            ["--command", "a", "--install_accelerate", "--accelerate_version", "/mnt/wheels/"],
-            f"set -e; cd /usr/share; {PIP} /mnt/wheels/*.whl; a",
+            ["--command", "a", "--install_accelerate", "--accelerate_version", "/srv/wheels/"],
+            f"set -e; cd /usr/share; {PIP} /srv/wheels/*.whl; a",
         ),
     ],
 )
