@@ -12,6 +12,7 @@ CONFIG = {
     "compute_environment": "AMAZON_SAGEMAKER",
     "iam_role_name": "role",
     "ec2_instance_type": "ml.p3.2xlarge",
+    "image_uri": "me/image:1",
     "num_machines": 2,
 }
 KEYS = {"aws_access_key_id": "AKIA", "aws_secret_access_key": "s3cret"}
