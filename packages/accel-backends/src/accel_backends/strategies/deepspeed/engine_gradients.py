@@ -112,17 +112,33 @@ class PartitionedGradients(_ZeroGradients):
     """Those of ZeRO stages 1 and 2."""
 
     def _scaled_norm(self) -> torch.Tensor | None:
-        if not self._optimizer.compute_grad_norm:
+        optimizer = self._optimizer
+        if not getattr(optimizer, "compute_grad_norm", True):  # since DeepSpeed 0.19.7
             return None
-        norm: torch.Tensor = self._optimizer.scaled_global_norm()
-        return norm
+        from deepspeed.runtime import utils
+
+        if hasattr(utils, "combine_grad_norm_groups"):
+            total: torch.Tensor = optimizer.scaled_global_norm()
+            return total
+        # Earlier releases make one finite norm of those of groups that are not finite, each -1.
+        norms = []
+        for index, members in enumerate(optimizer.params_in_partition):
+            if optimizer.cpu_offload:
+                norm = optimizer.complete_grad_norm_calculation_for_cpu_offload(members)
+            else:
+                norm = optimizer.get_grad_norm_direct(optimizer.averaged_gradients[index], members)
+            norms.append(_finite_or_infinite(norm))
+        if optimizer.has_moe_layers:
+            optimizer._average_expert_grad_norms(norms)
+        return torch.linalg.vector_norm(torch.stack(norms))
 
     def discard(self) -> None:
         """Let the next backward overwrite them."""
         optimizer = self._optimizer
         optimizer.zero_grad(set_to_none=True)
         optimizer.micro_step_id = -1
-        optimizer._release_preflattened_grad_buffers()
+        if hasattr(optimizer, "_release_preflattened_grad_buffers"):  # in none of DeepSpeed up to 0.19.1
+            optimizer._release_preflattened_grad_buffers()
         if optimizer.cpu_offload:
             optimizer.reset_cpu_buffers()
             return

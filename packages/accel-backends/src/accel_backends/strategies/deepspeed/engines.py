@@ -13,8 +13,8 @@ from accel_backends.plugins.deepspeed.loading import join_group, load_deepspeed
 from accel_backends.plugins.dynamo import TorchDynamoPlugin
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.deepspeed.cpu_optimizers import map_pytorch_optim_to_deepspeed
-from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
-from accel_backends.strategies.deepspeed.half_precision import convert_inputs_and_outputs
+from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler, deepspeed_schedules
+from accel_backends.strategies.deepspeed.half_precision import convert_outputs
 from accel_backends.strategies.deepspeed.pairing import Part
 from accel_backends.strategies.deepspeed.unserved import check_served, check_swapped_gradients
 from accel_backends.transforms.compile_in_place import compile_regions_deepspeed
@@ -75,6 +75,8 @@ def start_engine(
         options["optimizer"] = _on_device_of_states(part.optimizer, config)
     if isinstance(part.scheduler, DummyScheduler) and part.scheduler.lr_scheduler_callable is not None:
         options["lr_scheduler"] = part.scheduler.lr_scheduler_callable
+    elif isinstance(part.scheduler, deepspeed_schedules()):
+        options["lr_scheduler"] = part.scheduler
     if sequences is not None and part.optimizer is not None:
         options["mpu"] = sequences.attach(part.model, config, device=context.device)
     if layers is not None:
@@ -84,20 +86,21 @@ def start_engine(
     if layers is not None:
         layers.finish(part.model)
     dtype = _dtype_of(config)
-    if dtype is not None:
-        convert_inputs_and_outputs(part.model, dtype, device_type=context.device.type)
-    _compile(part.model, context.dynamo)
+    if dtype is not None:  # `fp16.auto_cast` is the engine's
+        convert_outputs(part.model, dtype, device_type=context.device.type, casts_inputs=False)
+    _compile(engine, context.dynamo)
     return Started(engine, has_scheduler=engine.lr_scheduler is not None)
 
 
-def _compile(model: nn.Module, dynamo: TorchDynamoPlugin | None) -> None:
+def _compile(engine: Any, dynamo: TorchDynamoPlugin | None) -> None:
     """Compile in place, so that the hooks and the parameters of the engine stay where they are."""
     if dynamo is None or dynamo.backend is DynamoBackend.NO:
         return
     if dynamo.use_regional_compilation:
-        compile_regions_deepspeed(model, **dynamo.to_kwargs())
-    else:
-        model.compile(**dynamo.to_kwargs())
+        compile_regions_deepspeed(engine.module, **dynamo.to_kwargs())
+    else:  # by the engine, which alone knows its `compile` section (DeepCompile)
+        kwargs = dynamo.to_kwargs()
+        engine.compile(backend=kwargs.pop("backend"), compile_kwargs=kwargs)
 
 
 def _on_device_of_states(optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> torch.optim.Optimizer:
@@ -123,7 +126,8 @@ def place_for_evaluation(model: nn.Module, config: dict[str, Any], *, context: S
     model.to(context.device)
     if dtype is not None:
         for parameter in model.parameters():
-            if parameter.is_floating_point():
+            if parameter.is_floating_point() and parameter.itemsize > 1:  # float8 values have scales elsewhere
                 parameter.data = parameter.data.to(dtype)
-        convert_inputs_and_outputs(model, dtype, device_type=context.device.type)
+        casts_inputs = dtype is torch.float16 and value_of(config, "fp16.auto_cast") is True
+        convert_outputs(model, dtype, device_type=context.device.type, casts_inputs=casts_inputs)
     return model

@@ -1,4 +1,4 @@
-"""A model whose parameters are 16 bits wide: inputs are cast for it, outputs are returned in fp32 as elsewhere."""
+"""A model whose parameters are 16 bits wide: outputs are returned in fp32 as elsewhere, inputs cast on request."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from accel_ops.nested.structures import recursively_apply
 _MARK = "_accel_cast_inputs"
 
 
-def convert_inputs_and_outputs(model: nn.Module, dtype: torch.dtype, *, device_type: str) -> None:
-    """Let ``model`` take floating-point inputs of any width, and return fp32; a model is converted once."""
+def convert_outputs(model: nn.Module, dtype: torch.dtype, *, device_type: str, casts_inputs: bool) -> None:
+    """Return fp32 from ``model``, and cast floating-point inputs to ``dtype`` with ``casts_inputs``."""
     wrap_forward(model, device_type=device_type, dtype=dtype, enabled=False)
-    if model.__dict__.get(_MARK) is None:
+    if casts_inputs and model.__dict__.get(_MARK) is None:
         model.__dict__[_MARK] = model.register_forward_pre_hook(_CastInputs(dtype), with_kwargs=True)
 
 

@@ -77,7 +77,13 @@ def cuts_of(model: nn.Module) -> dict[str, LayerCut]:
     """
     if not is_cut(model):
         return {}
-    from deepspeed.checkpoint.affine import ParamAffineMap
+    try:
+        from deepspeed.checkpoint.affine import ParamAffineMap
+    except ImportError as error:
+        raise CheckpointError(
+            "Parameters that ranks share (`tp_size`) are put together by `deepspeed.checkpoint.affine`, which this "
+            "release of DeepSpeed lacks. Run `pip install 'deepspeed>=0.19.7'`, or share layers by FSDP."
+        ) from error
     from deepspeed.utils import groups
 
     cuts = {}
