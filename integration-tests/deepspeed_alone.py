@@ -20,7 +20,13 @@ from accel_state import ConfigError
 
 
 def prepared(
-    stage: int, *, precision: str = "no", accumulate: int = 1, num_models: int = 1, rate: float = 0.1, **sections: Any
+    stage: int,
+    *,
+    precision: str = "no",
+    accumulate: int = 1,
+    num_models: int = 1,
+    rate: float = 0.1,
+    **sections: Any,
 ) -> tuple[Accelerator, list[Any], list[Any]]:
     """Return as many linear models as asked for, each with its optimizer."""
     accelerator = begin(
@@ -29,7 +35,8 @@ def prepared(
         mixed_precision=precision,
     )
     pairs = [
-        accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=rate)) for model in linear(num_models)
+        accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=rate))
+        for model in linear(num_models)
     ]
     return accelerator, [model for model, _ in pairs], [optimizer for _, optimizer in pairs]
 
@@ -100,9 +107,7 @@ def save_and_load(folder: Path, *, is_fused: bool) -> dict[str, Any]:
         engine.FusedAdam = torch.optim.AdamW  # type: ignore[misc]
 
     def run() -> tuple[Accelerator, Any, Any]:
-        accelerator = begin(
-            deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config(0)), mixed_precision="bf16"
-        )
+        accelerator = begin(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config(0)), mixed_precision="bf16")
         model = nn.Sequential(*linear(2)[:1], nn.Linear(4, 3))
         return accelerator, *accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
 
@@ -115,7 +120,9 @@ def save_and_load(folder: Path, *, is_fused: bool) -> dict[str, Any]:
     saved = run()
     step(*saved, first)
     saved[0].save_state(str(folder))
-    refused = refusal(lambda: saved[0].save_state(str(folder / "own"), checkpoint_format="deepspeed"), Exception)
+    refused = refusal(
+        lambda: saved[0].save_state(str(folder / "own"), checkpoint_format="deepspeed"), Exception
+    )
     step(*saved, second)
     wanted = saved[0].get_state_dict(saved[1])
     kind = type(saved[1].optimizer).__name__
@@ -182,9 +189,7 @@ def see_inputs(*, is_trained: bool, **sections: Any) -> dict[str, Any]:
 
 
 def compile_by_the_engine() -> bool:
-    accelerator = begin(
-        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config(1)), dynamo_backend="eager"
-    )
+    accelerator = begin(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config(1)), dynamo_backend="eager")
     [model] = linear()
     model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     is_compiled = model.is_compiled

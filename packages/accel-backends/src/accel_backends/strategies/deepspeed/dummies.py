@@ -59,10 +59,3 @@ class DummyScheduler:
         self.warmup_num_steps = warmup_num_steps
         self.lr_scheduler_callable = lr_scheduler_callable
         self.kwargs = kwargs
-
-
-def deepspeed_schedules() -> tuple[type, ...]:
-    """Return DeepSpeed's own classes of schedules, which derive from none of torch's and are stepped by the engine."""
-    from deepspeed.runtime import lr_schedules
-
-    return tuple(getattr(lr_schedules, name) for name in lr_schedules.VALID_LR_SCHEDULES)

@@ -91,8 +91,7 @@ class EngineSet:
         """Let the next step of the engines of ``parameters`` clip by their common norm, and return that norm.
 
         Raises:
-            ConfigError: If an engine has other trained parameters than those given, or computes no norm; or if trained
-                tensors are given that are in no engine.
+            ConfigError: If not all and only trained parameters of engines are given, or one computes no norm.
         """
         chosen = self._engines_of([parameters] if isinstance(parameters, torch.Tensor) else parameters)
         complete = [one for one in chosen if one.window is Window.COMPLETE]
@@ -117,8 +116,8 @@ class EngineSet:
         known = {id(parameter) for one in self._trained for parameter in one.engine.module.parameters()}
         if not given or given - known:
             raise ConfigError(
-                f"`clip_grad_norm_` got {len(given - known)} tensors that belong to no model that DeepSpeed trains, and "
-                f"{len(given & known)} that do. The prepared optimizer has flat tensors: pass `model.parameters()`."
+                f"`clip_grad_norm_` got {len(given & known)} parameters of models that DeepSpeed trains and "
+                f"{len(given - known)} other tensors, such as flat ones of its optimizer. Pass `model.parameters()`."
             )
         chosen = []
         for one in self._trained:
@@ -153,13 +152,10 @@ class EngineSet:
 
 
 def _check_joint(engines: Iterable[DeepSpeedEngineWrapper]) -> None:
-    """Raise `ConfigError` if DeepSpeed cannot train these engines by one loss."""
-    for one in engines:
-        name, stage = type(one.engine.module).__name__, one.engine.zero_optimization_stage()
-        if stage and not one.engine.fp16_enabled():
-            continue
-        reason = "`fp16`, where each engine has a loss scale of its own" if stage else "`zero_optimization.stage` 0"
-        raise ConfigError(
-            f"`backward` got one loss of several models, which DeepSpeed cannot train by it: `{name}` has {reason}. Use "
-            "ZeRO 1, 2 or 3 in bf16 or fp32 for all of them, or a loss for each model."
-        )
+    for engine in (one.engine for one in engines):
+        if engine.fp16_enabled() or not engine.zero_optimization():
+            raise ConfigError(
+                f"`backward` got one loss of several models, but `{type(engine.module).__name__}` has `fp16.enabled` "
+                f"{engine.fp16_enabled()} and ZeRO stage {engine.zero_optimization_stage():d}, where DeepSpeed needs a "
+                "loss for each model. Compute one for each, or use ZeRO 1, 2 or 3 in bf16 or fp32."
+            )

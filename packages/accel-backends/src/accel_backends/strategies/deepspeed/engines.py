@@ -11,13 +11,14 @@ from torch import nn
 from accel_backends.plugins.deepspeed.config_tree import value_of
 from accel_backends.plugins.deepspeed.loading import join_group, load_deepspeed
 from accel_backends.plugins.dynamo import TorchDynamoPlugin
+from accel_backends.precisions.forward import wrap_forward
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.deepspeed.cpu_optimizers import map_pytorch_optim_to_deepspeed
-from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler, deepspeed_schedules
-from accel_backends.strategies.deepspeed.half_precision import convert_outputs
+from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
 from accel_backends.strategies.deepspeed.pairing import Part
 from accel_backends.strategies.deepspeed.unserved import check_served, check_swapped_gradients
 from accel_backends.transforms.compile_in_place import compile_regions_deepspeed
+from accel_ops.nested.structures import recursively_apply
 from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError
 
@@ -75,7 +76,7 @@ def start_engine(
         options["optimizer"] = _on_device_of_states(part.optimizer, config)
     if isinstance(part.scheduler, DummyScheduler) and part.scheduler.lr_scheduler_callable is not None:
         options["lr_scheduler"] = part.scheduler.lr_scheduler_callable
-    elif isinstance(part.scheduler, deepspeed_schedules()):
+    elif type(part.scheduler).__module__ == deepspeed.runtime.lr_schedules.__name__:
         options["lr_scheduler"] = part.scheduler
     if sequences is not None and part.optimizer is not None:
         options["mpu"] = sequences.attach(part.model, config, device=context.device)
@@ -86,8 +87,8 @@ def start_engine(
     if layers is not None:
         layers.finish(part.model)
     dtype = _dtype_of(config)
-    if dtype is not None:  # `fp16.auto_cast` is the engine's
-        convert_outputs(part.model, dtype, device_type=context.device.type, casts_inputs=False)
+    if dtype is not None:  # inputs are the engine's: it casts them with `fp16.auto_cast`
+        wrap_forward(part.model, device_type=context.device.type, dtype=dtype, enabled=False)
     _compile(engine, context.dynamo)
     return Started(engine, has_scheduler=engine.lr_scheduler is not None)
 
@@ -126,8 +127,13 @@ def place_for_evaluation(model: nn.Module, config: dict[str, Any], *, context: S
     model.to(context.device)
     if dtype is not None:
         for parameter in model.parameters():
-            if parameter.is_floating_point() and parameter.itemsize > 1:  # float8 values have scales elsewhere
+            if parameter.is_floating_point() and parameter.itemsize > 1:  # float8 has its scales elsewhere
                 parameter.data = parameter.data.to(dtype)
-        casts_inputs = dtype is torch.float16 and value_of(config, "fp16.auto_cast") is True
-        convert_outputs(model, dtype, device_type=context.device.type, casts_inputs=casts_inputs)
+        wrap_forward(model, device_type=context.device.type, dtype=dtype, enabled=False)
+        if dtype is torch.float16 and value_of(config, "fp16.auto_cast") is True:
+            model.register_forward_pre_hook(_cast_inputs, with_kwargs=True)
     return model
+
+
+def _cast_inputs(model: nn.Module, *inputs: Any) -> Any:
+    return recursively_apply(lambda each: each.half() if each.is_floating_point() else each, inputs)

@@ -97,7 +97,7 @@ class SharedSequences:
         self._attention, self._model = attention, model
         sharded = ALL_ATTENTION_FUNCTIONS[name]
 
-        def attend(*args: Any, **kwargs: Any) -> Any:
+        def attend(*args: Any, **kwargs: Any) -> Any:  # loaders of an evaluation yield full sequences
             return (sharded if model.training else attention)(*args, **kwargs)
 
         ALL_ATTENTION_FUNCTIONS[name] = attend
@@ -115,11 +115,7 @@ class SharedSequences:
         _release_groups()
 
     def part_of(self, loader: Any) -> SequencePart:
-        """Return a loader of this rank's part of each sequence; one that is such already, as it is.
-
-        While the model is in evaluation mode, the loader yields full sequences and attention exchanges nothing: then
-        loaders that were prepared without the model are right as well.
-        """
+        """Return a loader of this rank's part of each sequence while the model trains; an adapted one as it is."""
         return (
             loader
             if isinstance(loader, SequencePart)

@@ -20,7 +20,7 @@ from accel_backends.strategies.bundle import Bundle, Placement
 from accel_backends.strategies.bundle_builder import register_kind
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.deepspeed.checkpoints.engine_states import EngineStates
-from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler, deepspeed_schedules
+from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
 from accel_backends.strategies.deepspeed.engine_set import EngineSet
 from accel_backends.strategies.deepspeed.engines import place_for_evaluation, start_engine
 from accel_backends.strategies.deepspeed.gathering import gather_facts
@@ -89,8 +89,8 @@ class DeepSpeedStrategy(EngineStates):
         register_container(deepspeed.DeepSpeedEngine)
         register_kind(DummyOptim, "optimizers")
         register_kind(DummyScheduler, "schedulers")
-        for schedule in deepspeed_schedules():
-            register_kind(schedule, "schedulers")
+        for schedule in deepspeed.runtime.lr_schedules.VALID_LR_SCHEDULES:
+            register_kind(getattr(deepspeed.runtime.lr_schedules, schedule), "schedulers")
         context.precision.leave_scaling_to_engine()
         self._is_deferred = False
         self._engines = EngineSet()

@@ -20,8 +20,8 @@ def check_served(config: Mapping[str, Any], *, device_type: str) -> None:
     """
     if config.get("managed_gradient_accumulation") is False:
         raise ConfigError(
-            "`managed_gradient_accumulation` is false, but each `backward` here says whether it completes the gradients "
-            "of a step, which DeepSpeed then refuses. Remove the key from the DeepSpeed config."
+            "`managed_gradient_accumulation` is false, but here each `backward` sets whether it completes a step, "
+            "which DeepSpeed then refuses. Remove the key from the DeepSpeed config."
         )
     for name in _QUANTIZED:
         key = f"zero_optimization.{name}"

@@ -10,7 +10,7 @@ from torch import nn
 
 from accel_backends.strategies.deepspeed.checkpoints import model_state, optimizer_state
 from accel_backends.strategies.deepspeed.checkpoints.flat_groups import (
-    has_copied_parameters,
+    has_fp32_copies,
     has_swapped_states,
     stepping_optimizer,
 )
@@ -28,7 +28,7 @@ class EngineStates(TorchStrategy):
     def checkpoint_format(self) -> str:
         """The format in which models and optimizers are saved: what DeepSpeed writes, if it can go on from it."""
         is_in_its_files = self.context.layout.tp == 1 and not any(
-            has_swapped_states(one) or has_copied_parameters(one) for one in self.live_engines()
+            has_swapped_states(one) or has_fp32_copies(one) for one in self.live_engines()
         )
         return "deepspeed" if is_in_its_files else "full"
 

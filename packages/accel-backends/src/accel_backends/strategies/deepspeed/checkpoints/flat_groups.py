@@ -7,6 +7,7 @@ of the parameters are taken from its optimizers. This is the one file that knows
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -158,7 +159,7 @@ def has_swapped_states(engine: Any) -> bool:
     return bool(getattr(engine.optimizer, "swap_optimizer", False))
 
 
-def has_copied_parameters(engine: Any) -> bool:
+def has_fp32_copies(engine: Any) -> bool:
     """Whether the optimizer of an engine steps fp32 copies that every rank has: bf16 or fp16 without ZeRO."""
     return hasattr(engine.optimizer, "fp32_groups") or hasattr(engine.optimizer, "fp32_groups_flat")
 
@@ -266,10 +267,10 @@ def _fused_groups(optimizer: Any, names: Mapping[int, str], device: torch.device
         zip(optimizer.fp32_groups_flat, optimizer.fp16_groups, strict=True)
     ):
         shapes = {names[id(parameter)]: parameter.shape for parameter in parameters}
-        parts, start = {}, 0
-        for name, shape in shapes.items():
-            parts[name] = Part(start, 0, shape.numel())
-            start += shape.numel()
+        starts = itertools.accumulate(map(math.prod, shapes.values()), initial=0)
+        parts = {
+            name: Part(start, 0, math.prod(shapes[name])) for name, start in zip(shapes, starts, strict=False)
+        }
         yield FlatGroup(flat, number, shapes, parts, None, device)
 
 
