@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,14 +26,6 @@ if TYPE_CHECKING:
     from accel_backends.strategies.deepspeed.shared_layers import SharedLayers
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """An engine, and whether a scheduler of its own follows its steps."""
-
-    engine: Any
-    has_scheduler: bool = False
-
-
 def start_engine(
     part: Part,
     config: dict[str, Any],
@@ -42,7 +33,7 @@ def start_engine(
     context: StrategyContext,
     sequences: SharedSequences | None = None,
     layers: SharedLayers | None = None,
-) -> Started:
+) -> Any:
     """Return a new engine for ``part``. Communicates: all ranks.
 
     Args:
@@ -90,7 +81,7 @@ def start_engine(
     if dtype is not None:  # inputs are the engine's: it casts them with `fp16.auto_cast`
         wrap_forward(part.model, device_type=context.device.type, dtype=dtype, enabled=False)
     _compile(engine, context.dynamo)
-    return Started(engine, has_scheduler=engine.lr_scheduler is not None)
+    return engine
 
 
 def _compile(engine: Any, dynamo: TorchDynamoPlugin | None) -> None:
