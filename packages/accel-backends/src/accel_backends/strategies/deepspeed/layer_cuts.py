@@ -81,8 +81,7 @@ def cuts_of(model: nn.Module) -> dict[str, LayerCut]:
         from deepspeed.checkpoint.affine import ParamAffineMap
     except ImportError as error:
         raise CheckpointError(
-            "Parameters that ranks share (`tp_size`) are put together by `deepspeed.checkpoint.affine`, which this "
-            "release of DeepSpeed lacks. Run `pip install 'deepspeed>=0.19.7'`, or share layers by FSDP."
+            "Full tensors of `tp_size` need a newer DeepSpeed. Run `pip install 'deepspeed>=0.19.7'`, or use FSDP."
         ) from error
     from deepspeed.utils import groups
 

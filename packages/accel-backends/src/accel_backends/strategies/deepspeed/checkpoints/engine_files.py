@@ -70,8 +70,7 @@ def _refuse_other_writers(engine: Any) -> None:
         )
     if has_fp32_copies(engine):
         raise CheckpointError(
-            "Without ZeRO in bf16 or fp16, DeepSpeed's own format is not read here. Leave `checkpoint_format` out, or "
-            "save in the format `full`."
+            "Without ZeRO in bf16 or fp16, DeepSpeed's own format is not read here. Leave `checkpoint_format` out."
         )
     if engine.has_moe_layers:
         raise CheckpointError(

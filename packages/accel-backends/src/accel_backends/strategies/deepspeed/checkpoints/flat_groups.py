@@ -268,9 +268,7 @@ def _fused_groups(optimizer: Any, names: Mapping[int, str], device: torch.device
     ):
         shapes = {names[id(parameter)]: parameter.shape for parameter in parameters}
         starts = itertools.accumulate(map(math.prod, shapes.values()), initial=0)
-        parts = {
-            name: Part(start, 0, math.prod(shapes[name])) for name, start in zip(shapes, starts, strict=False)
-        }
+        parts = {one: Part(at, 0, math.prod(shapes[one])) for one, at in zip(shapes, starts, strict=False)}
         yield FlatGroup(flat, number, shapes, parts, None, device)
 
 
