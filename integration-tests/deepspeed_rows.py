@@ -61,7 +61,7 @@ def train(kind: str, engine: str, *, precision: str = "no") -> dict[str, Any]:
     model = make_model(kind)
     optimizer = torch.optim.AdamW(trained(model), lr=0.01)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    loader = DataLoader(rows(), batch_size=4)
+    loader = DataLoader(rows().bfloat16() if precision == "bf16" else rows(), batch_size=4)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     losses, norms, rates = [], [], []
     for _ in range(NUM_EPOCHS):

@@ -28,6 +28,16 @@ def rows() -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": one, "labels": label} for one, label in zip(ids, labels, strict=True)]
 
 
+def padded_left() -> list[dict[str, torch.Tensor]]:
+    """Return the sequences as a generation has them: padding comes first."""
+    masks = torch.ones(6, LENGTH, dtype=torch.int64)
+    masks[::2, :3] = 0
+    return [
+        {"input_ids": row["input_ids"], "attention_mask": mask}
+        for row, mask in zip(rows(), masks, strict=True)
+    ]
+
+
 def train(stage: int, *, by_items: bool, folder: Path | None = None, resumes: bool = False) -> dict[str, Any]:
     """Train on three batches; save after the first to ``folder``, or with ``resumes`` go on from there."""
     config = {
@@ -74,10 +84,17 @@ def train(stage: int, *, by_items: bool, folder: Path | None = None, resumes: bo
     state = dict(accelerator.get_state_dict(model))
     shapes = [{name: tuple(value.shape) for name, value in batch.items()} for batch in batches]
     positions = batches[0]["position_ids"]
+    model.eval()
+    held_out = accelerator.prepare(
+        DataLoader(padded_left(), batch_size=3)
+    )  # alone, so that its sequences are full
+    with torch.no_grad():
+        logits = [model(**batch).logits for batch in held_out]
+    with_model = {name: tuple(value.shape) for name, value in next(iter(loader)).items()}
     accelerator.free_memory()
     return {
         "losses": losses, "norms": norms, "state": state, "shapes": shapes, "positions": positions,
-        "drawn": drawn, "drawn after": torch.rand(3),
+        "drawn": drawn, "drawn after": torch.rand(3), "logits": logits, "shapes in evaluation": with_model,
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from unittest.mock import patch
 
@@ -61,6 +62,20 @@ def start(num_micro_batches=2, precision="no", make_optimizer=adamw, **settings)
     engine, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(rows(), batch_size=size))
     load_gpt2(accelerator, engine, model)
     return accelerator, engine, optimizer, loader
+
+
+def warnings_of_prepare(device):
+    """Return what is warned of when a model on this device is prepared."""
+    accelerator = Accelerator(
+        cpu=True, megatron_lm_plugin=MegatronLMPlugin(num_micro_batches=2, other_megatron_args=dict(EXACT))
+    )
+    with torch.device(device):
+        model = source()
+    optimizer = adamw(model.parameters())
+    with cpu_for_cuda(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        accelerator.prepare(model, optimizer, DataLoader(rows(), batch_size=4))
+    return [str(one.message) for one in caught]
 
 
 def trained(settings, save_to=None, load_from=None):

@@ -22,7 +22,7 @@ def run_all(folder: Path) -> list[dict[str, Any]]:
 
 def train_alone() -> dict[str, Any]:
     """Train with plain PyTorch on whole sequences."""
-    from deepspeed_sequences import CLIP, RATE, rows
+    from deepspeed_sequences import CLIP, RATE, padded_left, rows
     from libraries import tiny
 
     model = tiny.make_model()
@@ -39,7 +39,12 @@ def train_alone() -> dict[str, Any]:
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
         optimizer.step()
         optimizer.zero_grad()
-    return {"losses": losses, "norms": norms, "state": model.state_dict()}
+    model.eval()
+    held_out = padded_left()
+    columns = {key: torch.stack([row[key] for row in held_out]) for key in held_out[0]}
+    with torch.no_grad():
+        logits = model(**columns).logits
+    return {"losses": losses, "norms": norms, "state": model.state_dict(), "logits": logits}
 
 
 @pytest.mark.parametrize("outcome", [run_all], indirect=True)
@@ -76,3 +81,13 @@ def test_ranks_with_other_tokens_draw_other_numbers_in_the_model_alone(outcome, 
     assert torch.equal(first["drawn after"], second["drawn after"])
     for found in outcome:  # the state of a checkpoint is all there is
         assert torch.equal(found[f"zero{stage}"]["drawn"][1], found[f"resumed{stage}"]["drawn"][0])
+
+
+@pytest.mark.parametrize("outcome", [run_all], indirect=True)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_full_sequences_are_evaluated_as_by_one_process_also_padded_on_the_left(outcome, stage):
+    wanted = train_alone()["logits"]
+    for found in outcome:
+        one = found[f"zero{stage}"]
+        torch.testing.assert_close(torch.cat(one["logits"]), wanted, rtol=0, atol=1e-5)
+        assert one["shapes in evaluation"]["input_ids"] == (2, 8)

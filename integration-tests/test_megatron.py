@@ -138,3 +138,11 @@ def test_the_code_of_the_guide_runs(world):
     texts = [block.text for block in blocks(DOCS / "guides" / "megatron.md", "python")]
     assert len(texts) == 2
     assert all(map(math.isfinite, world(4).run(megatron_rows.run_blocks, texts)))
+
+
+def test_values_that_a_model_has_are_not_ignored_in_silence(world):
+    [warned] = world(1).run(megatron_rows.warnings_of_prepare, "cpu")
+    told = "random values, so those of this `GPT2LMHeadModel` are unused. Load a checkpoint of Megatron-LM by"
+    assert [told in one for one in warned].count(True) == 1
+    [warned] = world(1).run(megatron_rows.warnings_of_prepare, "meta")
+    assert not any("are unused" in one for one in warned)

@@ -116,6 +116,7 @@ EVIDENCE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "deepspeed": {
             "accumulation": f"{_DEEPSPEED}_training.py::test_two_ranks_train_as_one_process",
+            "accumulation over several models": f"{_DEEPSPEED}_alone.py::test_one_accumulated_loss_trains_two_models_alike",
             "clipping by norm": f"{_DEEPSPEED}_training.py::test_two_ranks_train_as_one_process",
             "several models": f"{_DEEPSPEED}_use.py::test_two_models_may_be_trained_in_turn_and_together",
             "resuming bit for bit": f"{_DEEPSPEED}_checkpoints.py::test_what_was_saved_is_loaded_bit_for_bit",
@@ -151,7 +152,6 @@ EVIDENCE: Mapping[str, Mapping[str, str]] = MappingProxyType(
 UNTESTED: Mapping[tuple[str, str], str] = MappingProxyType(
     {
         ("deepspeed", "`torch.compile`"): "no run compiles what an engine wraps",
-        ("deepspeed", "accumulation over several models"): "its models are trained in windows of one",
         ("deepspeed", "models on the meta device"): "`zero3_init_flag` is tested as a setting alone",
         (
             "deepspeed",

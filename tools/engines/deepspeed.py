@@ -21,12 +21,17 @@ PEER = "accelerate==1.15.0"
 PEER_FOLDER = ROOT / "build" / "peer"
 """Outside of the environment, in which accel takes its place for the libraries that import it."""
 
+OLDEST = "deepspeed==0.18.9"
+OLDEST_FOLDER = ROOT / "build" / "oldest-deepspeed"
+"""The oldest release that accel-backends allows, whose operators are not compiled."""
+
 CACHE = ROOT / "build" / "torch_extensions"
 LOG = ROOT / "build" / "logs" / "deepspeed-operators.log"
 VARIABLES = {
     "DS_ACCELERATOR": "cpu",
     "TORCH_EXTENSIONS_DIR": str(CACHE),
     "ACCEL_TEST_PEER_FOLDER": str(PEER_FOLDER),
+    "ACCEL_TEST_OLDEST_DEEPSPEED": str(OLDEST_FOLDER),
 }
 COMPILE = """
 import sys
@@ -69,12 +74,12 @@ def compile_operators(environment: Environment, *, cache: Path = CACHE) -> None:
     stamp.write_text(wanted)
 
 
-def install_peer(environment: Environment) -> None:
-    """Install the package that checkpoints are exchanged with, without what it requires: that is there already."""
-    stamp = PEER_FOLDER / "installed.txt"
-    if stamp.is_file() and stamp.read_text() == PEER:
+def install_apart(environment: Environment, requirement: str, folder: Path) -> None:
+    """Install a package into ``folder``, without what it requires: that is there already."""
+    stamp = folder / "installed.txt"
+    if stamp.is_file() and stamp.read_text() == requirement:
         return
-    shutil.rmtree(PEER_FOLDER, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     command = [
         str(environment.python),
         "-m",
@@ -82,19 +87,19 @@ def install_peer(environment: Environment) -> None:
         "install",
         "--no-deps",
         "--target",
-        str(PEER_FOLDER),
-        PEER,
+        str(folder),
+        requirement,
     ]
-    run_pip(
-        f"{PEER} into {shown(PEER_FOLDER)}", command, cwd=ROOT, environ=environment.child_environ(), log=LOG
-    )
-    stamp.write_text(PEER)
+    environ = environment.child_environ() | {"DS_BUILD_OPS": "0"}
+    run_pip(f"{requirement} into {shown(folder)}", command, cwd=ROOT, environ=environ, log=LOG)
+    stamp.write_text(requirement)
 
 
 def prepare(environment: Environment) -> None:
     """Prepare what no package brings."""
     compile_operators(environment)
-    install_peer(environment)
+    install_apart(environment, PEER, PEER_FOLDER)
+    install_apart(environment, OLDEST, OLDEST_FOLDER)
 
 
 engine = Engine(
@@ -103,6 +108,7 @@ engine = Engine(
     tests=(
         "integration-tests/test_checkpoint_faults.py",
         "integration-tests/test_deepspeed.py",
+        "integration-tests/test_deepspeed_alone.py",
         "integration-tests/test_deepspeed_checkpoints.py",
         "integration-tests/test_deepspeed_disks.py",
         "integration-tests/test_deepspeed_layers.py",

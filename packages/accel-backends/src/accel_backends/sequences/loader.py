@@ -32,6 +32,7 @@ class SequencePart:
         setting: The name of the setting that shares them, for errors.
         pads: Pad sequences that cannot be cut, rather than refuse them.
         check: Called with each whole batch; raises what is wrong with it.
+        is_active: Called before each batch; where it returns False, sequences stay full.
         during: Called with the tokens of its sequences, with and without that padding, and the tensors that were
             cut; the context in which the batch is used.
     """
@@ -44,6 +45,7 @@ class SequencePart:
         setting: str,
         pads: bool = False,
         check: Callable[[Mapping[str, Any]], None] | None = None,
+        is_active: Callable[[], bool] = lambda: True,
         during: Callable[[int, int, Sequence[Tensor]], AbstractContextManager[Any]] = _nothing,
     ) -> None:
         self.loader = loader
@@ -51,6 +53,7 @@ class SequencePart:
         self._setting = setting
         self._pads = pads
         self._check = check
+        self._is_active = is_active
         self._during = during
         self._has_told = False
 
@@ -68,12 +71,16 @@ class SequencePart:
             setting=self._setting,
             pads=self._pads,
             check=self._check,
+            is_active=self._is_active,
             during=self._during,
         )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for batch in self.loader:
             whole = whole_batch(batch)
+            if not self._is_active():
+                yield whole
+                continue
             if self._check is not None:
                 self._check(whole)
             num_real = whole["input_ids"].shape[1]

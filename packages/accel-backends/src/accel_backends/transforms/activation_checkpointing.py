@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from accel_backends.wrapped_forward import WrappedForward
 from accel_state.errors import ConfigError
 
 Bind = Callable[[Callable[..., Any]], Callable[..., Any]]
+AUTOCAST: ContextVar[Bind | None] = ContextVar("autocast", default=None)
+"""Returns a forward that runs in the current autocast of a library, also in the backward pass."""
 
 _RESPECTS_HOOKS = "respect_saved_tensors_hooks"
 _KEEPS_RESULTS_IN_PLACE: dict[str, Any] = (
@@ -56,6 +59,8 @@ class CheckpointedForward(WrappedForward):
             options = {"context_fn": _keep_costly_results, **_KEEPS_RESULTS_IN_PLACE}
         with keeping:
             forward = self.original if self.bind is None else self.bind(self.original)
+            if (autocast := AUTOCAST.get()) is not None:
+                forward = autocast(forward)
             return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
 

@@ -238,6 +238,15 @@ def test_a_precision_of_the_config_holds_where_no_other_is_asked_for(precision):
     assert (filled.config["bf16"], filled.config["fp16"]) == ({"enabled": True}, {"enabled": False})
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_autocast_of_the_config_leaves_parameters_in_fp32(precision):
+    said = Facts(**BATCHES, mixed_precision=Said(precision, "x"))
+    filled = fill({"torch_autocast": {"enabled": True}}, said).config
+    assert (filled["bf16"], filled["fp16"]) == ({"enabled": False}, {"enabled": False})
+    filled = fill({"torch_autocast": {"enabled": False}}, said).config
+    assert filled[precision]["enabled"] is True
+
+
 def test_fp16_casts_the_inputs_where_the_config_says_nothing_of_it():
     said = Facts(**BATCHES, mixed_precision=Said("fp16", "x"))
     assert fill({}, said).config["fp16"] == {"auto_cast": True, "enabled": True}

@@ -19,6 +19,7 @@ from accel_backends import (
 )
 from accel_backends.module_tree import shallow_copy
 from accel_backends.precisions.fp8.te_recipes import make_recipe
+from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_state.devices import device_backend
 from accel_state.enums import FP8BackendType
 from accel_state.errors import ConfigError, NotAvailableError
@@ -218,3 +219,17 @@ def test_a_small_model_trains(te, gpu):
         optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < 0.1 * losses[0]
+
+
+@pytest.mark.parametrize("is_selective", [True, False])
+def test_blocks_that_are_computed_again_in_backward_compute_in_8_bits_again(te, gpu, is_selective):
+    gradients = []
+    for is_checkpointed in (False, True):
+        model = fp8(gpu).convert(network())
+        if is_checkpointed:
+            checkpoint_units([model[0], model[4]], is_selective=is_selective)
+        rows = ROWS.clone().requires_grad_()
+        model(rows).square().sum().backward()
+        assert te.depth == 0
+        gradients.append([rows.grad, *(parameter.grad for parameter in model.parameters())])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)

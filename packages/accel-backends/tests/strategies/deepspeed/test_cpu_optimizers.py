@@ -14,6 +14,10 @@ class Lion(torch.optim.SGD):
     pass
 
 
+class AdamW32bit(torch.optim.SGD):
+    """As in bitsandbytes, where it derives from none of torch's."""
+
+
 class Mine(torch.optim.AdamW):
     pass
 
@@ -26,6 +30,7 @@ class Mine(torch.optim.AdamW):
         (Mine(PARAMETERS), "DeepSpeedCPUAdam", {"adamw_mode": True}),
         (torch.optim.Adagrad(PARAMETERS), "DeepSpeedCPUAdagrad", {}),
         (Lion(PARAMETERS), "DeepSpeedCPULion", {}),
+        (AdamW32bit(PARAMETERS), "DeepSpeedCPUAdam", {"adamw_mode": True}),
     ],
     ids=lambda value: type(value).__name__,
 )

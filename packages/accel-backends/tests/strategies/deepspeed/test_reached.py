@@ -1,5 +1,9 @@
+import functools
+
+import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from accel_backends.strategies.deepspeed.reached import reached_by
 
@@ -22,3 +26,14 @@ def test_what_was_computed_without_gradients_is_not_reached():
         wanted = teacher(torch.ones(1, 2))
     assert reached_by((student(torch.ones(1, 2)) - wanted).sum(), owners_of(teacher, student)) == {1}
     assert reached_by(wanted.sum(), owners_of(teacher, student)) == set()
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [lambda model: model, lambda model: model.forward, lambda model: functools.partial(model.__call__)],
+)
+def test_parameters_inside_reentrant_checkpointing_are_reached(runs):
+    models = [nn.Linear(2, 2) for _ in range(2)]
+    rows = torch.ones(1, 2, requires_grad=True)
+    loss = checkpoint(runs(models[1]), rows, use_reentrant=True).sum()
+    assert reached_by(loss, owners_of(*models)) == {1}

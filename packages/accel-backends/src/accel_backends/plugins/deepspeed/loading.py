@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from torch.torch_version import TorchVersion
+
 from accel_backends.own_group import ensure_group
 from accel_state.availability import is_deepspeed_available
 from accel_state.environment import export, patch_environment, variable
 from accel_state.errors import ConfigError, NotAvailableError
 from accel_state.process_group import backend_of_group
 from accel_state.runtime import Runtime
+
+OLDEST_RELEASE = "0.18.9"
+"""The first that describes the shards of AutoTP; gradients of a loss over several engines need 0.18.4."""
 
 
 def load_deepspeed(runtime: Runtime) -> ModuleType:
@@ -19,7 +24,7 @@ def load_deepspeed(runtime: Runtime) -> ModuleType:
     its own, and a later `Accelerator` of this process expects all of them or none.
 
     Raises:
-        NotAvailableError: If DeepSpeed is not installed.
+        NotAvailableError: If DeepSpeed is not installed, or too old.
         ConfigError: If it was imported before, for another device.
     """
     if not is_deepspeed_available():
@@ -39,6 +44,11 @@ def load_deepspeed(runtime: Runtime) -> ModuleType:
     # DeepSpeed takes an accelerator that it finds, whatever the run computes on.
     with patch_environment(ds_accelerator=variable("DS_ACCELERATOR") or wanted):
         import deepspeed
+    if TorchVersion(deepspeed.__version__) < OLDEST_RELEASE:
+        raise NotAvailableError(
+            f"DeepSpeed {deepspeed.__version__} is installed, but {OLDEST_RELEASE} or newer is needed. "
+            "Run `pip install --upgrade accel-backends[deepspeed]`."
+        )
     found = deepspeed.get_accelerator().device_name()
     if found != wanted:
         raise ConfigError(

@@ -113,6 +113,8 @@ def _enabled(precision: str) -> Find:
         said = facts.mixed_precision
         if said is None:
             return None
+        if value_of(config, "torch_autocast.enabled") is True:  # then parameters stay in fp32
+            return _default(False, "`torch_autocast`")
         # `no` is what every run has where nobody asks; the config's own precision holds then, as beside 8 bits.
         return Said(said.value == precision, said.by, said.is_default or said.value in ("no", "fp8"))
 
@@ -135,7 +137,8 @@ def _unknown(facts: Facts, config: Config) -> Said | None:
 
 def _auto_cast(facts: Facts, config: Config) -> Said | None:
     said = facts.mixed_precision
-    is_wanted = said is not None and said.value == "fp16" and "fp16" not in config
+    is_off = "fp16" in config or value_of(config, "torch_autocast.enabled") is True
+    is_wanted = said is not None and said.value == "fp16" and not is_off
     return Said(True, said.by) if said is not None and is_wanted else None
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from accel_backends.handlers.fp8 import TERecipeKwargs
 from accel_backends.precisions.fp8.te_package import transformer_engine
 from accel_backends.precisions.fp8.te_recipes import make_recipe
+from accel_backends.transforms.activation_checkpointing import AUTOCAST
 from accel_backends.wrapped_forward import WrappedForward
 
 
@@ -35,8 +36,15 @@ class ScaledForward(WrappedForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         enabled = self.use_during_eval or self.model.training
+        token = AUTOCAST.set(lambda forward: functools.partial(self._run, forward, enabled))
+        try:
+            return self._run(self.original, enabled, *args, **kwargs)
+        finally:
+            AUTOCAST.reset(token)
+
+    def _run(self, forward: Callable[..., Any], enabled: bool, /, *args: Any, **kwargs: Any) -> Any:
         with self._autocast(enabled=enabled, recipe=self.recipe):
-            return self.original(*args, **kwargs)
+            return forward(*args, **kwargs)
 
     def rebound(self, rebind: Callable[[Any], Any], copied: nn.Module) -> ScaledForward:
         """Return one around ``rebind(original)``, for a shallow copy of the model."""

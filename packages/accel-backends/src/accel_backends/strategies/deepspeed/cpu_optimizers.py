@@ -70,7 +70,8 @@ def cpu_optimizer_of(optimizer: torch.optim.Optimizer) -> CPUOptimizer:
     Raises:
         ConfigError: If none does.
     """
-    name = next((kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in CPU_OPTIMIZERS), None)
+    names = [kind.__name__.removesuffix("32bit") for kind in type(optimizer).__mro__]  # of bitsandbytes
+    name = next((name for name in names if name in CPU_OPTIMIZERS), None)
     if name is None:
         raise ConfigError(
             f"DeepSpeed has no version of `{type(optimizer).__name__}` that steps on the CPU; it has those of "

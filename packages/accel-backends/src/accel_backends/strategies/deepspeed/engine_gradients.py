@@ -79,7 +79,7 @@ class _ZeroGradients(_Gradients):
             return None
         return _finite_or_infinite(scaled) / float(self._optimizer.loss_scale)
 
-    def _scaled_norm(self) -> torch.Tensor | None:
+    def _scaled_norm(self) -> Any:
         raise NotImplementedError
 
     def scale(self, factor: float) -> None:
@@ -97,10 +97,9 @@ class _ZeroGradients(_Gradients):
 class ShardedGradients(_ZeroGradients):
     """Those of ZeRO stage 3."""
 
-    def _scaled_norm(self) -> torch.Tensor | None:
+    def _scaled_norm(self) -> Any:
         norms = torch.stack([_finite_or_infinite(norm) for norm in self._optimizer._get_norm_groups()])
-        total: torch.Tensor = torch.linalg.vector_norm(norms)
-        return total
+        return torch.linalg.vector_norm(norms)
 
     def discard(self) -> None:
         """Let the next backward overwrite them."""
@@ -111,18 +110,30 @@ class ShardedGradients(_ZeroGradients):
 class PartitionedGradients(_ZeroGradients):
     """Those of ZeRO stages 1 and 2."""
 
-    def _scaled_norm(self) -> torch.Tensor | None:
-        if not self._optimizer.compute_grad_norm:
+    def _scaled_norm(self) -> Any:
+        optimizer = self._optimizer
+        if not getattr(optimizer, "compute_grad_norm", True):  # since DeepSpeed 0.19.7
             return None
-        norm: torch.Tensor = self._optimizer.scaled_global_norm()
-        return norm
+        from deepspeed.runtime import utils
+
+        if hasattr(utils, "combine_grad_norm_groups") or optimizer.has_moe_layers:
+            return optimizer.scaled_global_norm()
+        # Up to DeepSpeed 0.19.7, groups that are not finite, each -1, come out as one finite norm.
+        norms = [
+            optimizer.complete_grad_norm_calculation_for_cpu_offload(members)
+            if optimizer.cpu_offload
+            else optimizer.get_grad_norm_direct(optimizer.averaged_gradients[index], members)
+            for index, members in enumerate(optimizer.params_in_partition)
+        ]
+        return torch.linalg.vector_norm(torch.stack([_finite_or_infinite(norm) for norm in norms]))
 
     def discard(self) -> None:
         """Let the next backward overwrite them."""
         optimizer = self._optimizer
         optimizer.zero_grad(set_to_none=True)
         optimizer.micro_step_id = -1
-        optimizer._release_preflattened_grad_buffers()
+        if hasattr(optimizer, "_release_preflattened_grad_buffers"):  # in none of DeepSpeed up to 0.19.1
+            optimizer._release_preflattened_grad_buffers()
         if optimizer.cpu_offload:
             optimizer.reset_cpu_buffers()
             return

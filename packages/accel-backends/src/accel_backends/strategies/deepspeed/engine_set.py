@@ -62,7 +62,7 @@ class EngineSet:
         """Compute gradients of ``loss`` in all engines that it reaches.
 
         Raises:
-            ConfigError: If it reaches none.
+            ConfigError: If it reaches none, or several of which one has no ZeRO or scales its loss.
         """
         reached = self._reached(loss)
         if not reached:
@@ -70,6 +70,8 @@ class EngineSet:
                 "`backward` got a loss that no model prepared with an optimizer was used for. DeepSpeed trains the "
                 "models that `prepare` got together with their optimizer: call what it returned."
             )
+        if len(reached) > 1:
+            _check_joint(reached)
         first, *others = reached
         for other in others:  # their hooks do in the backward of the first what their own backward would
             other.begin_backward(is_last=is_last)
@@ -89,7 +91,7 @@ class EngineSet:
         """Let the next step of the engines of ``parameters`` clip by their common norm, and return that norm.
 
         Raises:
-            ConfigError: If an engine has other trained parameters than those given, or computes no norm.
+            ConfigError: If not all and only trained parameters of engines are given, or one computes no norm.
         """
         chosen = self._engines_of([parameters] if isinstance(parameters, torch.Tensor) else parameters)
         complete = [one for one in chosen if one.window is Window.COMPLETE]
@@ -110,7 +112,13 @@ class EngineSet:
         return total
 
     def _engines_of(self, parameters: Iterable[torch.Tensor]) -> list[DeepSpeedEngineWrapper]:
-        given = {id(parameter) for parameter in parameters}
+        given = {id(parameter) for parameter in parameters if parameter.requires_grad}
+        known = {id(parameter) for one in self._trained for parameter in one.engine.module.parameters()}
+        if not given or given - known:
+            raise ConfigError(
+                f"`clip_grad_norm_` got {len(given & known)} parameters of models that DeepSpeed trains and "
+                f"{len(given - known)} other tensors, such as flat ones of its optimizer. Pass `model.parameters()`."
+            )
         chosen = []
         for one in self._trained:
             own = {id(parameter) for parameter in one.engine.module.parameters() if parameter.requires_grad}
@@ -141,3 +149,13 @@ class EngineSet:
     def all(self) -> list[Any]:
         """Return DeepSpeed's engines, in the order in which they were made, those that train first."""
         return [*(one.engine for one in self._trained), *self._evaluated]
+
+
+def _check_joint(engines: Iterable[DeepSpeedEngineWrapper]) -> None:
+    for engine in (one.engine for one in engines):
+        if engine.fp16_enabled() or not engine.zero_optimization():
+            raise ConfigError(
+                f"`backward` got one loss of several models, but `{type(engine.module).__name__}` has `fp16.enabled` "
+                f"{engine.fp16_enabled()} and ZeRO stage {engine.zero_optimization_stage():d}, where DeepSpeed needs a "
+                "loss for each model. Compute one for each, or use ZeRO 1, 2 or 3 in bf16 or fp32."
+            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,27 +10,20 @@ from torch import nn
 from accel_backends.plugins.deepspeed.config_tree import value_of
 from accel_backends.plugins.deepspeed.loading import join_group, load_deepspeed
 from accel_backends.plugins.dynamo import TorchDynamoPlugin
+from accel_backends.precisions.forward import wrap_forward
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.deepspeed.cpu_optimizers import map_pytorch_optim_to_deepspeed
 from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
-from accel_backends.strategies.deepspeed.half_precision import convert_inputs_and_outputs
 from accel_backends.strategies.deepspeed.pairing import Part
 from accel_backends.strategies.deepspeed.unserved import check_served, check_swapped_gradients
 from accel_backends.transforms.compile_in_place import compile_regions_deepspeed
+from accel_ops.nested.structures import recursively_apply
 from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:
     from accel_backends.strategies.deepspeed.sequences import SharedSequences
     from accel_backends.strategies.deepspeed.shared_layers import SharedLayers
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """An engine, and whether a scheduler of its own follows its steps."""
-
-    engine: Any
-    has_scheduler: bool = False
 
 
 def start_engine(
@@ -41,7 +33,7 @@ def start_engine(
     context: StrategyContext,
     sequences: SharedSequences | None = None,
     layers: SharedLayers | None = None,
-) -> Started:
+) -> Any:
     """Return a new engine for ``part``. Communicates: all ranks.
 
     Args:
@@ -75,6 +67,8 @@ def start_engine(
         options["optimizer"] = _on_device_of_states(part.optimizer, config)
     if isinstance(part.scheduler, DummyScheduler) and part.scheduler.lr_scheduler_callable is not None:
         options["lr_scheduler"] = part.scheduler.lr_scheduler_callable
+    elif type(part.scheduler).__module__ == deepspeed.runtime.lr_schedules.__name__:
+        options["lr_scheduler"] = part.scheduler
     if sequences is not None and part.optimizer is not None:
         options["mpu"] = sequences.attach(part.model, config, device=context.device)
     if layers is not None:
@@ -84,20 +78,21 @@ def start_engine(
     if layers is not None:
         layers.finish(part.model)
     dtype = _dtype_of(config)
-    if dtype is not None:
-        convert_inputs_and_outputs(part.model, dtype, device_type=context.device.type)
-    _compile(part.model, context.dynamo)
-    return Started(engine, has_scheduler=engine.lr_scheduler is not None)
+    if dtype is not None:  # inputs are the engine's: it casts them with `fp16.auto_cast`
+        wrap_forward(part.model, device_type=context.device.type, dtype=dtype, enabled=False)
+    _compile(engine, context.dynamo)
+    return engine
 
 
-def _compile(model: nn.Module, dynamo: TorchDynamoPlugin | None) -> None:
+def _compile(engine: Any, dynamo: TorchDynamoPlugin | None) -> None:
     """Compile in place, so that the hooks and the parameters of the engine stay where they are."""
     if dynamo is None or dynamo.backend is DynamoBackend.NO:
         return
     if dynamo.use_regional_compilation:
-        compile_regions_deepspeed(model, **dynamo.to_kwargs())
-    else:
-        model.compile(**dynamo.to_kwargs())
+        compile_regions_deepspeed(engine.module, **dynamo.to_kwargs())
+    else:  # by the engine, which alone knows its `compile` section (DeepCompile)
+        kwargs = dynamo.to_kwargs()
+        engine.compile(backend=kwargs.pop("backend"), compile_kwargs=kwargs)
 
 
 def _on_device_of_states(optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> torch.optim.Optimizer:
@@ -123,7 +118,13 @@ def place_for_evaluation(model: nn.Module, config: dict[str, Any], *, context: S
     model.to(context.device)
     if dtype is not None:
         for parameter in model.parameters():
-            if parameter.is_floating_point():
+            if parameter.is_floating_point() and parameter.itemsize > 1:  # float8 has its scales elsewhere
                 parameter.data = parameter.data.to(dtype)
-        convert_inputs_and_outputs(model, dtype, device_type=context.device.type)
+        wrap_forward(model, device_type=context.device.type, dtype=dtype, enabled=False)
+        if dtype is torch.float16 and value_of(config, "fp16.auto_cast") is True:
+            model.register_forward_pre_hook(_cast_inputs, with_kwargs=True)
     return model
+
+
+def _cast_inputs(model: nn.Module, *inputs: Any) -> Any:
+    return recursively_apply(lambda each: each.half() if each.is_floating_point() else each, inputs)

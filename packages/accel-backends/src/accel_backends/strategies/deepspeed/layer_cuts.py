@@ -77,7 +77,12 @@ def cuts_of(model: nn.Module) -> dict[str, LayerCut]:
     """
     if not is_cut(model):
         return {}
-    from deepspeed.checkpoint.affine import ParamAffineMap
+    try:
+        from deepspeed.checkpoint.affine import ParamAffineMap
+    except ImportError as error:
+        raise CheckpointError(
+            "Full tensors of `tp_size` need a newer DeepSpeed. Run `pip install 'deepspeed>=0.19.7'`, or use FSDP."
+        ) from error
     from deepspeed.utils import groups
 
     cuts = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch import nn
 
 
 def reached_by(loss: torch.Tensor, owners: Mapping[int, int]) -> set[int]:
@@ -21,5 +22,9 @@ def reached_by(loss: torch.Tensor, owners: Mapping[int, int]) -> set[int]:
         parameter = getattr(node, "variable", None)
         if parameter is not None and id(parameter) in owners:
             found.add(owners[id(parameter)])
+        run = getattr(node, "run_function", None)  # reentrant checkpointing hides the graph of what it runs
+        hidden = getattr(getattr(run, "func", run), "__self__", run)
+        if isinstance(hidden, nn.Module):
+            found |= {owners[id(one)] for one in hidden.parameters() if id(one) in owners}
         waiting.extend(before for before, _ in node.next_functions)
     return found

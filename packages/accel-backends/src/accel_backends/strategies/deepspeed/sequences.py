@@ -33,6 +33,7 @@ class SharedSequences:
         self._rank = rank
         self._settings = settings
         self._attention: Any = None
+        self._model: nn.Module | None = None
         self._num_summed = size
 
     @property
@@ -93,7 +94,13 @@ class SharedSequences:
                 f"`sp_size` {self._size} is not possible with this model: {error}. "
                 "Set `sp_size` to a number that fits, or to 1."
             ) from error
-        self._attention = attention
+        self._attention, self._model = attention, model
+        sharded = ALL_ATTENTION_FUNCTIONS[name]
+
+        def attend(*args: Any, **kwargs: Any) -> Any:  # loaders of an evaluation yield full sequences
+            return (sharded if model.training else attention)(*args, **kwargs)
+
+        ALL_ATTENTION_FUNCTIONS[name] = attend
         draw_own_numbers(model, number=self._rank, device=device)
         return groups
 
@@ -104,11 +111,11 @@ class SharedSequences:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         ALL_ATTENTION_FUNCTIONS[self._settings.sp_attn_implementation] = self._attention
-        self._attention = None
+        self._attention = self._model = None
         _release_groups()
 
     def part_of(self, loader: Any) -> SequencePart:
-        """Return a loader of this rank's part of each sequence; one that is such already, as it is."""
+        """Return a loader of this rank's part of each sequence while the model trains; an adapted one as it is."""
         return (
             loader
             if isinstance(loader, SequencePart)
@@ -117,6 +124,7 @@ class SharedSequences:
                 cut=SequenceCut(self._size, self._rank),
                 setting="sp_size",
                 check=refuse_left_padding,
+                is_active=lambda: self._model is None or self._model.training,
             )
         )
 
@@ -140,5 +148,6 @@ def _release_groups() -> None:
     from deepspeed.runtime.sequence_parallel import parallel_state_sp
     from deepspeed.utils import groups
 
-    parallel_state_sp._release_sequence_parallel_groups()
+    parallel_state_sp._SEQUENCE_PARALLEL_GROUP = None
+    parallel_state_sp._SEQUENCE_DATA_PARALLEL_GROUP = None
     groups.mpu = None

@@ -89,6 +89,8 @@ class DeepSpeedStrategy(EngineStates):
         register_container(deepspeed.DeepSpeedEngine)
         register_kind(DummyOptim, "optimizers")
         register_kind(DummyScheduler, "schedulers")
+        for schedule in deepspeed.runtime.lr_schedules.VALID_LR_SCHEDULES:
+            register_kind(getattr(deepspeed.runtime.lr_schedules, schedule), "schedulers")
         context.precision.leave_scaling_to_engine()
         self._is_deferred = False
         self._engines = EngineSet()
@@ -222,20 +224,20 @@ class DeepSpeedStrategy(EngineStates):
             return place_for_evaluation(part.model, config, context=self.context), None, None
         if stage == 3:
             plugin.set_moe_leaf_modules(part.model)
-        started = start_engine(
+        engine = start_engine(
             part, config, context=self.context, sequences=self._sequences, layers=self._layers
         )
         if not is_trained:
-            self._engines.add_evaluated(started.engine)
-            return started.engine, None, None
+            self._engines.add_evaluated(engine)
+            return engine, None, None
         self._engines.check_accumulation(config["gradient_accumulation_steps"], self.context.gradient)
-        wrapper = DeepSpeedEngineWrapper(started.engine)
+        wrapper = DeepSpeedEngineWrapper(engine)
         self._engines.add(wrapper)
-        optimizer = DeepSpeedOptimizerWrapper(started.engine.optimizer, wrapper, part.optimizer)
+        optimizer = DeepSpeedOptimizerWrapper(engine.optimizer, wrapper, part.optimizer)
         self._optimizers.add(optimizer)
-        if not started.has_scheduler:
-            return started.engine, optimizer, None
-        return started.engine, optimizer, DeepSpeedSchedulerWrapper(started.engine.lr_scheduler, [optimizer])
+        if engine.lr_scheduler is None:
+            return engine, optimizer, None
+        return engine, optimizer, DeepSpeedSchedulerWrapper(engine.lr_scheduler, [optimizer])
 
     def _plugins(self) -> Iterable[DeepSpeedPlugin]:
         """Return all plugins of the run."""

@@ -13,11 +13,16 @@ _QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "
 
 
 def check_served(config: Mapping[str, Any], *, device_type: str) -> None:
-    """Refuse quantization on CPUs, for which DeepSpeed has no kernels.
+    """Refuse quantization on CPUs, for which DeepSpeed has no kernels, and a boundary that only `step` sets.
 
     Raises:
         ConfigError: Naming the key, and what to do.
     """
+    if config.get("managed_gradient_accumulation") is False:
+        raise ConfigError(
+            "`managed_gradient_accumulation` is false, but here each `backward` sets whether it completes a step, "
+            "which DeepSpeed then refuses. Remove the key from the DeepSpeed config."
+        )
     for name in _QUANTIZED:
         key = f"zero_optimization.{name}"
         if device_type == "cpu" and value_of(config, key):

@@ -56,6 +56,8 @@ class DeepSpeedEngineWrapper:
                 "micro-batch into `with accelerator.accumulate(model):`; losses of one batch are added up."
             )
         self.engine.set_gradient_accumulation_boundary(is_last)
+        # Hooks of DeepSpeed up to 0.19.5 divide the gradients of a loss that another engine's `backward` got.
+        self.engine._scale_wrt_gas = False
         self.window = Window.COMPLETE if is_last else Window.OPEN
 
     def backward(self, loss: torch.Tensor, sync_gradients: bool = True, **kwargs: Any) -> None:

@@ -45,6 +45,7 @@ from accel_backends.strategies.protocol import NOT_APART, ONLY_DDP_HAS_HOOKS, Ca
 from accel_backends.strategies.torch_strategy import TorchStrategy
 from accel_state.enums import DynamoBackend
 from accel_state.errors import ConfigError, StateError
+from accel_state.user_warnings import warn_user
 
 _NOTHING = nullcontext()
 _ADVICE = "Save and load it with `accelerator.save_state` and `accelerator.load_state`"
@@ -206,6 +207,11 @@ class MegatronStrategy(TorchStrategy):
                 return self._engine, self.prepare_optimizer(client)
             model = source or model  # it computed outputs only; now it is trained
         plugin, context = self._plugin, self.context
+        if not all(parameter.is_meta for parameter in model.parameters()):
+            warn_user(
+                f"Megatron-LM starts from random values, so those of this `{type(model).__name__}` are unused. Load a "
+                "checkpoint of Megatron-LM by `load_state`, or create the model on the meta device."
+            )
         parse_model(plugin, model)
         arguments = model_arguments(plugin, context.layout)
         config = transformer_config(

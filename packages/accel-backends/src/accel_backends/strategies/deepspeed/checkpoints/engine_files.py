@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 
-from accel_backends.strategies.deepspeed.checkpoints.flat_groups import has_swapped_states
+from accel_backends.strategies.deepspeed.checkpoints.flat_groups import has_fp32_copies, has_swapped_states
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_checkpoint.formats.torch_archive import write_torch_archive
 from accel_checkpoint.saving.pending_files import PendingFile
@@ -67,6 +67,10 @@ def _refuse_other_writers(engine: Any) -> None:
         raise CheckpointError(
             '`offload_optimizer` with `"device": "nvme"` keeps the states of the optimizer in files, which DeepSpeed '
             "0.19.8 saves but does not load again. Leave `checkpoint_format` out, or save in the format `full`."
+        )
+    if has_fp32_copies(engine):
+        raise CheckpointError(
+            "Without ZeRO in bf16 or fp16, DeepSpeed's own format is not read here. Leave `checkpoint_format` out."
         )
     if engine.has_moe_layers:
         raise CheckpointError(

@@ -9,7 +9,11 @@ import torch
 from torch import nn
 
 from accel_backends.strategies.deepspeed.checkpoints import model_state, optimizer_state
-from accel_backends.strategies.deepspeed.checkpoints.flat_groups import has_swapped_states, stepping_optimizer
+from accel_backends.strategies.deepspeed.checkpoints.flat_groups import (
+    has_fp32_copies,
+    has_swapped_states,
+    stepping_optimizer,
+)
 from accel_backends.strategies.deepspeed.dummies import DummyOptim
 from accel_backends.strategies.torch_strategy import TorchStrategy
 
@@ -24,7 +28,7 @@ class EngineStates(TorchStrategy):
     def checkpoint_format(self) -> str:
         """The format in which models and optimizers are saved: what DeepSpeed writes, if it can go on from it."""
         is_in_its_files = self.context.layout.tp == 1 and not any(
-            map(has_swapped_states, self.live_engines())
+            has_swapped_states(one) or has_fp32_copies(one) for one in self.live_engines()
         )
         return "deepspeed" if is_in_its_files else "full"
 

@@ -7,6 +7,7 @@ of the parameters are taken from its optimizers. This is the one file that knows
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -47,7 +48,7 @@ class FlatGroup:
         number: Which parameter group of the optimizer they belong to.
         shapes: The shape of each whole parameter, by its name in the model.
         parts: What this rank holds, by name; a parameter of which it holds nothing is missing.
-        ranks: The process group that shares the values; None if every rank has one parameter in whole.
+        ranks: The process group that shares the values; None if every rank has all of them.
         device: Where values are gathered.
         cuts: How ranks share the parameters that are parts of layers, by name.
     """
@@ -75,9 +76,10 @@ class FlatGroup:
         return own if cut is None else cut.gathered(own)
 
     def _gathered_part(self, name: str, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        if self.ranks is None:
-            return values.detach()
         part = self.parts.get(name)
+        if self.ranks is None and part is not None:
+            own = values.detach()
+            return own if own.shape == shape else own.narrow(0, part.start, part.numel).view(shape)
         whole = torch.zeros(math.prod(shape), dtype=values.dtype, device=self.device)
         if part is not None:
             own = values.detach().narrow(0, part.start, part.numel)
@@ -100,7 +102,7 @@ class FlatGroup:
             own = self.cuts[name].own(fetched(whole)).view(-1)[part.offset : part.offset + part.numel]
         else:
             own = part_of(whole, part.offset, part.numel)
-        if self.ranks is None:
+        if self.ranks is None and values.numel() == part.numel:
             values.detach().copy_(own.view(values.shape))
         else:
             values.detach().narrow(0, part.start, part.numel).copy_(own)
@@ -155,6 +157,11 @@ def stepping_optimizer(engine: Any) -> torch.optim.Optimizer | None:
 def has_swapped_states(engine: Any) -> bool:
     """Tell whether the states of the optimizer of an engine lie in files (NVMe)."""
     return bool(getattr(engine.optimizer, "swap_optimizer", False))
+
+
+def has_fp32_copies(engine: Any) -> bool:
+    """Whether the optimizer of an engine steps fp32 copies that every rank has: bf16 or fp16 without ZeRO."""
+    return hasattr(engine.optimizer, "fp32_groups") or hasattr(engine.optimizer, "fp32_groups_flat")
 
 
 def flat_groups(engine: Any) -> list[FlatGroup]:
@@ -254,6 +261,17 @@ def _low_precision_groups(
             yield _whole_group(copy, number, names[id(parameter)], device)
 
 
+def _fused_groups(optimizer: Any, names: Mapping[int, str], device: torch.device) -> Iterator[FlatGroup]:
+    """Without ZeRO, in bf16 or fp16, with DeepSpeed's fused Adam: each rank has a flat fp32 copy of each group."""
+    for number, (flat, parameters) in enumerate(
+        zip(optimizer.fp32_groups_flat, optimizer.fp16_groups, strict=True)
+    ):
+        shapes = {names[id(parameter)]: parameter.shape for parameter in parameters}
+        starts = itertools.accumulate(map(math.prod, shapes.values()), initial=0)
+        parts = {one: Part(at, 0, math.prod(shapes[one])) for one, at in zip(shapes, starts, strict=False)}
+        yield FlatGroup(flat, number, shapes, parts, None, device)
+
+
 def _plain_groups(
     optimizer: torch.optim.Optimizer, names: Mapping[int, str], device: torch.device
 ) -> Iterator[FlatGroup]:
@@ -273,5 +291,6 @@ _KINDS = {
     "single_partition_of_fp32_groups": _sharded_states,
     "fp32_groups_flat_partition": _sharded_bf16_states,
     "fp32_groups": _low_precision_groups,
+    "fp32_groups_flat": _fused_groups,
 }
 """The attribute by which a kind of DeepSpeed's optimizers is known, and where the parameters lie in it."""
