@@ -15,6 +15,8 @@ from accel_bigmodel import (
     remove_hook_from_submodules,
 )
 
+pytestmark = pytest.mark.usefixtures("execution_memory")
+
 
 class Add(ModelHook):
     def __init__(self, before: float = 0.0, after: float = 0.0) -> None:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
 from torch import nn
 
 from accel_bigmodel import (
+    PrefixedDataset,
     align_module_device,
     cpu_offload,
     disk_offload,
+    dispatch_model,
     init_empty_weights,
     load_checkpoint_and_dispatch,
+    named_module_tensors,
+    remove_hook_from_module,
     remove_hook_from_submodules,
 )
+from accel_state.errors import StateError
+
+pytestmark = pytest.mark.usefixtures("execution_memory")
 
 SIZE = 6
 X = torch.arange(2.0 * SIZE).reshape(2, SIZE)
@@ -109,7 +117,10 @@ def test_a_write_to_a_weight_is_kept_and_seen_nowhere_else(tmp_path, way, write)
         assert torch.equal(value, before[name]), name
     assert all(torch.equal(USERS[name], value) for name, value in users.items())
     remove_hook_from_submodules(model)
-    assert torch.equal(model.state_dict()["0.weight"], wanted.state_dict()["0.weight"])
+    if way in (in_memory, in_folder):
+        assert torch.equal(model.state_dict()["0.weight"], wanted.state_dict()["0.weight"])
+    else:  # the model had no values of its own
+        assert all(type(p) is nn.Parameter and p.is_meta for p in model.parameters())
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -149,6 +160,97 @@ def test_what_is_written_while_a_module_is_aligned_is_kept(tmp_path, way):
         model[0].bias.data.fill_(1)
     assert (model.state_dict()["0.weight"] == 2).all()
     assert (model.state_dict()["0.bias"] == 1).all()
+
+
+def merge_as_peft_does(module, delta):
+    """Change a weight while the hook has loaded it, in a way that leaves no trace, and store it through the hook."""
+    hook = module._hf_hook
+    hook.pre_forward(module)
+    module.weight.data += delta
+    hook.weights_map = {name: tensor.to("cpu") for name, tensor in named_module_tensors(module)}
+    hook.post_forward(module, torch.tensor([]))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_values_assigned_to_the_map_of_a_hook_are_the_weights(tmp_path, way):
+    model, wanted = way(tmp_path), resident().to(torch.float64 if way is converted else torch.float32)
+    hook = model[0]._hf_hook
+    assert isinstance(hook.weights_map, PrefixedDataset)
+    assert torch.equal(hook.weights_map["weight"].to(wanted[0].weight.dtype), wanted[0].weight)
+    for delta in (1.0, -3.0):
+        merge_as_peft_does(model[0], delta)
+        with torch.no_grad():
+            wanted[0].weight += delta
+            assert torch.equal(model(X.to(wanted[0].weight.dtype)), wanted(X.to(wanted[0].weight.dtype)))
+        assert torch.equal(hook.weights_map["weight"], wanted[0].weight)
+        assert not hasattr(hook.weights_map, "dataset")  # what is on disk is out of date
+        assert torch.equal(model.state_dict()["0.weight"], wanted[0].weight)
+    assert model[0].weight.is_meta
+
+
+def test_the_map_of_a_hook_shows_what_was_written_elsewhere(tmp_path):
+    model = in_folder(tmp_path)
+    with torch.no_grad():
+        model[0].weight.fill_(4)
+    assert (model[0]._hf_hook.weights_map["weight"] == 4).all()
+
+
+def test_a_map_without_all_weights_is_refused_and_changes_nothing(tmp_path):
+    model = in_memory(tmp_path)
+    with pytest.raises(StateError, match=r"`weights_map` lacks `bias`\. Give the values of all"):
+        model[0]._hf_hook.weights_map = {"weight": torch.zeros(SIZE, SIZE)}
+    assert torch.equal(model.state_dict()["0.weight"], resident()[0].weight)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tensors_with_the_class_and_attributes_of_an_offloaded_weight_have_their_own_values(tmp_path, way):
+    model = way(tmp_path)
+    weight = model[0].weight
+    named = torch.ones(SIZE, SIZE)
+    named.__class__, named.__dict__ = weight.__class__, weight.__dict__.copy()
+    assert "7." not in repr(named)
+    with torch.no_grad():
+        assert torch.equal(named + 1, torch.full((SIZE, SIZE), 2.0))
+    assert type(named) is nn.Parameter
+    for use in (copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t)), lambda t: type(t)(t.data), repr):
+        other = torch.ones(SIZE, SIZE)
+        other.__class__, other.__dict__ = weight.__class__, weight.__dict__.copy()
+        assert repr(use(other)).count("1.") == SIZE * SIZE
+    # The value of the weight, while it is loaded, may get them, too.
+    model[0]._hf_hook.pre_forward(model[0])
+    value = model[0].weight
+    value.__class__, value.__dict__ = weight.__class__, weight.__dict__.copy()
+    with torch.no_grad():
+        found = value.double().clone()
+    model[0]._hf_hook.post_forward(model[0], None)
+    assert torch.equal(found, resident()[0].weight.double())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_hook_that_no_longer_offloads_leaves_the_same_tensors_without_values(tmp_path, way):
+    model = way(tmp_path)
+    weight, statistics = model[0].weight, model[1].running_mean
+    for module in model:
+        module._hf_hook.offload = False
+        remove_hook_from_module(module)
+    assert model[0].weight is weight
+    assert model[1].running_mean is statistics
+    assert (type(weight), type(statistics)) == (nn.Parameter, torch.Tensor)
+    assert weight.is_meta
+    assert statistics.is_meta
+    assert (weight + 1).is_meta
+    filled = torch.ones(SIZE, SIZE)
+    filled.__class__, filled.__dict__ = weight.__class__, weight.__dict__.copy()
+    assert torch.nn.functional.linear(torch.ones(2, SIZE), filled).sum() == 2 * SIZE * SIZE
+
+
+def test_a_model_without_values_of_its_own_can_be_offloaded_again(tmp_path):
+    model = in_checkpoint(tmp_path)
+    with torch.no_grad():
+        wanted = model(X)
+        assert torch.equal(cpu_offload(model, "cpu", offload_buffers=True)(X), wanted)
+        dispatch_model(model, {"": "cpu"}, force_hooks=True)
+        assert torch.equal(model(X), wanted)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -11,7 +11,12 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from accel_bigmodel.offload.placeholders import forwards, set_values, state_dicts, weight_of
+from accel_bigmodel.offload.placeholders import (
+    forwards,
+    set_values,
+    state_dicts,
+    weight_of,
+)
 from accel_bigmodel.offload.weight import OffloadedWeight
 from accel_bigmodel.tensors.kinds import kind_of, resident_class
 
@@ -31,18 +36,13 @@ class Slot:
     def __init__(
         self, owner: nn.Module, name: str, placeholder: torch.Tensor, original_device: torch.device
     ) -> None:
-        self.owner, self.name, self.placeholder = owner, name, placeholder
+        weight = weight_of(placeholder)
+        assert weight is not None
+        self.owner, self.name, self.placeholder, self.weight = owner, name, placeholder, weight
         self.original_device = original_device
         self._num_inside = 0
         self._kind = kind_of(resident_class(placeholder))
         self._kind.after_forward(owner)
-
-    @property
-    def weight(self) -> OffloadedWeight:
-        """The weight of this slot."""
-        weight = weight_of(self.placeholder)
-        assert weight is not None
-        return weight
 
     def fill(self) -> bool:
         """Insert the live value and return true, unless other code has replaced the placeholder: that stays."""
@@ -69,12 +69,16 @@ class Slot:
                 self._put(self.placeholder)
                 self._kind.after_forward(self.owner)
             elif now is not None and not is_value and not isinstance(self.placeholder, nn.Parameter):
-                set_values(self.placeholder, now)  # the forward replaced a buffer
+                self.set_values(now)  # the forward replaced a buffer
                 self._put(self.placeholder)
+
+    def set_values(self, values: torch.Tensor) -> None:
+        """Replace the values of the weight."""
+        set_values(self.placeholder, self.weight, values)
 
     def restore(self) -> None:
         """Put the weight into the module permanently, on its original device."""
-        if self._table().get(self.name) is self.placeholder and self.original_device.type != "meta":
+        if self._table().get(self.name) is self.placeholder:
             setattr(self.owner, self.name, self.weight.resident(self.placeholder, self.original_device))
 
     def _table(self) -> dict[str, Any]:
