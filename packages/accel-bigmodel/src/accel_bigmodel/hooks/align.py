@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from accel_bigmodel.hooks.protocol import ModelHook
 from accel_bigmodel.offload.locations import in_memory
-from accel_bigmodel.offload.placeholders import make_plain, placeholder_for, weight_of
+from accel_bigmodel.offload.placeholders import make_plain, placeholder_for, set_values, weight_of
 from accel_bigmodel.offload.prefetch import Prefetcher
 from accel_bigmodel.offload.residency import Residency, Slot
 from accel_bigmodel.offload.weight import OffloadedWeight
@@ -85,8 +85,7 @@ class AlignDevicesHook(ModelHook):
         self.original_devices: dict[str, torch.device] = {}
         """The device of each weight before it was offloaded, by name; libraries read it."""
         self.residency = Residency([])
-        self.keeps_placeholders = False
-        """Whether detaching leaves placeholders of weights that were on the meta device, for new hooks."""
+        self.keeps_placeholders = False  # when detached, of weights that were on the meta device
         self._slots: dict[str, Slot] = {}
         self._module_name = module_name
         self._context = context
@@ -112,14 +111,13 @@ class AlignDevicesHook(ModelHook):
 
     @weights_map.setter
     def weights_map(self, weights: Mapping[str, Any] | None) -> None:
-        values = {} if weights is None else {name: weights[name] for name in self._slots if name in weights}
-        if missing := sorted(self._slots.keys() - values.keys()):
-            names = ", ".join(f"`{name}`" for name in missing)
+        given = {} if weights is None else weights
+        if missing := [f"`{name}`" for name in self._slots if name not in given]:
             raise StateError(
-                f"`weights_map` lacks {names}. Give the values of all offloaded weights of the module."
+                f"`weights_map` lacks {', '.join(missing)}. Give the values of all offloaded weights of the module."
             )
         for name, slot in self._slots.items():
-            slot.set_values(values[name])
+            set_values(slot.placeholder, slot.weight, given[name])
         self._weights_map = weights
 
     def init_hook(self, module: nn.Module) -> nn.Module:
@@ -236,7 +234,8 @@ class AlignDevicesHook(ModelHook):
             weight.use_on(device)
             return tensor
         weights = self._weights_map
-        if weights is None or (place.full_name not in weights and place.is_temporary):
+        is_persistent = place.name not in place.owner._non_persistent_buffers_set
+        if weights is None or (place.full_name not in weights and not is_persistent):
             weights = kept
             if not tensor.is_meta:
                 kept[place.full_name] = in_memory(tensor)
@@ -264,11 +263,6 @@ class _Place:
     name: str
     tensor: torch.Tensor
     is_buffer: bool
-
-    @property
-    def is_temporary(self) -> bool:
-        """Whether it is a buffer that state dicts leave out."""
-        return self.name in self.owner._non_persistent_buffers_set
 
 
 def _places(module: nn.Module, *, recurse: bool) -> list[_Place]:

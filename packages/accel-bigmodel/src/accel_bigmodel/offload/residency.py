@@ -11,12 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from accel_bigmodel.offload.placeholders import (
-    forwards,
-    set_values,
-    state_dicts,
-    weight_of,
-)
+from accel_bigmodel.offload.placeholders import forwards, set_values, weight_of
 from accel_bigmodel.offload.weight import OffloadedWeight
 from accel_bigmodel.tensors.kinds import kind_of, resident_class
 
@@ -69,12 +64,8 @@ class Slot:
                 self._put(self.placeholder)
                 self._kind.after_forward(self.owner)
             elif now is not None and not is_value and not isinstance(self.placeholder, nn.Parameter):
-                self.set_values(now)  # the forward replaced a buffer
+                set_values(self.placeholder, self.weight, now)  # the forward replaced a buffer
                 self._put(self.placeholder)
-
-    def set_values(self, values: torch.Tensor) -> None:
-        """Replace the values of the weight."""
-        set_values(self.placeholder, self.weight, values)
 
     def restore(self) -> None:
         """Put the weight into the module permanently, on its original device."""
@@ -153,7 +144,7 @@ class Residency:
             self.offload()
 
     def follow_state_dicts(self, module: nn.Module) -> list[RemovableHandle]:
-        """Register hooks that provide the values while a state dict of ``module`` is loaded or built.
+        """Register hooks that provide the values while a state dict of ``module`` is loaded.
 
         Torch takes a placeholder for a weight that cannot be loaded into.
         """
@@ -161,8 +152,6 @@ class Residency:
         return [
             untyped.register_load_state_dict_pre_hook(self._before_loading),
             untyped.register_load_state_dict_post_hook(self._after_loading),
-            untyped.register_state_dict_pre_hook(_begin_state_dict),
-            untyped.register_state_dict_post_hook(_end_state_dict),
         ]
 
     def _before_loading(self, *_: Any) -> None:
@@ -170,14 +159,6 @@ class Residency:
 
     def _after_loading(self, *_: Any) -> None:
         self.offload()
-
-
-def _begin_state_dict(*_: Any) -> None:
-    state_dicts.num_open += 1
-
-
-def _end_state_dict(*_: Any) -> None:
-    state_dicts.num_open -= 1
 
 
 class _Filled(threading.local):

@@ -29,10 +29,6 @@ class _Live:
     num_users: int = 0
 
     def __post_init__(self) -> None:
-        self.mark_stored()
-
-    def mark_stored(self) -> None:
-        """Count only writes from now on."""
         self._version = self.tensor._version
         self._memory = self.tensor.untyped_storage()  # held, so that no other memory takes its address
 
@@ -72,8 +68,7 @@ class OffloadedWeight:
         self.lock = threading.RLock()
         self._copy_on_write = copy_on_write
         self._own: torch.Tensor | None = None
-        self.is_changed = False
-        """Whether other values than those in ``weights`` were stored."""
+        self.is_changed = False  # whether other values than those in `weights` were stored
         self._live: _Live | None = None
         self._transfer: Transfer | None = None
         self._shared: weakref.ref[torch.Tensor] | None = None
@@ -157,7 +152,7 @@ class OffloadedWeight:
             self._keep(values.detach())
             self.is_changed = True
             if self._live is not None:
-                self._live.mark_stored()
+                self._live.__post_init__()  # writes until now are out of date
 
     def _keep(self, own: torch.Tensor) -> None:
         self._own = own if own.is_meta else own.to(_CPU)
@@ -184,8 +179,7 @@ class OffloadedWeight:
     def resident(self, placeholder: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Return the values as they stay in the model, the same tensor for all tied weights.
 
-        Only values that belong to the caller or are mapped from a file are copied. The weight, to which a placeholder
-        may still refer, lets go of the other stored weights.
+        Only values of the caller or of a file are copied; other stored weights are no longer kept alive.
         """
         made = None if self._resident is None else self._resident()
         if made is None or made.device != device:
