@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from accel_bigmodel.offload.transfer import is_copied
 from accel_bigmodel.offload.weight import OffloadedWeight
 from accel_bigmodel.tensors.kinds import attributes_of
 from accel_state.errors import StateError
@@ -100,10 +101,7 @@ def placeholder_for(tensor: torch.Tensor, weight: OffloadedWeight, owner: nn.Mod
 
 
 def weight_of(tensor: object) -> OffloadedWeight | None:
-    """Return the weight of a placeholder, ``None`` for any other tensor.
-
-    Libraries give class and attributes of a parameter to another tensor: that is no placeholder.
-    """
+    """Return the weight of a placeholder, ``None`` for any other tensor, even one with class and attributes of one."""
     itself = vars(tensor).get("_itself") if isinstance(tensor, _Placeholder) else None
     return vars(tensor)["_weight"] if itself is not None and itself() is tensor else None
 
@@ -182,7 +180,7 @@ class _Call:
             weight = cast(_Placeholder, placeholder)._weight
             is_written = value._version != version
             is_shared = result is not value and _may_share_memory(result, value)
-            if not weight.is_copy(value):
+            if not (weight.is_value(value) and is_copied(weight.device)):
                 if is_written or is_shared:
                     weight.store(value)
             elif is_shared and forwards.depth:

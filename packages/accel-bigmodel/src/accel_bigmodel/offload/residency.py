@@ -31,9 +31,8 @@ class Slot:
     def __init__(
         self, owner: nn.Module, name: str, placeholder: torch.Tensor, original_device: torch.device
     ) -> None:
-        weight = weight_of(placeholder)
-        assert weight is not None
-        self.owner, self.name, self.placeholder, self.weight = owner, name, placeholder, weight
+        self.owner, self.name, self.placeholder = owner, name, placeholder
+        self.weight: OffloadedWeight = vars(placeholder)["_weight"]
         self.original_device = original_device
         self._num_inside = 0
         self._kind = kind_of(resident_class(placeholder))

@@ -88,10 +88,6 @@ class OffloadedWeight:
         """Whether ``tensor`` is the live value."""
         return self._live is not None and self._live.tensor is tensor
 
-    def is_copy(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` is the live value, in other memory than the stored one."""
-        return self._live is not None and self._live.tensor is tensor and not self._live.shares_memory
-
     def stored(self) -> torch.Tensor:
         """Return the stored values in the dtype of the model; read only."""
         return self._converted(self._stored_tensor())
@@ -104,7 +100,7 @@ class OffloadedWeight:
                 kept = self._stored_tensor()
                 stored = self._converted(kept)
                 if stored is kept and not self._copy_on_write:
-                    self._keep(stored)
+                    self._own = stored
                 shared = stored.detach()
                 self._shared = weakref.ref(shared)
             return shared
@@ -149,15 +145,12 @@ class OffloadedWeight:
     def store(self, values: torch.Tensor) -> None:
         """Store ``values`` as the weight's own memory."""
         with self.lock, torch.inference_mode(False), torch.no_grad():
-            self._keep(values.detach())
-            self.is_changed = True
+            own = values.detach()
+            self._own = own if own.is_meta else own.to(_CPU)
+            self.dtype, self.is_changed = own.dtype, True
+            self._transfer = self._shared = None
             if self._live is not None:
                 self._live.__post_init__()  # writes until now are out of date
-
-    def _keep(self, own: torch.Tensor) -> None:
-        self._own = own if own.is_meta else own.to(_CPU)
-        self.dtype = own.dtype
-        self._transfer = self._shared = None
 
     def use_on(self, device: torch.device) -> None:
         """Change the device, from the next use on."""
@@ -183,10 +176,8 @@ class OffloadedWeight:
         """
         made = None if self._resident is None else self._resident()
         if made is None or made.device != device:
-            is_owned = is_shared(self.weights, self.key) and (
-                self._own is not None or not self._copy_on_write
-            )
-            made = self.stored().to(device, copy=not is_owned)
+            is_users = self._copy_on_write and self._own is None
+            made = self.stored().to(device, copy=is_users or not is_shared(self.weights, self.key))
             if isinstance(placeholder, nn.Parameter):
                 made = as_parameter_like(placeholder, made)
             self._resident = weakref.ref(made)
