@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from accel_bigmodel import (
     PrefixedDataset,
+    add_hook_to_module,
     align_module_device,
     cpu_offload,
     disk_offload,
@@ -21,7 +24,7 @@ from accel_bigmodel import (
     remove_hook_from_module,
     remove_hook_from_submodules,
 )
-from accel_state.errors import StateError
+from accel_state.errors import ConfigError, StateError
 
 pytestmark = pytest.mark.usefixtures("execution_memory")
 
@@ -242,6 +245,52 @@ def test_a_hook_that_no_longer_offloads_leaves_the_same_tensors_without_values(t
     filled = torch.ones(SIZE, SIZE)
     filled.__class__, filled.__dict__ = weight.__class__, weight.__dict__.copy()
     assert torch.nn.functional.linear(torch.ones(2, SIZE), filled).sum() == 2 * SIZE * SIZE
+
+
+def test_removing_hooks_copies_only_what_belongs_to_the_caller_or_a_file(tmp_path):
+    model = resident()
+    addresses = [tensor.data_ptr() for tensor in model.state_dict().values()]
+    remove_hook_from_submodules(cpu_offload(model, "cpu", offload_buffers=True))
+    assert [tensor.data_ptr() for tensor in model.state_dict().values()] == addresses
+    users = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    remove_hook_from_submodules(cpu_offload(model, "cpu", offload_buffers=True, state_dict=users))
+    assert not {t.data_ptr() for t in users.values()} & {t.data_ptr() for t in model.state_dict().values()}
+    disk_offload(model, tmp_path, "cpu", offload_buffers=True)
+    mapped = {tensor.data_ptr() for tensor in model.state_dict().values()}
+    remove_hook_from_submodules(model)
+    assert not mapped & {tensor.data_ptr() for tensor in model.state_dict().values()}
+
+
+@pytest.mark.parametrize("way", [in_memory, in_folder])
+def test_a_weight_that_the_caller_keeps_does_not_keep_the_others(tmp_path, way):
+    model = way(tmp_path)
+    kept = model[0].weight
+    others = StorageWeakRef(model.state_dict()["1.weight"].untyped_storage())
+    remove_hook_from_submodules(model)
+    del model
+    gc.collect()
+    assert others.expired()
+    assert torch.equal(kept + 0, resident()[0].weight)
+
+
+def test_a_hook_handed_to_another_module_offloads_its_weights():
+    model = cpu_offload(nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4)), "cpu")
+    larger = nn.Embedding(12, 4)
+    wanted = larger.weight.detach().clone()
+    add_hook_to_module(larger, model[0]._hf_hook)  # as transformers does when it resizes embeddings
+    model[0] = larger
+    assert larger.weight.is_meta
+    with torch.no_grad():
+        assert torch.equal(larger(torch.tensor([0, 11])), wanted[[0, 11]])
+    assert torch.equal(model.state_dict()["0.weight"], wanted)
+
+
+def test_given_weights_of_another_shape_are_refused():
+    model = nn.Sequential(nn.Embedding(12, 4))
+    cpu_offload(model, "cpu", state_dict={"0.weight": torch.zeros(10, 4)})
+    wrong = r"`0\.weight` has the shape \(12, 4\), but its stored weights have \(10, 4\)\. Give the weights of this"
+    with pytest.raises(ConfigError, match=wrong), torch.no_grad():
+        model(torch.tensor([0]))
 
 
 def test_a_model_without_values_of_its_own_can_be_offloaded_again(tmp_path):
