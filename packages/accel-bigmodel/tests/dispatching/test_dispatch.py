@@ -112,6 +112,27 @@ def test_weights_on_disk_need_a_place():
         dispatch_model(net(), {"0": "cpu", "1": "cpu"})
 
 
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda model: model.to(torch.bfloat16),
+        lambda model: model.to(dtype=torch.bfloat16, non_blocking=True),
+        lambda model: model.bfloat16(),
+    ],
+)
+def test_an_offloaded_model_is_converted_where_it_is(tmp_path, convert):
+    model = dispatch_model(WithTables(), {"": "disk"}, offload_dir=tmp_path)
+    wanted = convert(WithTables())
+    assert convert(model) is model
+    assert model.lin.weight.is_meta
+    with torch.no_grad():
+        x = torch.ones(2, 4, dtype=torch.bfloat16)
+        assert torch.equal(model(x), wanted(x))
+    for away in (("cpu",), (torch.device("cpu"), torch.float32), (torch.ones(1),)):
+        with pytest.raises(StateError, match="can't move a model"):
+            model.to(*away)
+
+
 def test_a_dispatched_model_is_not_moved(tmp_path):
     model = dispatch_model(net(), {"": "disk"}, offload_dir=tmp_path)
     with pytest.raises(StateError, match="can't move a model that has some modules offloaded"):

@@ -193,8 +193,7 @@ def test_values_assigned_to_the_map_of_a_hook_are_the_weights(tmp_path, way):
 
 def test_the_map_of_a_hook_shows_what_was_written_elsewhere(tmp_path):
     model = in_folder(tmp_path)
-    with torch.no_grad():
-        model[0].weight.fill_(4)
+    model[0].weight.data = torch.full((SIZE, SIZE), 4.0)
     assert (model[0]._hf_hook.weights_map["weight"] == 4).all()
 
 
@@ -320,3 +319,21 @@ def test_models_made_under_inference_mode_can_be_offloaded():
         assert torch.equal(model(X), wanted)
     model[0].weight.data.zero_()
     assert not model.state_dict()["0.weight"].any()
+
+
+def test_an_error_in_a_state_dict_changes_no_later_use(tmp_path):
+    class Failing(nn.Linear):
+        def _save_to_state_dict(self, *args):
+            raise ValueError("not this one")
+
+    users = {
+        "0.weight": torch.ones(2, 2),
+        "0.bias": torch.ones(2),
+        "1.weight": torch.ones(2, 2),
+        "1.bias": torch.ones(2),
+    }
+    model = cpu_offload(nn.Sequential(nn.Linear(2, 2), Failing(2, 2)), "cpu", state_dict=users)
+    with pytest.raises(ValueError, match="not this one"):
+        model.state_dict()
+    model[0].weight.detach().zero_()
+    assert (users["0.weight"] == 1).all()

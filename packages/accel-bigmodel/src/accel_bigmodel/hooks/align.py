@@ -201,8 +201,9 @@ class AlignDevicesHook(ModelHook):
         assert self.execution_device is not None
         if weight_of(place.tensor) is None:
             set_module_tensor_to_device(
-                place.owner, place.name, self.execution_device, tied_params_map=self.tied_params_map
-            )
+                place.owner, place.name, self.execution_device, tied_params_map=self.tied_params_map,
+                clear_cache=False,
+            )  # fmt: skip
 
     def _offload_weights_of(self, module: nn.Module) -> dict[str, Slot]:
         kept: dict[str, torch.Tensor] = {}

@@ -37,7 +37,7 @@ class HookedForward:
             else:
                 output = module._old_forward(*args, **kwargs)
         except BaseException:
-            hook.after_error(module)
+            getattr(hook, "after_error", lambda _: None)(module)  # others' hooks need not have it
             raise
         return hook.post_forward(module, output)
 
