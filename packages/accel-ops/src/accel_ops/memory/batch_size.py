@@ -10,11 +10,10 @@ from typing import Any, overload
 import torch.distributed as dist
 
 from accel_ops.agreement.arrival import AbsentRankError
-from accel_ops.memory.oom_agreement import Try
+from accel_ops.memory.oom_agreement import AWAITED, Try
 from accel_ops.memory.release import clear_device_cache, should_reduce_batch_size
 from accel_ops.transport import current_transport
 from accel_state.errors import ConfigError, StateError
-from accel_state.runtime import current_runtime, has_runtime
 
 
 @overload
@@ -42,9 +41,9 @@ def find_executable_batch_size(
 
     Where there are several processes, all must call the function. Each try ends with an agreement: if memory
     ran out on one rank, all ranks try the smaller size, also those that had finished. What cannot be
-    recovered is a rank that waits in a collective for the one whose memory ran out: it waits until the
-    timeout of the process group, and then the search ends on all ranks with an error that says so. (On NCCL
-    its watchdog may end the process.) Start with a size that at least the first steps fit in on every rank.
+    recovered is a rank that waits in a collective for the one whose memory ran out: the search ends on all
+    ranks with an error that says so, and the process group with it. Start with a size that at least the first
+    steps fit in on every rank.
 
     Args:
         function: What to decorate; without it a decorator is returned.
@@ -100,7 +99,7 @@ def _try(
         # The traceback, which holds the function's tensors, ends with this block.
         if should_reduce_batch_size(error):
             attempt = attempt or Try(current_transport())
-            if attempt.must_repeat("out of memory", limit_s=_patience_s()):
+            if attempt.must_repeat("out of memory"):
                 return False, None
         elif attempt is not None and _must_repeat_after(error, attempt):
             return False, None
@@ -120,21 +119,12 @@ def _must_repeat_after(error: BaseException, attempt: Try) -> bool:
         return attempt.must_repeat("interrupted")
     attempt.fail()
     if rank is not None and isinstance(error, RuntimeError):
-        raise StateError(
-            f"Memory ran out on process {rank} while this process waited for it in a collective, which cannot be "
-            "repeated. Start with a smaller batch size."
-        ) from error
+        raise StateError(AWAITED.format(rank)) from error
     return False
 
 
 def _is_group_up() -> bool:
     return dist.is_available() and dist.is_initialized()
-
-
-def _patience_s() -> float:
-    """Return how long ranks may wait in a collective for one that has left it, and a minute."""
-    timeout = current_runtime().group_request.get("timeout") if has_runtime() else None
-    return (timeout or dist.default_pg_timeout).total_seconds() + 60
 
 
 def _half(batch_size: int) -> int:

@@ -1,13 +1,15 @@
 """After a try that may have run out of memory on some ranks only: the ranks agree whether to try again.
 
-The agreement goes through the process group's store, since a rank may never come: it may be waiting in a
-collective for the rank whose memory ran out. Such a wait cannot be ended from outside. It lasts until the
-group's timeout; then that rank's error ends the search on all ranks with a message that says why. (On NCCL
-the watchdog may end the process instead.)
+The agreement goes through the process group's store, since a rank may be waiting in a collective for the one whose
+memory ran out. It has then started more collectives than that one, which a thread on each rank compares. The rank
+without memory leaves the process group, which ends the wait, and the search ends with an error on all ranks.
 """
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Literal
 
@@ -18,11 +20,17 @@ from accel_ops.agreement.arrival import begin_new_era
 from accel_ops.agreement.exchange import is_debugging
 from accel_ops.transport import Transport
 from accel_state.errors import StateError
+from accel_state.process_group import leave_group
 
 Outcome = Literal["finished", "out of memory", "interrupted"]
 
 _SLICE = timedelta(seconds=10)
 """How long one request waits at the store. Others of this process, such as NCCL's watchdog, wait meanwhile."""
+_COMPARE_EVERY_S = 0.5
+AWAITED = (
+    "Memory ran out on process {} while other processes waited for it in a collective, which cannot be repeated. "
+    "Start with a smaller batch size."
+)
 
 
 class Try:
@@ -35,8 +43,11 @@ class Try:
         store = PrefixStore("accel_tries", transport.store)
         number = store.add(f"tries of {transport.rank}", 1)
         self._store: Store = PrefixStore(str(number), store)
+        self._before = _num_collectives({})
+        self._has_ended = threading.Event()
+        threading.Thread(target=self._compare, name="accel-memory").start()
 
-    def must_repeat(self, outcome: Outcome, *, limit_s: float | None = None) -> bool:
+    def must_repeat(self, outcome: Outcome) -> bool:
         """Report how the try ended here, wait for the other ranks, and return whether to try again.
 
         Each rank makes a handful of requests and then waits for one key, which the last rank sets.
@@ -44,18 +55,25 @@ class Try:
         Args:
             outcome: How the try ended. A rank is ``"interrupted"`` if it gave up an operation because
                 another rank did not come to it.
-            limit_s: How long to wait for the others, in seconds; without end by default.
 
         Raises:
-            StateError: If another rank failed, or does not end its try in time.
+            StateError: If another rank failed, or waited in a collective for one without memory.
         """
         if self._transport.world_size == 1:
             return outcome == "out of memory"
+        self._has_ended.set()
         if outcome == "out of memory":
+            self._store.set("collectives", json.dumps(_num_collectives(self._before)))
             self._store.set("out of memory", str(self._transport.rank))
         if self._store.add("ended", 1) == self._transport.world_size:
             self._conclude("repeat" if self.rank_out_of_memory() is not None else "done")
-        verdict = self._verdict(limit_s)
+        verdict = self._verdict()
+        if verdict.startswith("awaited"):
+            rank = verdict.split()[1]
+            if outcome == "out of memory" and dist.is_initialized():
+                dist.group.WORLD.abort()
+                leave_group()
+            raise StateError(AWAITED.format(rank))
         if verdict.startswith("failed"):
             own = " Memory had run out on this process." if outcome == "out of memory" else ""
             rank = verdict.split()[1]
@@ -67,6 +85,7 @@ class Try:
     def fail(self) -> None:
         """Report that this rank raises an error, which ends the search on all ranks; wait for nobody."""
         if self._transport.world_size > 1:
+            self._has_ended.set()
             self._conclude(f"failed {self._transport.rank}")
 
     def rank_out_of_memory(self) -> int | None:
@@ -79,21 +98,34 @@ class Try:
         """Set the verdict, unless another rank already has."""
         self._store.compare_set("verdict", "", verdict)
 
-    def _verdict(self, limit_s: float | None) -> str:
-        waited = timedelta()
+    def _verdict(self) -> str:
         while not self._store.check(["verdict"]):
-            if limit_s is not None and waited.total_seconds() >= limit_s:
-                self.fail()
-                raise StateError(
-                    f"Memory ran out on this process, and the others did not end their try within {limit_s:g} "
-                    "seconds. Start with a smaller batch size."
-                )
             try:
                 self._store.wait(["verdict"], _SLICE)
             except dist.DistNetworkError:
                 raise  # the store is gone, and with it the process that holds it
-            except (
-                RuntimeError
-            ):  # time is up: the kinds of store raise different errors, all of them this one
-                waited += _SLICE
+            except RuntimeError:
+                pass  # time is up: the kinds of store raise different errors, all of them this one
         return self._store.get("verdict").decode()
+
+    def _compare(self) -> None:
+        """End the search if this rank has started a collective that a rank without memory has not."""
+        while not self._has_ended.wait(_COMPARE_EVERY_S):
+            rank = self.rank_out_of_memory()
+            if rank is None:
+                continue
+            theirs = json.loads(self._store.get("collectives"))
+            ours = _num_collectives(self._before)
+            if any(ours[name] > count for name, count in theirs.items() if name in ours):
+                self._conclude(f"awaited {rank}")
+                dist.group.WORLD.abort()
+                return
+
+
+def _num_collectives(before: Mapping[str, int]) -> dict[str, int]:
+    """Return how many collectives this rank has started in each of its groups since ``before``."""
+    return {
+        group.group_name: group._get_sequence_number_for_group() - before.get(group.group_name, 0)
+        for group in list(dist.distributed_c10d._world.pg_map)
+        if dist.get_backend(group) in ("gloo", "nccl")
+    }
