@@ -199,7 +199,7 @@ def test_each_search_has_tries_of_its_own(world):
 
 
 ABANDONED = """
-import time
+import sys, time
 import torch, torch.distributed as dist
 from accel_ops import find_executable_batch_size
 from accel_state import PartialState
@@ -211,11 +211,12 @@ start = time.monotonic()
 @find_executable_batch_size(starting_batch_size=8)
 def train(batch_size):
     model(torch.ones(batch_size, 2)).sum().backward()
-    if state.process_index == 1:
+    place = (state.process_index - int(sys.argv[1])) % 4
+    if place == 0:
         raise torch.OutOfMemoryError("CUDA out of memory.")
-    if state.process_index == 0:
+    if place == 1:
         dist.all_reduce(torch.ones(1))
-    elif state.process_index == 2:
+    elif place == 2 or sys.argv[1] == "0":  # process 0 holds the store, which ends with it
         model(torch.ones(batch_size, 2)).sum().backward()
 
 try:
@@ -226,13 +227,14 @@ except RuntimeError as error:
 """
 
 
-def test_ranks_that_wait_in_a_collective_for_one_without_memory_are_freed_at_once(tmp_path):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_wait_in_a_collective_for_one_without_memory_are_freed_at_once(tmp_path, rank):
     script = tmp_path / "script.py"
     script.write_text(ABANDONED)
-    finished = run_script(script, num_processes=4)
+    finished = run_script(script, str(rank), num_processes=4)
     message = (
-        "StateError Memory ran out on process 1 while other processes waited for it in a collective, which cannot "
-        "be repeated. Start with a smaller batch size.\n"
+        f"StateError Memory ran out on process {rank} while other processes waited for it in a collective, which "
+        "cannot be repeated. Start with a smaller batch size.\n"
     )
     assert finished.stdout == message * 4, finished.stderr
 

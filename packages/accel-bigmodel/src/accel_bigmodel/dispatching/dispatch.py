@@ -200,10 +200,9 @@ def _hook_encoder(model: nn.Module) -> None:
 
 def _remove_hooks(model: nn.Module) -> None:
     """Remove earlier hooks; weights that were on the meta device before keep their placeholders, for the new hooks."""
-    for module in model.modules():
-        for hook in hooks_of(module):
-            if isinstance(hook, AlignDevicesHook):
-                hook.keeps_placeholders = True
+    for hook in [hook for module in model.modules() for hook in hooks_of(module)]:
+        if isinstance(hook, AlignDevicesHook):
+            hook.keeps_placeholders = True
     remove_hook_from_submodules(model)
 
 

@@ -51,7 +51,7 @@ class _Placeholder(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if weight_of(self) is None:
-            return make_plain(self).__reduce_ex__(protocol)
+            return cast(Any, make_plain(self)).__reduce_ex__(protocol)
         return self._weight.__reduce__()
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]

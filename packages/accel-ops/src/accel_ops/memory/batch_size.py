@@ -7,13 +7,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any, overload
 
-import torch.distributed as dist
-
 from accel_ops.agreement.arrival import AbsentRankError
 from accel_ops.memory.oom_agreement import AWAITED, Try
 from accel_ops.memory.release import clear_device_cache, should_reduce_batch_size
 from accel_ops.transport import current_transport
 from accel_state.errors import ConfigError, StateError
+from accel_state.process_group import is_group_up
 
 
 @overload
@@ -63,7 +62,7 @@ def find_executable_batch_size(
             starting_batch_size=starting_batch_size,
             reduce_batch_size_fn=reduce_batch_size_fn,
         )
-    smaller = _with_argument(reduce_batch_size_fn) if reduce_batch_size_fn is not None else _half
+    smaller = _with_argument(reduce_batch_size_fn or (lambda size: size // 2))
     batch_size = starting_batch_size
 
     @functools.wraps(function)
@@ -92,7 +91,7 @@ def _try(
 ) -> tuple[bool, Any]:
     """Call the function and agree with the other ranks; return whether it worked on all, and the result."""
     # The function may set the process group up itself, or end it.
-    attempt = Try(current_transport()) if _is_group_up() else None
+    attempt = Try(current_transport()) if is_group_up() else None
     try:
         result = function(batch_size, *args, **kwargs)
     except BaseException as error:
@@ -121,14 +120,6 @@ def _must_repeat_after(error: BaseException, attempt: Try) -> bool:
     if rank is not None and isinstance(error, RuntimeError):
         raise StateError(AWAITED.format(rank)) from error
     return False
-
-
-def _is_group_up() -> bool:
-    return dist.is_available() and dist.is_initialized()
-
-
-def _half(batch_size: int) -> int:
-    return batch_size // 2
 
 
 def _with_argument(reduce_batch_size_fn: Callable[..., int]) -> Callable[[int], int]:

@@ -1,8 +1,8 @@
 """After a try that may have run out of memory on some ranks only: the ranks agree whether to try again.
 
 The agreement goes through the process group's store, since a rank may be waiting in a collective for the one whose
-memory ran out. It has then started more collectives than that one, which a thread on each rank compares. The rank
-without memory leaves the process group, which ends the wait, and the search ends with an error on all ranks.
+memory ran out. It has then started more collectives than that one, which a thread on each rank compares. When all
+ranks have ended or wait, the rank without memory leaves the process group; the search ends with an error on all ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -38,6 +38,7 @@ class Try:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._awaited: int | None = None  # the rank without memory for which this one waits in a collective
         if transport.world_size == 1:
             return
         store = PrefixStore("accel_tries", transport.store)
@@ -65,13 +66,12 @@ class Try:
         if outcome == "out of memory":
             self._store.set("collectives", json.dumps(_num_collectives(self._before)))
             self._store.set("out of memory", str(self._transport.rank))
-        if self._store.add("ended", 1) == self._transport.world_size:
-            self._conclude("repeat" if self.rank_out_of_memory() is not None else "done")
+        self._count_ended()
         verdict = self._verdict()
         if verdict.startswith("awaited"):
             rank = verdict.split()[1]
             if outcome == "out of memory" and dist.is_initialized():
-                dist.group.WORLD.abort()
+                cast(Any, dist.group.WORLD).abort()
                 leave_group()
             raise StateError(AWAITED.format(rank))
         if verdict.startswith("failed"):
@@ -84,15 +84,21 @@ class Try:
 
     def fail(self) -> None:
         """Report that this rank raises an error, which ends the search on all ranks; wait for nobody."""
-        if self._transport.world_size > 1:
+        if self._transport.world_size > 1 and self._awaited is None:
             self._has_ended.set()
             self._conclude(f"failed {self._transport.rank}")
 
     def rank_out_of_memory(self) -> int | None:
         """Return a rank that has reported to be out of memory in this try, None if there is none yet."""
-        if self._transport.world_size == 1 or not self._store.check(["out of memory"]):
-            return None
-        return int(self._store.get("out of memory"))
+        if self._transport.world_size == 1 or self._awaited is not None:
+            return self._awaited
+        return int(self._store.get("out of memory")) if self._store.check(["out of memory"]) else None
+
+    def _count_ended(self) -> None:
+        if self._store.add("ended", 1) == self._transport.world_size:
+            rank = self.rank_out_of_memory()
+            repeated = f"awaited {rank}" if self._store.check(["awaited"]) else "repeat"
+            self._conclude("done" if rank is None else repeated)
 
     def _conclude(self, verdict: str) -> None:
         """Set the verdict, unless another rank already has."""
@@ -109,7 +115,7 @@ class Try:
         return self._store.get("verdict").decode()
 
     def _compare(self) -> None:
-        """End the search if this rank has started a collective that a rank without memory has not."""
+        """Report if this rank has started a collective that a rank without memory has not."""
         while not self._has_ended.wait(_COMPARE_EVERY_S):
             rank = self.rank_out_of_memory()
             if rank is None:
@@ -117,15 +123,17 @@ class Try:
             theirs = json.loads(self._store.get("collectives"))
             ours = _num_collectives(self._before)
             if any(ours[name] > count for name, count in theirs.items() if name in ours):
-                self._conclude(f"awaited {rank}")
-                dist.group.WORLD.abort()
+                self._store.set("awaited", "")
+                self._awaited = rank
+                self._count_ended()
+                cast(Any, dist.group.WORLD).abort()
                 return
 
 
 def _num_collectives(before: Mapping[str, int]) -> dict[str, int]:
     """Return how many collectives this rank has started in each of its groups since ``before``."""
     return {
-        group.group_name: group._get_sequence_number_for_group() - before.get(group.group_name, 0)
+        group.group_name: cast(Any, group)._get_sequence_number_for_group() - before.get(group.group_name, 0)
         for group in list(dist.distributed_c10d._world.pg_map)
         if dist.get_backend(group) in ("gloo", "nccl")
     }
