@@ -50,14 +50,13 @@ class _Placeholder(torch.Tensor):
         return cast(torch.Tensor, memo[id(self)])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if weight_of(self) is None:
-            return cast(Any, make_plain(self)).__reduce_ex__(protocol)
-        return self._weight.__reduce__()
+        weight = weight_of(self)
+        return cast(Any, make_plain(self)).__reduce_ex__(protocol) if weight is None else weight.__reduce__()
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        if weight_of(self) is None:
+        weight = weight_of(self)
+        if weight is None:
             return repr(make_plain(self))
-        weight = self._weight
         return f"{type(self).__name__}(`{weight.name}`, {tuple(self.shape)}, {self.dtype}, used on {weight.device})"
 
 

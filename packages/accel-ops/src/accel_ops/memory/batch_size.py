@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, overload
 
 from accel_ops.agreement.arrival import AbsentRankError
-from accel_ops.memory.oom_agreement import AWAITED, Try
+from accel_ops.memory.oom_agreement import Try
 from accel_ops.memory.release import clear_device_cache, should_reduce_batch_size
 from accel_ops.transport import current_transport
 from accel_state.errors import ConfigError, StateError
@@ -118,7 +118,10 @@ def _must_repeat_after(error: BaseException, attempt: Try) -> bool:
         return attempt.must_repeat("interrupted")
     attempt.fail()
     if rank is not None and isinstance(error, RuntimeError):
-        raise StateError(AWAITED.format(rank)) from error
+        raise StateError(
+            f"Memory ran out on process {rank} while this process waited for it in a collective, which cannot be "
+            "repeated. Start with a smaller batch size."
+        ) from error
     return False
 
 

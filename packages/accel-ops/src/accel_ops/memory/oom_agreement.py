@@ -27,10 +27,6 @@ Outcome = Literal["finished", "out of memory", "interrupted"]
 _SLICE = timedelta(seconds=10)
 """How long one request waits at the store. Others of this process, such as NCCL's watchdog, wait meanwhile."""
 _COMPARE_EVERY_S = 0.5
-AWAITED = (
-    "Memory ran out on process {} while other processes waited for it in a collective, which cannot be repeated. "
-    "Start with a smaller batch size."
-)
 
 
 class Try:
@@ -73,7 +69,10 @@ class Try:
             if outcome == "out of memory" and dist.is_initialized():
                 cast(Any, dist.group.WORLD).abort()
                 leave_group()
-            raise StateError(AWAITED.format(rank))
+            raise StateError(
+                f"Memory ran out on process {rank} while other processes waited for it in a collective, which cannot "
+                "be repeated. Start with a smaller batch size."
+            )
         if verdict.startswith("failed"):
             own = " Memory had run out on this process." if outcome == "out of memory" else ""
             rank = verdict.split()[1]
