@@ -112,8 +112,8 @@ class Residency:
         """The weights of all slots."""
         return [slot.weight for slot in self.slots]
 
-    def onload(self) -> None:
-        """Insert the values; each call needs an `offload` in the same thread."""
+    def onload(self, *_: Any) -> None:
+        """Insert the values; each call, also one by a hook of torch, needs an `offload` in the same thread."""
         filled: list[Slot] = []
         _filled.of(self).append(filled)
         forwards.enter()
@@ -125,7 +125,7 @@ class Residency:
             self.offload()
             raise
 
-    def offload(self) -> None:
+    def offload(self, *_: Any) -> None:
         """Undo this thread's last `onload`."""
         for slot in _filled.last_of(self):
             slot.empty()
@@ -149,15 +149,9 @@ class Residency:
         """
         untyped: Any = module
         return [
-            untyped.register_load_state_dict_pre_hook(self._before_loading),
-            untyped.register_load_state_dict_post_hook(self._after_loading),
+            untyped.register_load_state_dict_pre_hook(self.onload),
+            untyped.register_load_state_dict_post_hook(self.offload),
         ]
-
-    def _before_loading(self, *_: Any) -> None:
-        self.onload()
-
-    def _after_loading(self, *_: Any) -> None:
-        self.offload()
 
 
 class _Filled(threading.local):

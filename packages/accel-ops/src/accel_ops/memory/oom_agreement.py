@@ -7,6 +7,7 @@ ranks have ended or wait, the rank without memory leaves the process group; the 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Mapping
@@ -63,9 +64,8 @@ class Try:
             self._store.set("collectives", json.dumps(_num_collectives(self._before)))
             self._store.set("out of memory", str(self._transport.rank))
         self._count_ended()
-        verdict = self._verdict()
-        if verdict.startswith("awaited"):
-            rank = verdict.split()[1]
+        verdict, _, rank = self._verdict().partition(" ")
+        if verdict == "awaited":
             if outcome == "out of memory" and dist.is_initialized():
                 cast(Any, dist.group.WORLD).abort()
                 leave_group()
@@ -73,9 +73,8 @@ class Try:
                 f"Memory ran out on process {rank} while other processes waited for it in a collective, which cannot "
                 "be repeated. Start with a smaller batch size."
             )
-        if verdict.startswith("failed"):
+        if verdict == "failed":
             own = " Memory had run out on this process." if outcome == "out of memory" else ""
-            rank = verdict.split()[1]
             raise StateError(f"Process {rank} failed, so this process cannot go on. See its error.{own}")
         if verdict == "repeat" and is_debugging():
             begin_new_era(self._transport)
@@ -105,12 +104,9 @@ class Try:
 
     def _verdict(self) -> str:
         while not self._store.check(["verdict"]):
-            try:
+            # The kinds of store raise different errors when time is up, all of them this one. A lost store fails above.
+            with contextlib.suppress(RuntimeError):
                 self._store.wait(["verdict"], _SLICE)
-            except dist.DistNetworkError:
-                raise  # the store is gone, and with it the process that holds it
-            except RuntimeError:
-                pass  # time is up: the kinds of store raise different errors, all of them this one
         return self._store.get("verdict").decode()
 
     def _compare(self) -> None:
