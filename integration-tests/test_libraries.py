@@ -76,6 +76,15 @@ def test_diffusers_offloads(tmp_path):
         assert found[name] == pytest.approx(found["whole"] * 2, rel=1e-5, abs=1e-6)
 
 
+def test_peft_merges_adapters_into_offloaded_models_and_saves_them(tmp_path):
+    found = dict(run("merging", tmp_path, num_processes=1))
+    assert found.pop("adapter")[0] > 0.01
+    assert len(found) == 6  # offloaded in three ways, each used where it is stored and in a copy
+    for name, differences in found.items():
+        # As loaded, merged, unmerged, merged for good, saved and loaded again.
+        assert differences == pytest.approx([0] * 5, abs=1e-5), name
+
+
 def test_pytorch_accelerated_trains_measures_and_resumes(tmp_path, num_processes):
     found = run("loops", tmp_path, num_processes=num_processes)
     assert is_falling(found["train"])

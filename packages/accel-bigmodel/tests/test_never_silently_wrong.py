@@ -23,6 +23,8 @@ from accel_bigmodel import (
 )
 from accel_state.errors import StateError
 
+pytestmark = pytest.mark.usefixtures("execution_memory")
+
 WIDTH = 8
 
 

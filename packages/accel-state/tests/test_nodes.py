@@ -1,11 +1,17 @@
 """Numbers of machines, where only host names tell which ranks share one."""
 
+import socket
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from accel_state import PartialState
+from accel_state.environment import clear_environment, patch_environment
 from accel_state.nodes import agree_on_nodes, on_hosts
 from accel_state.process_environments import detect_topology
+from accel_state.runtime import current_runtime, reset_runtime
 from accel_state.topology import Topology
 
 
@@ -55,3 +61,27 @@ def node_of(hosts):
 
 def test_the_ranks_tell_each_other_their_hosts(world):
     assert world(4).run(node_of, "abab") == [(0, 2), (1, 2), (0, 2), (1, 2)]
+
+
+def places_on(hosts):
+    """Return the place of this rank, which Open MPI started, in a group that is up already."""
+    rank = dist.get_rank()
+    local = [other for other in range(len(hosts)) if hosts[other] == hosts[rank]]
+    numbers = {"RANK": rank, "SIZE": len(hosts), "LOCAL_RANK": local.index(rank), "LOCAL_SIZE": len(local)}
+    variables = {f"OMPI_COMM_WORLD_{name}": str(number) for name, number in numbers.items()}
+    found = []
+    name_of_host = mock.patch.object(socket, "gethostname", return_value=hosts[rank])
+    with clear_environment(), patch_environment(**variables), name_of_host:
+        for _ in range(2):  # the second state takes the group over from the first
+            reset_runtime(keep_process_group=True)
+            state = PartialState(cpu=True)
+            topology = current_runtime().topology
+            found.append((topology.node_rank, topology.num_nodes, state.local_process_index))
+            assert state.is_local_main_process == (rank == local[0])
+    reset_runtime(keep_process_group=True)
+    assert found[0] == found[1]
+    return found[0]
+
+
+def test_ranks_that_mpi_deals_out_by_node_know_their_machines_in_a_group_that_was_up_before(world):
+    assert world(3).run(places_on, "aba") == [(0, 2, 0), (1, 2, 0), (0, 2, 1)]

@@ -64,6 +64,17 @@ kept = dist.group.WORLD
         [0, 0],
         ["", ""],
     ),
+    "leaves a thread that `threading` does not know": (
+        """
+import _thread
+from accel_state import process_group
+process_group._CALLBACK_WAIT_S = 600.0
+_thread.start_new_thread(time.sleep, (600,))
+_thread.start_new_thread(lambda: time.sleep(600), ())
+""",
+        [0, 0],
+        ["", ""],
+    ),
     "destroys the group itself": ("state.destroy_process_group()", [0, 0], ["", ""]),
     "destroys the group through torch": ("dist.destroy_process_group()", [0, 0], ["", ""]),
     "calls sys.exit": ("sys.exit(3)", [3, 3], ["", ""]),

@@ -13,6 +13,8 @@ from accel_bigmodel import (
 )
 from accel_state.errors import ConfigError, UnknownNameError
 
+pytestmark = pytest.mark.usefixtures("execution_memory")
+
 
 def net() -> nn.Sequential:
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ from torch import nn
 
 from accel_bigmodel import (
     AlignDevicesHook,
+    cpu_offload,
     disk_offload,
     dispatch_model,
     has_offloaded_params,
@@ -21,6 +22,51 @@ from accel_bigmodel import (
 )
 from accel_bigmodel.hooks.attaching import hooks_of
 from accel_state.errors import ConfigError, StateError
+
+pytestmark = pytest.mark.usefixtures("execution_memory")
+
+
+class WithTables(nn.Module):
+    """A module with a buffer that state dicts leave out, as rotary embeddings have."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.rand(4))
+        self.register_buffer("frequencies", torch.arange(4.0), persistent=False)
+
+    def forward(self, x):
+        return self.lin(x) * self.frequencies + self.scale
+
+
+@pytest.mark.parametrize("offload_buffers", [False, True])
+@pytest.mark.parametrize("way", ["given", "folder", "skeleton", "map"])
+def test_buffers_that_state_dicts_leave_out_stay_with_the_model(tmp_path, way, offload_buffers):
+    model, x = WithTables(), torch.ones(2, 4)
+    with torch.no_grad():
+        wanted, state = model(x), model.state_dict()
+        if way == "given":
+            cpu_offload(model, "cpu", offload_buffers=offload_buffers, state_dict=state)
+        elif way == "folder":
+            disk_offload(model, tmp_path, "cpu", offload_buffers=offload_buffers)
+        elif way == "skeleton":
+            offload_state_dict(tmp_path, state)
+            with init_empty_weights():
+                model = WithTables()
+            if not offload_buffers:
+                model.scale = state["scale"]
+            disk_offload(model, tmp_path, "cpu", offload_buffers=offload_buffers)
+        else:
+            dispatch_model(model, {"": "disk"}, offload_dir=tmp_path, offload_buffers=offload_buffers)
+        assert model.frequencies.is_meta == offload_buffers
+        assert torch.equal(model(x), wanted)
+    if way != "given":
+        assert sorted(json.loads((tmp_path / "index.json").read_text())) == [
+            "lin.bias",
+            "lin.weight",
+            "scale",
+        ]
 
 
 def net() -> nn.Sequential:
@@ -64,6 +110,27 @@ def test_weights_on_disk_need_a_place():
         dispatch_model(net(), {"0": "disk", "1": "cpu", "2": "cpu"})
     with pytest.raises(ConfigError, match=r"does not cover 2\.weight"):
         dispatch_model(net(), {"0": "cpu", "1": "cpu"})
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda model: model.to(torch.bfloat16),
+        lambda model: model.to(dtype=torch.bfloat16, non_blocking=True),
+        lambda model: model.bfloat16(),
+    ],
+)
+def test_an_offloaded_model_is_converted_where_it_is(tmp_path, convert):
+    model = dispatch_model(WithTables(), {"": "disk"}, offload_dir=tmp_path)
+    wanted = convert(WithTables())
+    assert convert(model) is model
+    assert model.lin.weight.is_meta
+    with torch.no_grad():
+        x = torch.ones(2, 4, dtype=torch.bfloat16)
+        assert torch.equal(model(x), wanted(x))
+    for away in (("cpu",), (torch.device("cpu"), torch.float32), (torch.ones(1),)):
+        with pytest.raises(StateError, match="can't move a model"):
+            model.to(*away)
 
 
 def test_a_dispatched_model_is_not_moved(tmp_path):

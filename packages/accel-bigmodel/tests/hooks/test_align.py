@@ -16,6 +16,8 @@ from accel_bigmodel import (
 from accel_bigmodel.hooks.attaching import hooks_of
 from accel_state.errors import StateError
 
+pytestmark = pytest.mark.usefixtures("execution_memory")
+
 
 def net() -> nn.Sequential:
     torch.manual_seed(0)

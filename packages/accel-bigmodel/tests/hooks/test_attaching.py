@@ -15,6 +15,8 @@ from accel_bigmodel import (
     remove_hook_from_submodules,
 )
 
+pytestmark = pytest.mark.usefixtures("execution_memory")
+
 
 class Add(ModelHook):
     def __init__(self, before: float = 0.0, after: float = 0.0) -> None:
@@ -131,3 +133,28 @@ def test_one_of_several_hooks_can_turn_gradients_off():
     add_hook_to_module(module, ModelHook())
     add_hook_to_module(module, WithoutGradients(), append=True)
     assert not module(torch.zeros(1, 2)).requires_grad
+
+
+class Duck:
+    """A hook that derives from no class of ours."""
+
+    no_grad = False
+
+    def init_hook(self, module):
+        return module
+
+    def pre_forward(self, module, *args, **kwargs):
+        return args, kwargs
+
+    def post_forward(self, module, output):
+        return output
+
+    def detach_hook(self, module):
+        return module
+
+
+@pytest.mark.parametrize("hook", [Duck(), SequentialHook(Duck(), ModelHook())])
+def test_the_error_of_a_forward_passes_any_hook(hook):
+    module = add_hook_to_module(nn.Linear(2, 2), hook)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        module(torch.zeros(1, 3))

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from accel_bigmodel import attach_layerwise_casting_hooks
+from accel_state.errors import ConfigError
 
 
 class Net(nn.Module):
@@ -49,3 +51,41 @@ def test_without_exceptions_the_module_is_cast_as_a_whole():
     attach_layerwise_casting_hooks(model, torch.bfloat16, torch.float32)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model(torch.zeros(1, 4)).dtype == torch.float32
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(6, 4)
+        self.inner = nn.Linear(4, 4)
+        self.again = nn.Linear(4, 4)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        self.again.weight = self.inner.weight
+        self.head = nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.head(self.normed(self.again(self.inner(self.embed(tokens)))))
+
+
+def test_a_weight_that_a_module_without_a_hook_uses_is_refused():
+    model = Tied()
+    wanted = (
+        r"`embed\.weight` is a weight of `head`, too, and .* in torch\.bfloat16.* Add `head` to `skip_mod"
+    )
+    with pytest.raises(ConfigError, match=wanted):
+        attach_layerwise_casting_hooks(model, torch.bfloat16, torch.float32, skip_modules_pattern="norm")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_tied_weights_whose_modules_all_have_hooks_are_cast_for_each_of_them():
+    model, tokens = Tied(), torch.arange(6)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())  # so that storing them loses nothing
+        wanted = model(tokens)
+        attach_layerwise_casting_hooks(model, torch.bfloat16, torch.float32, skip_modules_pattern="head")
+        assert torch.equal(model(tokens), wanted)
+    assert model.inner.weight is model.again.weight
+    assert model.inner.weight.dtype == torch.bfloat16
+    assert model.embed.weight.dtype == torch.float32

@@ -11,6 +11,8 @@ from accel_bigmodel import cpu_offload
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_bigmodel.offload.weight import OffloadedWeight
 
+pytestmark = pytest.mark.usefixtures("execution_memory")
+
 
 class Watched(Mapping):
     """Weights that tell in which thread each is read."""

@@ -27,6 +27,8 @@ from accel_bigmodel import (
 from accel_bigmodel.offload.placeholders import weight_of
 from accel_state.errors import CheckpointError, StateError
 
+pytestmark = pytest.mark.usefixtures("execution_memory")
+
 
 class Net(nn.Module):
     def __init__(self, seed: int = 0) -> None:

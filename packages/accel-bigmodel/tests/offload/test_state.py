@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -10,6 +11,8 @@ from accel_bigmodel import (
     get_state_dict_offloaded_model,
     has_offloaded_params,
 )
+
+pytestmark = pytest.mark.usefixtures("execution_memory")
 
 
 def test_state_dicts_have_values():

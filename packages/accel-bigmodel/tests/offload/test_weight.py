@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import copy
+import gc
+import pickle
 
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from accel_bigmodel import (
+    PrefixedDataset,
+    add_hook_to_module,
     align_module_device,
     cpu_offload,
     disk_offload,
+    dispatch_model,
     init_empty_weights,
     load_checkpoint_and_dispatch,
+    named_module_tensors,
+    remove_hook_from_module,
     remove_hook_from_submodules,
 )
+from accel_state.errors import ConfigError, StateError
+
+pytestmark = pytest.mark.usefixtures("execution_memory")
 
 SIZE = 6
 X = torch.arange(2.0 * SIZE).reshape(2, SIZE)
@@ -109,7 +120,10 @@ def test_a_write_to_a_weight_is_kept_and_seen_nowhere_else(tmp_path, way, write)
         assert torch.equal(value, before[name]), name
     assert all(torch.equal(USERS[name], value) for name, value in users.items())
     remove_hook_from_submodules(model)
-    assert torch.equal(model.state_dict()["0.weight"], wanted.state_dict()["0.weight"])
+    if way in (in_memory, in_folder):
+        assert torch.equal(model.state_dict()["0.weight"], wanted.state_dict()["0.weight"])
+    else:  # the model had no values of its own
+        assert all(type(p) is nn.Parameter and p.is_meta for p in model.parameters())
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -151,6 +165,142 @@ def test_what_is_written_while_a_module_is_aligned_is_kept(tmp_path, way):
     assert (model.state_dict()["0.bias"] == 1).all()
 
 
+def merge_as_peft_does(module, delta):
+    """Change a weight while the hook has loaded it, in a way that leaves no trace, and store it through the hook."""
+    hook = module._hf_hook
+    hook.pre_forward(module)
+    module.weight.data += delta
+    hook.weights_map = {name: tensor.to("cpu") for name, tensor in named_module_tensors(module)}
+    hook.post_forward(module, torch.tensor([]))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_values_assigned_to_the_map_of_a_hook_are_the_weights(tmp_path, way):
+    model, wanted = way(tmp_path), resident().to(torch.float64 if way is converted else torch.float32)
+    hook = model[0]._hf_hook
+    assert isinstance(hook.weights_map, PrefixedDataset)
+    assert torch.equal(hook.weights_map["weight"].to(wanted[0].weight.dtype), wanted[0].weight)
+    for delta in (1.0, -3.0):
+        merge_as_peft_does(model[0], delta)
+        with torch.no_grad():
+            wanted[0].weight += delta
+            assert torch.equal(model(X.to(wanted[0].weight.dtype)), wanted(X.to(wanted[0].weight.dtype)))
+        assert torch.equal(hook.weights_map["weight"], wanted[0].weight)
+        assert not hasattr(hook.weights_map, "dataset")  # what is on disk is out of date
+        assert torch.equal(model.state_dict()["0.weight"], wanted[0].weight)
+    assert model[0].weight.is_meta
+
+
+def test_the_map_of_a_hook_shows_what_was_written_elsewhere(tmp_path):
+    model = in_folder(tmp_path)
+    model[0].weight.data = torch.full((SIZE, SIZE), 4.0)
+    assert (model[0]._hf_hook.weights_map["weight"] == 4).all()
+
+
+def test_a_map_without_all_weights_is_refused_and_changes_nothing(tmp_path):
+    model = in_memory(tmp_path)
+    with pytest.raises(StateError, match=r"`weights_map` lacks `bias`\. Give the values of all"):
+        model[0]._hf_hook.weights_map = {"weight": torch.zeros(SIZE, SIZE)}
+    assert torch.equal(model.state_dict()["0.weight"], resident()[0].weight)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tensors_with_the_class_and_attributes_of_an_offloaded_weight_have_their_own_values(tmp_path, way):
+    model = way(tmp_path)
+    weight = model[0].weight
+    named = torch.ones(SIZE, SIZE)
+    named.__class__, named.__dict__ = weight.__class__, weight.__dict__.copy()
+    assert "7." not in repr(named)
+    with torch.no_grad():
+        assert torch.equal(named + 1, torch.full((SIZE, SIZE), 2.0))
+    assert type(named) is nn.Parameter
+    for use in (copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t)), lambda t: type(t)(t.data), repr):
+        other = torch.ones(SIZE, SIZE)
+        other.__class__, other.__dict__ = weight.__class__, weight.__dict__.copy()
+        assert repr(use(other)).count("1.") == SIZE * SIZE
+    # The value of the weight, while it is loaded, may get them, too.
+    model[0]._hf_hook.pre_forward(model[0])
+    value = model[0].weight
+    value.__class__, value.__dict__ = weight.__class__, weight.__dict__.copy()
+    with torch.no_grad():
+        found = value.double().clone()
+    model[0]._hf_hook.post_forward(model[0], None)
+    assert torch.equal(found, resident()[0].weight.double())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_hook_that_no_longer_offloads_leaves_the_same_tensors_without_values(tmp_path, way):
+    model = way(tmp_path)
+    weight, statistics = model[0].weight, model[1].running_mean
+    for module in model:
+        module._hf_hook.offload = False
+        remove_hook_from_module(module)
+    assert model[0].weight is weight
+    assert model[1].running_mean is statistics
+    assert (type(weight), type(statistics)) == (nn.Parameter, torch.Tensor)
+    assert weight.is_meta
+    assert statistics.is_meta
+    assert (weight + 1).is_meta
+    filled = torch.ones(SIZE, SIZE)
+    filled.__class__, filled.__dict__ = weight.__class__, weight.__dict__.copy()
+    assert torch.nn.functional.linear(torch.ones(2, SIZE), filled).sum() == 2 * SIZE * SIZE
+
+
+def test_removing_hooks_copies_only_what_belongs_to_the_caller_or_a_file(tmp_path):
+    model = resident()
+    addresses = [tensor.data_ptr() for tensor in model.state_dict().values()]
+    remove_hook_from_submodules(cpu_offload(model, "cpu", offload_buffers=True))
+    assert [tensor.data_ptr() for tensor in model.state_dict().values()] == addresses
+    users = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    remove_hook_from_submodules(cpu_offload(model, "cpu", offload_buffers=True, state_dict=users))
+    assert not {t.data_ptr() for t in users.values()} & {t.data_ptr() for t in model.state_dict().values()}
+    disk_offload(model, tmp_path, "cpu", offload_buffers=True)
+    mapped = {tensor.data_ptr() for tensor in model.state_dict().values()}
+    remove_hook_from_submodules(model)
+    assert not mapped & {tensor.data_ptr() for tensor in model.state_dict().values()}
+
+
+@pytest.mark.parametrize("way", [in_memory, in_folder])
+def test_a_weight_that_the_caller_keeps_does_not_keep_the_others(tmp_path, way):
+    model = way(tmp_path)
+    kept = model[0].weight
+    others = StorageWeakRef(model.state_dict()["1.weight"].untyped_storage())
+    remove_hook_from_submodules(model)
+    del model
+    gc.collect()
+    assert others.expired()
+    assert torch.equal(kept + 0, resident()[0].weight)
+
+
+def test_a_hook_handed_to_another_module_offloads_its_weights():
+    model = cpu_offload(nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4)), "cpu")
+    larger = nn.Embedding(12, 4)
+    wanted = larger.weight.detach().clone()
+    add_hook_to_module(larger, model[0]._hf_hook)  # as transformers does when it resizes embeddings
+    model[0] = larger
+    assert larger.weight.is_meta
+    with torch.no_grad():
+        assert torch.equal(larger(torch.tensor([0, 11])), wanted[[0, 11]])
+    assert torch.equal(model.state_dict()["0.weight"], wanted)
+
+
+def test_given_weights_of_another_shape_are_refused():
+    model = nn.Sequential(nn.Embedding(12, 4))
+    cpu_offload(model, "cpu", state_dict={"0.weight": torch.zeros(10, 4)})
+    wrong = r"`0\.weight` has the shape \(12, 4\), but its stored weights have \(10, 4\)\. Give the weights of this"
+    with pytest.raises(ConfigError, match=wrong), torch.no_grad():
+        model(torch.tensor([0]))
+
+
+def test_a_model_without_values_of_its_own_can_be_offloaded_again(tmp_path):
+    model = in_checkpoint(tmp_path)
+    with torch.no_grad():
+        wanted = model(X)
+        assert torch.equal(cpu_offload(model, "cpu", offload_buffers=True)(X), wanted)
+        dispatch_model(model, {"": "cpu"}, force_hooks=True)
+        assert torch.equal(model(X), wanted)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_can_be_converted_to_another_dtype(tmp_path, way):
     model, wanted = way(tmp_path).half(), resident().half()
@@ -169,3 +319,21 @@ def test_models_made_under_inference_mode_can_be_offloaded():
         assert torch.equal(model(X), wanted)
     model[0].weight.data.zero_()
     assert not model.state_dict()["0.weight"].any()
+
+
+def test_an_error_in_a_state_dict_changes_no_later_use(tmp_path):
+    class Failing(nn.Linear):
+        def _save_to_state_dict(self, *args):
+            raise ValueError("not this one")
+
+    users = {
+        "0.weight": torch.ones(2, 2),
+        "0.bias": torch.ones(2),
+        "1.weight": torch.ones(2, 2),
+        "1.bias": torch.ones(2),
+    }
+    model = cpu_offload(nn.Sequential(nn.Linear(2, 2), Failing(2, 2)), "cpu", state_dict=users)
+    with pytest.raises(ValueError, match="not this one"):
+        model.state_dict()
+    model[0].weight.detach().zero_()
+    assert (users["0.weight"] == 1).all()

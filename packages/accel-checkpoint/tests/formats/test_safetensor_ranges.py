@@ -55,6 +55,28 @@ def test_invalid_headers_are_rejected(tmp_path, header, why):
         read_layout(tmp_path / "m")
 
 
+@pytest.mark.parametrize("dtype", ["F4", "F6_E2M3", "F6_E3M2"])
+def test_dtypes_that_are_not_supported_are_named(tmp_path, dtype):
+    header = json.dumps({"a": {"dtype": dtype, "shape": [8], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
+    with pytest.raises(
+        CheckpointError, match=rf"`a` in .* has the dtype `{dtype}`.*Convert the file to another dtype"
+    ):
+        read_layout(tmp_path / "m")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
+def test_8_bit_floats_without_a_negative_zero_are_read(tmp_path, dtype):
+    wanted = torch.tensor([0.5, -2.0, 3.0]).to(dtype)
+    code = "F8_" + str(dtype).rpartition("_")[2].upper()
+    header = json.dumps({"a": {"dtype": code, "shape": [3], "data_offsets": [0, 3]}}).encode()
+    raw = bytes(wanted.view(torch.uint8).tolist())
+    (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + raw)
+    read = MappedFile(tmp_path / "m").tensor(read_layout(tmp_path / "m")["a"])
+    assert read.dtype == dtype
+    assert torch.equal(read.float(), wanted.float())
+
+
 @pytest.mark.parametrize(
     "header",
     [

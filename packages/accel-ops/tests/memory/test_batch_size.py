@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from accel_ops import debug_deadline, find_executable_batch_size, gather_object
 from accel_state.errors import ConfigError, StateError
@@ -197,37 +199,67 @@ def test_each_search_has_tries_of_its_own(world):
 
 
 ABANDONED = """
-import sys, datetime
+import sys, time
 import torch, torch.distributed as dist
 from accel_ops import find_executable_batch_size
 from accel_state import PartialState
-state = PartialState(cpu=True, timeout=datetime.timedelta(seconds=3))
+
+state = PartialState(cpu=True)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+start = time.monotonic()
 
 @find_executable_batch_size(starting_batch_size=8)
 def train(batch_size):
-    if state.process_index == 1:
+    model(torch.ones(batch_size, 2)).sum().backward()
+    place = (state.process_index - int(sys.argv[1])) % 4
+    if place == 0:
         raise torch.OutOfMemoryError("CUDA out of memory.")
-    dist.all_reduce(torch.ones(1))
+    if place == 1:
+        dist.all_reduce(torch.ones(1))
+    elif place == 2 or sys.argv[1] == "0":  # process 0 holds the store, which ends with it
+        model(torch.ones(batch_size, 2)).sum().backward()
 
 try:
     train()
 except RuntimeError as error:
+    assert time.monotonic() - start < 60  # of the group's thirty minutes
     print(type(error).__name__, error)
 """
 
 
-def test_a_rank_that_waits_in_a_collective_ends_the_search_with_an_error_on_every_rank(tmp_path):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_wait_in_a_collective_for_one_without_memory_are_freed_at_once(tmp_path, rank):
     script = tmp_path / "script.py"
     script.write_text(ABANDONED)
-    finished = run_script(script, num_processes=2)
-    assert (
-        "StateError Memory ran out on process 1 while this process waited for it in a collective, which cannot "
-        "be repeated. Start with a smaller batch size."
-    ) in finished.stdout, finished.stderr
-    assert (
-        "StateError Process 0 failed, so this process cannot go on. See its error. "
-        "Memory had run out on this process."
-    ) in finished.stdout
+    finished = run_script(script, str(rank), num_processes=4)
+    message = re.compile(
+        rf"StateError Memory ran out on process {rank} while (this process|other processes) waited for it in a "
+        r"collective, which cannot be repeated\. Start with a smaller batch size\."
+    )
+    lines = finished.stdout.splitlines()
+    assert len(lines) == 4, finished.stderr
+    assert all(map(message.fullmatch, lines))
+
+
+def a_slow_rank() -> list[int]:
+    sizes: list[int] = []
+
+    @find_executable_batch_size(starting_batch_size=4)
+    def train(batch_size: int) -> None:
+        sizes.append(batch_size)
+        dist.all_reduce(torch.ones(1))
+        if batch_size == 4 and dist.get_rank() == 1:
+            raise out_of_memory()
+        end = time.monotonic() + (1.2 if batch_size == 4 else 0)
+        while time.monotonic() < end:
+            torch.ones(64, 64) @ torch.ones(64, 64)
+
+    train()
+    return sizes
+
+
+def test_a_rank_that_computes_on_after_another_ran_out_of_memory_repeats_its_try(world):
+    assert world(3).run(a_slow_rank) == [[4, 2]] * 3
 
 
 GROUP_INSIDE = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import logging
 import os
@@ -251,7 +252,8 @@ def _wait_for_callbacks() -> None:
         own = {
             thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)
         }
-        if own.issuperset(sys._current_frames()):
+        others = sys._current_frames().keys() - own
+        if len(others) <= _thread._count() + 1 - len(own):  # the script started these, by `_thread`
             return
         time.sleep(0.001)
 

@@ -58,8 +58,8 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
         _set_device(device_backend, device)
     if backend is None and topology.world_size > 1:
         backend = _set_up_group(topology, device_backend, options)
-        if topology.is_node_rank_assumed:
-            topology = agree_on_nodes(topology, device=device)
+    if backend is not None and topology.is_node_rank_assumed:
+        topology = agree_on_nodes(topology, device=device)
     if read("use_ipex"):
         warn_user(f"`ACCELERATE_USE_IPEX` has no effect any more: {IN_PLACE_OF_IPEX}. Unset it.")
     if read("cpu_affinity"):

@@ -46,8 +46,8 @@ def load_checkpoint_and_dispatch(
 ) -> nn.Module:
     """Load a checkpoint into ``model``, distribute it over the devices, and make it ready to run.
 
-    Offloaded weights are read from their safetensors files, which must not be moved; only weights that cannot be read
-    from there are written to ``offload_folder``.
+    Offloaded weights are read from their safetensors files, which must not be moved. Those that have none are written
+    to ``offload_folder``, and those of another ``dtype``, too; without a folder these are converted at each use.
 
     Args:
         model: Usually a skeleton from `init_empty_weights`.
@@ -56,7 +56,7 @@ def load_checkpoint_and_dispatch(
             keeps the first accelerator free, ``"sequential"`` fills one after the other. ``None`` only loads.
         max_memory: As for `get_max_memory`.
         no_split_module_classes: Names of classes that stay on one device.
-        offload_folder: For weights on disk that have no safetensors file.
+        offload_folder: For weights on disk that have no safetensors file, or that ``dtype`` converts.
         offload_buffers: Offload buffers too.
         dtype: The dtype of floating-point weights.
         offload_state_dict: Has no effect: the peak of memory that it lowers does not arise here.

@@ -55,7 +55,7 @@ def cpu_offload(
         preload_module_classes: Names of classes whose submodules are loaded together with them.
         prefetch: Load the next module's weights while one computes.
     """
-    remove_hook_from_submodules(model)
+    _remove_hooks(model)
     device = _execution_device(model, execution_device)
     weights = weights_on_cpu(model) if state_dict is None else state_dict
     context = ModelContext(owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None)
@@ -106,7 +106,7 @@ def disk_offload(
         preload_module_classes: Names of classes whose submodules are loaded together with them.
         prefetch: Load the next module's weights while one computes.
     """
-    remove_hook_from_submodules(model)
+    _remove_hooks(model)
     device = _execution_device(model, execution_device)
     if not any(parameter.is_meta and weight_of(parameter) is None for parameter in model.parameters()):
         offload_state_dict(offload_dir, without_duplicates(model, weights_on_cpu(model)))
@@ -157,7 +157,7 @@ def dispatch_model(
     Raises:
         ConfigError: If the map does not fit the model, or there is no folder for weights on disk.
     """
-    remove_hook_from_submodules(model)
+    _remove_hooks(model)
     check_device_map(model, device_map)
     main = _main_device(device_map) if main_device is None else torch.device(main_device)
     offloaded_devices = ("disk",) if main.type in ("cpu", "mps") else ("cpu", "disk")
@@ -196,6 +196,14 @@ def _hook_encoder(model: nn.Module) -> None:
         encoder = find()
         if isinstance(encoder, nn.Module) and not hooks_of(encoder):
             add_hook_to_module(encoder, AlignDevicesHook(io_same_device=True))
+
+
+def _remove_hooks(model: nn.Module) -> None:
+    """Remove earlier hooks; weights that were on the meta device before keep their placeholders, for the new hooks."""
+    for hook in [hook for module in model.modules() for hook in hooks_of(module)]:
+        if isinstance(hook, AlignDevicesHook):
+            hook.keeps_placeholders = True
+    remove_hook_from_submodules(model)
 
 
 def _has_placeholders(model: nn.Module) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from accel_bigmodel.hooks.attaching import hooks_of
@@ -11,7 +12,7 @@ from accel_bigmodel.offload.state import has_offloaded_params
 from accel_state.errors import StateError
 from accel_state.user_warnings import warn_user
 
-_MOVES = ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa")
+_MOVES = ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa", "hpu", "mtia", "ipu")
 
 
 class GuardedMove:
@@ -22,6 +23,8 @@ class GuardedMove:
         self.__name__ = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.name == "to" and torch._C._nn._parse_to(*args, **kwargs)[0] is None:
+            return type(self.model).to(self.model, *args, **kwargs)  # it is converted, and not moved
         if any(has_offloaded_params(module) for module in self.model.modules()):
             raise StateError(
                 "You can't move a model that has some modules offloaded to cpu or disk. Remove the hooks first with "

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from accel_bigmodel.hooks.protocol import ModelHook
 from accel_bigmodel.offload.locations import in_memory
-from accel_bigmodel.offload.placeholders import placeholder_for, weight_of
+from accel_bigmodel.offload.placeholders import make_plain, placeholder_for, set_values, weight_of
 from accel_bigmodel.offload.prefetch import Prefetcher
 from accel_bigmodel.offload.residency import Residency, Slot
 from accel_bigmodel.offload.weight import OffloadedWeight
@@ -76,7 +76,7 @@ class AlignDevicesHook(ModelHook):
         self.execution_device = execution_device
         self.offload = offload
         self.io_same_device = io_same_device
-        self.weights_map = weights_map
+        self._weights_map = weights_map
         self.offload_buffers = offload_buffers
         self.place_submodules = place_submodules
         self.skip_keys = skip_keys
@@ -85,6 +85,8 @@ class AlignDevicesHook(ModelHook):
         self.original_devices: dict[str, torch.device] = {}
         """The device of each weight before it was offloaded, by name; libraries read it."""
         self.residency = Residency([])
+        self.keeps_placeholders = False  # when detached, of weights that were on the meta device
+        self._slots: dict[str, Slot] = {}
         self._module_name = module_name
         self._context = context
         self._refuses_empty_output = refuses_empty_output
@@ -97,11 +99,33 @@ class AlignDevicesHook(ModelHook):
             f"place_submodules={self.place_submodules}, skip_keys={self.skip_keys!r})"
         )
 
+    @property
+    def weights_map(self) -> Mapping[str, Any] | None:
+        """The stored weights, by name in the module; the current values as soon as one of them has changed.
+
+        An assigned mapping, which must have all of them, replaces the values.
+        """
+        if not any(slot.weight.is_changed for slot in self._slots.values()):
+            return self._weights_map
+        return {name: slot.weight.shared_values() for name, slot in self._slots.items()}
+
+    @weights_map.setter
+    def weights_map(self, weights: Mapping[str, Any] | None) -> None:
+        given = {} if weights is None else weights
+        if missing := [f"`{name}`" for name in self._slots if name not in given]:
+            raise StateError(
+                f"`weights_map` lacks {', '.join(missing)}. Give the values of all offloaded weights of the module."
+            )
+        for name, slot in self._slots.items():
+            set_values(slot.placeholder, slot.weight, given[name])
+        self._weights_map = weights
+
     def init_hook(self, module: nn.Module) -> nn.Module:
         if self.execution_device is not None and torch.device(self.execution_device).type == "meta":
             self.tied_params_map = None
         if self.offload:
-            self.residency = Residency(self._slots(module))
+            self._slots = self._offload_weights_of(module)
+            self.residency = Residency(list(self._slots.values()))
             self._handles = self.residency.follow_state_dicts(module)
         elif self.execution_device is not None:
             for place in _places(module, recurse=self.place_submodules):
@@ -161,9 +185,12 @@ class AlignDevicesHook(ModelHook):
             self.residency.offload()
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
-        for slot in self.residency.slots:
-            slot.restore()
-        self.residency = Residency([])
+        for slot in self._slots.values():
+            if self.offload and slot.original_device.type != "meta":
+                slot.restore()
+            elif not self.keeps_placeholders:
+                make_plain(slot.placeholder)
+        self._slots, self.residency = {}, Residency([])
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -174,14 +201,18 @@ class AlignDevicesHook(ModelHook):
         assert self.execution_device is not None
         if weight_of(place.tensor) is None:
             set_module_tensor_to_device(
-                place.owner, place.name, self.execution_device, tied_params_map=self.tied_params_map
-            )
+                place.owner, place.name, self.execution_device, tied_params_map=self.tied_params_map,
+                clear_cache=False,
+            )  # fmt: skip
 
-    def _slots(self, module: nn.Module) -> list[Slot]:
+    def _offload_weights_of(self, module: nn.Module) -> dict[str, Slot]:
         kept: dict[str, torch.Tensor] = {}
         known = {} if self._context is None else self._context.placeholders
-        slots: list[Slot] = []
-        for place in _places(module, recurse=self.place_submodules):
+        slots: dict[str, Slot] = {}
+        places = _places(module, recurse=self.place_submodules)
+        if self.original_devices and not any(place.tensor.is_meta for place in places):
+            self._weights_map, self.original_devices = None, {}  # it has the weights of another module
+        for place in places:
             if place.is_buffer and not self.offload_buffers:
                 if self.execution_device is not None and not place.tensor.is_meta:
                     self._place(place)
@@ -189,11 +220,11 @@ class AlignDevicesHook(ModelHook):
             if id(place.tensor) not in known:
                 known[id(place.tensor)] = (place.tensor, self._placeholder(place, kept))
             placeholder = known[id(place.tensor)][1]
-            slots.append(Slot(place.owner, place.name, placeholder, place.tensor.device))
+            slots[place.full_name] = Slot(place.owner, place.name, placeholder, place.tensor.device)
             self.original_devices[place.full_name] = place.tensor.device
             setattr(place.owner, place.name, placeholder)
-        if self.weights_map is None:
-            self.weights_map = kept
+        if self._weights_map is None:
+            self._weights_map = kept
         return slots
 
     def _placeholder(self, place: _Place, kept: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -203,16 +234,20 @@ class AlignDevicesHook(ModelHook):
         if weight is not None:  # it was offloaded before
             weight.use_on(device)
             return tensor
-        if self.weights_map is None and not tensor.is_meta:
-            kept[place.full_name] = in_memory(tensor)
-        weights = kept if self.weights_map is None else self.weights_map
+        weights = self._weights_map
+        is_persistent = place.name not in place.owner._non_persistent_buffers_set
+        if weights is None or (place.full_name not in weights and not is_persistent):
+            weights = kept
+            if not tensor.is_meta:
+                kept[place.full_name] = in_memory(tensor)
         name = f"{self._module_name}.{place.full_name}".lstrip(".")
         if place.full_name not in weights:
+            missing = "it is on the meta device, and " if tensor.is_meta else ""
             raise StateError(
-                f"`{name}` cannot be offloaded: it is on the meta device, and the given weights do not include it. "
+                f"`{name}` cannot be offloaded: {missing}the given weights do not include it. "
                 "Load the checkpoint first, or give the state dict or folder that has it."
             )
-        is_owned = self.weights_map is None or (self._context is not None and self._context.owns_weights)
+        is_owned = weights is kept or (self._context is not None and self._context.owns_weights)
         weight = OffloadedWeight(
             weights, place.full_name, name=name, device=device, dtype=tensor.dtype,
             copy_on_write=not is_owned and is_shared(weights, place.full_name),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -31,13 +32,10 @@ class HookedForward:
         hook: ModelHook = module._hf_hook
         args, kwargs = hook.pre_forward(module, *args, **kwargs)
         try:
-            if hook.no_grad:
-                with torch.no_grad():
-                    output = module._old_forward(*args, **kwargs)
-            else:
+            with torch.no_grad() if hook.no_grad else contextlib.nullcontext():
                 output = module._old_forward(*args, **kwargs)
         except BaseException:
-            hook.after_error(module)
+            getattr(hook, "after_error", lambda _: None)(module)  # others' hooks need not have it
             raise
         return hook.post_forward(module, output)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from accel_bigmodel.hooks.attaching import add_hook_to_module
 from accel_bigmodel.hooks.protocol import ModelHook
+from accel_state.errors import ConfigError
 
 SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING: tuple[type[nn.Module], ...] = (
     nn.Conv1d,
@@ -73,6 +74,9 @@ def attach_layerwise_casting_hooks(
             (and no classes) casts ``module`` as a whole.
         skip_modules_classes: Classes that are left unchanged.
         non_blocking: As for the hook.
+
+    Raises:
+        ConfigError: If a module without a hook uses one of the weights.
     """
     hook = LayerwiseCastingHook(storage_dtype, compute_dtype, non_blocking)
     if skip_modules_classes is None and skip_modules_pattern is None:
@@ -81,21 +85,27 @@ def attach_layerwise_casting_hooks(
     patterns = (
         (skip_modules_pattern,) if isinstance(skip_modules_pattern, str) else skip_modules_pattern or ()
     )
-    _attach(module, "", hook, tuple(patterns), skip_modules_classes or ())
+    cast = dict(_modules_to_cast(module, "", tuple(patterns), skip_modules_classes or ()))
+    stored = {id(tensor): name for name, part in cast.items() for tensor in part.parameters()}
+    inside = {id(inner) for part in cast.values() for inner in part.modules()}
+    for name, part in module.named_modules():
+        for weight, tensor in part.named_parameters(name, recurse=False):
+            if id(tensor) in stored and id(part) not in inside:
+                raise ConfigError(
+                    f"`{weight}` is a weight of `{stored[id(tensor)]}`, too, and would stay in {storage_dtype} in the "
+                    f"forward pass of its own module. Add `{stored[id(tensor)]}` to `skip_modules_pattern`."
+                )
+    for part in cast.values():
+        add_hook_to_module(part, hook, append=True)
 
 
-def _attach(
-    module: nn.Module,
-    name: str,
-    hook: LayerwiseCastingHook,
-    patterns: tuple[str, ...],
-    classes: tuple[type[nn.Module], ...],
-) -> None:
+def _modules_to_cast(
+    module: nn.Module, name: str, patterns: tuple[str, ...], classes: tuple[type[nn.Module], ...]
+) -> Iterator[tuple[str, nn.Module]]:
     if isinstance(module, classes) or any(re.search(pattern, name) for pattern in patterns):
         return
     if isinstance(module, SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING):
-        fresh = LayerwiseCastingHook(hook.storage_dtype, hook.compute_dtype, hook.non_blocking)
-        add_hook_to_module(module, fresh, append=True)
+        yield name, module
         return
     for child_name, child in module.named_children():
-        _attach(child, f"{name}.{child_name}" if name else child_name, hook, patterns, classes)
+        yield from _modules_to_cast(child, f"{name}.{child_name}" if name else child_name, patterns, classes)

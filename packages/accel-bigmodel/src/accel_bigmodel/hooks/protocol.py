@@ -56,7 +56,7 @@ class SequentialHook(ModelHook):
                 entered.append(hook)
         except BaseException:
             for hook in reversed(entered):
-                hook.after_error(module)
+                getattr(hook, "after_error", lambda _: None)(module)
             raise
         return args, kwargs
 
@@ -67,7 +67,7 @@ class SequentialHook(ModelHook):
 
     def after_error(self, module: nn.Module) -> None:
         for hook in reversed(self.hooks):
-            hook.after_error(module)
+            getattr(hook, "after_error", lambda _: None)(module)
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         for hook in self.hooks:

@@ -15,6 +15,7 @@ from torch import nn
 from accel_bigmodel.offload.folder import INDEX_NAME, offload_state_dict
 from accel_bigmodel.offload.weights_map import OffloadedWeightsLoader
 from accel_bigmodel.planning.device_maps import DeviceLookup, DeviceMap
+from accel_bigmodel.tensors.module_tensors import get_non_persistent_buffers
 from accel_ops.named_tensors import named_tensors, tied_names
 from accel_state.errors import ConfigError
 
@@ -74,13 +75,14 @@ class Placement:
 def weights_on_cpu(
     model: nn.Module, is_wanted: Callable[[str], bool] = lambda _: True
 ) -> dict[str, torch.Tensor]:
-    """Return the wanted weights by name, including aliases of tied ones and non-persistent buffers.
+    """Return the wanted weights by name, including aliases of tied ones.
 
-    Weights on the meta device, and those that are already offloaded, are left out.
+    Weights on the meta device, those that are already offloaded, and non-persistent buffers are left out.
     """
     found: dict[str, torch.Tensor] = {}
+    left_out = get_non_persistent_buffers(model, recurse=True, fqns=True)
     for named in named_tensors(model):
-        names = [name for name in named.names if is_wanted(name)]
+        names = [name for name in named.names if name not in left_out and is_wanted(name)]
         if names and not named.tensor.is_meta:
             found.update(dict.fromkeys(names, in_memory(named.tensor)))
     return found

@@ -8,7 +8,10 @@ returned.
 
 from __future__ import annotations
 
+import copy
+import sys
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from numbers import Number
 from typing import Any, cast
@@ -16,6 +19,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from accel_bigmodel.offload.transfer import is_copied
 from accel_bigmodel.offload.weight import OffloadedWeight
 from accel_bigmodel.tensors.kinds import attributes_of
 from accel_state.errors import StateError
@@ -37,17 +41,22 @@ class _Placeholder(torch.Tensor):
         return _call_with_values(func, args, kwargs or {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        if weight_of(self) is None:
+            return copy.deepcopy(make_plain(self), memo)
         if id(self) not in memo:
             copied = _make(type(self), self._weight.__deepcopy__(memo), self)
-            copied.__dict__.update({key: value for key, value in vars(self).items() if key != "_weight"})
+            copied.__dict__.update({**vars(self), **vars(copied)})
             memo[id(self)] = copied
         return cast(torch.Tensor, memo[id(self)])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._weight.__reduce__()
+        weight = weight_of(self)
+        return cast(Any, make_plain(self)).__reduce_ex__(protocol) if weight is None else weight.__reduce__()
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        weight = self._weight
+        weight = weight_of(self)
+        if weight is None:
+            return repr(make_plain(self))
         return f"{type(self).__name__}(`{weight.name}`, {tuple(self.shape)}, {self.dtype}, used on {weight.device})"
 
 
@@ -79,13 +88,7 @@ class ForwardDepth(threading.local):
                 weight.release()
 
 
-class _StateDicts(threading.local):
-    num_open = 0
-
-
 forwards = ForwardDepth()
-state_dicts = _StateDicts()
-"""``num_open``: state dicts that this thread is building, whose weights are returned as they are stored."""
 
 
 def placeholder_for(tensor: torch.Tensor, weight: OffloadedWeight, owner: nn.Module) -> torch.Tensor:
@@ -97,8 +100,18 @@ def placeholder_for(tensor: torch.Tensor, weight: OffloadedWeight, owner: nn.Mod
 
 
 def weight_of(tensor: object) -> OffloadedWeight | None:
-    """Return the weight of a placeholder, ``None`` for any other tensor."""
-    return tensor._weight if isinstance(tensor, _Placeholder) else None
+    """Return the weight of a placeholder, ``None`` for any other tensor, even one with class and attributes of one."""
+    itself = vars(tensor).get("_itself") if isinstance(tensor, _Placeholder) else None
+    return vars(tensor)["_weight"] if itself is not None and itself() is tensor else None
+
+
+def make_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Turn a placeholder, or a tensor with its class, into an ordinary tensor; it stays the same object."""
+    usual = nn.Parameter if isinstance(tensor, nn.Parameter) else torch.Tensor
+    tensor.__class__ = tensor.__dict__.pop("resident_class", usual)
+    for name in ("_weight", "_itself"):
+        tensor.__dict__.pop(name, None)
+    return tensor
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
@@ -107,9 +120,9 @@ def stored_values(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if weight is None else weight.shared_values()
 
 
-def set_values(placeholder: Any, values: torch.Tensor) -> None:
+def set_values(placeholder: torch.Tensor, weight: OffloadedWeight, values: torch.Tensor) -> None:
     """Replace the values of a placeholder's weight; shape and dtype may differ."""
-    placeholder._weight.store(values)
+    weight.store(values)
     if values.shape != placeholder.shape or values.dtype != placeholder.dtype:
         with torch._C.DisableTorchFunctionSubclass():
             placeholder.data = torch.empty_like(values, device="meta")
@@ -119,18 +132,22 @@ def _make(kind: type[Any], weight: OffloadedWeight, like: torch.Tensor) -> torch
     with torch._C.DisableTorchFunctionSubclass():
         empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
         made: torch.Tensor = torch.Tensor._make_subclass(kind, empty, like.requires_grad)
-    made._weight = weight  # type: ignore[attr-defined]
+    made.__dict__.update(_weight=weight, _itself=weakref.ref(made))
     return made
 
 
 def _call_with_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Call ``func`` with the values of all placeholders among its arguments."""
+    for tensor in _tensors_in((args, dict(kwargs))):
+        if isinstance(tensor, _Placeholder) and weight_of(tensor) is None:
+            make_plain(tensor)
+            return func(*args, **kwargs)
     if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
-        set_values(args[0], args[1])
+        set_values(args[0], args[0]._weight, args[1])
         return None
     if func == torch.Tensor.data_ptr:
         _refuse_address(args[0])
-    if func == torch.Tensor.detach and state_dicts.num_open:
+    if func == torch.Tensor.detach and sys._getframe(2).f_code is nn.Module._save_to_state_dict.__code__:
         return args[0]._weight.shared_values()
     call = _Call()
     try:
@@ -162,7 +179,7 @@ class _Call:
             weight = cast(_Placeholder, placeholder)._weight
             is_written = value._version != version
             is_shared = result is not value and _may_share_memory(result, value)
-            if value.device.type == "cpu":
+            if not (weight.is_value(value) and is_copied(weight.device)):
                 if is_written or is_shared:
                     weight.store(value)
             elif is_shared and forwards.depth:

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from accel_bigmodel.offload.weight import OffloadedWeight
+from accel_bigmodel.offload.residency import Residency
 from accel_state.errors import AccelError
 
 _IDLE_S = 2.0
-
-
-class Block(Protocol):
-    """A module whose weights are fetched together."""
-
-    @property
-    def weights(self) -> Sequence[OffloadedWeight]:
-        """Its weights."""
-        ...
 
 
 class Prefetcher:
@@ -32,12 +22,12 @@ class Prefetcher:
     """
 
     def __init__(self) -> None:
-        self._following: dict[int, Block] = {}
+        self._following: dict[int, Residency] = {}
         self._current = 0
-        self._predicted: Block | None = None
+        self._predicted: Residency | None = None
         self._lock = threading.Lock()
 
-    def block_started(self, block: Block) -> None:
+    def block_started(self, block: Residency) -> None:
         """Record that ``block`` runs now, and prefetch the one that followed it last time."""
         with self._lock:
             predicted, self._predicted = self._predicted, None
@@ -51,7 +41,7 @@ class Prefetcher:
             self._predicted = following
         _worker.submit(self, following)
 
-    def expects(self, block: Block) -> bool:
+    def expects(self, block: Residency) -> bool:
         """Whether ``block`` is still the predicted one."""
         return self._predicted is block
 
@@ -67,11 +57,11 @@ class _Worker:
     """One thread for the whole process, which ends when it is idle."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Prefetcher, Block]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Prefetcher, Residency]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def submit(self, prefetcher: Prefetcher, block: Block) -> None:
+    def submit(self, prefetcher: Prefetcher, block: Residency) -> None:
         with self._lock:
             self._jobs.put((prefetcher, block))
             if self._thread is None or not self._thread.is_alive():
@@ -92,7 +82,7 @@ class _Worker:
             del prefetcher, block  # an idle worker keeps no model alive
 
 
-def _fetch(prefetcher: Prefetcher, block: Block) -> None:
+def _fetch(prefetcher: Prefetcher, block: Residency) -> None:
     for weight in block.weights:
         if not prefetcher.expects(block):
             _discard(block)
@@ -104,7 +94,7 @@ def _fetch(prefetcher: Prefetcher, block: Block) -> None:
             return  # the forward pass loads it again, and raises the error
 
 
-def _discard(block: Block) -> None:
+def _discard(block: Residency) -> None:
     for weight in block.weights:
         weight.discard_prefetched()
 

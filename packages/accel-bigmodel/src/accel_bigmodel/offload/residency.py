@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from accel_bigmodel.offload.placeholders import forwards, set_values, state_dicts, weight_of
+from accel_bigmodel.offload.placeholders import forwards, set_values, weight_of
 from accel_bigmodel.offload.weight import OffloadedWeight
 from accel_bigmodel.tensors.kinds import kind_of, resident_class
 
@@ -32,17 +32,11 @@ class Slot:
         self, owner: nn.Module, name: str, placeholder: torch.Tensor, original_device: torch.device
     ) -> None:
         self.owner, self.name, self.placeholder = owner, name, placeholder
+        self.weight: OffloadedWeight = vars(placeholder)["_weight"]
         self.original_device = original_device
         self._num_inside = 0
         self._kind = kind_of(resident_class(placeholder))
         self._kind.after_forward(owner)
-
-    @property
-    def weight(self) -> OffloadedWeight:
-        """The weight of this slot."""
-        weight = weight_of(self.placeholder)
-        assert weight is not None
-        return weight
 
     def fill(self) -> bool:
         """Insert the live value and return true, unless other code has replaced the placeholder: that stays."""
@@ -69,12 +63,12 @@ class Slot:
                 self._put(self.placeholder)
                 self._kind.after_forward(self.owner)
             elif now is not None and not is_value and not isinstance(self.placeholder, nn.Parameter):
-                set_values(self.placeholder, now)  # the forward replaced a buffer
+                set_values(self.placeholder, self.weight, now)  # the forward replaced a buffer
                 self._put(self.placeholder)
 
     def restore(self) -> None:
         """Put the weight into the module permanently, on its original device."""
-        if self._table().get(self.name) is self.placeholder and self.original_device.type != "meta":
+        if self._table().get(self.name) is self.placeholder:
             setattr(self.owner, self.name, self.weight.resident(self.placeholder, self.original_device))
 
     def _table(self) -> dict[str, Any]:
@@ -118,8 +112,8 @@ class Residency:
         """The weights of all slots."""
         return [slot.weight for slot in self.slots]
 
-    def onload(self) -> None:
-        """Insert the values; each call needs an `offload` in the same thread."""
+    def onload(self, *_: Any) -> None:
+        """Insert the values; each call, also one by a hook of torch, needs an `offload` in the same thread."""
         filled: list[Slot] = []
         _filled.of(self).append(filled)
         forwards.enter()
@@ -131,7 +125,7 @@ class Residency:
             self.offload()
             raise
 
-    def offload(self) -> None:
+    def offload(self, *_: Any) -> None:
         """Undo this thread's last `onload`."""
         for slot in _filled.last_of(self):
             slot.empty()
@@ -149,31 +143,15 @@ class Residency:
             self.offload()
 
     def follow_state_dicts(self, module: nn.Module) -> list[RemovableHandle]:
-        """Register hooks that provide the values while a state dict of ``module`` is loaded or built.
+        """Register hooks that provide the values while a state dict of ``module`` is loaded.
 
         Torch takes a placeholder for a weight that cannot be loaded into.
         """
         untyped: Any = module
         return [
-            untyped.register_load_state_dict_pre_hook(self._before_loading),
-            untyped.register_load_state_dict_post_hook(self._after_loading),
-            untyped.register_state_dict_pre_hook(_begin_state_dict),
-            untyped.register_state_dict_post_hook(_end_state_dict),
+            untyped.register_load_state_dict_pre_hook(self.onload),
+            untyped.register_load_state_dict_post_hook(self.offload),
         ]
-
-    def _before_loading(self, *_: Any) -> None:
-        self.onload()
-
-    def _after_loading(self, *_: Any) -> None:
-        self.offload()
-
-
-def _begin_state_dict(*_: Any) -> None:
-    state_dicts.num_open += 1
-
-
-def _end_state_dict(*_: Any) -> None:
-    state_dicts.num_open -= 1
 
 
 class _Filled(threading.local):

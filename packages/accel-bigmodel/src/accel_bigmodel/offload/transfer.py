@@ -47,13 +47,18 @@ def start_transfer(stored: torch.Tensor, device: torch.device, *, prefetch: bool
         device: Where they are used.
         prefetch: They are needed later: read mapped pages now, and copy in a side stream.
     """
-    if device.type == "cpu" and stored.device.type == "cpu":
+    if not is_copied(device) and stored.device.type == "cpu":
         if prefetch:
             _prefault(stored)
         return Transfer(stored)
     if prefetch and device.type == "cuda" and stored.device.type == "cpu":
         return _copy_in_side_stream(stored, device)
-    return Transfer(stored.to(device))
+    return Transfer(stored.to(device, copy=True))
+
+
+def is_copied(device: torch.device) -> bool:
+    """Whether a weight that is used on ``device`` is a copy; on the CPU it is the stored tensor."""
+    return device.type != "cpu"
 
 
 def _prefault(tensor: torch.Tensor) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.offload.transfer import Transfer, start_transfer
-from accel_bigmodel.tensors.kinds import as_parameter_like
-from accel_state.errors import StateError
+from accel_bigmodel.offload.transfer import Transfer, is_copied, start_transfer
+from accel_bigmodel.offload.weights_map import is_shared
+from accel_bigmodel.tensors.kinds import as_parameter_like, kind_of, resident_class
+from accel_state.errors import ConfigError, StateError
 
 _CPU = torch.device("cpu")
 
@@ -67,6 +68,7 @@ class OffloadedWeight:
         self.lock = threading.RLock()
         self._copy_on_write = copy_on_write
         self._own: torch.Tensor | None = None
+        self.is_changed = False  # whether other values than those in `weights` were stored
         self._live: _Live | None = None
         self._transfer: Transfer | None = None
         self._shared: weakref.ref[torch.Tensor] | None = None
@@ -98,7 +100,7 @@ class OffloadedWeight:
                 kept = self._stored_tensor()
                 stored = self._converted(kept)
                 if stored is kept and not self._copy_on_write:
-                    self.store(stored)
+                    self._own = stored
                 shared = stored.detach()
                 self._shared = weakref.ref(shared)
             return shared
@@ -145,8 +147,10 @@ class OffloadedWeight:
         with self.lock, torch.inference_mode(False), torch.no_grad():
             own = values.detach()
             self._own = own if own.is_meta else own.to(_CPU)
-            self.dtype = own.dtype
+            self.dtype, self.is_changed = own.dtype, True
             self._transfer = self._shared = None
+            if self._live is not None:
+                self._live.__post_init__()  # writes until now are out of date
 
     def use_on(self, device: torch.device) -> None:
         """Change the device, from the next use on."""
@@ -166,13 +170,18 @@ class OffloadedWeight:
             self._transfer = None
 
     def resident(self, placeholder: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return a copy of the values that stays in the model, the same one for all tied weights."""
+        """Return the values as they stay in the model, the same tensor for all tied weights.
+
+        Only values of the caller or of a file are copied; other stored weights are no longer kept alive.
+        """
         made = None if self._resident is None else self._resident()
         if made is None or made.device != device:
-            made = self.stored().to(device, copy=True)
+            is_users = self._copy_on_write and self._own is None
+            made = self.stored().to(device, copy=is_users or not is_shared(self.weights, self.key))
             if isinstance(placeholder, nn.Parameter):
                 made = as_parameter_like(placeholder, made)
             self._resident = weakref.ref(made)
+            self.weights = {} if self._own is not None else {self.key: self.weights[self.key]}
         return made
 
     def _stored_tensor(self) -> torch.Tensor:
@@ -194,15 +203,20 @@ class OffloadedWeight:
         return values
 
     def _source(self) -> torch.Tensor:
-        return self._writable() if self.device.type == "cpu" else self.stored()
+        return self.stored() if is_copied(self.device) else self._writable()
 
     def _make_live(self, placeholder: torch.Tensor) -> _Live:
         is_trained = self._is_trained(placeholder)
         with torch.inference_mode(False), torch.no_grad():
             transfer, self._transfer = self._transfer, None
             values = (transfer or start_transfer(self._source(), self.device)).wait()
+            if values.shape != placeholder.shape and kind_of(resident_class(placeholder)).has_shape_of_values:
+                raise ConfigError(
+                    f"`{self.name}` has the shape {tuple(placeholder.shape)}, but its stored weights have "
+                    f"{tuple(values.shape)}. Give the weights of this model."
+                )
             tensor = self._as_member(placeholder, values, is_trained=is_trained)
-        return _Live(tensor, shares_memory=self.device.type == "cpu")
+        return _Live(tensor, shares_memory=not is_copied(self.device))
 
     @staticmethod
     def _is_trained(placeholder: torch.Tensor) -> bool:
@@ -233,6 +247,7 @@ class OffloadedWeight:
                 copy_on_write=self._copy_on_write,
             )  # fmt: skip
             copied._own = None if self._own is None else self._own.clone()
+            copied.is_changed = self.is_changed
             memo[id(self)] = copied
         found: OffloadedWeight = memo[id(self)]
         return found

@@ -84,7 +84,8 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         self.save_folder = None if save_folder is None else Path(save_folder)
         self.device = device
         self.exact = exact
-        self.all_keys = [*self.state_dict, *(key for key in self.index if key not in self.state_dict)]
+        # peft takes the first key for one on disk.
+        self.all_keys = [*self.index, *(key for key in self.state_dict if key not in self.index)]
         self._files: dict[str, tuple[SafetensorsLayout, MappedFile]] = {}
         self._mapped: dict[str, torch.Tensor] = {}
         self._folder = None if self.save_folder is None else FolderState.of(self.save_folder)

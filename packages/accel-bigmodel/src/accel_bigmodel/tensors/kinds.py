@@ -117,7 +117,7 @@ def attributes_of(tensor: torch.Tensor, owner: nn.Module | None = None) -> dict[
     if not tensor.__dict__:
         return {}
     attributes = kind_of(resident_class(tensor)).attributes(tensor, owner)
-    for own in ("_weight", "resident_class"):
+    for own in ("_weight", "_itself", "resident_class"):
         attributes.pop(own, None)
     return attributes
 

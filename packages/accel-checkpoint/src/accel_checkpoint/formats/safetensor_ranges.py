@@ -18,6 +18,7 @@ DTYPES: dict[str, torch.dtype] = {
     "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64, "I64": torch.int64, "F16": torch.float16,
     "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
 }  # fmt: skip
 _LARGEST_HEADER = 100_000_000
 
@@ -70,6 +71,11 @@ def read_layout(path: Path) -> SafetensorsLayout:
 
 
 def _range(path: Path, name: str, entry: Any, base: int, size: int) -> ByteRange:
+    if isinstance(entry, dict) and entry.get("dtype") in ("F4", "F6_E2M3", "F6_E3M2"):
+        raise CheckpointError(
+            f"`{name}` in `{path}` has the dtype `{entry['dtype']}`, of less than 8 bits, which is not supported. "
+            "Convert the file to another dtype."
+        )
     try:
         shape, (start, end), dtype = entry["shape"], entry["data_offsets"], DTYPES[entry["dtype"]]
     except (KeyError, TypeError, ValueError) as error:

@@ -7,14 +7,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any, overload
 
-import torch.distributed as dist
-
 from accel_ops.agreement.arrival import AbsentRankError
 from accel_ops.memory.oom_agreement import Try
 from accel_ops.memory.release import clear_device_cache, should_reduce_batch_size
 from accel_ops.transport import current_transport
 from accel_state.errors import ConfigError, StateError
-from accel_state.runtime import current_runtime, has_runtime
+from accel_state.process_group import is_group_up
 
 
 @overload
@@ -42,9 +40,9 @@ def find_executable_batch_size(
 
     Where there are several processes, all must call the function. Each try ends with an agreement: if memory
     ran out on one rank, all ranks try the smaller size, also those that had finished. What cannot be
-    recovered is a rank that waits in a collective for the one whose memory ran out: it waits until the
-    timeout of the process group, and then the search ends on all ranks with an error that says so. (On NCCL
-    its watchdog may end the process.) Start with a size that at least the first steps fit in on every rank.
+    recovered is a rank that waits in a collective for the one whose memory ran out: the search ends on all
+    ranks with an error that says so, and the process group with it. Start with a size that at least the first
+    steps fit in on every rank.
 
     Args:
         function: What to decorate; without it a decorator is returned.
@@ -64,7 +62,7 @@ def find_executable_batch_size(
             starting_batch_size=starting_batch_size,
             reduce_batch_size_fn=reduce_batch_size_fn,
         )
-    smaller = _with_argument(reduce_batch_size_fn) if reduce_batch_size_fn is not None else _half
+    smaller = _with_argument(reduce_batch_size_fn or (lambda size: size // 2))
     batch_size = starting_batch_size
 
     @functools.wraps(function)
@@ -93,14 +91,14 @@ def _try(
 ) -> tuple[bool, Any]:
     """Call the function and agree with the other ranks; return whether it worked on all, and the result."""
     # The function may set the process group up itself, or end it.
-    attempt = Try(current_transport()) if _is_group_up() else None
+    attempt = Try(current_transport()) if is_group_up() else None
     try:
         result = function(batch_size, *args, **kwargs)
     except BaseException as error:
         # The traceback, which holds the function's tensors, ends with this block.
         if should_reduce_batch_size(error):
             attempt = attempt or Try(current_transport())
-            if attempt.must_repeat("out of memory", limit_s=_patience_s()):
+            if attempt.must_repeat("out of memory"):
                 return False, None
         elif attempt is not None and _must_repeat_after(error, attempt):
             return False, None
@@ -125,20 +123,6 @@ def _must_repeat_after(error: BaseException, attempt: Try) -> bool:
             "repeated. Start with a smaller batch size."
         ) from error
     return False
-
-
-def _is_group_up() -> bool:
-    return dist.is_available() and dist.is_initialized()
-
-
-def _patience_s() -> float:
-    """Return how long ranks may wait in a collective for one that has left it, and a minute."""
-    timeout = current_runtime().group_request.get("timeout") if has_runtime() else None
-    return (timeout or dist.default_pg_timeout).total_seconds() + 60
-
-
-def _half(batch_size: int) -> int:
-    return batch_size // 2
 
 
 def _with_argument(reduce_batch_size_fn: Callable[..., int]) -> Callable[[int], int]:

@@ -1,1 +1,0 @@
-"""Files that hold weights: one module per format, each with a writer and a reader."""
