@@ -32,6 +32,7 @@ class CheckpointedForward(WrappedForward):
         is_selective: Keep the results of attention and of every second matrix product too, the costliest to compute;
             they stay on their device.
         bind: Called in each forward; returns a function that runs twice as it would now.
+        is_traceable: Whether torch can compile it as a whole, and not what it runs alone.
     """
 
     def __init__(
@@ -41,9 +42,11 @@ class CheckpointedForward(WrappedForward):
         offloads_inputs: bool = False,
         is_selective: bool = False,
         bind: Bind | None = None,
+        is_traceable: bool = True,
     ) -> None:
         super().__init__(original)
         self.bind = bind
+        self.is_traceable = is_traceable
         self.offloads_inputs = offloads_inputs
         self.is_selective = is_selective
 
@@ -65,6 +68,7 @@ def checkpoint_units(
     offloads_inputs: bool = False,
     is_selective: bool = False,
     bind: Bind | None = None,
+    is_traceable: bool = True,
 ) -> None:
     """Let the forward of each module keep its inputs only; modules that do so already stay as they are.
 
@@ -81,7 +85,11 @@ def checkpoint_units(
     for module in modules:
         if not isinstance(module.forward, CheckpointedForward):
             module.forward = CheckpointedForward(
-                module.forward, offloads_inputs=offloads_inputs, is_selective=is_selective, bind=bind
+                module.forward,
+                offloads_inputs=offloads_inputs,
+                is_selective=is_selective,
+                bind=bind,
+                is_traceable=is_traceable,
             )
 
 
