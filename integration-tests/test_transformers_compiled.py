@@ -1,4 +1,4 @@
-"""Models of transformers that are compiled where ranks share layers or sequences: the losses of the same run in eager mode."""
+"""Compiled models of transformers whose layers or sequences ranks share: the losses of the same run in eager mode."""
 
 from __future__ import annotations
 

@@ -88,11 +88,14 @@ class PipelineStrategy(FullyShardedStrategy):
         layout, rank = context.layout, context.topology.rank
         self._ranks_at = layout.groups(*(axis for axis in layout.sizes if axis != "pp"))
         ranks = layout.group_of(rank, "pp")
+        has_rings = (self._handler.stages_per_rank or 1) > 1  # the last rank sends to the first
+        num_lanes = 2 + len(ranks) % 2 if has_rings else 1
         self._place = PipelinePlace(
             ranks=ranks,
             index=layout.coordinate(rank)["pp"],
             group=dist.new_group(list(ranks), use_local_synchronization=True),
-            backward_group=dist.new_group(),
+            forward_groups=[dist.new_group() for _ in range(num_lanes)] if num_lanes > 1 else [None],
+            backward_groups=[dist.new_group() for _ in range(num_lanes)],
             num_pipelines=layout.world_size // len(ranks),
         )
         self._pipelines: weakref.WeakKeyDictionary[nn.Module, PipelineTraining] = weakref.WeakKeyDictionary()
