@@ -1,4 +1,4 @@
-"""Stages wait for each other in no circle, even if a message is sent only when it is received, and keep no message long."""
+"""Stages never wait in a circle, even if a message is sent only when it is received, and keep no message for long."""
 
 import weakref
 
@@ -96,7 +96,7 @@ def unfinished(messages, *, has_stream_per_group):
 
     while deliver():
         pass
-    return sum(left, [])
+    return [message for own in left for message in own]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
