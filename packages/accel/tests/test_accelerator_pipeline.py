@@ -355,6 +355,32 @@ def test_a_state_of_another_model_is_refused_before_the_first_batch(world, tmp_p
         assert "another" in more
 
 
+class Lopsided(nn.Module):
+    """Stages of about the same size would begin inside of ``front``."""
+
+    def __init__(self):
+        super().__init__()
+        self.front = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 8))
+        self.head = nn.Linear(8, 8)
+
+    def forward(self, rows):
+        return self.head(self.front(rows))
+
+
+def trained_here():
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, parallel_plan={"units": ["front"]})
+    accelerator = make_accelerator(fsdp_plugin=plugin)
+    model = accelerator.prepare(Lopsided())
+    accelerator.forward_backward(model, torch.ones(4, 4), loss_of)
+    return [name for name, one in model.named_parameters() if one.grad is not None]
+
+
+def test_no_stage_begins_inside_of_a_unit_that_the_user_names(world):
+    first, second = world(2).run(trained_here)
+    assert first == ["front.0.weight", "front.0.bias", "front.2.weight", "front.2.bias"]
+    assert second == ["head.weight", "head.bias"]
+
+
 def use_wrongly():
     accelerator = make_accelerator()
     model = make_model("odd")

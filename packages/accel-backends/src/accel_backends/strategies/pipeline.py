@@ -137,7 +137,8 @@ class PipelineStrategy(FullyShardedStrategy):
     def _starts(self, model: nn.Module) -> list[str]:
         points = self._handler.split_points
         num_stages = self.context.layout.pp * (self._handler.stages_per_rank or 1)
-        starts = balanced_starts(model, num_stages) if points == "auto" else list(points)
+        plan = self._parallel_plan(model)
+        starts = balanced_starts(model, num_stages, plan=plan) if points == "auto" else list(points)
         if len(starts) != num_stages - 1:
             raise ConfigError(
                 f"`split_points` of `pp_handler` names {len(starts)} modules, but {num_stages} stages need "
