@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
@@ -62,6 +65,19 @@ class CopiedHeads(ParallelStyle):
         self._parent: Any = parent
         self._num_groups = num_groups
         self._inputs = inputs
+
+    def own_head(self, output: torch.Tensor) -> torch.Tensor:
+        """Return what a rank computes of an output of the layer."""
+        return output.narrow(-1, 0, output.shape[-1] // self._num_heads)
+
+    @contextmanager
+    def fewer_heads(self) -> Iterator[None]:
+        """Let the attention have one head of keys and values in the block, as on a rank."""
+        before, self._parent.num_key_value_groups = self._parent.num_key_value_groups, self._num_groups
+        try:
+            yield
+        finally:
+            self._parent.num_key_value_groups = before
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         head_dim = module.get_parameter("weight").shape[0] // self._num_heads
