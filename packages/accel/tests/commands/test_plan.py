@@ -354,4 +354,6 @@ def test_layouts_that_fail_are_listed_with_the_reason(plan_kind):
     words = ("--fit", "4:1GB", "--batch_size", "4", "--sequence_length", "8")
     assert "pp 2 × dp_shard 2" in plan_kind("t5", *words)
     failed = plan_kind("t5", *words, errors=True)
-    assert re.search("Layouts with tp 2 or pp 2 × tp 2 failed. The T5ForConditionalGeneration has no plan", failed)
+    assert re.search(
+        "Layouts with tp 2 or pp 2 × tp 2 failed. The T5ForConditionalGeneration has no plan", failed
+    )

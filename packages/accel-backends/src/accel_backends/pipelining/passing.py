@@ -93,11 +93,7 @@ class Inbox:
 
 
 def lane(place: int, num_ranks: int) -> int:
-    """Return which of two process groups (three, if the ring is odd) a rank sends in; its neighbors send in others.
-
-    NCCL runs what a rank sends and receives in a group one after the other, so two ranks that send to each other first
-    would wait forever.
-    """
+    """Return which of two or three groups a rank sends in; neighbors send in others, as NCCL runs a group in order."""
     return 2 if num_ranks % 2 and place == num_ranks - 1 else place % 2
 
 

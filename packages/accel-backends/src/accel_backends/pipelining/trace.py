@@ -17,6 +17,9 @@ from accel_backends.pipelining.substitution import filling, with_values
 from accel_ops.nested.description import iterate_leaves, iterate_tensors
 from accel_state.errors import ConfigError
 
+NUM_TRACES = 16
+"""That are kept, of the latest shapes of inputs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Handover:

@@ -258,7 +258,7 @@ def _watched(
     stack = ExitStack()
     for module, style in styles.items():
         if isinstance(made := style.make(), CopiedHeads):
-            stack.enter_context(made.fewer_heads())
+            stack.callback(made.reduce_heads())
         watched = _SharedLayer(style, num_sharing, recorder.send)
         handles.append(module.register_forward_pre_hook(watched.before))
         handles.append(module.register_forward_hook(watched.after))

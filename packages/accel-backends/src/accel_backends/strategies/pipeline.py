@@ -13,7 +13,12 @@ import torch.distributed as dist
 from torch import nn
 
 from accel_backends.pipelining.cutting import balanced_starts
-from accel_backends.pipelining.early_loading import EarlyOptimizerState, state_before_loading, take_early
+from accel_backends.pipelining.early_loading import (
+    EarlyOptimizerState,
+    parameters_of,
+    state_before_loading,
+    take_early,
+)
 from accel_backends.pipelining.experts import make_experts_traceable
 from accel_backends.pipelining.gathering import held_model_state, held_optimizer_state
 from accel_backends.pipelining.holding import StageSharding, hold_stage
@@ -352,7 +357,7 @@ class PipelineStrategy(FullyShardedStrategy):
         """Return the state, in which each tensor tells the ranks of which stage hold it. All ranks together."""
         inner = self.bare_optimizer(optimizer)
         places = {}
-        numbers = {id(one): number for number, one in enumerate(_parameters_of(inner))}
+        numbers = {id(one): number for number, one in enumerate(parameters_of(inner))}
         for staged in self._staged():
             for found, holders in zip(staged.tensors, staged.holders, strict=True):
                 if id(found.tensor) in numbers and holders:
@@ -385,7 +390,7 @@ class PipelineStrategy(FullyShardedStrategy):
         numbers = [number for group in state["param_groups"] for number in group["params"]]
         elsewhere = {
             number
-            for number, one in zip(numbers, _parameters_of(optimizer), strict=True)
+            for number, one in zip(numbers, parameters_of(optimizer), strict=True)
             if any(staged.is_elsewhere(one) for staged in self._staged())
         }
         own = {number: value for number, value in state["state"].items() if number not in elsewhere}
@@ -399,10 +404,6 @@ class PipelineStrategy(FullyShardedStrategy):
         for found, holders in zip(staged.tensors, staged.holders, strict=True):
             if holders and min(holders) < self._place.index:
                 yield found.tensor
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _cast_inputs(

@@ -62,14 +62,7 @@ class CheckpointedForward(WrappedForward):
             return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
 
-def checkpoint_units(
-    modules: Sequence[nn.Module],
-    *,
-    offloads_inputs: bool = False,
-    is_selective: bool = False,
-    bind: Bind | None = None,
-    is_traceable: bool = True,
-) -> None:
+def checkpoint_units(modules: Sequence[nn.Module], **settings: Any) -> None:
     """Let the forward of each module keep its inputs only; modules that do so already stay as they are.
 
     The settings are those of `CheckpointedForward`.
@@ -84,13 +77,7 @@ def checkpoint_units(
         )
     for module in modules:
         if not isinstance(module.forward, CheckpointedForward):
-            module.forward = CheckpointedForward(
-                module.forward,
-                offloads_inputs=offloads_inputs,
-                is_selective=is_selective,
-                bind=bind,
-                is_traceable=is_traceable,
-            )
+            module.forward = CheckpointedForward(module.forward, **settings)
 
 
 def _keep_costly_results() -> Any:

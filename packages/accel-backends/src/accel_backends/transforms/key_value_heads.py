@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,14 +70,11 @@ class CopiedHeads(ParallelStyle):
         """Return what a rank computes of an output of the layer."""
         return output.narrow(-1, 0, output.shape[-1] // self._num_heads)
 
-    @contextmanager
-    def fewer_heads(self) -> Iterator[None]:
-        """Let the attention have one head of keys and values in the block, as on a rank."""
-        before, self._parent.num_key_value_groups = self._parent.num_key_value_groups, self._num_groups
-        try:
-            yield
-        finally:
-            self._parent.num_key_value_groups = before
+    def reduce_heads(self) -> Callable[[], None]:
+        """Give the attention the number of heads that a rank has, and return what undoes it."""
+        undo = partial(setattr, self._parent, "num_key_value_groups", self._parent.num_key_value_groups)
+        self._parent.num_key_value_groups = self._num_groups
+        return undo
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         head_dim = module.get_parameter("weight").shape[0] // self._num_heads
