@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+from accel_backends import resolve_plan
+from accel_backends.plans.estimate import Step, estimate
+from accel_backends.testing.collectives import counted_collectives
 from accel_state.errors import ConfigError
+from accel_state.mesh_layout import MeshLayout
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
@@ -93,7 +99,7 @@ def tiny(kind, *, num_key_values=2, is_tied=False):
     """Return a model with fewer heads for keys and values than for queries, and a vocabulary that 2 does not divide."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(
-        hidden_size=32, intermediate_size=50, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
+        hidden_size=32, intermediate_size=52, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
         num_key_value_heads=num_key_values, vocab_size=41, tie_word_embeddings=is_tied, pad_token_id=0,
     )  # fmt: skip
     return getattr(transformers, f"{kind}ForCausalLM")(config)
@@ -145,3 +151,24 @@ def test_layers_that_transformers_has_cut_are_left_as_they_are(world, pretrained
     assert found == of_other
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(state, model.state_dict(), rtol=0, atol=1e-6)
+
+
+def collectives_of_layers():
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=4))
+    model = accelerator.prepare(tiny("Llama"))
+    with counted_collectives() as counted:
+        accelerator.backward(model(TOKENS, labels=TOKENS).loss)
+    found = Counter()
+    for (kind, _, size), count in counted.items():
+        found[kind, size] += count
+    return found
+
+
+def test_the_plan_of_more_ranks_than_heads_for_keys_and_values_is_what_they_send(world):
+    model = tiny("Llama")
+    step = Step(batch_size=TOKENS.shape[0], sequence_length=TOKENS.shape[1])
+    [stage] = estimate(model, resolve_plan(model), MeshLayout(tp=4), step)
+    planned = Counter()
+    for one, count in stage.collectives.items():
+        planned[one.kind, one.num_bytes] += count
+    assert world(4).run(collectives_of_layers) == [planned] * 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -31,12 +33,35 @@ def llama():
     return transformers.LlamaForCausalLM(config)
 
 
-def t5():
+def t5(num_layers=2):
     config = transformers.T5Config(
-        d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0,
+        d_model=32, d_kv=8, d_ff=64, num_layers=num_layers, num_heads=4, decoder_start_token_id=0, dropout_rate=0.0,
         **{**TOKENS, "bos_token_id": None},
     )  # fmt: skip
     return transformers.T5ForConditionalGeneration(config)
+
+
+def deep_t5():
+    return t5(4)
+
+
+def decoder(kind, **settings):
+    """Return a decoder with several blocks in each of three stages."""
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=7, num_attention_heads=4, **settings, **TOKENS
+    )  # fmt: skip
+    return getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config)
+
+
+GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+DEEP = {
+    "llama": partial(decoder, "Llama", num_key_value_heads=2),
+    "qwen3": partial(decoder, "Qwen3", **GROUPED),
+    # Two rotary tables: of the layers that see a window, and of the others.
+    "gemma3": partial(decoder, "Gemma3Text", **GROUPED, sliding_window=4),
+    "modernbert": partial(decoder, "ModernBertDecoder", local_attention=8),
+    "t5": deep_t5,
+}
 
 
 def make(build):
@@ -49,16 +74,16 @@ def batch_of(build, *, rows=5, length=7):
     mask = torch.ones_like(tokens)
     mask[1, length - 2 :] = 0
     batch = {"input_ids": tokens, "attention_mask": mask}
-    return {**batch, "decoder_input_ids": tokens} if build is t5 else batch
+    return {**batch, "decoder_input_ids": tokens} if build in (t5, deep_t5) else batch
 
 
 KINDS = {"gpt2": gpt2, "llama": llama, "t5": t5}
 
 
-def largest_differences():
+def largest_differences(kinds):
     """Compare with the whole models, on a batch that two chunks do not divide and on a shorter one."""
     differences = {}
-    for kind, build in KINDS.items():
+    for kind, build in kinds.items():
         with torch.no_grad():
             model = make(build)
             batches = [batch_of(build), batch_of(build, rows=3, length=4)]
@@ -73,9 +98,10 @@ def largest_differences():
     return differences
 
 
-def test_models_over_two_processes_compute_what_they_do_in_one(world):
-    for differences in world(2).run(largest_differences):
-        assert {kind for kind, _, _ in differences} == {*KINDS}
+@pytest.mark.parametrize(("num_processes", "kinds"), [(2, KINDS), (3, DEEP)])
+def test_models_over_processes_compute_what_they_do_in_one(world, num_processes, kinds):
+    for differences in world(num_processes).run(largest_differences, kinds):
+        assert {kind for kind, _, _ in differences} == {*kinds}
         assert max(differences.values()) < 1e-6, differences
 
 
@@ -83,25 +109,42 @@ def loss_of(model, batch):
     return model(**batch, labels=batch["input_ids"]).loss
 
 
-def gradients():
-    batch = batch_of(llama, rows=4)
+def gradients(build, num_ranks, schedule="1f1b"):
+    """Return the names of this rank's gradients, those of all, and how far the rank's are from the whole model's."""
+    reset_runtime(keep_process_group=True)
+    batch = batch_of(build, rows=4)
     del batch["attention_mask"]
-    whole = make(llama)
+    whole = make(build)
     for row in range(4):
-        (loss_of(whole, {"input_ids": batch["input_ids"][row : row + 1]}) / 4).backward()
+        one = {name: tokens[row : row + 1] for name, tokens in batch.items()}
+        (loss_of(whole, one) / 4).backward()
     expected = {name: parameter.grad for name, parameter in whole.named_parameters()}
-    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(pp_size=2))
-    model = accelerator.prepare(make(llama))
+    config = ParallelismConfig(pp_size=num_ranks, pp_handler=PipelineParallelConfig(schedule))
+    accelerator = Accelerator(cpu=True, parallelism_config=config)
+    model = accelerator.prepare(make(build))
     accelerator.forward_backward(model, batch, loss_of)
     own = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
     return set(own), set(expected), max((own[name] - expected[name]).abs().max().item() for name in own)
 
 
 def test_a_tied_model_trains_in_two_stages(world):
-    (first, expected, first_difference), (second, _, second_difference) = world(2).run(gradients)
+    (first, expected, first_difference), (second, _, second_difference) = world(2).run(gradients, llama, 2)
     assert first | second == expected
     assert first & second == {"model.embed_tokens.weight"}
     assert max(first_difference, second_difference) < 1e-6
+
+
+def all_gradients(num_ranks, schedule):
+    return {kind: gradients(build, num_ranks, schedule) for kind, build in DEEP.items()}
+
+
+@pytest.mark.parametrize(("num_ranks", "schedule"), [(3, "1f1b"), (2, "interleaved_1f1b")])
+def test_stages_of_several_blocks_have_the_gradients_of_the_whole_model(world, num_ranks, schedule):
+    each = world(num_ranks).run(all_gradients, num_ranks, schedule)
+    for kind in DEEP:
+        names, (expected, *_), differences = zip(*(own[kind] for own in each), strict=True)
+        assert set().union(*names) == expected, kind
+        assert max(differences) < 1e-6, kind
 
 
 def make_mixture(kind, settings, implementation):

@@ -355,6 +355,66 @@ def test_a_state_of_another_model_is_refused_before_the_first_batch(world, tmp_p
         assert "another" in more
 
 
+class Named(nn.Module):
+    """Takes a name for each row, and notes each run of its code."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.names = []
+
+    def forward(self, rows, names):
+        self.names.append((len(rows), tuple(names)))
+        for block in self.blocks:
+            rows = block(rows)
+        return rows
+
+
+def runs_of_named_rows():
+    accelerator = make_accelerator(num_micro_batches=2)
+    model = accelerator.prepare(Named())
+    counts = []
+    for step in range(3):
+        batch = {"rows": torch.ones(4, 4), "names": [f"{step}-{row}" for row in range(4)], "step": step}
+        accelerator.forward_backward(
+            model, batch, lambda model, part: model(part["rows"], part["names"]).square().mean()
+        )
+        counts.append(len(model.names))
+    return counts, model.names
+
+
+def test_names_are_split_with_their_rows_and_no_value_of_a_batch_makes_another_run_without_values(world):
+    for counts, names in world(2).run(runs_of_named_rows):
+        assert counts == [3, 5, 7]  # one run without values, and two micro-batches of each step
+        assert names[-2:] == [(2, ("2-0", "2-1")), (2, ("2-2", "2-3"))]
+
+
+class Lopsided(nn.Module):
+    """Stages of about the same size would begin inside of ``front``."""
+
+    def __init__(self):
+        super().__init__()
+        self.front = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 8))
+        self.head = nn.Linear(8, 8)
+
+    def forward(self, rows):
+        return self.head(self.front(rows))
+
+
+def trained_here():
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, parallel_plan={"units": ["front"]})
+    accelerator = make_accelerator(fsdp_plugin=plugin)
+    model = accelerator.prepare(Lopsided())
+    accelerator.forward_backward(model, torch.ones(4, 4), loss_of)
+    return [name for name, one in model.named_parameters() if one.grad is not None]
+
+
+def test_no_stage_begins_inside_of_a_unit_that_the_user_names(world):
+    first, second = world(2).run(trained_here)
+    assert first == ["front.0.weight", "front.0.bias", "front.2.weight", "front.2.bias"]
+    assert second == ["head.weight", "head.bias"]
+
+
 def use_wrongly():
     accelerator = make_accelerator()
     model = make_model("odd")

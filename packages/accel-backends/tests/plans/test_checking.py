@@ -4,7 +4,6 @@ import pytest
 from torch import nn
 
 from accel_backends import ParallelPlan, resolve_plan
-from accel_backends.plans.plan import PipelineStages
 from accel_state.errors import ConfigError
 
 
@@ -31,7 +30,6 @@ def test_rules_become_names_in_the_order_of_the_model():
             "units": ["layers.*", "embed", "layers.0"],
             "tail": ["head", "norm"],
             "tensor": {"layers.*.out": "rowwise", "head.weight": "colwise"},
-            "stages": {"inputs": ["embed"], "blocks": "layers", "outputs": ["norm", "head"]},
             "attention": ["layers.*.attention"],
             "experts": {"layers.*.out": "grouped_gemm"},
         },
@@ -40,7 +38,6 @@ def test_rules_become_names_in_the_order_of_the_model():
         units=("embed", "layers.0", "layers.1"),
         tail=("norm", "head"),
         tensor={"layers.0.out": "rowwise", "layers.1.out": "rowwise", "head.weight": "colwise"},
-        stages=PipelineStages(("embed",), "layers", ("norm", "head")),
         attention=("layers.0.attention", "layers.1.attention"),
         experts={"layers.0.out": "grouped_gemm", "layers.1.out": "grouped_gemm"},
     )
@@ -83,13 +80,10 @@ WRONG = [
     ),
     ({"experts": {"head": "colwise"}}, "Unknown style for `head` in `experts` .*ep_dispatch_experts"),
     ({"tensor": {"hed.weight": "colwise"}}, "matches no module or parameter .*Nearest: `head.weight`"),
-    ({"stages": ["embed"]}, r"`stages` of `parallel_plan` must be a mapping such as .* got \['embed'\]"),
-    ({"stages": {"inputs": ["embed"]}}, "`stages` .*'blocks': 'layers'"),
     (
-        {"stages": {"blocks": "layers", "output": []}},
-        "Unknown key in `stages` .*`output`.*Did you mean `outputs`",
+        {"stages": {"blocks": "layers"}},
+        "Unknown key in `parallel_plan`: `stages`. Known: attention, experts, tail, tensor, units",
     ),
-    ({"stages": {"blocks": "layer"}}, "`layer` in `blocks` .*Nearest: `layers`"),
 ]
 
 

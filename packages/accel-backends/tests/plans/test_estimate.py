@@ -67,7 +67,7 @@ def test_ranks_that_share_sequences_hold_their_part_of_the_activations():
 
 def test_proposals_are_what_is_estimated():
     model = Net()
-    found = proposals(model, resolve_plan(model), num_ranks=4, step=Step())
+    found, _ = proposals(model, resolve_plan(model), num_ranks=4, step=Step())
     assert {tuple(one.layout.sizes.values()) for one in found} == {
         (1, copies, 4 // copies, 1, 1, 1) for copies in (1, 2, 4)
     }

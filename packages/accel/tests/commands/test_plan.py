@@ -250,6 +250,7 @@ def test_the_picture_is_written(tmp_path, capsys):
         (("--num_processes", "2", "--ep_size", "2"), "The Net has no plan that names experts"),
         (("--fsdp_auto_wrap_policy", "NOWRAP"), "Unknown auto-wrap policy `NOWRAP`.*Did you mean `NO_WRAP`"),
         (("--fsdp_min_num_params", "3"), "no effect without `--fsdp_auto_wrap_policy`"),
+        (("--sequence_length", "4"), "Net cannot run on tokens alone.*NotImplementedError.*Leave out `--seq"),
         (("--picture", "plan.png"), "its name must end in `.svg`, got `plan.png`"),
         (("--picture", "nowhere/plan.svg"), "there is no folder `nowhere`"),
     ],
@@ -274,3 +275,85 @@ def test_a_config_of_transformers_is_planned_without_weights(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "model.layers.0 … 1 (2 units)" in text
     assert "model.embed_tokens + model.norm + lm_head" in text
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
+CONFIGS = {
+    "llama": {
+        **SMALL,
+        "architectures": ["LlamaForCausalLM"],
+        "intermediate_size": 32,
+        "num_key_value_heads": 2,
+    },
+    "mixtral": {
+        **SMALL,
+        "architectures": ["MixtralForCausalLM"],
+        "intermediate_size": 24,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+    },
+    "t5": {
+        "architectures": ["T5ForConditionalGeneration"],
+        "d_model": 16,
+        "d_kv": 4,
+        "d_ff": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "vocab_size": 50,
+    },
+    "vit": {"architectures": ["ViTForImageClassification"], **SMALL, "intermediate_size": 32},
+}
+
+
+@pytest.fixture
+def plan_kind(tmp_path, capsys):
+    """Return a function that plans a model of transformers, and returns what is printed, or its errors."""
+    pytest.importorskip("transformers", reason="needs transformers")
+
+    def run(kind, *words, status=0, errors=False):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **CONFIGS[kind]}))
+        assert main(["plan", str(tmp_path), *words]) == status
+        printed = capsys.readouterr()
+        return printed.err if status or errors else printed.out
+
+    return run
+
+
+def activations(text):
+    return json.loads(text)["memory"]["activations"]
+
+
+def test_a_mixture_keeps_twice_as_much_in_fp32_as_in_half_precision(plan_kind):
+    words = ("--json", "--sequence_length", "512")
+    full, bf16, fp16 = (
+        activations(plan_kind("mixtral", *words, "--mixed_precision", precision))
+        for precision in ("no", "bf16", "fp16")
+    )
+    assert bf16 == pytest.approx(fp16, rel=1e-3)
+    assert full / bf16 == pytest.approx(2, rel=0.4)  # masks, indices and the loss have one size
+
+
+def test_an_encoder_and_decoder_are_planned_and_a_model_of_pictures_is_refused_in_one_line(plan_kind):
+    assert activations(plan_kind("t5", "--json", "--sequence_length", "64")) > 0
+    stages = json.loads(
+        plan_kind("t5", "--json", "--pp_size", "2", "--batch_size", "2", "--sequence_length", "8")
+    )["stages"]
+    assert len(stages) == 2
+    error = plan_kind("vit", "--sequence_length", "64", status=1)
+    assert error.count("\n") == 1
+    assert "The ViTForImageClassification cannot run on tokens alone" in error
+
+
+def test_the_sizes_say_how_many_processes_there_are(plan_kind):
+    text = plan_kind("llama", "--dp_shard_size", "4", "--tp_size", "2", "--sequence_length", "8")
+    assert "among 4 ranks (dp_shard)" in text
+    assert "among 2 ranks (tp)" in text
+
+
+def test_layouts_that_fail_are_listed_with_the_reason(plan_kind):
+    words = ("--fit", "4:1GB", "--batch_size", "4", "--sequence_length", "8")
+    assert "pp 2 × dp_shard 2" in plan_kind("t5", *words)
+    failed = plan_kind("t5", *words, errors=True)
+    assert re.search(
+        "Layouts with tp 2 or pp 2 × tp 2 failed. The T5ForConditionalGeneration has no plan", failed
+    )

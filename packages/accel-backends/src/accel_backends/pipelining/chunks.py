@@ -16,15 +16,17 @@ from accel_state.errors import ConfigError
 def in_chunks(data: Any, num_rows: int, num_chunks: int) -> list[Any]:
     """Return nested data in chunks of rows, of nearly the same size, none of them empty.
 
-    A tensor that does not have ``num_rows`` rows belongs to all of them and is in every chunk, as is whatever is no
-    tensor.
+    Tensors of ``num_rows`` rows are split, and lists and tuples of as many strings. All else is in every chunk.
     """
     bounds = chunk_bounds(num_rows, num_chunks)
 
+    def has_rows(value: Any) -> bool:
+        if isinstance(value, (list, tuple)):
+            return len(value) == num_rows and all(isinstance(one, str) for one in value)
+        return isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape[0] == num_rows
+
     def rows(first: int, last: int) -> Any:
-        return recursively_apply(
-            lambda tensor: tensor[first:last] if tensor.ndim and tensor.shape[0] == num_rows else tensor, data
-        )
+        return recursively_apply(lambda value: value[first:last], data, test_type=has_rows)
 
     return [rows(first, last) for first, last in bounds]
 

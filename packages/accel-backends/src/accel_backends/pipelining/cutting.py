@@ -6,21 +6,26 @@ from collections.abc import Collection, Iterator, Sequence
 
 from torch import nn
 
+from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.sources import resolve_plan
 from accel_state.errors import ConfigError
 
 
 def balanced_starts(
-    model: nn.Module, num_stages: int, *, no_split_module_classes: Collection[str] = ()
+    model: nn.Module,
+    num_stages: int,
+    *,
+    no_split_module_classes: Collection[str] = (),
+    plan: ParallelPlan | None = None,
 ) -> list[str]:
     """Return the modules with which the stages begin, from the second on, for the smallest largest stage.
 
-    The units of the model's plan (the blocks that it repeats) stay whole, and so do the classes named.
+    Units of ``plan`` (by default the one of the model: the blocks that it repeats) and the classes named are not split.
 
     Raises:
         ConfigError: If the model has fewer parts than there are stages.
     """
-    whole = {*resolve_plan(model).units}
+    whole = {*(resolve_plan(model) if plan is None else plan).units}
     parts = list(_parts("", model, whole, frozenset(no_split_module_classes)))
     if len(parts) < num_stages:
         raise ConfigError(

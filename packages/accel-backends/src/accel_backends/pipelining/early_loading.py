@@ -79,7 +79,7 @@ class EarlyOptimizerState:
 
     def __init__(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         numbers = [number for group in state["param_groups"] for number in group["params"]]
-        parameters = dict(zip(numbers, enumerate(_parameters_of(optimizer)), strict=True))
+        parameters = dict(zip(numbers, enumerate(parameters_of(optimizer)), strict=True))
         self._kept: dict[int, dict[str, Any]] = {}
         own: dict[int, dict[str, Any]] = {}
         for number, values in state["state"].items():
@@ -93,7 +93,7 @@ class EarlyOptimizerState:
 
     def give(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the parameters that took the place of those on the meta device have the state."""
-        parameters = _parameters_of(optimizer)
+        parameters = parameters_of(optimizer)
         for place, values in self._kept.items():
             parameter = parameters[place]
             optimizer.state[parameter] = {
@@ -105,5 +105,6 @@ def _fetched(value: Any) -> Any:
     return value.fetch() if isinstance(value, DeferredTensor) else value
 
 
-def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the parameters of all groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -14,7 +14,7 @@ from accel_backends.pipelining.chunks import in_chunks, joined
 from accel_backends.pipelining.passing import Neighbour, zeros_like
 from accel_backends.pipelining.stages import StagedModel
 from accel_backends.pipelining.together import run_together
-from accel_backends.pipelining.trace import Trace
+from accel_backends.pipelining.trace import NUM_TRACES, Trace
 from accel_ops import broadcast, broadcast_object_list, send_to_device
 from accel_ops.nested.description import (
     get_data_structure,
@@ -27,9 +27,6 @@ from accel_ops.transport import current_transport
 from accel_state.errors import ConfigError
 
 T = TypeVar("T")
-
-_NUM_TRACES = 16
-"""Of the latest shapes of inputs."""
 
 
 class PipelinedForward:
@@ -114,7 +111,7 @@ class PipelinedForward:
     def _trace(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
         key = repr(get_data_structure((args, kwargs)))
         if key not in self._traces:
-            if len(self._traces) == _NUM_TRACES:
+            if len(self._traces) == NUM_TRACES:
                 self._traces.pop(next(iter(self._traces)))
             trace = self._staged.trace(partial(self._forward, *args, **kwargs))
             used = {number for number, users in enumerate(trace.users) if self._stage in users}

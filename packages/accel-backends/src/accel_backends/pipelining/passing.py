@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -22,13 +23,22 @@ class Neighbour:
     def __init__(self, rank: int, group: dist.ProcessGroup | None = None) -> None:
         self._rank = rank
         self._group = group
-        self._sent: list[tuple[dist.Work | None, torch.Tensor]] = []
+        self._sent: deque[list[tuple[dist.Work | None, torch.Tensor]]] = deque()
+        self._num_freed = 0
 
     def send(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Send tensors, without waiting until they have arrived."""
-        for tensor in tensors:
-            raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-            self._sent.append((dist.isend(raw, self._rank, group=self._group), raw))
+        """Send tensors as one message, without waiting until they have arrived."""
+        self.free()
+        raw = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
+        self._sent.append([(dist.isend(one, self._rank, group=self._group), one) for one in raw])
+
+    def free(self, num_arrived: int = 0) -> None:
+        """Free messages that have arrived, be it that the backend knows, or that they are the first ``num_arrived``."""
+        while self._sent and (self._num_freed < num_arrived or _has_arrived(self._sent[0])):
+            for work, _ in self._sent.popleft():
+                if work is not None:
+                    work.wait()
+            self._num_freed += 1
 
     def receive(self, like: Sequence[torch.Tensor], *, device: torch.device) -> list[torch.Tensor]:
         """Wait for tensors of the shapes and dtypes of ``like``, and return them."""
@@ -39,10 +49,11 @@ class Neighbour:
 
     def finish(self) -> None:
         """Wait until everything has been sent."""
-        for work, _ in self._sent:
-            if work is not None:
-                work.wait()
-        self._sent.clear()
+        self.free(self._num_freed + len(self._sent))
+
+
+def _has_arrived(message: Sequence[tuple[dist.Work | None, torch.Tensor]]) -> bool:
+    return all(work is None or work.is_completed() for work, _ in message)  # gloo never knows
 
 
 class Inbox:
@@ -50,7 +61,8 @@ class Inbox:
 
     Args:
         sender: The neighbour.
-        order: The keys of what it sends, in its order.
+        order: The keys of what it sends, in its order, each with the number of messages that it has received before.
+        answered: Sends it these messages.
         like: Returns, for a key, tensors of the shapes and dtypes that are sent.
         device: Where they are received.
     """
@@ -58,13 +70,15 @@ class Inbox:
     def __init__(
         self,
         sender: Neighbour,
-        order: Sequence[Key],
+        order: Sequence[tuple[Key, int]],
         *,
+        answered: Neighbour,
         like: Callable[[Key], Sequence[torch.Tensor]],
         device: torch.device,
     ) -> None:
         self._sender = sender
         self._coming = iter(order)
+        self._answered = answered
         self._like = like
         self._device = device
         self._kept: dict[Key, list[torch.Tensor]] = {}
@@ -72,9 +86,15 @@ class Inbox:
     def take(self, key: Key) -> list[torch.Tensor]:
         """Wait for the tensors of a key, and return them."""
         while key not in self._kept:
-            coming = next(self._coming)
+            coming, num_received = next(self._coming)
             self._kept[coming] = self._sender.receive(self._like(coming), device=self._device)
+            self._answered.free(num_received)
         return self._kept.pop(key)
+
+
+def lane(place: int, num_ranks: int) -> int:
+    """Return which of two or three groups a rank sends in; neighbors send in others, as NCCL runs a group in order."""
+    return 2 if num_ranks % 2 and place == num_ranks - 1 else place % 2
 
 
 def zeros_like(like: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from accel_backends.pipelining.passing import Inbox, Key, Neighbour, zeros_like
+from accel_backends.pipelining.passing import Inbox, Key, Neighbour, lane, zeros_like
 from accel_backends.pipelining.schedules import Action, Pass
 from accel_backends.pipelining.split_backward import SplitBackward
 from accel_backends.pipelining.stage_root import StageRoot
@@ -29,15 +29,24 @@ class PipelinePlace:
         ranks: The ranks of the pipeline; stages go round among them.
         index: That of this rank among them.
         group: Of these ranks.
-        backward_group: A process group for gradients alone, which travel against the activations.
+        forward_groups: Process groups for activations alone, by the `lane` of the sender; None: that of the world.
+        backward_groups: The same for gradients, which travel against the activations.
         num_pipelines: How many pipelines there are, of which some may read other batches.
     """
 
     ranks: tuple[int, ...]
     index: int
     group: dist.ProcessGroup
-    backward_group: dist.ProcessGroup
+    forward_groups: Sequence[dist.ProcessGroup | None]
+    backward_groups: Sequence[dist.ProcessGroup | None]
     num_pipelines: int = 1
+
+    def neighbour(self, step: int, *, sender: int, is_forward: bool) -> Neighbour:
+        """Return the rank ``step`` further in the ring, for what the rank ``sender`` further sends."""
+        num_ranks = len(self.ranks)
+        groups = self.forward_groups if is_forward else self.backward_groups
+        group = groups[lane((self.index + sender) % num_ranks, num_ranks) % len(groups)]
+        return Neighbour(self.ranks[(self.index + step) % num_ranks], group)
 
 
 class ScheduleRun:
@@ -81,25 +90,19 @@ class ScheduleRun:
         self._trains = torch.is_grad_enabled()
         num_ranks = len(place.ranks)
         before, after = (place.index - 1) % num_ranks, (place.index + 1) % num_ranks
-        self._to_following = Neighbour(place.ranks[after])
-        self._to_previous = Neighbour(place.ranks[before], place.backward_group)
+        self._to_following = place.neighbour(1, sender=0, is_forward=True)
+        self._to_previous = place.neighbour(-1, sender=0, is_forward=False)
         self._handed_on = Inbox(
-            Neighbour(place.ranks[before]),
-            [
-                (one.stage + 1, one.micro_batch)
-                for one in schedule_of(before)
-                if one.kind is Pass.FORWARD and one.stage < self._last
-            ],
+            place.neighbour(-1, sender=-1, is_forward=True),
+            _messages(schedule_of(before), step=1, end=self._last),
+            answered=self._to_previous,
             like=lambda key: self._like(key[0] - 1, key[1]),
             device=device,
         )
         self._handed_back = Inbox(
-            Neighbour(place.ranks[after], place.backward_group),
-            [
-                (one.stage - 1, one.micro_batch)
-                for one in schedule_of(after)
-                if one.kind in (Pass.BACKWARD, Pass.INPUTS) and one.stage > 0
-            ],
+            place.neighbour(1, sender=1, is_forward=False),
+            _messages(schedule_of(after), step=-1, end=0),
+            answered=self._to_following,
             like=lambda key: _differentiable(self._like(*key)),
             device=device,
         )
@@ -239,6 +242,23 @@ class ScheduleRun:
             except BaseException as raised:  # noqa: BLE001 - raised at the end of `run`
                 self._error = raised
         return otherwise
+
+
+def _messages(actions: Sequence[Action], *, step: int, end: int) -> list[tuple[Key, int]]:
+    """Return what a neighbour sends ``step`` stages on, but from ``end``, and how many messages it has received before.
+
+    It receives from where it sends: gradients of what it handed on, or activations of which it hands back gradients.
+    """
+    messages: list[tuple[Key, int]] = []
+    num_received = 0
+    for one in actions:
+        if one.kind is Pass.WEIGHTS or one.stage == end:
+            continue
+        if (one.kind is Pass.FORWARD) == (step > 0):
+            messages.append(((one.stage + step, one.micro_batch), num_received))
+        else:
+            num_received += 1
+    return messages
 
 
 def _differentiable(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

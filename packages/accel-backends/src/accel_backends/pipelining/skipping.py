@@ -38,20 +38,20 @@ class CallRecord:
 
     Args:
         modules: The modules; those that contain others of them are left out.
-        tensors: Of the model; a rank may hold one of them that an earlier stage returns.
+        needed_by_all: Tells which placeholders later stages have or compute, though an earlier one returns them.
         current_stage: Returns the stage that the trace is in.
     """
 
     def __init__(
         self,
         modules: Iterable[nn.Module],
-        tensors: Iterable[torch.Tensor],
+        needed_by_all: Callable[[torch.Tensor], bool],
         current_stage: Callable[[], int],
     ) -> None:
         found = dict.fromkeys(modules)
         outer = {one for one in found if any(part in found for part in one.modules() if part is not one)}
         self._calls: dict[nn.Module, list[SeenCall | None]] = {one: [] for one in found if one not in outer}
-        self._of_model = frozenset(map(id, tensors))
+        self._needed_by_all = needed_by_all
         self._current_stage = current_stage
         self._begun: list[tuple[int, frozenset[int]]] = []
         self._called_inside: set[nn.Module] = set()
@@ -81,13 +81,15 @@ class CallRecord:
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._begun:
             self._called_inside.add(module)
-        given = frozenset(map(id, iterate_leaves((args, kwargs))))
-        self._begun.append((self._current_stage(), given | self._of_model))
+        self._begun.append((self._current_stage(), frozenset(map(id, iterate_leaves((args, kwargs))))))
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         stage, given = self._begun.pop()
         leaves = [leaf for leaf in iterate_leaves(output) if leaf is not None]
-        is_own = all(is_placeholder(leaf) and id(leaf) not in given for leaf in leaves)
+        is_own = all(
+            is_placeholder(leaf) and id(leaf) not in given and not self._needed_by_all(leaf)
+            for leaf in leaves
+        )
         can_be_skipped = bool(leaves) and is_own and stage == self._current_stage()
         self._calls[module].append(SeenCall(stage, output) if can_be_skipped else None)
 

@@ -17,6 +17,9 @@ from accel_backends.pipelining.substitution import filling, with_values
 from accel_ops.nested.description import iterate_leaves, iterate_tensors
 from accel_state.errors import ConfigError
 
+NUM_TRACES = 16
+"""That are kept, of the latest shapes of inputs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Handover:
@@ -24,7 +27,8 @@ class Handover:
 
     Attributes:
         places: Which of the arguments of that call, as leaves of nested data counted from 0. The other tensors among
-            them do not depend on parameters: every rank computes them from the inputs of the model.
+            them do not depend on parameters: every rank that needs them computes them from the inputs of the model and
+            from buffers.
         like: Placeholders of these tensors.
         is_used_elsewhere: Whether the forward computes with these tensors itself, and not only the modules beside the
             first one of the stage.
@@ -74,11 +78,11 @@ def trace_stages(
         module.register_forward_pre_hook(watch.entering(number), with_kwargs=True)
         for number, (_, module) in enumerate(starts, start=1)
     ]
-    for number, beside in enumerate(siblings):
+    for number, beside in reversed(list(enumerate(siblings))):  # what a later stage received comes first
         fill = filling(watch.values[number])
         hooks += [module.register_forward_pre_hook(fill, with_kwargs=True) for module in beside]
     modules = [*(module for _, module in starts), *(one for beside in siblings for one in beside), *around]
-    record = CallRecord(modules, tensors, lambda: watch.stage)
+    record = CallRecord(modules, watch.needed_by_all, lambda: watch.stage)
     try:
         with torch.no_grad(), watch, record.watching():
             output = call()
@@ -113,6 +117,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.stage = 0
         self._stages: dict[int, int] = {}  # of computed placeholders
         self._alive: list[torch.Tensor] = list(tensors)  # as long as an `id` stands for a tensor
+        self._buffers = {  # that a tensor is computed from, where it depends on no parameter
+            id(tensor): frozenset({number})
+            for number, tensor in enumerate(tensors)
+            if not isinstance(tensor, nn.Parameter)
+        }
 
     def entering(self, number: int) -> Callable[..., Any]:
         """Return the hook of the module that stage ``number`` begins with."""
@@ -134,7 +143,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _hand_over(self, arguments: Sequence[Any]) -> None:
         found: dict[int, int] = {}
         for place, tensor in enumerate(arguments):
-            if is_placeholder(tensor) and id(tensor) not in self._numbers:
+            if is_placeholder(tensor) and not self.needed_by_all(tensor):
                 self._check(tensor, f"`{self._starts[self.stage][0]}` is called")
                 found.setdefault(id(tensor), place)
         self.stage += 1
@@ -145,6 +154,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # As in a run of the stage, modules get other tensors in their place.
             received = self.values[self.stage - 1][id(tensor)] = placeholder_of(tensor, tensor.device)
             self._stages[id(tensor)] = self._stages[id(received)] = self.stage
+
+    def needed_by_all(self, tensor: torch.Tensor) -> bool:
+        """Whether every stage that needs a placeholder has or computes it: one of the model, or of its buffers."""
+        return id(tensor) in self._numbers or id(tensor) in self._buffers
 
     def check(self, output: Any) -> None:
         """Refuse a forward that skipped a stage, or returns what an earlier stage than the last computed."""
@@ -158,17 +171,21 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _check(self, tensor: torch.Tensor, when: str) -> None:
         made_in = self._stages.get(id(tensor), self.stage)
-        if made_in < self.stage:
+        if made_in < self.stage and id(tensor) in self._buffers:
+            for number in self._buffers[id(tensor)]:  # computed again from these
+                self.users[number].add(self.stage)
+        elif made_in < self.stage:
             raise ConfigError(
                 f"The forward of the model computes a tensor in stage {made_in} that stage {self.stage} needs too, "
                 f"when {when}; but what passes from one stage to the next are the arguments of "
-                f"`{self._starts[self.stage - 1][0]}` alone. Cut the model elsewhere with `split_points`, or keep "
-                "such blocks whole with `no_split_module_classes`."
+                f"`{self._starts[self.stage - 1][0]}` alone. Name other modules in `split_points`, "
+                "before which earlier stages compute nothing else that later ones need."
             )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation and note what it uses."""
-        for tensor in iterate_tensors((args, kwargs)):
+        operands = list(filter(is_placeholder, iterate_tensors((args, kwargs))))
+        for tensor in operands:
             number = self._numbers.get(id(tensor))
             if number is not None:
                 self.users[number].add(self.stage)
@@ -177,8 +194,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 self._check(tensor, f"it computes `{func}`")
         result = func(*args, **(kwargs or {}))
-        for tensor in iterate_tensors(result):
-            if is_placeholder(tensor) and id(tensor) not in self._numbers:
+        depends_on_buffers_alone = all(id(one) in self._buffers for one in operands)
+        buffers = frozenset[int]().union(*(self._buffers.get(id(one), ()) for one in operands))
+        for tensor in filter(is_placeholder, iterate_tensors(result)):
+            if depends_on_buffers_alone:
+                self._buffers[id(tensor)] = buffers
+            else:  # and so does a buffer that was written to
+                self._buffers.pop(id(tensor), None)
+            if id(tensor) not in self._numbers:
                 self._stages.setdefault(id(tensor), self.stage)
                 self._alive.append(tensor)
         return result

@@ -16,8 +16,9 @@ from accel_backends.pipelining.schedules import SCHEDULES, Action, Share
 from accel_backends.pipelining.stage_root import StageRoot
 from accel_backends.pipelining.stages import StagedModel
 from accel_backends.pipelining.together import results_together, run_together
-from accel_backends.pipelining.trace import Trace
-from accel_ops.nested.description import get_data_structure, get_shape, ignorant_find_batch_size
+from accel_backends.pipelining.trace import NUM_TRACES, Trace
+from accel_ops.nested.description import get_shape, ignorant_find_batch_size
+from accel_ops.nested.structures import is_container, recursively_apply
 from accel_ops.transport import current_transport
 from accel_state.parallelism_handlers import PipelineParallelConfig
 
@@ -115,8 +116,10 @@ class PipelineTraining:
         return int(fewest)
 
     def _trace(self, call: Callable[[], Any], part: Any) -> Trace:
-        key = repr(get_data_structure(part))
+        key = repr(recursively_apply(_described, part, test_type=lambda value: not is_container(value)))
         if key not in self._traces:
+            if len(self._traces) == NUM_TRACES:
+                self._traces.pop(next(iter(self._traces)))
             trace = self.staged.trace(call)
             self.staged.decide(self._place.index, trace)
             self._traces[key] = trace
@@ -150,3 +153,10 @@ class PipelineTraining:
         share = Share(index, num_ranks, self.staged.num_stages // num_ranks, num_micro_batches)
         assert self._settings.schedule is not None  # since it was built
         return SCHEDULES[self._settings.schedule](share)
+
+
+def _described(value: Any) -> Any:
+    """Return what of a value in a batch may choose the path through the model."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype
+    return value if value is None or isinstance(value, bool) else type(value)

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accel_backends.plans.model_names import ModelNames, NamedModule, joined, without_wrappers
-from accel_backends.plans.plan import EXPERT_STYLES, TENSOR_STYLES, ParallelPlan, PipelineStages
+from accel_backends.plans.plan import EXPERT_STYLES, TENSOR_STYLES, ParallelPlan
 from accel_state.errors import ConfigError, UnknownNameError
 
 _LISTS = ("units", "tail", "attention")
 _STYLES = {"tensor": TENSOR_STYLES, "experts": EXPERT_STYLES}
 _FIELDS = tuple(field.name for field in dataclasses.fields(ParallelPlan))
-_STAGE_FIELDS = tuple(field.name for field in dataclasses.fields(PipelineStages))
 
 
 def checked_fields(
@@ -61,9 +60,7 @@ class _Reader:
     def read(self, key: str, value: Any) -> Any:
         if key in _LISTS:
             return self._modules(key, value)
-        if key in _STYLES:
-            return self._styled(key, value)
-        return self._stages(value)
+        return self._styled(key, value)
 
     def _modules(self, key: str, value: Any) -> tuple[NamedModule, ...]:
         if (
@@ -97,23 +94,6 @@ class _Reader:
                 raise self._unmatched(key, rule, parameters=True)
             styled.update((path, style) for path in paths)
         return styled
-
-    def _stages(self, value: Any) -> PipelineStages:
-        if isinstance(value, PipelineStages):
-            value = dataclasses.asdict(value)
-        if not isinstance(value, Mapping) or not isinstance(value.get("blocks"), str):
-            raise ConfigError(
-                f"`stages` of {self.source} must be a mapping such as "
-                f"{{'inputs': ['embed'], 'blocks': 'layers', 'outputs': ['norm', 'head']}}, got {value!r}."
-            )
-        for key in value:
-            if key not in _STAGE_FIELDS:
-                raise UnknownNameError.of(f"key in `stages` of {self.source}:", str(key), _STAGE_FIELDS)
-        inputs, outputs = (self._modules(key, value.get(key, ())) for key in ("inputs", "outputs"))
-        blocks = self._matching("blocks", value["blocks"])
-        return PipelineStages(
-            tuple(named.path for named in inputs), blocks[0].path, tuple(named.path for named in outputs)
-        )
 
     def _matching(self, key: str, rule: str) -> list[NamedModule]:
         found = self.names.matching(self._pattern(rule))

@@ -35,8 +35,12 @@ class Proposal:
     sent_per_sequence: float
 
 
-def proposals(model: nn.Module, plan: ParallelPlan, *, num_ranks: int, step: Step) -> list[Proposal]:
-    """Return all layouts that there can be, those that send least first.
+def proposals(
+    model: nn.Module, plan: ParallelPlan, *, num_ranks: int, step: Step
+) -> tuple[list[Proposal], dict[MeshLayout, str]]:
+    """Return all layouts that there can be, those that send least first, and the errors of those that failed.
+
+    An error is that of all layouts with these stages and ranks that share layers or sequences.
 
     Args:
         model: On any device, meta included; it stays as it is.
@@ -45,34 +49,28 @@ def proposals(model: nn.Module, plan: ParallelPlan, *, num_ranks: int, step: Ste
         step: What a step is.
     """
     sizes = model_sizes(model, plan, sequence_length=step.sequence_length)
-    known: dict[tuple[int, ...], list[StageSizes] | None] = {}
+    known: dict[MeshLayout, list[StageSizes]] = {}
+    failed: dict[MeshLayout, str] = {}
     found = []
     for layout in _layouts(num_ranks, step):
-        key = (layout.pp, layout.cp, layout.tp)
+        shared = MeshLayout(pp=layout.pp, cp=layout.cp, tp=layout.tp)
         if broken_rules(layout, model=sizes):
             continue
-        if key not in known:
-            known[key] = _sizes_or_none(model, plan, layout, step)
-        if known[key] is not None:
-            found.append(_proposal(model, plan, layout, step, known[key]))
-    return sorted(found, key=lambda one: (one.sent_per_sequence, one.num_bytes))
-
-
-def _sizes_or_none(
-    model: nn.Module, plan: ParallelPlan, layout: MeshLayout, step: Step
-) -> list[StageSizes] | None:
-    """Return what stages keep and send, None where the model cannot be cut so."""
-    try:
-        estimate(model, plan, MeshLayout(pp=layout.pp, tp=layout.tp), Step())
-        if layout.pp > 1:
-            return stage_sizes(model, plan, layout, step)
-    except ConfigError:
-        return None
-    return stage_sizes(model, plan, layout, step)
+        if shared not in known and shared not in failed:
+            try:
+                estimate(model, plan, MeshLayout(pp=layout.pp, tp=layout.tp), Step())
+                known[shared] = stage_sizes(model, plan, layout, step)
+            except ConfigError as error:
+                if shared.world_size == 1:  # so will all others
+                    raise
+                failed[shared] = str(error)
+        if shared in known:
+            found.append(_proposal(model, plan, layout, step, known[shared]))
+    return sorted(found, key=lambda one: (one.sent_per_sequence, one.num_bytes)), failed
 
 
 def _proposal(
-    model: nn.Module, plan: ParallelPlan, layout: MeshLayout, step: Step, sizes: list[StageSizes] | None
+    model: nn.Module, plan: ParallelPlan, layout: MeshLayout, step: Step, sizes: list[StageSizes]
 ) -> Proposal:
     stages = estimate(model, plan, layout, step, sizes=sizes)
     sent = sum(stage.bytes_sent for stage in stages) * layout.world_size / layout.pp

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+from torch.overrides import TorchFunctionMode
 
 from accel_backends.pipelining.experts import traceable_experts
 from accel_backends.pipelining.placeholders import placeholder_of, standing_in
@@ -22,9 +23,11 @@ from accel_backends.plans.watched_attention import WatchedAttention
 from accel_backends.plans.watched_experts import watched_experts
 from accel_backends.transforms.cut_experts import ExpertsParallel
 from accel_backends.transforms.expert_parallel import expert_modules, without_experts
+from accel_backends.transforms.key_value_heads import CopiedHeads
 from accel_backends.transforms.tensor_parallel import cut_dims, cut_styles
 from accel_backends.transforms.tensor_styles import CutStyle
 from accel_ops.named_tensors import NamedTensor, named_tensors
+from accel_ops.nested.description import iterate_tensors
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
 
@@ -120,25 +123,51 @@ def forward_sizes(
             WatchedAttention(layout, ring=has_ring, send=recorder.send)
             if layout.size("cp", "sp") > 1
             else nullcontext(),
+            nullcontext() if dtype == torch.bfloat16 else _GroupedProducts(),
+            saved_tensors_hooks(recorder.save, lambda packed: packed),
+            torch.enable_grad(),
         ):
-            _run(model, tokens, recorder)
+            run_on_tokens(model, tokens)
     finally:
         model.train(was_training)
     return recorder.finished()
 
 
-def _run(model: nn.Module, tokens: torch.Tensor, recorder: _Recorder) -> None:
-    takes_labels = "labels" in inspect.signature(model.forward).parameters
+def run_on_tokens(model: nn.Module, tokens: torch.Tensor) -> Any:
+    """Return what ``model`` returns for tokens, which are its labels too, or else a loss of what it returns first.
+
+    Raises:
+        ConfigError: If the model cannot run on tokens alone, or without values.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    others = {name: tokens for name in ("labels", "decoder_input_ids") if name in parameters}
     try:
-        with saved_tensors_hooks(recorder.save, lambda packed: packed), torch.enable_grad():
-            outputs = model(tokens, labels=tokens) if takes_labels else model(tokens)
-            if not takes_labels:
-                nn.functional.cross_entropy(outputs.float().flatten(0, -2), tokens.flatten())
+        outputs = model(tokens, **others)
+        if "labels" in parameters:
+            return outputs
+        logits = next(iterate_tensors(outputs))
+        return nn.functional.cross_entropy(logits.float().flatten(0, -2), tokens.flatten())
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ConfigError(
             f"The {type(model).__name__} decides by values what it computes ({error.func}), so its activations cannot "
             "be computed without them. Leave out `--sequence_length`."
         ) from error
+    except ConfigError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"The {type(model).__name__} cannot run on tokens alone, so its activations cannot be estimated "
+            f"({type(error).__name__}: {str(error).strip()}). Leave out `--sequence_length`."
+        ) from error
+
+
+class _GroupedProducts(TorchFunctionMode):
+    """Within it, products of experts have the sizes of any dtype; without values torch has them in bf16 alone."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch._grouped_mm, getattr(nn.functional, "grouped_mm", None)) and args[1].ndim == 3:
+            return args[0] @ args[1][0]
+        return func(*args, **(kwargs or {}))
 
 
 class _Recorder:
@@ -226,12 +255,16 @@ def _watched(
         module = model.get_submodule(name)
         handles.append(module.register_forward_pre_hook(recorder.enter))
         handles.append(module.register_forward_hook(recorder.leave))
+    stack = ExitStack()
     for module, style in styles.items():
+        if isinstance(made := style.make(), CopiedHeads):
+            stack.callback(made.reduce_heads())
         watched = _SharedLayer(style, num_sharing, recorder.send)
         handles.append(module.register_forward_pre_hook(watched.before))
         handles.append(module.register_forward_hook(watched.after))
     try:
-        yield
+        with stack:
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -242,7 +275,8 @@ class _SharedLayer:
 
     def __init__(self, style: CutStyle, num_ranks: int, send: Callable[..., None]) -> None:
         self._takes, self._returns = _passing(style)
-        self._sums_gradients = isinstance(style.make(), SequenceParallel)
+        self._style = style.make()
+        self._sums_gradients = isinstance(self._style, (SequenceParallel, CopiedHeads))
         self._num_ranks = num_ranks
         self._send = send
 
@@ -270,6 +304,8 @@ class _SharedLayer:
         return (given, *others)
 
     def after(self, module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+        if isinstance(self._style, CopiedHeads):
+            output = self._style.own_head(output)
         match self._returns:
             case "gathered":
                 output = torch.cat([output] * self._num_ranks, -1)
@@ -296,6 +332,8 @@ def _passing(style: CutStyle) -> tuple[str, str]:
     torch_style = style.make()
     if isinstance(torch_style, ExpertsParallel):
         return "whole", "summed"
+    if isinstance(torch_style, CopiedHeads):
+        return "whole", "own"
     if not isinstance(torch_style, (ColwiseParallel, RowwiseParallel)):
         return ("whole" if style.dim == 0 else "own"), "own"
     (takes,), (returns,) = torch_style.input_layouts, torch_style.output_layouts

@@ -15,7 +15,7 @@ from accel_backends.plans.plan import ParallelPlan
 def combined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the fields of plans for different modules of one model.
 
-    There is one tail and one pipeline: where several plans have them, the model gets none.
+    There is one tail: where several plans have one, the model gets none.
     """
     fields: dict[str, Any] = {}
     for part in parts:
@@ -27,7 +27,7 @@ def combined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
             elif key in ("units", "attention"):
                 fields[key] = (*fields[key], *value)
             else:
-                fields[key] = () if key == "tail" else None
+                fields[key] = ()
     return fields
 
 
@@ -48,9 +48,7 @@ def as_plan(fields: dict[str, Any]) -> ParallelPlan:
     listed = {
         key: tuple(named.path for named in fields.get(key, ())) for key in ("units", "tail", "attention")
     }
-    return ParallelPlan(
-        **listed, tensor=fields.get("tensor"), stages=fields.get("stages"), experts=fields.get("experts", {})
-    )
+    return ParallelPlan(**listed, tensor=fields.get("tensor"), experts=fields.get("experts", {}))
 
 
 def _is_apart(named: NamedModule, taken: Sequence[NamedModule]) -> bool:

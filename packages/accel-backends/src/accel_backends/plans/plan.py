@@ -18,21 +18,6 @@ EXPERT_STYLES = ("ep_dispatch_experts", "grouped_gemm")
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineStages:
-    """Where a model can be cut into pipeline stages.
-
-    Attributes:
-        inputs: Modules of the first stage, before its blocks.
-        blocks: The list whose blocks are dealt to the stages.
-        outputs: Modules of the last stage, after its blocks.
-    """
-
-    inputs: tuple[str, ...] = ()
-    blocks: str = ""
-    outputs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class ParallelPlan:
     """What a model is made of. `resolve_plan` returns one in which every name is that of a module or parameter.
 
@@ -42,7 +27,6 @@ class ParallelPlan:
         units: Modules that are each gathered, checkpointed and compiled as one.
         tail: Modules that run last (final norm, head); together they are one unit, which stays gathered.
         tensor: How modules and parameters are cut for tensor parallelism: name to style, see `TENSOR_STYLES`.
-        stages: Where the model can be cut into pipeline stages.
         attention: The attention modules, for context and sequence parallelism.
         experts: How experts are spread: name to style, see `EXPERT_STYLES`.
     """
@@ -50,6 +34,5 @@ class ParallelPlan:
     units: tuple[str, ...] = ()
     tail: tuple[str, ...] = ()
     tensor: Mapping[str, str] | None = None
-    stages: PipelineStages | None = None
     attention: tuple[str, ...] = ()
     experts: Mapping[str, str] = field(default_factory=dict)

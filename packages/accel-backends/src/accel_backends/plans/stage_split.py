@@ -10,6 +10,7 @@ from torch import nn
 
 from accel_backends.pipelining.experts import experts_of, traceable_experts
 from accel_backends.pipelining.stages import StagedModel
+from accel_backends.plans.forward_sizes import run_on_tokens
 from accel_backends.plans.memory import PlannedModel, PlannedParameter, PlannedUnit
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.sharding.units import ROOT
@@ -36,7 +37,7 @@ def users_in_run(model: nn.Module, plan: ParallelPlan, starts: Sequence[str], *,
     staged = StagedModel(model, starts, device=torch.device("cpu"))
     tokens = torch.zeros(1, min(num_tokens, _MOST_TOKENS), dtype=torch.long)
     with traceable_experts(experts_of(model, plan)):
-        trace = staged.trace(lambda: model(tokens))
+        trace = staged.trace(lambda: run_on_tokens(model, tokens))
     return {found.names[0]: users for found, users in zip(staged.tensors, trace.users, strict=True)}
 
 

@@ -15,7 +15,6 @@ from torch import nn
 from accel_backends.plans.merging import combined
 from accel_backends.plans.model_ends import after_blocks, final_head, final_norm
 from accel_backends.plans.model_names import ModelNames, NamedModule, joined, outermost
-from accel_backends.plans.plan import PipelineStages
 from accel_backends.plans.repeated_blocks import find_blocks
 from accel_state.errors import ConfigError
 
@@ -135,8 +134,6 @@ def _fields(names: ModelNames, model: NamedModule) -> dict[str, Any]:
     for key, attribute in (("tensor", "_tp_plan"), ("experts", "_ep_plan")):
         if styled := _styled(names, model, getattr(model.module, attribute, None)):
             fields[key] = styled
-    if stages := _stages(names, model):
-        fields["stages"] = stages
     if attention := _attention(fields.get("units", ()), names):
         fields["attention"] = attention
     return fields
@@ -179,20 +176,6 @@ def _styled(names: ModelNames, model: NamedModule, plan: Mapping[str, str] | Non
         for rule, style in (plan or {}).items()
         for path in names.paths_matching(joined(model.name, rule))
     }
-
-
-def _stages(names: ModelNames, model: NamedModule) -> PipelineStages | None:
-    plan: Mapping[str, Any] = getattr(model.module, "_pp_plan", None) or {}
-    rules = {named for rule in plan for named in names.matching(joined(model.name, rule))}
-    ordered = [named for named in names if named in rules]
-    lists = [named for named in ordered if isinstance(named.module, nn.ModuleList)]
-    if len(lists) != 1:
-        return None
-    at = ordered.index(lists[0])
-    before, after = ordered[:at], ordered[at + 1 :]
-    return PipelineStages(
-        tuple(named.path for named in before), lists[0].path, tuple(named.path for named in after)
-    )
 
 
 def _attention(units: tuple[NamedModule, ...], names: ModelNames) -> tuple[NamedModule, ...]:

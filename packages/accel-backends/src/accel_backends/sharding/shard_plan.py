@@ -88,6 +88,8 @@ def plan_sharding(
             offloads_inputs=bool(plugin.activation_checkpointing_offload),
             is_selective=plugin.selective_checkpointing,
             bind=None if sequences is None else sequences.sharing.bound,
+            # torch traces no change of what is shared, and torch 2.13 fails on layers split over ranks.
+            is_traceable=sequences is None and layers is None,
         )
     if dynamo is not None:
         compile_units(units, dynamo)

@@ -13,7 +13,12 @@ import torch.distributed as dist
 from torch import nn
 
 from accel_backends.pipelining.cutting import balanced_starts
-from accel_backends.pipelining.early_loading import EarlyOptimizerState, state_before_loading, take_early
+from accel_backends.pipelining.early_loading import (
+    EarlyOptimizerState,
+    parameters_of,
+    state_before_loading,
+    take_early,
+)
 from accel_backends.pipelining.experts import make_experts_traceable
 from accel_backends.pipelining.gathering import held_model_state, held_optimizer_state
 from accel_backends.pipelining.holding import StageSharding, hold_stage
@@ -88,11 +93,14 @@ class PipelineStrategy(FullyShardedStrategy):
         layout, rank = context.layout, context.topology.rank
         self._ranks_at = layout.groups(*(axis for axis in layout.sizes if axis != "pp"))
         ranks = layout.group_of(rank, "pp")
+        has_rings = (self._handler.stages_per_rank or 1) > 1  # the last rank sends to the first
+        num_lanes = 2 + len(ranks) % 2 if has_rings else 1
         self._place = PipelinePlace(
             ranks=ranks,
             index=layout.coordinate(rank)["pp"],
             group=dist.new_group(list(ranks), use_local_synchronization=True),
-            backward_group=dist.new_group(),
+            forward_groups=[dist.new_group() for _ in range(num_lanes)] if num_lanes > 1 else [None],
+            backward_groups=[dist.new_group() for _ in range(num_lanes)],
             num_pipelines=layout.world_size // len(ranks),
         )
         self._pipelines: weakref.WeakKeyDictionary[nn.Module, PipelineTraining] = weakref.WeakKeyDictionary()
@@ -134,7 +142,8 @@ class PipelineStrategy(FullyShardedStrategy):
     def _starts(self, model: nn.Module) -> list[str]:
         points = self._handler.split_points
         num_stages = self.context.layout.pp * (self._handler.stages_per_rank or 1)
-        starts = balanced_starts(model, num_stages) if points == "auto" else list(points)
+        plan = self._parallel_plan(model)
+        starts = balanced_starts(model, num_stages, plan=plan) if points == "auto" else list(points)
         if len(starts) != num_stages - 1:
             raise ConfigError(
                 f"`split_points` of `pp_handler` names {len(starts)} modules, but {num_stages} stages need "
@@ -348,7 +357,7 @@ class PipelineStrategy(FullyShardedStrategy):
         """Return the state, in which each tensor tells the ranks of which stage hold it. All ranks together."""
         inner = self.bare_optimizer(optimizer)
         places = {}
-        numbers = {id(one): number for number, one in enumerate(_parameters_of(inner))}
+        numbers = {id(one): number for number, one in enumerate(parameters_of(inner))}
         for staged in self._staged():
             for found, holders in zip(staged.tensors, staged.holders, strict=True):
                 if id(found.tensor) in numbers and holders:
@@ -381,7 +390,7 @@ class PipelineStrategy(FullyShardedStrategy):
         numbers = [number for group in state["param_groups"] for number in group["params"]]
         elsewhere = {
             number
-            for number, one in zip(numbers, _parameters_of(optimizer), strict=True)
+            for number, one in zip(numbers, parameters_of(optimizer), strict=True)
             if any(staged.is_elsewhere(one) for staged in self._staged())
         }
         own = {number: value for number, value in state["state"].items() if number not in elsewhere}
@@ -395,10 +404,6 @@ class PipelineStrategy(FullyShardedStrategy):
         for found, holders in zip(staged.tensors, staged.holders, strict=True):
             if holders and min(holders) < self._place.index:
                 yield found.tensor
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _cast_inputs(

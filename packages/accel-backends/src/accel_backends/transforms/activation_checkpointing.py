@@ -35,6 +35,7 @@ class CheckpointedForward(WrappedForward):
         is_selective: Keep the results of attention and of every second matrix product too, the costliest to compute;
             they stay on their device.
         bind: Called in each forward; returns a function that runs twice as it would now.
+        is_traceable: Whether torch can compile it as a whole, and not what it runs alone.
     """
 
     def __init__(
@@ -44,9 +45,11 @@ class CheckpointedForward(WrappedForward):
         offloads_inputs: bool = False,
         is_selective: bool = False,
         bind: Bind | None = None,
+        is_traceable: bool = True,
     ) -> None:
         super().__init__(original)
         self.bind = bind
+        self.is_traceable = is_traceable
         self.offloads_inputs = offloads_inputs
         self.is_selective = is_selective
 
@@ -64,13 +67,7 @@ class CheckpointedForward(WrappedForward):
             return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
 
-def checkpoint_units(
-    modules: Sequence[nn.Module],
-    *,
-    offloads_inputs: bool = False,
-    is_selective: bool = False,
-    bind: Bind | None = None,
-) -> None:
+def checkpoint_units(modules: Sequence[nn.Module], **settings: Any) -> None:
     """Let the forward of each module keep its inputs only; modules that do so already stay as they are.
 
     The settings are those of `CheckpointedForward`.
@@ -85,9 +82,7 @@ def checkpoint_units(
         )
     for module in modules:
         if not isinstance(module.forward, CheckpointedForward):
-            module.forward = CheckpointedForward(
-                module.forward, offloads_inputs=offloads_inputs, is_selective=is_selective, bind=bind
-            )
+            module.forward = CheckpointedForward(module.forward, **settings)
 
 
 def _keep_costly_results() -> Any:

@@ -40,7 +40,9 @@ class PlanCommand:
             metavar="MODEL",
             help="a folder, a config.json, the name of a model on the Hub, or `module:factory`",
         )
-        parser.add_argument("--num_processes", type=int, default=1, help="number of processes (default 1)")
+        parser.add_argument(
+            "--num_processes", type=int, help="number of processes (default: the product of the sizes)"
+        )
         for axis, meaning in _AXES.items():
             parser.add_argument(f"--{axis}_size", type=int, help=f"number of {meaning}")
         parser.add_argument(
@@ -128,7 +130,8 @@ def _shown(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) 
 
     layout = _layout(arguments)
     sizes = model_sizes(model, plan, sequence_length=arguments.sequence_length)
-    check_layout(layout, num_processes=arguments.num_processes, model=sizes)
+    num_processes = layout.world_size if arguments.num_processes is None else arguments.num_processes
+    check_layout(layout, num_processes=num_processes, model=sizes)
     stages = estimate(model, plan, layout, _step(arguments))
     name = arguments.model_name
     if arguments.picture is not None:
@@ -140,11 +143,12 @@ def _shown(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) 
 
 
 def _proposed(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) -> str:
-    from accel.plan_report.needs import fitting_data, fitting_text
+    from accel.plan_report.needs import failed_text, fitting_data, fitting_text
     from accel_backends.plans.fitting import proposals
 
     num_ranks, memory = _fit(arguments.fit)
-    found = proposals(model, plan, num_ranks=num_ranks, step=_step(arguments))
+    found, failed = proposals(model, plan, num_ranks=num_ranks, step=_step(arguments))
+    sys.stderr.write(failed_text(failed))
     if arguments.json:
         return json.dumps(fitting_data(found, memory=memory), indent=2)
     size = arguments.fit.partition(":")[2]  # as it was given
@@ -159,7 +163,7 @@ def _layout(arguments: argparse.Namespace) -> MeshLayout:
     sizes = {axis: size for axis in _AXES if (size := getattr(arguments, f"{axis}_size")) is not None}
     if "dp_shard" not in sizes:
         others = MeshLayout(**{axis: size for axis, size in sizes.items() if axis != "ep"}).world_size
-        sizes["dp_shard"] = max(arguments.num_processes // others, 1)
+        sizes["dp_shard"] = max((arguments.num_processes or 1) // others, 1)
     return MeshLayout(**sizes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accel_backends.plans.communication import Collective
@@ -66,6 +66,14 @@ def fitting_text(found: Sequence[Proposal], *, memory: int, wanted: str) -> str:
     )
     more = len(fitting) - len(rows)
     return f"{table}\n{more} more fit, which send more." if more else table
+
+
+def failed_text(failed: Mapping[MeshLayout, str]) -> str:
+    """Return a line for each error, with the layouts that failed with it; nothing if none did."""
+    layouts: dict[str, list[str]] = {}
+    for layout, error in failed.items():
+        layouts.setdefault(error, []).append(layout_text(layout))
+    return "".join(f"Layouts with {' or '.join(found)} failed. {error}\n" for error, found in layouts.items())
 
 
 def fitting_data(found: Sequence[Proposal], *, memory: int) -> list[dict[str, Any]]:

@@ -53,6 +53,7 @@ class InterceptedAttention(WrappedForward):
         self._is_rerun = True
         self._is_ambiguous = False
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tokens = self._tokens()
         if tokens is None:

@@ -1,0 +1,119 @@
+"""Stages never wait in a circle, even if a message is sent only when it is received, and keep no message for long."""
+
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from accel import Accelerator, ParallelismConfig
+from accel_state import PipelineParallelConfig
+from accel_state.runtime import reset_runtime
+
+SCHEDULES = [
+    # name, stages of each rank
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("zero_bubble", 1),
+    ("zero_bubble", 2),
+    ("interleaved_1f1b", 2),
+    ("interleaved_1f1b", 3),
+]
+
+
+def messages_of_a_step(num_ranks, schedule, stages_per_rank, num_micro_batches):
+    """Return what this rank sent and received, in order, and how many of the tensors it sent were alive at once."""
+    reset_runtime(keep_process_group=True)
+    handler = PipelineParallelConfig(schedule, num_micro_batches, stages_per_rank=stages_per_rank)
+    config = ParallelismConfig(pp_size=num_ranks, pp_handler=handler)
+    accelerator = Accelerator(cpu=True, parallelism_config=config)
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 4) for _ in range(num_ranks * stages_per_rank)]
+    model = accelerator.prepare(nn.Sequential(*layers))
+    messages, sent, num_alive = [], [], [0]
+    isend, recv = dist.isend, dist.recv
+
+    def note(kind, group, peer):
+        messages.append((kind, (group or dist.group.WORLD).group_name, peer))
+
+    def noted_isend(tensor, peer, group=None):
+        note("send", group, peer)
+        sent.append(weakref.ref(tensor))
+        num_alive.append(sum(one() is not None for one in sent))
+        return isend(tensor, peer, group=group)
+
+    def noted_recv(tensor, peer, group=None):
+        note("receive", group, peer)
+        return recv(tensor, peer, group=group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "isend", noted_isend)
+        patch.setattr(dist, "recv", noted_recv)
+        rows = torch.linspace(-1, 1, 4 * num_micro_batches).reshape(num_micro_batches, 4)
+        accelerator.forward_backward(model, rows, lambda model, rows: model(rows).square().mean())
+    return messages, max(num_alive)
+
+
+def messages_of_schedules(num_ranks):
+    return [
+        messages_of_a_step(num_ranks, schedule, number, 2 * num_ranks * number)[0]
+        for schedule, number in SCHEDULES
+    ]
+
+
+def unfinished(messages, *, has_stream_per_group):
+    """Return what ranks are left with if each message waits for both sides, as in NCCL.
+
+    A rank goes on after it has asked to send, but not before it has received. What it sends and receives in one stream
+    is done in order: there is one for each group and peer, or, of a group that was made eagerly, for each group.
+    """
+
+    def stream(message):
+        _, group, peer = message
+        return group if has_stream_per_group else (group, peer)
+
+    left = [list(own) for own in messages]
+
+    def heads(rank):
+        """Yield the places of messages that nothing before them keeps back."""
+        busy = set()
+        for place, message in enumerate(left[rank]):
+            if stream(message) not in busy:
+                yield place, message
+            if message[0] == "receive":
+                return
+            busy.add(stream(message))
+
+    def deliver():
+        for sender in range(len(left)):
+            for place, (kind, group, receiver) in heads(sender):
+                for other, message in heads(receiver):
+                    if kind == "send" and message == ("receive", group, sender):
+                        del left[sender][place], left[receiver][other]
+                        return True
+        return False
+
+    while deliver():
+        pass
+    return [message for own in left for message in own]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_ranks_do_not_wait_for_each_other_in_a_circle(world, num_ranks):
+    each = world(num_ranks).run(messages_of_schedules, num_ranks)
+    for settings, messages in zip(SCHEDULES, zip(*each, strict=True), strict=True):
+        assert all(messages)
+        for has_stream_per_group in (False, True):
+            left = unfinished(messages, has_stream_per_group=has_stream_per_group)
+            assert not left, (settings, has_stream_per_group)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages_per_rank"), [("1f1b", 1), ("zero_bubble", 1), ("interleaved_1f1b", 2)]
+)
+def test_a_rank_keeps_what_it_sent_for_as_long_as_it_may_be_on_its_way(world, schedule, stages_per_rank):
+    for messages, num_alive in world(3).run(messages_of_a_step, 3, schedule, stages_per_rank, 24):
+        num_sent = sum(kind == "send" for kind, *_ in messages)
+        assert num_sent >= 24
+        assert num_alive <= 7 * stages_per_rank
