@@ -716,3 +716,19 @@ def with_loss_in_parts():
 def test_a_loss_is_computed_from_parts_of_the_vocabulary(world):
     for in_parts, whole_ in world(2).run(with_loss_in_parts):
         torch.testing.assert_close(in_parts, whole_, rtol=1e-5, atol=1e-7)
+
+
+def buffers_of_dtypes(version):
+    accelerator = sharded(version)
+    model = nn.Linear(3, 3)
+    for dtype in (torch.int16, torch.uint16, torch.uint32, torch.float8_e4m3fn, torch.complex64, torch.bool):
+        values = torch.full((2, 2), 1 - accelerator.process_index).to(dtype)
+        model.register_buffer(str(dtype).rpartition(".")[2], values)
+    return [buffer.to(torch.complex64) for buffer in accelerator.prepare(model).buffers()]
+
+
+@BOTH
+def test_buffers_of_every_dtype_take_the_values_of_rank_0(world, version):
+    for buffers in world(3).run(buffers_of_dtypes, version):
+        assert len(buffers) == 6
+        assert all((buffer == 1).all() for buffer in buffers)

@@ -525,3 +525,9 @@ def test_an_argument_wins_over_the_variable(variables):
     assert (made.fsdp_version, type(made.cpu_offload)) == (2, OffloadPolicy)
     assert made.state_dict_type is StateDictType.SHARDED_STATE_DICT
     assert made.activation_checkpointing is False
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_resharding_to_groups_of_ranks_is_an_error(fresh_state, number):
+    with pytest.raises(ConfigError, match=f"is {number}: resharding to groups.*Set it to True or False"):
+        FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=number)

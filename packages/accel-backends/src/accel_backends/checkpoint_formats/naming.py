@@ -13,7 +13,8 @@ def check_names(saved: list[str], own: Mapping[str, int], file: str) -> None:
     Raises:
         CheckpointError: If they differ; names some of them.
     """
-    missing = [name for name in own if name not in set(saved)]
+    known = set(saved)
+    missing = [name for name in own if name not in known]
     unexpected = [name for name in saved if name not in own]
     if missing or unexpected:
         parts = [f"it lacks {_listed(missing)}"] if missing else []

@@ -1,4 +1,4 @@
-"""The whole state of a flattened model, with the names of the plain model."""
+"""The state of a flattened model, with the names of the plain model."""
 
 from __future__ import annotations
 
@@ -6,25 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from accel_backends.flat_sharding.flat_model import FlatModel, plain_name
-from accel_backends.flat_sharding.whole_state_dicts import whole_state_dicts
+from accel_backends.flat_sharding.state_dicts import has_sharded_state, state_dicts
 
 
-def gathered_model_state(model: FlatModel, *, is_receiver: bool, rank0_only: bool = True) -> dict[str, Any]:
-    """Return the state dict of the plain model on the CPU; empty where ``is_receiver`` is not set.
+def local_model_state(model: FlatModel, *, rank0_only: bool = False) -> dict[str, Any]:
+    """Return the state dict of the plain model on the CPU: a `DTensor` where torch can give this rank its shard alone.
 
-    Every rank must call it; one unit is gathered at a time.
-
-    Args:
-        model: The model.
-        is_receiver: Whether this rank gets it.
-        rank0_only: Whether only rank 0 does, and the others need not hold more than one unit.
+    Every rank must call it; one unit is gathered at a time. With ``rank0_only`` full tensors are on rank 0 alone.
     """
-    with whole_state_dicts(model.root, rank0_only=rank0_only):
+    with state_dicts(model.root, is_sharded=has_sharded_state(model.root), rank0_only=rank0_only):
         found = model.root.state_dict()
-    if not is_receiver:
-        return {}
     state: dict[str, Any] = {}
     for name, value in found.items():
         first = model.aliases.get(name)
@@ -36,7 +30,7 @@ def gathered_model_state(model: FlatModel, *, is_receiver: bool, rank0_only: boo
 
 
 def load_model_state(model: FlatModel, state: Mapping[str, Any], *, strict: bool) -> Any:
-    """Load a whole state, of which each rank keeps its parts; every rank must call it with all of it.
+    """Load a full state, or one from `local_model_state`; every rank must call it.
 
     Raises:
         RuntimeError: If a tensor has another shape, or with ``strict`` other names, as torch does.
@@ -48,7 +42,7 @@ def load_model_state(model: FlatModel, state: Mapping[str, Any], *, strict: bool
         if isinstance(value, torch.Tensor) and name in model.shapes and value.shape != model.shapes[name]
     ]
     _refuse(plain, problems)
-    with whole_state_dicts(model.root, rank0_only=False):
+    with state_dicts(model.root, is_sharded=any(isinstance(value, DTensor) for value in state.values())):
         outcome = model.root.load_state_dict(dict(state), strict=False)
     for keys in (outcome.missing_keys, outcome.unexpected_keys):
         keys[:] = [plain_name(key) for key in keys]

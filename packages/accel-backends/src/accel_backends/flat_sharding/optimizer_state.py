@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from accel_backends.flat_sharding.flat_model import FlatModel
-from accel_backends.flat_sharding.whole_state_dicts import whole_state_dicts
+from accel_backends.flat_sharding.state_dicts import has_sharded_state, state_dicts
 from accel_state.errors import CheckpointError
 
 Place = tuple[FlatModel | None, Any]
@@ -26,23 +26,17 @@ def places(optimizer: torch.optim.Optimizer, models: Sequence[FlatModel]) -> lis
     return [_places_of_group(group["params"], models) for group in optimizer.param_groups]
 
 
-def gathered_optimizer_state(
-    optimizer: torch.optim.Optimizer,
-    models: Sequence[FlatModel],
-    *,
-    is_receiver: bool,
-    rank0_only: bool = True,
-) -> dict[str, Any]:
-    """Return the state dict of a plain optimizer, whole and on the CPU; every rank must call it.
+def local_optimizer_state(optimizer: torch.optim.Optimizer, models: Sequence[FlatModel]) -> dict[str, Any]:
+    """Return the state dict of a plain optimizer on the CPU, of tensors as in `local_model_state`.
 
-    Without ``is_receiver`` it has the groups only; with ``rank0_only`` only rank 0 may receive.
+    Every rank must call it; one unit is gathered at a time.
     """
     values: dict[tuple[int, Any], Any] = {}
     for model in models:
         part = _Part.of(optimizer, model)
         if not part.parameters:
             continue
-        with whole_state_dicts(model.root, rank0_only=rank0_only):
+        with state_dicts(model.root, is_sharded=has_sharded_state(model.root)):
             found = FullyShardedDataParallel.optim_state_dict(model.root, part, part.state_dict(optimizer))  # type: ignore[arg-type]
         values |= {(id(model), name): one for name, one in found.get("state", {}).items()}
     state: dict[int, Any] = {}
@@ -54,7 +48,7 @@ def gathered_optimizer_state(
         groups.append({**group, "params": list(range(number, number + len(of_group)))})
         for owner, name in of_group:
             own = optimizer.state.get(name) if owner is None else values.get((id(owner), name))
-            if own and is_receiver:
+            if own:
                 state[number] = {key: _on_cpu(value) for key, value in own.items()}
             number += 1
     return {"state": state, "param_groups": groups}
@@ -153,7 +147,7 @@ def _parts_of(model: FlatModel, part: _Part, named: Mapping[str, Any]) -> dict[t
                 f"The state has nothing for `{missing[0]}`, which was flattened into one with `{names[0]}`. Set "
                 "`use_orig_params=True` in `FullyShardedDataParallelPlugin`."
             )
-    with whole_state_dicts(model.root, rank0_only=False):
+    with state_dicts(model.root, is_sharded=False):
         found = FullyShardedDataParallel.optim_state_dict_to_load(model.root, part, {"state": dict(named)})  # type: ignore[arg-type]
     parameters = part.parameters
     return {parameters[number]: _copied(values) for number, values in found["state"].items()}

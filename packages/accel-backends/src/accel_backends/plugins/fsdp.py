@@ -346,6 +346,11 @@ class FullyShardedDataParallelPlugin:
             self.param_init_fn = allocate
 
     def _complete_version_2(self) -> None:
+        if type(self.reshard_after_forward) is int:
+            raise ConfigError(
+                f"`reshard_after_forward` is {self.reshard_after_forward}: resharding to groups of ranks is not "
+                "supported. Set it to True or False."
+            )
         self.reshard_after_forward = values.sharding_of(2, self.sharding_strategy, self.reshard_after_forward)
         self.sharding_strategy = None
         self._read_switches(

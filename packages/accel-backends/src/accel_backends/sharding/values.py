@@ -75,6 +75,9 @@ def take_values_of_rank_0(tensors: Sequence[NamedTensor], *, device: torch.devic
         if not values.is_contiguous():
             values = found.tensor.data = values.contiguous()
         if values.numel():
+            if type(values) is torch.Tensor:
+                # As bytes: gloo and NCCL lack 16-bit integers, gloo 8-bit floats.
+                values = values.view(-1).view(torch.uint8)
             pending.append(dist.broadcast(values, src=0, async_op=True))
     for work in pending:
         work.wait()

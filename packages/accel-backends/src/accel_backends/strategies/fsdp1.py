@@ -16,9 +16,9 @@ from accel_backends.checkpoint_formats.own_state import OwnState
 from accel_backends.containers import register_container
 from accel_backends.flat_sharding.clipping import clip_gradients
 from accel_backends.flat_sharding.flat_model import FlatModel
-from accel_backends.flat_sharding.model_state import gathered_model_state, load_model_state
+from accel_backends.flat_sharding.model_state import load_model_state, local_model_state
 from accel_backends.flat_sharding.optimizer_state import (
-    gathered_optimizer_state,
+    local_optimizer_state,
     parts_of_optimizer_state,
     places,
     put_whole_state,
@@ -31,6 +31,7 @@ from accel_backends.flat_sharding.wrapping import flatten_model
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.precisions.forward import wrap_forward
+from accel_backends.sharding.full_state import gathered_optimizer_state, gathered_state
 from accel_backends.sharding.shard import is_sharded
 from accel_backends.sharding.unit_order import check_unit_order
 from accel_backends.sharding.units import whole_parameters
@@ -203,17 +204,15 @@ class FlatShardedStrategy(ShardedStrategy):
         flat = self._flat(model)
         if flat is None:
             return super().model_state(model)
-        return gathered_model_state(flat, is_receiver=self.context.topology.rank == 0)
+        state = local_model_state(flat, rank0_only=True)
+        return gathered_state(state, is_receiver=self.context.topology.rank == 0)
 
     def local_model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the whole state, which every rank gets: a part of a flat parameter is no part of a tensor.
-
-        Communicates: all ranks.
-        """
+        """Return a `DTensor` for each sharded parameter, with this rank's rows on the CPU. Communicates: all ranks."""
         flat = self._flat(model)
         if flat is None:
             return super().local_model_state(model)
-        return gathered_model_state(flat, is_receiver=True, rank0_only=False)
+        return local_model_state(flat)
 
     def own_model_state(self, model: nn.Module) -> OwnState:
         """Return this rank's parts of the flat parameters, and what it holds whole. No communication."""
@@ -221,7 +220,7 @@ class FlatShardedStrategy(ShardedStrategy):
         return super().own_model_state(model) if flat is None else self._own(*own_model_values(flat))
 
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
-        """Load a whole state, of which every rank takes its parts. All ranks must call it."""
+        """Load a full state, or one from `local_model_state`. All ranks must call it."""
         flat = self._flat(model)
         if flat is None:
             return super().load_model_state(model, state, strict=strict)
@@ -231,16 +230,15 @@ class FlatShardedStrategy(ShardedStrategy):
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:
         """Return the whole state on the CPU of rank 0, the groups alone on the others. All ranks must call it."""
-        inner = getattr(optimizer, "optimizer", optimizer)
-        is_receiver = self.context.topology.rank == 0
-        return gathered_optimizer_state(inner, self._models_of(inner), is_receiver=is_receiver)
+        content = self.local_optimizer_state(optimizer, model)
+        return gathered_optimizer_state(content, is_receiver=self.context.topology.rank == 0)
 
     def local_optimizer_state(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:
-        """Return the whole state, which every rank gets. Communicates: all ranks."""
+        """Return `DTensor`s, as `local_model_state` does. Communicates: all ranks."""
         inner = getattr(optimizer, "optimizer", optimizer)
-        return gathered_optimizer_state(inner, self._models_of(inner), is_receiver=True, rank0_only=False)
+        return local_optimizer_state(inner, self._models_of(inner))
 
     def own_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OwnState:
         """Return the state of what this rank steps: parts of flat parameters. No communication."""

@@ -29,8 +29,12 @@ _KEEPS_RESULTS_IN_PLACE: dict[str, Any] = (
 class CheckpointedForward(WrappedForward):
     """A forward that keeps its inputs only; the state of the random generators is kept for the second run.
 
+    A cache of keys and values is not passed on while training: the second run would write to it again. A module in
+    evaluation mode that gets one runs without checkpointing.
+
     Args:
         original: The forward to run.
+        module: The module that it is the forward of.
         offloads_inputs: Keep the inputs in the memory of the CPU.
         is_selective: Keep the results of attention and of every second matrix product too, the costliest to compute;
             they stay on their device.
@@ -42,18 +46,27 @@ class CheckpointedForward(WrappedForward):
         self,
         original: Callable[..., Any],
         *,
+        module: nn.Module,
         offloads_inputs: bool = False,
         is_selective: bool = False,
         bind: Bind | None = None,
         is_traceable: bool = True,
     ) -> None:
         super().__init__(original)
+        self.module = module
         self.bind = bind
         self.is_traceable = is_traceable
         self.offloads_inputs = offloads_inputs
         self.is_selective = is_selective
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        caches = [value for value in (*args, *kwargs.values()) if _is_cache(value)]
+        if caches and torch.is_grad_enabled():
+            if not self.module.training:
+                return self.original(*args, **kwargs)
+            _check_empty(caches, self.module)
+            args = tuple(None if _is_cache(value) else value for value in args)
+            kwargs = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
         keeping: AbstractContextManager[Any] = nullcontext()
         if self.offloads_inputs:
             keeping = torch.autograd.graph.save_on_cpu(pin_memory=torch.accelerator.is_available())
@@ -82,7 +95,20 @@ def checkpoint_units(modules: Sequence[nn.Module], **settings: Any) -> None:
         )
     for module in modules:
         if not isinstance(module.forward, CheckpointedForward):
-            module.forward = CheckpointedForward(module.forward, **settings)
+            module.forward = CheckpointedForward(module.forward, module=module, **settings)
+
+
+def _is_cache(value: Any) -> bool:
+    """Whether ``value`` is a cache of keys and values that a layer writes to, as in transformers."""
+    return not isinstance(value, torch.Tensor) and hasattr(value, "get_seq_length")
+
+
+def _check_empty(caches: Sequence[Any], module: nn.Module) -> None:
+    if any(int(cache.get_seq_length()) for cache in caches):
+        raise ConfigError(
+            f"The {type(module).__name__} got `past_key_values` with content, which `activation_checkpointing` would "
+            "write to twice. Pass `use_cache=False`, or turn activation checkpointing off to train after a prefix."
+        )
 
 
 def _keep_costly_results() -> Any:
