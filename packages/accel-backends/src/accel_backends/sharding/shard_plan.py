@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.plans.transformers_models import kept_in_fp32
+from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sharding.units import ShardGroup, shard_groups, whole_parameters
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_backends.transforms.compile_units import compile_units
@@ -94,6 +97,18 @@ def plan_sharding(
     whole = whole_parameters(model, plugin.ignored_modules)
     low = settings.policy.param_dtype
     fp32 = [] if low is None else kept_in_fp32(model, low)
+    if settings.autocast is not None and low is not None:
+        for name in fp32:
+            wrap_forward(
+                model.get_submodule(name), device_type=settings.device.type, dtype=low, enabled=False
+            )
+        # Autocast leaves these out, and weights in 16 bits do not go with statistics in fp32.
+        fp32 += [
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, _BatchNorm)
+            and getattr(module.running_mean, "dtype", torch.float32) is torch.float32
+        ]
     groups = shard_groups(
         model,
         units=plan.units,

@@ -18,7 +18,7 @@ from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plugins.dynamo import TorchDynamoPlugin
 from accel_backends.plugins.ram_efficient_loading import enable_fsdp_ram_efficient_loading
-from accel_backends.precisions.forward import wrap_forward
+from accel_backends.precisions.forward import cast_norm_inputs, wrap_forward
 from accel_backends.sequences.axis import sequence_axis
 from accel_backends.sharding.clipping import clip_gradients, clip_values
 from accel_backends.sharding.full_state import (
@@ -28,6 +28,8 @@ from accel_backends.sharding.full_state import (
     sharded_optimizer_state,
 )
 from accel_backends.sharding.inference_mode import allow_inference_first
+from accel_backends.sharding.optimizer_groups import separate_groups
+from accel_backends.sharding.parts import local_part
 from accel_backends.sharding.prefetching import set_prefetching
 from accel_backends.sharding.settings import shard_settings
 from accel_backends.sharding.shard import is_sharded, shard_model
@@ -97,6 +99,7 @@ class FullyShardedStrategy(ShardedStrategy):
             mesh=self._mesh,
             device=context.device,
             dtype=context.precision.dtype,
+            autocast=self._autocast,
             expert_mesh=expert_mesh,
         )
         self._gathering = context.precision.gathering
@@ -145,13 +148,10 @@ class FullyShardedStrategy(ShardedStrategy):
         allow_inference_first(model)
         names = [name for group in plan.groups for name in group.modules]
         check_unit_order(model, {name: model.get_submodule(name) for name in names}, kind=kind)
-        self._whole[model] = WholeParameters(map(model.get_parameter, plan.whole), self._mesh)
+        self._whole[model] = WholeParameters(model, map(model.get_parameter, plan.whole), self._mesh)
         for found in before:
             self._replaced.record(found.tensor, model.get_parameter(found.names[0]))
-        policy = self._settings.policy
-        if policy.param_dtype is not None and policy.output_dtype is None:
-            # Parameters and inputs are cast by the policy; what remains is to return fp32.
-            wrap_forward(model, device_type=self.context.device.type, dtype=policy.param_dtype, enabled=False)
+        self._cast_forward(model)
         return model
 
     def prepare_optimizer(
@@ -162,7 +162,9 @@ class FullyShardedStrategy(ShardedStrategy):
         self._replaced.repoint(inner)
         if self._gathering is not None:
             self._gathering.watch(inner)
-        return super().prepare_optimizer(optimizer, device_placement=device_placement)
+        prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
+        prepared.step_within(separate_groups)
+        return prepared
 
     def prepare_loader(self, loader: Any, *, device_placement: bool | None = None) -> Any:
         """Prepare ``loader``, which gives this rank its part of each sequence if the run wants loaders to cut them."""
@@ -205,6 +207,13 @@ class FullyShardedStrategy(ShardedStrategy):
             return unsynchronised(model, self._whole.get(model))
         return synchronised_in_shards(model) if self._mesh.ndim > 1 else _NOTHING
 
+    def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:
+        """Multiply the gradients of ``models``, in place."""
+        parameters = [parameter for model in models for parameter in model.parameters()]
+        gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
     ) -> torch.Tensor:
@@ -237,6 +246,20 @@ class FullyShardedStrategy(ShardedStrategy):
         """Load a whole state, of which every rank takes its parts."""
         inner = getattr(optimizer, "optimizer", optimizer)
         optimizer.load_state_dict(sharded_optimizer_state(inner, state))
+
+    def _cast_forward(self, model: nn.Module) -> None:
+        """Put autocast around the forward of ``model``, unless the user's own policy says what is cast."""
+        if self._settings.autocast is not None:
+            if self.context.device.type == "cpu":
+                cast_norm_inputs(model)
+            wrap_forward(
+                model,
+                device_type=self.context.device.type,
+                dtype=self._settings.policy.param_dtype,
+                enabled=self._settings.autocast.enabled,
+                cache_enabled=self._settings.autocast.cache_enabled,
+                copies_beside_loss=False,
+            )
 
     def _shards_of(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
         chosen = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
