@@ -47,10 +47,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """Let each `step` call ``check`` with the wrapped optimizer first; copies do without."""
         self._check = check
 
-    def step_within(
-        self, context: Callable[[torch.optim.Optimizer], AbstractContextManager[None]]
-    ) -> None:
-        """Run each `step` inside ``context(wrapped optimizer)``."""
+    def step_within(self, context: Callable[[torch.optim.Optimizer], AbstractContextManager[None]]) -> None:
+        """Run each `step` in ``context`` of the wrapped optimizer."""
         self._context = context
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -70,7 +68,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             if self.scaler is None:
                 return self.optimizer.step() if closure is None else self.optimizer.step(closure)
             self._is_overflow = not step_scaled(self.scaler, self.optimizer, closure)
-            return None
+        return None
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Clear the gradients if this micro-batch completed them; else do nothing.

@@ -33,7 +33,6 @@ class FlatSettings:
         mesh: One axis, over which parameters are cut; or two, of which the first holds copies.
         device: The device of this rank.
         has_process_groups: Hand torch the groups of the mesh, as its local state dicts want it, not the mesh itself.
-        has_autocast: The forward pass runs under autocast.
         init_module: Gives a module on the meta device its values; None: only rank 0 has them.
     """
 
@@ -47,7 +46,6 @@ class FlatSettings:
     limit_all_gathers: bool
     use_orig_params: bool
     has_process_groups: bool
-    has_autocast: bool = False
     init_module: Callable[[nn.Module], None] | None = None
 
     @property
@@ -81,7 +79,6 @@ def flat_settings(
     mesh: DeviceMesh,
     device: torch.device,
     dtype: torch.dtype | None,
-    has_autocast: bool = False,
 ) -> FlatSettings:
     """Return the settings of ``plugin``, whose values it has brought into the form of version 1.
 
@@ -91,16 +88,10 @@ def flat_settings(
         mesh: Over which parameters are cut.
         device: The device of this rank.
         dtype: What the run computes in, None where nothing is cast; gradients are then reduced in fp32.
-        has_autocast: Whether the run casts by autocast, to which inputs are left then.
     """
     policy = cast("MixedPrecision | None", plugin.mixed_precision_policy)
-    has_autocast = has_autocast and policy is None and dtype is not None
     if policy is None:
-        policy = MixedPrecision(
-            param_dtype=dtype,
-            reduce_dtype=reduce_dtype_of(plugin, dtype),
-            cast_root_forward_inputs=not has_autocast,
-        )
+        policy = MixedPrecision(param_dtype=dtype, reduce_dtype=reduce_dtype_of(plugin, dtype))
     return FlatSettings(
         mesh=mesh,
         device=device,
@@ -113,7 +104,6 @@ def flat_settings(
         limit_all_gathers=plugin.limit_all_gathers,
         use_orig_params=cast(bool, plugin.use_orig_params),
         has_process_groups=plugin.state_dict_type is StateDictType.LOCAL_STATE_DICT,
-        has_autocast=has_autocast,
         # Memory for the values of rank 0 is allocated in any case.
         init_module=None if plugin.param_init_fn is allocate else plugin.param_init_fn,
     )

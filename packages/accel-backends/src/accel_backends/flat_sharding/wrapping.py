@@ -123,10 +123,7 @@ def _give_values(
     _initialise(of_unit, settings.init_module)
     take_values_of_rank_0(of_unit, device=settings.device)
     if settings.mixed_precision.param_dtype is not None:
-        replicated = [found for found in of_unit if found.is_parameter and found not in owned]
-        store_in_fp32(
-            [*owned, *(found for found in replicated if settings.has_autocast or found.tensor.dim() == 0)]
-        )
+        store_in_fp32(found.tensor for found in of_unit if found.is_parameter)
     for found in owned:
         # Of the whole parameter, which is no more.
         found.tensor.grad = None

@@ -18,16 +18,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class AutocastForward(WrappedForward):
-    """A forward that runs under autocast and returns fp32.
-
-    Args:
-        original: The forward to run.
-        device_type: Argument of `torch.autocast`.
-        dtype: Argument of `torch.autocast`.
-        enabled: Argument of `torch.autocast`.
-        cache_enabled: Argument of `torch.autocast`.
-        copies_beside_loss: Whether what a model returns beside its loss is copied to fp32 as well.
-    """
+    """A forward that runs under autocast and returns fp32; beside a ``loss``, only that if ``keeps_beside_loss``."""
 
     def __init__(
         self,
@@ -37,14 +28,14 @@ class AutocastForward(WrappedForward):
         dtype: torch.dtype,
         enabled: bool = True,
         cache_enabled: bool | None = None,
-        copies_beside_loss: bool = True,
+        keeps_beside_loss: bool = False,
     ) -> None:
         super().__init__(original)
         self.device_type = device_type
         self.dtype = dtype
         self.enabled = enabled
         self.cache_enabled = cache_enabled
-        self.copies_beside_loss = copies_beside_loss
+        self.keeps_beside_loss = keeps_beside_loss
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # A fresh context each time: one shared instance forgets the outer state when a forward calls itself.
@@ -54,8 +45,8 @@ class AutocastForward(WrappedForward):
             outputs = self.original(*args, **kwargs)
         if type(outputs) is torch.Tensor:
             return outputs.float() if outputs.dtype in _HALF else outputs
-        if not self.copies_beside_loss and _has_loss(outputs):
-            return recursively_apply(torch.Tensor.float, outputs, test_type=_is_half_scalar)
+        if self.keeps_beside_loss and isinstance(outputs, Mapping) and _is_scalar(outputs.get("loss")):
+            return recursively_apply(torch.Tensor.float, outputs, test_type=_is_scalar)
         return convert_to_fp32(outputs)
 
     def rebound(self, rebind: Callable[[Any], Any], copied: nn.Module) -> AutocastForward:
@@ -66,21 +57,12 @@ class AutocastForward(WrappedForward):
             dtype=self.dtype,
             enabled=self.enabled,
             cache_enabled=self.cache_enabled,
-            copies_beside_loss=self.copies_beside_loss,
+            keeps_beside_loss=self.keeps_beside_loss,
         )
 
 
-def _has_loss(outputs: Any) -> bool:
-    """Whether a model returned its loss: a scalar by the name `loss`, or first in a tuple."""
-    if isinstance(outputs, Mapping):
-        first = outputs.get("loss")
-    else:
-        first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else None
-    return isinstance(first, torch.Tensor) and first.dim() == 0
-
-
-def _is_half_scalar(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype in _HALF and value.dim() == 0
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_floating_point()
 
 
 def wrap_forward(model: nn.Module, **settings: Any) -> None:
@@ -90,15 +72,15 @@ def wrap_forward(model: nn.Module, **settings: Any) -> None:
 
 
 def cast_norm_inputs(model: nn.Module) -> None:
-    """Cast fp32 inputs of norms whose weights are gathered in 16 bits: autocast leaves norms out on CPUs (torch 2.13)."""
+    """Give norms with weights in 16 bits their inputs so: on CPUs autocast leaves norms alone (torch 2.13)."""
     for module in model.modules():
-        if isinstance(module, (nn.LayerNorm, nn.GroupNorm, _NormBase)):
+        if isinstance(module, (nn.LayerNorm, nn.GroupNorm, _NormBase)) and module.weight is not None:
             module.register_forward_pre_hook(_cast_like_weight)
 
 
 def _cast_like_weight(norm: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    is_half = isinstance(norm.weight, torch.Tensor) and norm.weight.dtype in _HALF
-    return (args[0].to(norm.weight.dtype), *args[1:]) if args and is_half else args
+    dtype = norm.weight.dtype
+    return (args[0].to(dtype), *args[1:]) if args and dtype in _HALF else args
 
 
 def restore_forward(model: nn.Module) -> None:

@@ -11,7 +11,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from accel_backends.handlers.autocast import AutocastKwargs
     from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 
 
@@ -27,7 +26,6 @@ class ShardSettings:
         reshard_after_forward: Free the gathered parameters between forward and backward; groups of the tail
             and the root keep theirs.
         has_master_weights: Store trainable parameters in fp32.
-        autocast: How the forward pass is cast beside ``policy``; None if ``policy`` is the user's, or nothing is cast.
         expert_mesh: Like ``mesh``, for experts that are spread over ranks: those that hold the same ones.
     """
 
@@ -37,7 +35,6 @@ class ShardSettings:
     offload: OffloadPolicy
     reshard_after_forward: bool = True
     has_master_weights: bool = False
-    autocast: AutocastKwargs | None = None
     expert_mesh: DeviceMesh | None = None
 
     @property
@@ -52,7 +49,7 @@ def shard_settings(
     mesh: DeviceMesh,
     device: torch.device,
     dtype: torch.dtype | None,
-    autocast: AutocastKwargs,
+    has_autocast: bool,
     expert_mesh: DeviceMesh | None = None,
 ) -> ShardSettings:
     """Return the settings of ``plugin``, whose values it has brought into the form of version 2.
@@ -62,16 +59,12 @@ def shard_settings(
         mesh: Over which parameters are cut.
         device: The device of this rank.
         dtype: What the run computes in, None where nothing is cast; gradients are then reduced in fp32.
-        autocast: How the run casts; if it is enabled, inputs are left to it.
+        has_autocast: Whether autocast casts inputs of operations, so that inputs of modules stay as they are.
         expert_mesh: Over which experts are cut, where they are spread over ranks.
     """
     policy = cast("MixedPrecisionPolicy | None", plugin.mixed_precision_policy)
     if policy is None:
-        policy = MixedPrecisionPolicy(
-            param_dtype=dtype,
-            reduce_dtype=reduce_dtype_of(plugin, dtype),
-            cast_forward_inputs=not autocast.enabled,
-        )
+        policy = MixedPrecisionPolicy(dtype, reduce_dtype_of(plugin, dtype), None, not has_autocast)
     return ShardSettings(
         mesh=mesh,
         device=device,
@@ -79,7 +72,6 @@ def shard_settings(
         offload=cast(OffloadPolicy, plugin.cpu_offload),
         reshard_after_forward=cast(bool, plugin.reshard_after_forward),
         has_master_weights=policy.param_dtype is not None,
-        autocast=autocast if plugin.mixed_precision_policy is None and dtype is not None else None,
         expert_mesh=expert_mesh,
     )
 

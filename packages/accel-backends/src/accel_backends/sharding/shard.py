@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -71,10 +71,6 @@ def shard_model(
         if values is not None:
             for found in part.whole_in_files:
                 values.fill(found, device=settings.device)
-        if settings.has_master_weights:
-            # Without autocast, ignored modules get inputs in 16 bits, and compute in what they are stored in.
-            has_autocast = settings.autocast is not None and settings.autocast.enabled
-            store_in_fp32([found for found in part.replicated if has_autocast or found.tensor.dim() == 0])
         members = [modules[name] for name in group.modules]
         ignored = {model.get_parameter(name) for name in whole}
         cut_group(members, group, part.owned, settings, ignored=ignored, cut_layers=cut_layers)
@@ -93,14 +89,12 @@ class _GroupTensors:
 
     Attributes:
         owned: Parameters that are sharded.
-        replicated: Parameters that are not.
         received: What rank 0 sends.
         received_shards: Of these, the parameters that are sharded.
         whole_in_files: What stays whole and is in files.
     """
 
     owned: list[NamedTensor]
-    replicated: list[NamedTensor]
     received: list[NamedTensor]
     received_shards: list[NamedTensor]
     whole_in_files: list[NamedTensor]
@@ -113,7 +107,6 @@ class _GroupTensors:
         received = [found for found in tensors if found.names[0] not in in_files]
         return cls(
             owned,
-            [found for found in tensors if found.is_parameter and found.names[0] in whole],
             received,
             [found for found in owned if found.names[0] not in in_files],
             [found for found in tensors if found.names[0] in in_files and found not in owned],
@@ -160,7 +153,7 @@ def cut_group(
         cut_layers: Each is called with ``owned`` to cut the layers that hold them over another axis before.
     """
     if settings.has_master_weights:
-        store_in_fp32(owned)
+        store_in_fp32(found.tensor for found in owned)
     for cut in cut_layers:
         cut(owned)
     fully_shard(
@@ -225,9 +218,8 @@ def is_sharded(model: nn.Module) -> bool:
     )
 
 
-def store_in_fp32(parameters: Sequence[NamedTensor]) -> None:
+def store_in_fp32(parameters: Iterable[torch.Tensor]) -> None:
     """Convert trained parameters of half precision to fp32, in place."""
-    for found in parameters:
-        tensor = found.tensor
+    for tensor in parameters:
         if tensor.requires_grad and tensor.dtype in (torch.float16, torch.bfloat16):
             tensor.data = tensor.data.float()

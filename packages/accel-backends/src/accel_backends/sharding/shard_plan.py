@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.plans.transformers_models import kept_in_fp32
-from accel_backends.precisions.forward import wrap_forward
+from accel_backends.precisions.forward import cast_norm_inputs, wrap_forward
+from accel_backends.sharding.shard import store_in_fp32
 from accel_backends.sharding.units import ShardGroup, shard_groups, whole_parameters
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_backends.transforms.compile_units import compile_units
@@ -95,20 +94,17 @@ def plan_sharding(
     if dynamo is not None:
         compile_units(units, dynamo)
     whole = whole_parameters(model, plugin.ignored_modules)
-    low = settings.policy.param_dtype
+    low, device_type = settings.policy.param_dtype, settings.device.type
     fp32 = [] if low is None else kept_in_fp32(model, low)
-    if settings.autocast is not None and low is not None:
+    if low is not None and not settings.policy.cast_forward_inputs:
         for name in fp32:
-            wrap_forward(
-                model.get_submodule(name), device_type=settings.device.type, dtype=low, enabled=False
-            )
-        # Autocast leaves these out, and weights in 16 bits do not go with statistics in fp32.
-        fp32 += [
-            name
-            for name, module in model.named_modules()
-            if isinstance(module, _BatchNorm)
-            and getattr(module.running_mean, "dtype", torch.float32) is torch.float32
-        ]
+            wrap_forward(model.get_submodule(name), device_type=device_type, dtype=low, enabled=False)
+        if device_type == "cpu":
+            cast_norm_inputs(model)
+    if low is not None:
+        # Ignored modules in 16 bits get inputs in 16 bits where no autocast casts them.
+        casts = not settings.policy.cast_forward_inputs
+        store_in_fp32(one for one in map(model.get_parameter, whole) if casts or one.dim() == 0)
     groups = shard_groups(
         model,
         units=plan.units,

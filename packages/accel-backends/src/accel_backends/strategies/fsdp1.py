@@ -30,7 +30,7 @@ from accel_backends.flat_sharding.units import flat_units
 from accel_backends.flat_sharding.wrapping import flatten_model
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.sources import resolve_plan
-from accel_backends.precisions.forward import cast_norm_inputs, wrap_forward
+from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sharding.shard import is_sharded
 from accel_backends.sharding.unit_order import check_unit_order
 from accel_backends.sharding.units import whole_parameters
@@ -111,7 +111,6 @@ class FlatShardedStrategy(ShardedStrategy):
             mesh=self._mesh,
             device=context.device,
             dtype=context.precision.dtype,
-            has_autocast=self._autocast.enabled,
         )
         self._models: weakref.WeakKeyDictionary[nn.Module, FlatModel] = weakref.WeakKeyDictionary()
 
@@ -142,16 +141,9 @@ class FlatShardedStrategy(ShardedStrategy):
             compile_units(units, self.context.dynamo)
         dtype = self._settings.mixed_precision.param_dtype
         if dtype is not None:
-            if self.context.device.type == "cpu" and self._settings.has_autocast:
-                cast_norm_inputs(model)
-            # Without autocast torch's wrapper casts parameters and inputs; what remains is to return fp32.
-            wrap_forward(
-                model,
-                device_type=self.context.device.type,
-                dtype=dtype,
-                enabled=self._settings.has_autocast,
-                cache_enabled=self._autocast.cache_enabled,
-            )
+            # torch's wrapper casts parameters and inputs, but not what modules that it ignores compute with.
+            device_type = self.context.device.type
+            wrap_forward(model, device_type=device_type, dtype=dtype, enabled=self._has_autocast)
         flat = flatten_model(
             model,
             flat_units(model, plan.units),

@@ -18,7 +18,7 @@ from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plugins.dynamo import TorchDynamoPlugin
 from accel_backends.plugins.ram_efficient_loading import enable_fsdp_ram_efficient_loading
-from accel_backends.precisions.forward import cast_norm_inputs, wrap_forward
+from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sequences.axis import sequence_axis
 from accel_backends.sharding.clipping import clip_gradients, clip_values
 from accel_backends.sharding.full_state import (
@@ -28,15 +28,13 @@ from accel_backends.sharding.full_state import (
     sharded_optimizer_state,
 )
 from accel_backends.sharding.inference_mode import allow_inference_first
-from accel_backends.sharding.optimizer_groups import separate_groups
-from accel_backends.sharding.parts import local_part
 from accel_backends.sharding.prefetching import set_prefetching
 from accel_backends.sharding.settings import shard_settings
 from accel_backends.sharding.shard import is_sharded, shard_model
 from accel_backends.sharding.shard_plan import ShardPlan, plan_sharding
 from accel_backends.sharding.sync import synchronised_in_shards, unsynchronised
 from accel_backends.sharding.unit_order import check_unit_order
-from accel_backends.sharding.whole_parameters import WholeParameters
+from accel_backends.sharding.whole_parameters import WholeParameters, separate_groups
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import SHARDS_LACK, ShardedStrategy
@@ -99,7 +97,7 @@ class FullyShardedStrategy(ShardedStrategy):
             mesh=self._mesh,
             device=context.device,
             dtype=context.precision.dtype,
-            autocast=self._autocast,
+            has_autocast=self._has_autocast,
             expert_mesh=expert_mesh,
         )
         self._gathering = context.precision.gathering
@@ -207,13 +205,6 @@ class FullyShardedStrategy(ShardedStrategy):
             return unsynchronised(model, self._whole.get(model))
         return synchronised_in_shards(model) if self._mesh.ndim > 1 else _NOTHING
 
-    def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:
-        """Multiply the gradients of ``models``, in place."""
-        parameters = [parameter for model in models for parameter in model.parameters()]
-        gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, factor)
-
     def clip_grad_norm(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
     ) -> torch.Tensor:
@@ -248,17 +239,15 @@ class FullyShardedStrategy(ShardedStrategy):
         optimizer.load_state_dict(sharded_optimizer_state(inner, state))
 
     def _cast_forward(self, model: nn.Module) -> None:
-        """Put autocast around the forward of ``model``, unless the user's own policy says what is cast."""
-        if self._settings.autocast is not None:
-            if self.context.device.type == "cpu":
-                cast_norm_inputs(model)
+        """Let the forward pass cast what parameters meet, unless a policy of the user does."""
+        policy = self._settings.policy
+        if policy.param_dtype is not None and self._plugin.mixed_precision_policy is None:
             wrap_forward(
                 model,
                 device_type=self.context.device.type,
-                dtype=self._settings.policy.param_dtype,
-                enabled=self._settings.autocast.enabled,
-                cache_enabled=self._settings.autocast.cache_enabled,
-                copies_beside_loss=False,
+                dtype=policy.param_dtype,
+                enabled=not policy.cast_forward_inputs,
+                keeps_beside_loss=True,
             )
 
     def _shards_of(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:

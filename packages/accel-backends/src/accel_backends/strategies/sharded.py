@@ -36,7 +36,7 @@ class ShardedStrategy(TorchStrategy):
             else FullyShardedDataParallelPlugin(fsdp_version=self.version)
         )
         handler = context.handlers.get(AutocastKwargs)
-        self._autocast = handler if isinstance(handler, AutocastKwargs) else AutocastKwargs()
+        self._has_autocast = not isinstance(handler, AutocastKwargs) or handler.enabled
         ensure_group(context.runtime)
         self._replaced = ReplacedParameters()
         context.precision.share_overflows()
