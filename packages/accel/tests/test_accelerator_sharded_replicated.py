@@ -1,7 +1,5 @@
 """Parameters that are not sharded beside those that are, and what mixed precision casts then."""
 
-import functools
-
 import pytest
 import torch
 from torch import nn
@@ -146,7 +144,8 @@ def test_inputs_and_targets_reach_a_sharded_model_as_they_are(world):
     torch.testing.assert_close(outputs["loss"], plain["loss"], rtol=2**-7, atol=0)
 
 
-def output_under_policy(**fields):
+def output_under_policy(dtype):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=dtype)
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, mixed_precision_policy=MixedPrecisionPolicy(**fields)
     )
@@ -156,5 +155,4 @@ def output_under_policy(**fields):
 
 @pytest.mark.parametrize("dtype", [None, torch.float32])
 def test_outputs_have_the_dtype_of_a_policy_of_the_user(world, dtype):
-    body = functools.partial(output_under_policy, param_dtype=torch.bfloat16, output_dtype=dtype)
-    assert world(1).run(body) == [dtype or torch.bfloat16]
+    assert world(1).run(output_under_policy, dtype) == [dtype or torch.bfloat16]
