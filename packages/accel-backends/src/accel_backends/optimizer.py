@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     """
 
     _check: Callable[[torch.optim.Optimizer], None] | None = None
+    _context: Callable[[torch.optim.Optimizer], AbstractContextManager[None]] = nullcontext
 
     def __init__(
         self,
@@ -45,6 +47,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """Let each `step` call ``check`` with the wrapped optimizer first; copies do without."""
         self._check = check
 
+    def step_within(self, context: Callable[[torch.optim.Optimizer], AbstractContextManager[None]]) -> None:
+        """Run each `step` in ``context`` of the wrapped optimizer."""
+        self._context = context
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step the wrapped optimizer if this micro-batch completes the gradients; else do nothing.
 
@@ -58,9 +64,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             return None
         if self._check is not None:
             self._check(self.optimizer)
-        if self.scaler is None:
-            return self.optimizer.step() if closure is None else self.optimizer.step(closure)
-        self._is_overflow = not step_scaled(self.scaler, self.optimizer, closure)
+        with self._context(self.optimizer):
+            if self.scaler is None:
+                return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+            self._is_overflow = not step_scaled(self.scaler, self.optimizer, closure)
         return None
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:

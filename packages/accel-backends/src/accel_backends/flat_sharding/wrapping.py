@@ -81,7 +81,7 @@ def flatten_model(
         pass
     return FlatModel(
         root=wrapped,
-        whole=WholeParameters(ignored, settings.mesh),
+        whole=WholeParameters(wrapped, ignored, settings.mesh),
         shapes=shapes,
         aliases=aliases,
         originals=known.originals,
@@ -123,7 +123,7 @@ def _give_values(
     _initialise(of_unit, settings.init_module)
     take_values_of_rank_0(of_unit, device=settings.device)
     if settings.mixed_precision.param_dtype is not None:
-        store_in_fp32(owned)
+        store_in_fp32(found.tensor for found in of_unit if found.is_parameter)
     for found in owned:
         # Of the whole parameter, which is no more.
         found.tensor.grad = None

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from accel_backends.wrapped_forward import WrappedForward
 from accel_ops.nested.conversion import convert_to_fp32
+from accel_ops.nested.structures import recursively_apply
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
 class AutocastForward(WrappedForward):
-    """A forward that runs under autocast and returns fp32."""
+    """A forward that runs under autocast and returns fp32; beside a ``loss``, only that if ``keeps_beside_loss``."""
 
     def __init__(
         self,
@@ -26,12 +28,14 @@ class AutocastForward(WrappedForward):
         dtype: torch.dtype,
         enabled: bool = True,
         cache_enabled: bool | None = None,
+        keeps_beside_loss: bool = False,
     ) -> None:
         super().__init__(original)
         self.device_type = device_type
         self.dtype = dtype
         self.enabled = enabled
         self.cache_enabled = cache_enabled
+        self.keeps_beside_loss = keeps_beside_loss
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # A fresh context each time: one shared instance forgets the outer state when a forward calls itself.
@@ -41,6 +45,8 @@ class AutocastForward(WrappedForward):
             outputs = self.original(*args, **kwargs)
         if type(outputs) is torch.Tensor:
             return outputs.float() if outputs.dtype in _HALF else outputs
+        if self.keeps_beside_loss and isinstance(outputs, Mapping) and _is_scalar(outputs.get("loss")):
+            return recursively_apply(torch.Tensor.float, outputs, test_type=_is_scalar)
         return convert_to_fp32(outputs)
 
     def rebound(self, rebind: Callable[[Any], Any], copied: nn.Module) -> AutocastForward:
@@ -51,13 +57,30 @@ class AutocastForward(WrappedForward):
             dtype=self.dtype,
             enabled=self.enabled,
             cache_enabled=self.cache_enabled,
+            keeps_beside_loss=self.keeps_beside_loss,
         )
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_floating_point()
 
 
 def wrap_forward(model: nn.Module, **settings: Any) -> None:
     """Put an `AutocastForward` with ``settings`` around ``model.forward``, in place of an earlier one."""
     restore_forward(model)
     model.forward = AutocastForward(model.forward, **settings)
+
+
+def cast_norm_inputs(model: nn.Module) -> None:
+    """Give norms with weights in 16 bits their inputs so: on CPUs autocast leaves norms alone (torch 2.13)."""
+    for module in model.modules():
+        if isinstance(module, (nn.LayerNorm, nn.GroupNorm, _NormBase)) and module.weight is not None:
+            module.register_forward_pre_hook(_cast_like_weight)
+
+
+def _cast_like_weight(norm: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    dtype = norm.weight.dtype
+    return (args[0].to(dtype), *args[1:]) if args and dtype in _HALF else args
 
 
 def restore_forward(model: nn.Module) -> None:

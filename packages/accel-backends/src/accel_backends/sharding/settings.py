@@ -49,6 +49,7 @@ def shard_settings(
     mesh: DeviceMesh,
     device: torch.device,
     dtype: torch.dtype | None,
+    has_autocast: bool,
     expert_mesh: DeviceMesh | None = None,
 ) -> ShardSettings:
     """Return the settings of ``plugin``, whose values it has brought into the form of version 2.
@@ -58,11 +59,12 @@ def shard_settings(
         mesh: Over which parameters are cut.
         device: The device of this rank.
         dtype: What the run computes in, None where nothing is cast; gradients are then reduced in fp32.
+        has_autocast: Whether autocast casts inputs of operations, so that inputs of modules stay as they are.
         expert_mesh: Over which experts are cut, where they are spread over ranks.
     """
     policy = cast("MixedPrecisionPolicy | None", plugin.mixed_precision_policy)
     if policy is None:
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype_of(plugin, dtype))
+        policy = MixedPrecisionPolicy(dtype, reduce_dtype_of(plugin, dtype), None, not has_autocast)
     return ShardSettings(
         mesh=mesh,
         device=device,

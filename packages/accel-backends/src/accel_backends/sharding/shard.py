@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -153,7 +153,7 @@ def cut_group(
         cut_layers: Each is called with ``owned`` to cut the layers that hold them over another axis before.
     """
     if settings.has_master_weights:
-        store_in_fp32(owned)
+        store_in_fp32(found.tensor for found in owned)
     for cut in cut_layers:
         cut(owned)
     fully_shard(
@@ -218,9 +218,8 @@ def is_sharded(model: nn.Module) -> bool:
     )
 
 
-def store_in_fp32(owned: Sequence[NamedTensor]) -> None:
+def store_in_fp32(parameters: Iterable[torch.Tensor]) -> None:
     """Convert trained parameters of half precision to fp32, in place."""
-    for found in owned:
-        tensor = found.tensor
+    for tensor in parameters:
         if tensor.requires_grad and tensor.dtype in (torch.float16, torch.bfloat16):
             tensor.data = tensor.data.float()

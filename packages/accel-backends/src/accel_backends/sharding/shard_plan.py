@@ -10,6 +10,8 @@ from torch import nn
 
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.plans.transformers_models import kept_in_fp32
+from accel_backends.precisions.forward import cast_norm_inputs, wrap_forward
+from accel_backends.sharding.shard import store_in_fp32
 from accel_backends.sharding.units import ShardGroup, shard_groups, whole_parameters
 from accel_backends.transforms.activation_checkpointing import checkpoint_units
 from accel_backends.transforms.compile_units import compile_units
@@ -94,8 +96,17 @@ def plan_sharding(
     if dynamo is not None:
         compile_units(units, dynamo)
     whole = whole_parameters(model, plugin.ignored_modules)
-    low = settings.policy.param_dtype
+    low, device_type = settings.policy.param_dtype, settings.device.type
     fp32 = [] if low is None else kept_in_fp32(model, low)
+    if low is not None and not settings.policy.cast_forward_inputs:
+        for name in fp32:
+            wrap_forward(model.get_submodule(name), device_type=device_type, dtype=low, enabled=False)
+        if device_type == "cpu":
+            cast_norm_inputs(model)
+    if low is not None:
+        # Ignored modules in 16 bits get inputs in 16 bits where no autocast casts them.
+        casts = not settings.policy.cast_forward_inputs
+        store_in_fp32(one for one in map(model.get_parameter, whole) if casts or one.dim() == 0)
     groups = shard_groups(
         model,
         units=plan.units,

@@ -142,8 +142,9 @@ class FlatShardedStrategy(ShardedStrategy):
             compile_units(units, self.context.dynamo)
         dtype = self._settings.mixed_precision.param_dtype
         if dtype is not None:
-            # Parameters and inputs are cast by torch's wrapper; what remains is to return fp32.
-            wrap_forward(model, device_type=self.context.device.type, dtype=dtype, enabled=False)
+            # torch's wrapper casts parameters and inputs, but not what modules that it ignores compute with.
+            device_type = self.context.device.type
+            wrap_forward(model, device_type=device_type, dtype=dtype, enabled=self._has_autocast)
         flat = flatten_model(
             model,
             flat_units(model, plan.units),

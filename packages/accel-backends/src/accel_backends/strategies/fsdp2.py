@@ -34,7 +34,7 @@ from accel_backends.sharding.shard import is_sharded, shard_model
 from accel_backends.sharding.shard_plan import ShardPlan, plan_sharding
 from accel_backends.sharding.sync import synchronised_in_shards, unsynchronised
 from accel_backends.sharding.unit_order import check_unit_order
-from accel_backends.sharding.whole_parameters import WholeParameters
+from accel_backends.sharding.whole_parameters import WholeParameters, separate_groups
 from accel_backends.strategies.context import StrategyContext
 from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.sharded import SHARDS_LACK, ShardedStrategy
@@ -97,6 +97,7 @@ class FullyShardedStrategy(ShardedStrategy):
             mesh=self._mesh,
             device=context.device,
             dtype=context.precision.dtype,
+            has_autocast=self._has_autocast,
             expert_mesh=expert_mesh,
         )
         self._gathering = context.precision.gathering
@@ -145,13 +146,10 @@ class FullyShardedStrategy(ShardedStrategy):
         allow_inference_first(model)
         names = [name for group in plan.groups for name in group.modules]
         check_unit_order(model, {name: model.get_submodule(name) for name in names}, kind=kind)
-        self._whole[model] = WholeParameters(map(model.get_parameter, plan.whole), self._mesh)
+        self._whole[model] = WholeParameters(model, map(model.get_parameter, plan.whole), self._mesh)
         for found in before:
             self._replaced.record(found.tensor, model.get_parameter(found.names[0]))
-        policy = self._settings.policy
-        if policy.param_dtype is not None and policy.output_dtype is None:
-            # Parameters and inputs are cast by the policy; what remains is to return fp32.
-            wrap_forward(model, device_type=self.context.device.type, dtype=policy.param_dtype, enabled=False)
+        self._cast_forward(model)
         return model
 
     def prepare_optimizer(
@@ -162,7 +160,9 @@ class FullyShardedStrategy(ShardedStrategy):
         self._replaced.repoint(inner)
         if self._gathering is not None:
             self._gathering.watch(inner)
-        return super().prepare_optimizer(optimizer, device_placement=device_placement)
+        prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
+        prepared.step_within(separate_groups)
+        return prepared
 
     def prepare_loader(self, loader: Any, *, device_placement: bool | None = None) -> Any:
         """Prepare ``loader``, which gives this rank its part of each sequence if the run wants loaders to cut them."""
@@ -237,6 +237,18 @@ class FullyShardedStrategy(ShardedStrategy):
         """Load a whole state, of which every rank takes its parts."""
         inner = getattr(optimizer, "optimizer", optimizer)
         optimizer.load_state_dict(sharded_optimizer_state(inner, state))
+
+    def _cast_forward(self, model: nn.Module) -> None:
+        """Let the forward pass cast what parameters meet, unless a policy of the user does."""
+        policy = self._settings.policy
+        if policy.param_dtype is not None and self._plugin.mixed_precision_policy is None:
+            wrap_forward(
+                model,
+                device_type=self.context.device.type,
+                dtype=policy.param_dtype,
+                enabled=not policy.cast_forward_inputs,
+                keeps_beside_loss=True,
+            )
 
     def _shards_of(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
         chosen = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)

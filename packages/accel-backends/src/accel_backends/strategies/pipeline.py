@@ -29,7 +29,6 @@ from accel_backends.pipelining.stages import StagedModel
 from accel_backends.pipelining.training import LossFunction, PipelineTraining
 from accel_backends.plans.plan import ParallelPlan
 from accel_backends.plans.sources import resolve_plan
-from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sharding.clipping import scale_down, total_norm
 from accel_backends.sharding.full_state import difference
 from accel_backends.sharding.whole_parameters import WholeParameters
@@ -199,19 +198,15 @@ class PipelineStrategy(FullyShardedStrategy):
         self._models.add(sharding.root)
         names = set(sharding.plan.whole)
         here = [one for one in staged.tensors if staged.is_held(one)]
-        self._whole[model] = WholeParameters(
-            (model.get_parameter(one.names[0]) for one in here if one.names[0] in names), self._mesh
-        )
+        whole = (model.get_parameter(one.names[0]) for one in here if one.names[0] in names)
+        self._whole[model] = WholeParameters(sharding.root, whole, self._mesh)
         if self._layer_mesh is not None:
             share_random_state(self._layer_mesh, self.context.device)
         policy = self._settings.policy
-        if policy.param_dtype is not None:
+        if policy.param_dtype is not None and policy.cast_forward_inputs:
             # What `fully_shard` does for the inputs of its root, which is another one here.
             model.register_forward_pre_hook(partial(_cast_inputs, dtype=policy.param_dtype), with_kwargs=True)
-            if policy.output_dtype is None:
-                wrap_forward(
-                    model, device_type=self.context.device.type, dtype=policy.param_dtype, enabled=False
-                )
+        self._cast_forward(model)
 
     def forward_backward(
         self,

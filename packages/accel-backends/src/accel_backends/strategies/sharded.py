@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.own_group import ensure_group
 from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_backends.sharding.replacements import ReplacedParameters
@@ -34,6 +35,8 @@ class ShardedStrategy(TorchStrategy):
             if isinstance(given, FullyShardedDataParallelPlugin)
             else FullyShardedDataParallelPlugin(fsdp_version=self.version)
         )
+        handler = context.handlers.get(AutocastKwargs)
+        self._has_autocast = not isinstance(handler, AutocastKwargs) or handler.enabled
         ensure_group(context.runtime)
         self._replaced = ReplacedParameters()
         context.precision.share_overflows()

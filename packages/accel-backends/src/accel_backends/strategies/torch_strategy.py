@@ -186,12 +186,10 @@ class TorchStrategy:
     @torch.no_grad()
     def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:
         """Multiply the gradients of ``models``, in place."""
-        gradients = [
-            parameter.grad
-            for model in models
-            for parameter in model.parameters()
-            if parameter.grad is not None
-        ]
+        parameters = [parameter for model in models for parameter in model.parameters()]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        # `DTensor`s and plain tensors do not go into one list.
+        gradients = [one.to_local() if hasattr(one, "to_local") else one for one in gradients]
         if gradients:
             torch._foreach_mul_(gradients, factor)
 
