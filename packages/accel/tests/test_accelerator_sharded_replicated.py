@@ -146,9 +146,7 @@ def test_inputs_and_targets_reach_a_sharded_model_as_they_are(world):
 
 def output_under_policy(dtype):
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=dtype)
-    plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, mixed_precision_policy=MixedPrecisionPolicy(**fields)
-    )
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy=policy)
     accelerator = Accelerator(cpu=True, mixed_precision="bf16", fsdp_plugin=plugin)
     return accelerator.prepare(nn.Linear(7, 7))(batches(1)[0]).dtype
 

@@ -26,7 +26,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     """
 
     _check: Callable[[torch.optim.Optimizer], None] | None = None
-    _context: Callable[[torch.optim.Optimizer], AbstractContextManager[None]] = nullcontext
+    _context: Callable[[torch.optim.Optimizer], AbstractContextManager[Any]] = nullcontext
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """Let each `step` call ``check`` with the wrapped optimizer first; copies do without."""
         self._check = check
 
-    def step_within(self, context: Callable[[torch.optim.Optimizer], AbstractContextManager[None]]) -> None:
+    def step_within(self, context: Callable[[torch.optim.Optimizer], AbstractContextManager[Any]]) -> None:
         """Run each `step` in ``context`` of the wrapped optimizer."""
         self._context = context
 

@@ -44,7 +44,7 @@ class WholeParameters:
         self._is_due = False  # It is still set if the last backward pass failed.
         for tensor in iterate_tensors(outputs):
             if tensor.requires_grad:
-                tensor.register_hook(self._average_later)
+                tensor.register_hook(self._average_later)  # type: ignore[no-untyped-call]
 
     def _average_later(self, tensor: torch.Tensor) -> None:
         if not self._is_due:
@@ -60,12 +60,13 @@ class WholeParameters:
         for parameter in trained:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in trained]
-        packed = _flatten_dense_tensors(gradients)
+        gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+        packed = _flatten_dense_tensors(gradients)  # type: ignore[no-untyped-call]
         for axis in range(self._mesh.ndim):
             dist.all_reduce(packed, group=self._mesh.get_group(axis))
         packed.div_(self._mesh.size())
-        torch._foreach_copy_(gradients, _unflatten_dense_tensors(packed, gradients))
+        averages = _unflatten_dense_tensors(packed, gradients)  # type: ignore[no-untyped-call]
+        torch._foreach_copy_(gradients, averages)
 
 
 @contextmanager
