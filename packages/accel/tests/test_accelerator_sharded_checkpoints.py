@@ -375,7 +375,7 @@ def save_without_rank_1(folder):
     run.accelerator.save_state(folder / "a")
     if run.accelerator.process_index == 0:
         run.accelerator._checkpointer._saver.agreement.deadline_s = 0.2
-        with pytest.raises(CheckpointError, match=r"Rank 1 did not come to `.*` within 0.2 s"):
+        with pytest.raises(CheckpointError, match="Rank 1 did not call `save_state` in time"):
             run.accelerator.save_state(folder / "b")
     run.accelerator.wait_for_everyone()  # until then rank 1 lives, and only does not save
     run.step(1)  # no collective of the save is left over

@@ -68,7 +68,7 @@ class CheckpointFolder:
         request = Request(
             self.path / checkpoint_name(step), token="", keep=self.keep, step=step, iteration=step
         )
-        return self._saver.stage(request, blocking=blocking, earlier=self._saver.unreported_failure())
+        return self._saver.stage(request, blocking=blocking)
 
     def newest(self) -> SavedCheckpoint | None:
         """Return the complete checkpoint with the highest step, or None; the same on every rank.

@@ -265,7 +265,7 @@ class Accelerator:
         """
         attempt_all(
             (
-                self._checkpointer.settle,
+                self._checkpointer.close,
                 self._preemption.close,  # until the checkpoint is there, a signal must not end the process
                 self._trackers.finish,
                 self.processes.destroy_process_group,
@@ -1011,6 +1011,8 @@ class Accelerator:
         Raises:
             CheckpointError: If a tensor has no data (it is on the meta device), naming it.
         """
+        if self._strategy.capabilities.shards_parameters:
+            self._checkpointer.require_all("save_model", save_directory)
         self._model_saver.save(
             model, save_directory, max_shard_size=max_shard_size, safe_serialization=safe_serialization
         )

@@ -53,17 +53,22 @@ class Agreement(Protocol):
     rank: int
     world_size: int
 
-    def agree(self, topic: str, report: str, merge: Merge) -> str:
+    def agree(self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None) -> str:
         """Return the verdict on ``topic``; blocks until every rank has reported.
 
         Args:
             topic: Name of the round; the same on every rank, and unique.
             report: This rank's report.
             merge: Merges the reports; called on rank 0.
+            wait_s: After this time rank 0 merges the reports at hand, with empty ones for the ranks that are missing.
 
         Raises:
             CheckpointError: If a rank has ended, or has not reported before the deadline.
         """
+        ...
+
+    def flag(self, name: str, *, is_set: bool = False) -> bool:
+        """Whether any rank has set a flag; with ``is_set`` this rank sets it. Does not block."""
         ...
 
 
@@ -72,13 +77,19 @@ def first(reports: Sequence[str]) -> str:
     return reports[0]
 
 
-class SingleProcessAgreement:
+class _WithoutFlags:
+    def flag(self, name: str, *, is_set: bool = False) -> bool:
+        """Return False: no rank comes late."""
+        return False
+
+
+class SingleProcessAgreement(_WithoutFlags):
     """The agreement of a single process."""
 
     rank = 0
     world_size = 1
 
-    def agree(self, topic: str, report: str, merge: Merge) -> str:
+    def agree(self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None) -> str:
         """Return the verdict on the one report."""
         return merge([report])
 
@@ -108,11 +119,11 @@ class StoreAgreement:
         self.world_size = world_size
         self.deadline_s = deadline_s
 
-    def agree(self, topic: str, report: str, merge: Merge) -> str:
+    def agree(self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None) -> str:
         """Return the verdict."""
         with self._reporting_a_lost_store(topic):
             if self.rank == 0:
-                return self._decide(topic, report, merge)
+                return self._decide(topic, report, merge, wait_s)
             self._store.set(f"{topic}/report/{self.rank}", report)
             if self._store.add(f"{topic}/count", 1) == self.world_size - 1:
                 self._store.set(f"{topic}/complete", "")
@@ -121,6 +132,12 @@ class StoreAgreement:
             if self._store.add(f"{topic}/readers", 1) == self.world_size - 1:
                 self._store.set(f"{topic}/read", "")
             return verdict
+
+    def flag(self, name: str, *, is_set: bool = False) -> bool:
+        """Whether the store has the flag."""
+        if is_set:
+            self._store.set(f"flag/{name}", "")
+        return self._store.check([f"flag/{name}"])
 
     def _verdict(self, topic: str) -> str:
         """Return what rank 0 has decided."""
@@ -139,27 +156,36 @@ class StoreAgreement:
             raise CheckpointError(answer)
         return answer.removeprefix(_AGREED)
 
-    def _decide(self, topic: str, report: str, merge: Merge) -> str:
+    def _decide(self, topic: str, report: str, merge: Merge, wait_s: float | None) -> str:
         """On rank 0: wait for all reports and store the verdict, or else the error, so that no rank keeps waiting."""
         try:
-            verdict = merge([report, *self._reports(topic)])
+            reports = [report, *self._reports(topic, wait_s)]
+            verdict = merge(reports)
         except BaseException as error:
             own = f"Rank 0 has stopped waiting for the others: {type(error).__name__}."
             with contextlib.suppress(dist.DistError):
                 self._store.set(f"{topic}/verdict", str(error) if isinstance(error, CheckpointError) else own)
             raise
         self._store.set(f"{topic}/verdict", f"{_AGREED}{verdict}")
-        self._wait_for_readers(topic)
+        if wait_s is None or all(reports):
+            self._wait_for_readers(topic)
         return verdict
 
-    def _reports(self, topic: str) -> list[str]:
+    def _reports(self, topic: str, wait_s: float | None) -> list[str]:
         """Wait for the reports of the other ranks, and return them."""
         if self.world_size == 1:
             return []
-        others, end_s = range(1, self.world_size), time.monotonic() + self.deadline_s
-        for now_s in self._until(f"{topic}/complete"):
+        others, begun_s = range(1, self.world_size), time.monotonic()
+        end_s = begun_s + self.deadline_s
+        wait_s = None if wait_s is None else min(wait_s, self.deadline_s)
+        for now_s in self._until(f"{topic}/complete", self.deadline_s if wait_s is None else wait_s):
             # A rank that has ended may have reported before.
             ended = self._missing(f"{topic}/report", self._presence.ended(others))
+            if wait_s is not None and (ended or now_s >= begun_s + wait_s):
+                late = self._missing(f"{topic}/report", others)
+                keys = [f"{topic}/report/{rank}" for rank in others if rank not in late]
+                values = iter(values_of(self._store, keys) if keys else ())
+                return ["" if rank in late else next(values) for rank in others]
             if ended:
                 raise CheckpointError(
                     f"Rank {_listed(ended)} has ended before it came to `{topic}`; see its output."
@@ -185,10 +211,11 @@ class StoreAgreement:
             for name in ("count", "complete", "verdict", "readers", "read"):
                 self._store.delete_key(f"{topic}/{name}")
 
-    def _until(self, key: str) -> Iterator[float]:
+    def _until(self, key: str, within_s: float | None = None) -> Iterator[float]:
         """Poll until ``key`` exists; yield the time at intervals, so that the caller can check for failures."""
         # Polling, because Ctrl-C cannot interrupt a blocking call to the store.
-        wait_s, check_s = _FIRST_WAIT_S, time.monotonic() + min(self._liveness_check_s, self.deadline_s)
+        first_check_s = min(self._liveness_check_s, self.deadline_s if within_s is None else within_s)
+        wait_s, check_s = _FIRST_WAIT_S, time.monotonic() + first_check_s
         while not self._store.check([key]):
             now_s = time.monotonic()
             if now_s > check_s:
@@ -211,7 +238,7 @@ class StoreAgreement:
             ) from error
 
 
-class CollectiveAgreement:
+class CollectiveAgreement(_WithoutFlags):
     """Reports through an object collective, for runs whose processes share no store.
 
     Args:
@@ -225,18 +252,30 @@ class CollectiveAgreement:
         self.rank = rank
         self.world_size = world_size
 
-    def agree(self, topic: str, report: str, merge: Merge) -> str:
-        """Return the verdict; every rank merges the reports itself."""
+    def agree(self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None) -> str:
+        """Return the verdict; every rank merges the reports itself, and waits for all of them."""
         return merge(self._gather([report]))
 
 
-def agreement_of(*, rank: int, world_size: int, gather: Callable[[list[str]], list[str]]) -> Agreement:
+def reserved_number() -> int:
+    """Return the number of the next agreement, the same on every rank if every rank makes the same calls."""
+    group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    if group is None:
+        return 0
+    _num_agreements[group] = _num_agreements.get(group, 0) + 1
+    return _num_agreements[group]
+
+
+def agreement_of(
+    *, rank: int, world_size: int, gather: Callable[[list[str]], list[str]], number: int | None = None
+) -> Agreement:
     """Return the agreement that suits this run.
 
     Args:
         rank: This process.
         world_size: Number of ranks.
         gather: An object collective, used if there is no process group.
+        number: Result of `reserved_number`, where not every rank may come to this call.
     """
     if world_size == 1:
         return SingleProcessAgreement()
@@ -246,8 +285,7 @@ def agreement_of(*, rank: int, world_size: int, gather: Callable[[list[str]], li
     assert group is not None
     store = group.get_group_store()
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]  # torch's stubs lack it
-    number = _num_agreements[group] = _num_agreements.get(group, 0) + 1
-    prefix = f"accel_checkpoint_{number}"
+    prefix = f"accel_checkpoint_{reserved_number() if number is None else number}"
     # A separate connection, since other calls on the group's own may block for minutes.
     separate: Store = store.clone()  # type: ignore[attr-defined]  # likewise
     return StoreAgreement(

@@ -86,10 +86,13 @@ class Heartbeat:
 
 
 def _send_heartbeats(store: Store, rank: int, beat_s: float, stop: threading.Event) -> None:
-    number = 0
+    number, host = 0, ""
     while not stop.wait(beat_s):
         number += 1
         try:
+            host = host or (store.get("process/0").decode() if store.check(["process/0"]) else "")
+            if has_ended(host):
+                return  # with the store, most likely: torch prints a stack trace when a call to it fails
             store.set(f"heartbeat/{rank}", str(number))
         except dist.DistError:
             return  # the store's host has ended; the next call to the store reports it

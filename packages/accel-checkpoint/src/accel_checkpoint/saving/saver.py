@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import secrets
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from accel_checkpoint.process_identity import stamp
-from accel_checkpoint.ranks.agreement import Agreement, Merge, first
+from accel_checkpoint.ranks.agreement import Agreement, Merge, SingleProcessAgreement, first
 from accel_checkpoint.saving.handle import SaveHandle
 from accel_checkpoint.saving.low_priority import LowPriorityThread
 from accel_checkpoint.saving.progress import showing_progress, size_of_folder
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.stage import Stage
 from accel_checkpoint.saving.transaction import Request, Transaction, writer_threads
-from accel_state.errors import AccelError
+from accel_state import current_runtime
+from accel_state.errors import AccelError, CheckpointError
 from accel_state.topology import Topology
+from accel_state.user_warnings import user_frame
+
+logger = logging.getLogger(__name__)
+WAIT_S = 5.0
+"""How long rank 0 waits for the other ranks to make the same call, if it can do without them."""
+ALL_RANKS_WAIT_S = 45.0
+"""How long it waits if it cannot."""
+
+
+@dataclass(frozen=True)
+class RankCall:
+    """The outcome of `Saver.call`.
+
+    Attributes:
+        value: Rank 0's value.
+        absence: A sentence that names the ranks that rank 0 did not wait for; empty if every rank came.
+    """
+
+    value: str
+    absence: str
 
 
 class Saver:
@@ -32,34 +56,89 @@ class Saver:
     def __init__(self, *, topology: Topology, agreement: Agreement) -> None:
         self.topology = topology
         self.agreement = agreement
-        self._token: str | None = None
         self._num_saves = 0
+        self._num_calls = 0
+        self._lonely: dict[tuple[str, int], str] = {}
         self._num_rounds = 0
         self._running: SaveHandle | None = None
         self._buffers = HostBuffers()
 
-    def stage(
-        self, request: Request, *, blocking: bool = True, earlier: BaseException | None = None
-    ) -> Stage:
-        """Return the stage of a new checkpoint, which is saved when its `with` block ends.
+    def call(self, name: str, *, folder: str, step: int, value: str, needs_all: bool) -> RankCall:
+        """Wait until every rank has made the same call, or until rank 0 stops waiting for the others.
+
+        Rank 0 waits a few seconds, but not again at a line of the script where the others did not come, unless one
+        came later. The other ranks read all verdicts of rank 0 in order, so that calls are never confused: a rank that
+        came too late receives the first verdict on its folder, at its step or a later one, and skips those before.
 
         Args:
-            request: What to save.
-            blocking: Write the files before the block ends. Otherwise take a snapshot and write in the background.
-            earlier: Result of `unreported_failure`. If set, this save fails on every rank with that error.
+            name: What the user called, for the message.
+            folder: Name of the folder to save to, the same on every rank; empty if rank 0 chooses it.
+            step: Training steps so far.
+            value: What rank 0 has to say to the other ranks.
+            needs_all: Whether nothing can be done without the other ranks.
+
+        Raises:
+            CheckpointError: With ``needs_all``, if a rank did not come within a minute, or a few seconds in debug mode.
         """
-        if self._token is None:
-            self._token = self.agree("token", f"{secrets.token_hex(4)}-{stamp()}", first)
-        self._num_saves += 1
-        request = replace(request, token=f"{self._token}-{self._num_saves}")
+        called = f"{name} {folder}"
+        frame = user_frame()
+        place = frame.f_code.co_filename, frame.f_lineno
+        is_alone_here = place in self._lonely and not self.agreement.flag(self._lonely[place])
+        is_patient = needs_all and not current_runtime().debug
+        wait_s = ALL_RANKS_WAIT_S if is_patient else 0 if is_alone_here and not needs_all else WAIT_S
+
+        def merged(reports: Sequence[str]) -> str:
+            missing = [r for r, one in enumerate(reports) if not one or (wait_s == 0 and one != reports[0])]
+            return json.dumps([called, step, value, missing])
+
+        while True:
+            self._num_calls += 1
+            topic = f"call-{self._num_calls}"
+            text = self.agreement.agree(topic, called, merged, wait_s=wait_s)
+            called_there, step_there, value, missing = json.loads(text)
+            if self.topology.rank == 0 or not missing or (called_there == called and step_there >= step):
+                break
+        self._lonely.pop(place, None)
+        if missing and self.topology.rank == 0:
+            self._lonely[place] = topic
+        elif missing:
+            self.agreement.flag(topic, is_set=True)
+        ranks = ", ".join(map(str, missing))
+        absence = (
+            f"Rank{'' if len(missing) == 1 else 's'} {ranks} did not call `{name}` in time" if missing else ""
+        )
+        if missing and needs_all:
+            raise CheckpointError(
+                f"{absence}. Every rank must call it, since the model is sharded: move it out of "
+                "`if accelerator.is_main_process`. If a rank has failed, see its output."
+            )
+        return RankCall(value, absence)
+
+    def stage(self, request: Request, *, blocking: bool = True, is_alone: bool = False) -> Stage:
+        """Return the stage of a new checkpoint, which is saved when its `with` block ends.
+
+        If the last save in the background failed and the error has not been raised yet, it is logged.
+
+        Args:
+            request: What to save; its token is chosen here if it is empty.
+            blocking: Write the files before the block ends. Otherwise take a snapshot and write in the background.
+            is_alone: Save on this rank alone, without the others.
+        """
+        self.log_failure()
+        if not request.token:
+            request = replace(request, token=self.agree("token", self.new_token(), first))
         transaction = Transaction(
             request,
             self.topology,
-            self.agreement,
+            SingleProcessAgreement() if is_alone else self.agreement,
             num_threads=writer_threads() if blocking else 1,
-            earlier=earlier,
         )
         return Stage(transaction, finish=self._finish if blocking else self._finish_in_background)
+
+    def new_token(self) -> str:
+        """Return a token for a save; that of rank 0 counts."""
+        self._num_saves += 1
+        return f"{secrets.token_hex(4)}-{stamp()}-{self._num_saves}"
 
     def agree(self, topic: str, report: str, merge: Merge) -> str:
         """Return rank 0's verdict on the reports of all ranks; for steps outside a save."""
@@ -72,22 +151,20 @@ class Saver:
         Raises:
             CheckpointError: If it failed and the error has not been raised yet.
         """
-        error = self.unreported_failure()
-        if error is not None:
-            raise error
-
-    def unreported_failure(self) -> AccelError | None:
-        """Wait for the running save, if any; return its error if it failed and the error has not been raised yet."""
-        if self._running is None:
-            return None
         try:
-            self._running.settle()
-        except AccelError as error:
-            return error
+            if self._running is not None:
+                self._running.settle()
         finally:
-            if self._running.done():
+            if self._running is not None and self._running.done():
                 self._running = None
-        return None
+
+    def log_failure(self) -> None:
+        """Wait for the running save, if any; log its error if it failed and the error has not been raised yet."""
+        target = None if self._running is None else self._running.target
+        try:
+            self.settle()
+        except AccelError as error:
+            logger.error("Saving `%s` in the background failed: %s", target, error)
 
     def _finish(self, transaction: Transaction) -> None:
         with self._showing_progress(transaction):
@@ -98,7 +175,7 @@ class Saver:
         transaction.take_snapshot(self._buffers)
         with transaction.recording_failure():
             self._buffers.join_streams()
-        if transaction.must_raise_now:
+        if transaction.is_interrupted:
             transaction.finish()
         writer, awaited = LowPriorityThread(), threading.Event()
 

@@ -70,7 +70,6 @@ class Transaction:
         collective_files: The files that all ranks write together, in the same order on each.
         merged_files: What rank 0 writes after all ranks have written their files.
         foreign_files: Names of files that this rank has put into the staging folder by other means.
-        earlier: Failure of the previous save, if it has not been raised yet. This save then fails too.
     """
 
     request: Request
@@ -85,11 +84,9 @@ class Transaction:
     merged_files: list[MergedFile] = field(default_factory=list)
     foreign_files: list[str] = field(default_factory=list)
     failure: BaseException | None = None
-    earlier: BaseException | None = None
 
     def __post_init__(self) -> None:
         self.staging = Staging(self.request.target, token=self.request.token)
-        self.failure = self.earlier
         self._is_rejected = False
         self._is_saved = False
         self._listed: list[FileEntry] = []
@@ -157,11 +154,9 @@ class Transaction:
             self.failure = error
 
     @property
-    def must_raise_now(self) -> bool:
-        """Whether to raise the failure on this rank at once: after Ctrl-C, or if the previous save failed."""
-        return self.failure is not None and (
-            self.failure is self.earlier or not isinstance(self.failure, Exception)
-        )
+    def is_interrupted(self) -> bool:
+        """Whether to raise the failure on this rank at once, as after Ctrl-C."""
+        return self.failure is not None and not isinstance(self.failure, Exception)
 
     def finish(self, run: Callable[[Work], None] = run_inline) -> Path:
         """Write this rank's files, wait for the other ranks, and commit the checkpoint.
@@ -314,7 +309,7 @@ class Transaction:
             if verdict.error is not None:
                 raise CheckpointError(verdict.error)
         except CheckpointError as error_of_all:
-            if self.failure is not None and self.must_raise_now:
+            if self.failure is not None and self.is_interrupted:
                 raise self.failure from None
             raise error_of_all from self.failure
         return verdict

@@ -136,7 +136,7 @@ def loaders_left_early(prepared: Prepared) -> list[int]:
     """Return the indexes of the loaders in the middle of an epoch that no loop is reading any more."""
     return [
         index
-        for index, loader in enumerate(prepared.loaders)
+        for index, loader in prepared.loaders.items()
         if isinstance(loader, PreparedLoader)
         and loader.is_mid_epoch
         and not is_being_read(loader, prepared.active_loaders)

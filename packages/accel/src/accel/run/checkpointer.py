@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from accel.run.configuration import RunConfiguration
 from accel.run.prepared_objects import PreparedObjects
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
+from accel_checkpoint.ranks.agreement import reserved_number
 from accel_state import GradientState, PartialState, current_runtime
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.logging import get_logger
@@ -74,6 +77,8 @@ class Checkpointer:
         self._save_hooks: OrderedDict[int, SaveHook] = OrderedDict()
         self._load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
         self._saver: Saver | None = None
+        self._agreement_number: int | None = reserved_number()
+        self._has_warned = False
 
     def register(self, *objects: Any) -> None:
         """Save and load `objects` with the rest; see `Accelerator.register_for_checkpointing`."""
@@ -128,8 +133,28 @@ class Checkpointer:
             engine_options=given,
         )
         saver = self._get_saver()
-        request = self._request(output_dir)
-        stage = saver.stage(request, blocking=blocking, earlier=saver.unreported_failure())
+        saver.log_failure()
+        is_sharded = self._strategy.capabilities.shards_parameters or content.format.needs_shared_disk
+        request, absence = self._call(saver, output_dir, needs_all=is_sharded)
+        if absence and not self._processes.is_main_process:
+            from accel_checkpoint.saving.handle import SaveHandle
+
+            self._count(request)
+            warn_user(
+                f"The main process has saved `{request.target}` alone, without the random states of rank "
+                f"{self._processes.process_index}: {absence}. Call it on all ranks at about the same time.",
+                main_process_only=False,
+            )
+            target = request.target
+            return str(target) if blocking else SaveHandle(lambda: target, target=target)
+        if absence and not self._has_warned:
+            self._has_warned = True
+            warn_user(
+                f"{absence}, so the main process saves `{request.target}` alone: without the random states of the "
+                "other ranks, and their positions in data sets that shard themselves. Every rank should call it: move "
+                "it out of `if accelerator.is_main_process`. Further saves like this one do not wait, nor warn."
+            )
+        stage = saver.stage(request, blocking=blocking, is_alone=bool(absence))
         try:
             with stage:
                 stage.gather(
@@ -188,6 +213,11 @@ class Checkpointer:
             self.project.iteration = next_iteration
         return True
 
+    def require_all(self, name: str, folder: str | os.PathLike[str]) -> None:
+        """Raise an error on every rank if one of them does not call `name` within a minute."""
+        saver = self._get_saver()
+        saver.call(name, folder=Path(folder).name, step=self._stepper.num_windows, value="", needs_all=True)
+
     def save_object(self, obj: Any, file: str | os.PathLike[str], *, safe_serialization: bool) -> None:
         """Write one object to a file; see `Accelerator.save`."""
         from accel_checkpoint.functions import save
@@ -199,14 +229,15 @@ class Checkpointer:
             safe_serialization=safe_serialization,
         )
 
-    def settle(self) -> None:
-        """Wait for the save under way, if any; call it before the process group ends.
+    def close(self) -> None:
+        """Wait for the save under way, if any, and end the heartbeats; call it before the process group ends.
 
         Raises:
             CheckpointError: If it failed, and that has not been raised yet.
         """
-        if self._saver is not None:
-            self._saver.settle()
+        saver, self._saver, self._agreement_number = self._saver, None, None
+        if saver is not None:
+            saver.settle()
 
     def content(self, format_name: str = "") -> Prepared:
         """Return what a checkpoint is made of at present, to be saved in that format or the strategy's."""
@@ -219,7 +250,7 @@ class Checkpointer:
             models=self._prepared.models,
             optimizers=self._prepared.optimizers,
             schedulers=self._prepared.schedulers,
-            loaders=list(self._prepared.loaders),
+            loaders=self._prepared.loaders.by_number(),
             custom=self.custom_objects,
             stepper=self._stepper,
             active_loaders=self._gradient_state.dataloader_references,
@@ -278,7 +309,10 @@ class Checkpointer:
 
             topology = current_runtime().topology
             agreement = agreement_of(
-                rank=topology.rank, world_size=topology.world_size, gather=accel_ops.gather_object
+                rank=topology.rank,
+                world_size=topology.world_size,
+                gather=accel_ops.gather_object,
+                number=self._agreement_number,
             )
             self._saver = Saver(topology=topology, agreement=agreement)
         return self._saver
@@ -289,14 +323,44 @@ class Checkpointer:
         folder = self.project.project_dir
         return None if folder is None else Path(folder) / FOLDER_OF_CHECKPOINTS
 
-    def _request(self, output_dir: str | os.PathLike[str] | None) -> Request:
+    def _call(
+        self, saver: Saver, output_dir: str | os.PathLike[str] | None, *, needs_all: bool
+    ) -> tuple[Request, str]:
+        """Return what to save where, and a sentence on the ranks that did not come, if any.
+
+        Rank 0 chooses the number of the checkpoint, since it may have saved more of them than the others.
+        """
+        is_numbered = self.project.automatic_checkpoint_naming
+        reason = ""
+        try:
+            request = self._request(output_dir)
+        except ConfigError as error:
+            if not is_numbered:
+                raise
+            reason = str(error)
+        call = saver.call(
+            "save_state",
+            folder="" if is_numbered else request.target.name,
+            step=self._stepper.num_windows,
+            value=json.dumps([saver.new_token(), self.project.iteration, reason]),
+            needs_all=needs_all,
+        )
+        token, iteration, reason = json.loads(call.value)
+        if reason:
+            raise ConfigError(reason)
+        if is_numbered and not self._processes.is_main_process:
+            self.project.iteration = iteration
+            request = self._request(output_dir, may_exist=bool(call.absence))
+        return replace(request, token=token), call.absence
+
+    def _request(self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool = False) -> Request:
         """Return what to save where."""
         from accel_checkpoint.saving.transaction import Request
 
         step, mesh = self._stepper.num_windows, current_runtime().layout.sizes
         if self.project.automatic_checkpoint_naming:
             return Request(
-                self._next_target(output_dir),
+                self._next_target(output_dir, may_exist=may_exist),
                 token="",
                 keep=self.project.total_limit,
                 step=step,
@@ -310,7 +374,7 @@ class Checkpointer:
             )
         return Request(Path(output_dir).resolve(), token="", step=step, mesh=mesh)
 
-    def _next_target(self, output_dir: str | os.PathLike[str] | None) -> Path:
+    def _next_target(self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool) -> Path:
         """Return the folder of the next checkpoint that is named by number."""
         from accel_checkpoint.file_names import checkpoint_name
         from accel_checkpoint.reading.selection import is_part
@@ -327,7 +391,7 @@ class Checkpointer:
             )
         target = folder.resolve() / checkpoint_name(self.project.iteration)
         # The main process knows nothing of one machine's part whose whole never came; this save replaces such a part.
-        if target.exists() and not is_part(target):
+        if target.exists() and not may_exist and not is_part(target):
             raise ConfigError(
                 f"The checkpoint `{target}` is there already. Load it to go on from it, or set "
                 "`accelerator.project_configuration.iteration` to the number to go on with."
