@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 from accel_checkpoint.manifest import FileEntry
 
@@ -20,7 +20,6 @@ class RankReport:
         files: The files that it wrote.
         error: Why it failed; None if it succeeded.
         is_saved: On rank 0, whether the checkpoint is committed.
-        notes: What rank 0 needs to know about the content of files, by their names.
     """
 
     target: str
@@ -29,7 +28,6 @@ class RankReport:
     files: Sequence[FileEntry] = ()
     error: str | None = None
     is_saved: bool = False
-    notes: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> str:
         """Return it as text."""

@@ -210,10 +210,11 @@ def write_files(
     rank: int,
     place: int,
     num_threads: int,
-    notes: dict[str, str],
     run: Callable[[Work], None] = run_inline,
 ) -> list[FileEntry]:
     """Write the files to ``folder``, force them to disk, and return their manifest entries.
+
+    The note that a file leaves for rank 0 is written beside it; it may be too large for the store of the ranks.
 
     Args:
         files: The files to write.
@@ -221,20 +222,24 @@ def write_files(
         rank: This process.
         place: The file system that ``folder`` is on; see `FileEntry`.
         num_threads: How many files to write at a time.
-        notes: Receives the notes that files leave for rank 0.
         run: Runs the slow work; called from ``num_threads`` threads.
     """
 
     def write(file: PendingFile) -> FileEntry:
         sink = write_file(file, folder, run=run)
         if sink.note:
-            notes[file.name] = sink.note
+            note_of(folder, file.name).write_text(sink.note, encoding="utf-8")
         return FileEntry(file.name, sink.num_bytes, sink.digest, rank=rank, place=place)
 
     if num_threads == 1 or len(files) < 2:
         return [write(file) for file in files]
     with ThreadPoolExecutor(min(num_threads, MAX_WRITERS), thread_name_prefix="accel-checkpoint") as pool:
         return list(pool.map(write, files))
+
+
+def note_of(folder: Path, name: str) -> Path:
+    """Return the file with the note that file ``name`` leaves for rank 0."""
+    return folder / f"{name}.note"
 
 
 def write_file(

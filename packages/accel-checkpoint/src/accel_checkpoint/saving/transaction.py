@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from accel_checkpoint.ranks.agreement import Agreement, first
 from accel_checkpoint.ranks.reports import RankReport, Verdict, reason_of, verdict_on
 from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.low_priority import Work, run_inline
-from accel_checkpoint.saving.pending_files import MergedFile, PendingFile, write_files
+from accel_checkpoint.saving.pending_files import MergedFile, PendingFile, note_of, write_files
 from accel_checkpoint.saving.retention import remove_old, remove_stale_folders
 from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.snapshot import HostBuffers
@@ -90,7 +90,6 @@ class Transaction:
         self._is_rejected = False
         self._is_saved = False
         self._listed: list[FileEntry] = []
-        self._notes: dict[str, str] = {}
         self._is_collective = False
 
     def begin(self) -> None:
@@ -213,7 +212,6 @@ class Transaction:
             rank=rank,
             place=self.place,
             num_threads=self.num_threads,
-            notes=self._notes,
             run=run,
         )
         for inner in folders_of(file.name for file in files):
@@ -250,9 +248,15 @@ class Transaction:
 
     def _write_merged(self) -> None:
         """On rank 0: write the files that need to know about those of all ranks."""
+        notes: dict[str, str] = {}
+        for entry in self._listed if self.merged_files else ():
+            with suppress(FileNotFoundError):
+                note = note_of(self.staging.path, entry.name)
+                notes[entry.name] = note.read_text(encoding="utf-8")
+                note.unlink()
         for file in self.merged_files if self.failure is None else ():
             with FileSink(self.staging.path / file.name) as sink:
-                file.write(sink, self._notes)
+                file.write(sink, notes)
             self._listed.append(FileEntry(file.name, sink.num_bytes, sink.digest))
             force_to_disk((self.staging.path / file.name).parent)
 
@@ -301,7 +305,6 @@ class Transaction:
             files,
             error,
             self._is_saved,
-            self._notes if stage == "written" else {},
         )
         try:
             verdict = Verdict.decode(self.agreement.agree(self._topic(stage), own.encode(), self._merge))
@@ -318,8 +321,6 @@ class Transaction:
         """On rank 0: collect the file entries of all ranks, and return the verdict."""
         reports = [RankReport.decode(text) for text in texts]
         self._listed += [entry for report in reports for entry in report.files]
-        for report in reports:
-            self._notes |= report.notes
         return verdict_on(reports, target=self.request.target).encode()
 
     def _clean_up(self) -> None:

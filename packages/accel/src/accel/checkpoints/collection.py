@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -62,7 +63,15 @@ class SaveOptions:
         )
 
 
-def collect(prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, options: SaveOptions) -> Files:
+def collect(
+    prepared: Prepared,
+    folder: Path,
+    *,
+    rank: int,
+    is_writer: bool,
+    options: SaveOptions,
+    value_of_rank_0: Callable[[str], str] = str,
+) -> Files:
     """Return this rank's files. Every rank must call it, since it may use collectives.
 
     Args:
@@ -71,6 +80,7 @@ def collect(prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, opt
         rank: This process.
         is_writer: Whether this rank writes the state that all ranks share.
         options: How to write the checkpoint.
+        value_of_rank_0: Exchanges a value with the other ranks.
     """
     if prepared.stepper.is_accumulating and not prepared.strategy.has_gradients_in_parameters:
         raise CheckpointError(
@@ -79,6 +89,7 @@ def collect(prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, opt
         )
     choices = options.choices(rank=rank, is_writer=is_writer)
     weights = [prepared.model_state(model) for model in prepared.models]
+    before = list(weights)
     merged: list[MergedFile] = []
     collective: list[CollectiveFile] = []
     files: list[PendingFile] = []
@@ -87,6 +98,11 @@ def collect(prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, opt
             hook(list(prepared.models), weights, str(folder))
     finally:
         # Even after a hook has failed on this rank: the other ranks may wait in the collectives of the format.
+        if options.hooks:
+            # A hook may remove weights on rank 0 only, but all ranks take part in writing those that are left.
+            kept = json.dumps([n for n, one in enumerate(before) if any(one is other for other in weights)])
+            kept_on_0 = value_of_rank_0(kept)
+            weights = weights if kept_on_0 == kept else [before[number] for number in json.loads(kept_on_0)]
         for part in _states(prepared, weights, choices):
             files += part.own
             collective += part.collective

@@ -297,6 +297,7 @@ class Checkpointer:
             rank=self._processes.process_index,
             is_writer=self._processes.is_main_process or (is_spread and stage.is_owner),
             options=options,
+            value_of_rank_0=stage.value_of_rank_0,
         )
         stage.add_collective(*files.collective)
         stage.add_merged(*files.merged)
