@@ -658,6 +658,7 @@ class Accelerator:
             *objects: The caller's own references, which come back as None, to be assigned:
                 `model, optimizer = accelerator.free_memory(model, optimizer)`.
         """
+        self._checkpointer.release_memory()
         return self._preparer.free_memory(objects)
 
     def clear(self, *objects: Any) -> Any:

@@ -1,9 +1,14 @@
+import datetime
+import enum
 import os
 import signal
 import threading
 import warnings
+from collections import defaultdict, deque
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -625,3 +630,99 @@ def test_the_end_of_training_waits_for_the_save_under_way(tmp_path):
     run.accelerator.end_training()
     assert handle.done()
     assert (tmp_path / "a" / "accel_checkpoint.json").is_file()
+
+
+BEGUN = datetime.date(2020, 1, 2)
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@dataclass
+class Progress:
+    color: Color
+    seen: dict[str, torch.Tensor]
+    begun: datetime.date
+
+
+class Holder:
+    def __init__(self, value=None):
+        self.value = value
+
+    def state_dict(self):
+        return {"inner": [self.value]}
+
+    def load_state_dict(self, state):
+        [self.value] = state["inner"]
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (deque([1]), "collections.deque"),
+        (defaultdict(int), "collections.defaultdict"),
+        (Color.RED, f"{__name__}.Color"),
+        (Progress(Color.RED, {}, BEGUN), f"{__name__}.Progress"),
+    ],
+)
+def test_what_cannot_be_saved_is_said_when_it_is_registered(value, name):
+    accelerator = Accelerator(cpu=True)
+    accelerator.register_for_checkpointing(Holder(1))
+    message = f"`custom_checkpoint_1.pkl` cannot be saved: `inner.0` is a `{name}`.*add_safe_globals"
+    with pytest.raises(CheckpointError, match=message):
+        accelerator.register_for_checkpointing(Holder(value))
+    assert len(accelerator._custom_objects) == 1
+
+
+def test_classes_that_torch_is_told_of_are_saved_and_loaded(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    value = Progress(Color.RED, {"a": torch.ones(2)}, BEGUN)
+    holder = Holder(value)
+    with torch.serialization.safe_globals([Progress, Color, datetime.date]):
+        accelerator.register_for_checkpointing(holder)
+        accelerator.save_state(tmp_path / "a")
+        holder.value = None
+        accelerator.load_state(tmp_path / "a")
+    assert (holder.value.color, holder.value.begun) == (Color.RED, BEGUN)
+    assert torch.equal(holder.value.seen["a"], torch.ones(2))
+    with pytest.raises(CheckpointError, match="is not loaded: it is damaged or holds more than tensors"):
+        accelerator.load_state(tmp_path / "a")
+
+
+@pytest.mark.parametrize("registered", [[deque], [Progress]])
+def test_a_registered_class_that_could_not_be_loaded_is_refused(registered):
+    value = deque([1]) if registered == [deque] else Progress(Color.RED, {}, BEGUN)
+    with (
+        torch.serialization.safe_globals(registered),
+        pytest.raises(CheckpointError, match="what they are made of"),
+    ):
+        Accelerator(cpu=True).register_for_checkpointing(Holder(value))
+
+
+class RegistersItself(Counter):
+    def __init__(self, accelerator):
+        accelerator.register_for_checkpointing(self)
+        super().__init__(3)
+
+
+def test_an_object_may_register_itself_before_it_has_a_state(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    counter = RegistersItself(accelerator)
+    accelerator.save_state(tmp_path / "a")
+    counter.value = 0
+    accelerator.load_state(tmp_path / "a")
+    assert counter.value == 3
+
+
+@pytest.mark.parametrize("end", ["free_memory", "end_training"])
+def test_the_copy_of_a_save_in_the_background_is_given_back(tmp_path, end):
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(nn.Linear(4096, 2 * 4096, bias=False))  # 128 MiB
+    handle = accelerator.save_state(tmp_path / "a", blocking=False)
+    handle.wait()
+    used = psutil.Process().memory_info().rss
+    model = accelerator._models[0]  # what is released is not the model
+    getattr(accelerator, end)()
+    assert used - psutil.Process().memory_info().rss > 100 * 2**20
+    assert model.weight.numel() == 2 * 4096**2

@@ -1,6 +1,7 @@
 """Saves that not every rank makes, or not at the same time."""
 
 import os
+import sys
 import time
 import warnings
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from accel import (
 )
 from accel_state import current_runtime
 from accel_state.errors import CheckpointError, ConfigError
+from accel_state.testing.scripts import start_ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 LIMIT_S = 20.0
@@ -265,3 +267,38 @@ def save_over_a_number(folder):
 
 def test_a_number_that_is_taken_is_an_error_on_every_rank(world, tmp_path):
     assert world(2).run(save_over_a_number, str(tmp_path)) == [[0, 1]] * 2
+
+
+OUTLIVES_RANK_0 = """
+import os, sys, time
+from pathlib import Path
+from torch import nn
+from accel import Accelerator
+from accel_checkpoint.ranks.heartbeat import Heartbeat
+
+Heartbeat.__init__.__kwdefaults__["beat_s"] = 0.1
+folder, ends_training = Path(sys.argv[1]), sys.argv[2] == "ends"
+accelerator = Accelerator(cpu=True)
+accelerator.prepare(nn.Linear(2, 2))
+handle = accelerator.save_state(folder / "a", blocking=False)  # held until the end
+handle.wait()
+if ends_training:
+    accelerator.end_training()
+rank_0 = folder / "rank_0"
+if accelerator.process_index == 0:
+    rank_0.write_text(str(os.getpid()))
+else:
+    while not rank_0.exists() or not rank_0.read_text() or Path("/proc", rank_0.read_text(), "cmdline").read_bytes():
+        time.sleep(0.01)
+    time.sleep(1)  # the time of some heartbeats
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks a process up in /proc")
+@pytest.mark.parametrize("end", ["ends", "just stops"])
+def test_a_rank_that_outlives_rank_0_after_a_save_prints_nothing(tmp_path, end):
+    (tmp_path / "script.py").write_text(OUTLIVES_RANK_0)
+    with start_ranks([tmp_path / "script.py", tmp_path, end], 2, preload=("accel",)) as ranks:
+        assert [rank.process.wait(timeout=60) for rank in ranks] == [0, 0]
+        assert "Broken pipe" not in ranks[1].stderr
+        assert "sendBytes" not in ranks[1].stderr

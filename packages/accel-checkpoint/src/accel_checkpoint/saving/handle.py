@@ -28,11 +28,12 @@ class SaveHandle:
         self, finish: Callable[[], Path], *, target: Path, hurry: Callable[[], None] = lambda: None
     ) -> None:
         self.target = target
-        self._finish = finish
         self._hurry = hurry
         self._error: BaseException | None = None
         # Not a daemon: the interpreter waits for it at exit.
-        self._thread = threading.Thread(target=self._run, name=f"save-{target.name}", daemon=False)
+        self._thread = threading.Thread(
+            target=self._run, args=(finish,), name=f"save-{target.name}", daemon=False
+        )
         self._thread.start()
 
     def done(self) -> bool:
@@ -77,9 +78,9 @@ class SaveHandle:
         if self in _UnreportedFailures.handles:
             self.wait()
 
-    def _run(self) -> None:
+    def _run(self, finish: Callable[[], Path]) -> None:
         try:
-            self._finish()
+            finish()
         except BaseException as error:  # noqa: BLE001 (raised in the thread that waits)
             self._error = error
             _UnreportedFailures.handles.append(self)

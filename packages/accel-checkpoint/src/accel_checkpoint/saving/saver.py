@@ -166,6 +166,11 @@ class Saver:
         except AccelError as error:
             logger.error("Saving `%s` in the background failed: %s", target, error)
 
+    def release_memory(self) -> None:
+        """Release the memory of the last snapshot, unless it is still being written."""
+        if self._running is None or self._running.done():
+            self._buffers = HostBuffers()
+
     def _finish(self, transaction: Transaction) -> None:
         with self._showing_progress(transaction):
             transaction.finish()

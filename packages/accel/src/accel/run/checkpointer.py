@@ -6,6 +6,7 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -93,6 +94,15 @@ class Checkpointer:
                 "Only objects with `state_dict` and `load_state_dict` can be registered for checkpointing, which "
                 f"these have not: {', '.join(bad)}. Give them both."
             )
+        from accel_checkpoint.file_names import custom_file
+        from accel_checkpoint.formats.plain_data import check_plain
+        from accel_checkpoint.reading.strictness import MISMATCH_ERRORS
+
+        for number, one in enumerate(objects, len(self.custom_objects)):
+            state = None
+            with suppress(*MISMATCH_ERRORS):  # of an object that registers itself while it is built
+                state = one.state_dict()
+            check_plain(state, file_name=custom_file(number))
         self.custom_objects.extend(objects)
 
     def add_save_hook(self, hook: SaveHook) -> RemovableHandle:
@@ -238,6 +248,11 @@ class Checkpointer:
         saver, self._saver, self._agreement_number = self._saver, None, None
         if saver is not None:
             saver.settle()
+
+    def release_memory(self) -> None:
+        """Release the copy of the last save in the background; the next one makes its own."""
+        if self._saver is not None:
+            self._saver.release_memory()
 
     def content(self, format_name: str = "") -> Prepared:
         """Return what a checkpoint is made of at present, to be saved in that format or the strategy's."""
