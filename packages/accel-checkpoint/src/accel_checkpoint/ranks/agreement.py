@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -75,23 +76,6 @@ class Agreement(Protocol):
 def first(reports: Sequence[str]) -> str:
     """Return the report of rank 0, as the verdict."""
     return reports[0]
-
-
-class _WithoutFlags:
-    def flag(self, name: str, *, is_set: bool = False) -> bool:
-        """Return False: no rank comes late."""
-        return False
-
-
-class SingleProcessAgreement(_WithoutFlags):
-    """The agreement of a single process."""
-
-    rank = 0
-    world_size = 1
-
-    def agree(self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None) -> str:
-        """Return the verdict on the one report."""
-        return merge([report])
 
 
 class StoreAgreement:
@@ -167,7 +151,7 @@ class StoreAgreement:
                 self._store.set(f"{topic}/verdict", str(error) if isinstance(error, CheckpointError) else own)
             raise
         self._store.set(f"{topic}/verdict", f"{_AGREED}{verdict}")
-        if wait_s is None or all(reports):
+        if all(reports) or wait_s is None:
             self._wait_for_readers(topic)
         return verdict
 
@@ -175,29 +159,28 @@ class StoreAgreement:
         """Wait for the reports of the other ranks, and return them."""
         if self.world_size == 1:
             return []
-        others, begun_s = range(1, self.world_size), time.monotonic()
-        end_s = begun_s + self.deadline_s
-        wait_s = None if wait_s is None else min(wait_s, self.deadline_s)
-        for now_s in self._until(f"{topic}/complete", self.deadline_s if wait_s is None else wait_s):
+        others, missing = range(1, self.world_size), list[int]()
+        deadline_s = min(self.deadline_s, math.inf if wait_s is None else wait_s)
+        end_s = time.monotonic() + deadline_s
+        for now_s in self._until(f"{topic}/complete", deadline_s):
             # A rank that has ended may have reported before.
             ended = self._missing(f"{topic}/report", self._presence.ended(others))
-            if wait_s is not None and (ended or now_s >= begun_s + wait_s):
-                late = self._missing(f"{topic}/report", others)
-                keys = [f"{topic}/report/{rank}" for rank in others if rank not in late]
-                values = iter(values_of(self._store, keys) if keys else ())
-                return ["" if rank in late else next(values) for rank in others]
-            if ended:
+            if ended and wait_s is None:
                 raise CheckpointError(
                     f"Rank {_listed(ended)} has ended before it came to `{topic}`; see its output."
                 )
             # One request per rank, so only once.
-            missing = self._missing(f"{topic}/report", others) if now_s > end_s else []
+            missing = self._missing(f"{topic}/report", others) if now_s > end_s or ended else []
+            if missing and wait_s is not None:
+                break
             if missing:
                 raise CheckpointError(
                     f"Rank {_listed(missing)} did not come to `{topic}` within {self.deadline_s:g} s. "
                     "It may have failed; see its output."
                 )
-        return values_of(self._store, [f"{topic}/report/{rank}" for rank in others])
+        keys = {rank: f"{topic}/report/{rank}" for rank in others if rank not in missing}
+        values = dict(zip(keys, values_of(self._store, list(keys.values())), strict=True)) if keys else {}
+        return [values.get(rank, "") for rank in others]
 
     def _wait_for_readers(self, topic: str) -> None:
         """Wait until all ranks have read the verdict, since the store may end with rank 0; then delete the keys."""
@@ -211,10 +194,10 @@ class StoreAgreement:
             for name in ("count", "complete", "verdict", "readers", "read"):
                 self._store.delete_key(f"{topic}/{name}")
 
-    def _until(self, key: str, within_s: float | None = None) -> Iterator[float]:
+    def _until(self, key: str, within_s: float = math.inf) -> Iterator[float]:
         """Poll until ``key`` exists; yield the time at intervals, so that the caller can check for failures."""
         # Polling, because Ctrl-C cannot interrupt a blocking call to the store.
-        first_check_s = min(self._liveness_check_s, self.deadline_s if within_s is None else within_s)
+        first_check_s = min(self._liveness_check_s, self.deadline_s, within_s)
         wait_s, check_s = _FIRST_WAIT_S, time.monotonic() + first_check_s
         while not self._store.check([key]):
             now_s = time.monotonic()
@@ -238,16 +221,18 @@ class StoreAgreement:
             ) from error
 
 
-class CollectiveAgreement(_WithoutFlags):
-    """Reports through an object collective, for runs whose processes share no store.
+class CollectiveAgreement:
+    """Reports through an object collective, for runs whose processes share no store, or of a single process.
 
     Args:
-        gather: Returns the objects of all ranks in a list.
+        gather: Returns the objects of all ranks in a list; of a single process, the list that it is given.
         rank: This process.
         world_size: Number of ranks.
     """
 
-    def __init__(self, gather: Callable[[list[str]], list[str]], *, rank: int, world_size: int) -> None:
+    def __init__(
+        self, gather: Callable[[list[str]], list[str]] = list, *, rank: int = 0, world_size: int = 1
+    ) -> None:
         self._gather = gather
         self.rank = rank
         self.world_size = world_size
@@ -256,18 +241,21 @@ class CollectiveAgreement(_WithoutFlags):
         """Return the verdict; every rank merges the reports itself, and waits for all of them."""
         return merge(self._gather([report]))
 
+    def flag(self, name: str, *, is_set: bool = False) -> bool:
+        """Return False: no rank comes late."""
+        return False
+
 
 def reserved_number() -> int:
     """Return the number of the next agreement, the same on every rank if every rank makes the same calls."""
-    group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-    if group is None:
-        return 0
-    _num_agreements[group] = _num_agreements.get(group, 0) + 1
-    return _num_agreements[group]
+    group = dist.group.WORLD if dist.is_available() else None
+    if group is not None:
+        _num_agreements[group] = _num_agreements.get(group, 0) + 1
+    return 0 if group is None else _num_agreements[group]
 
 
 def agreement_of(
-    *, rank: int, world_size: int, gather: Callable[[list[str]], list[str]], number: int | None = None
+    *, rank: int, world_size: int, gather: Callable[[list[str]], list[str]], number: int
 ) -> Agreement:
     """Return the agreement that suits this run.
 
@@ -275,17 +263,17 @@ def agreement_of(
         rank: This process.
         world_size: Number of ranks.
         gather: An object collective, used if there is no process group.
-        number: Result of `reserved_number`, where not every rank may come to this call.
+        number: Result of `reserved_number`; not every rank may come to this call.
     """
     if world_size == 1:
-        return SingleProcessAgreement()
+        return CollectiveAgreement()
     if not dist.is_available() or not dist.is_initialized():
         return CollectiveAgreement(gather, rank=rank, world_size=world_size)
     group = dist.group.WORLD
     assert group is not None
     store = group.get_group_store()
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]  # torch's stubs lack it
-    prefix = f"accel_checkpoint_{reserved_number() if number is None else number}"
+    prefix = f"accel_checkpoint_{number}"
     # A separate connection, since other calls on the group's own may block for minutes.
     separate: Store = store.clone()  # type: ignore[attr-defined]  # likewise
     return StoreAgreement(

@@ -27,6 +27,8 @@ from accel_checkpoint.saving.sink_behind import FileSinkBehind
 from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors
 from accel_state.errors import CheckpointError, ConfigError
 
+NOTE_SUFFIX = ".note"
+"""Of the file beside a file with the note that it leaves for rank 0, which may be too large for the ranks' store."""
 MAX_WRITERS = 4
 TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
 
@@ -214,8 +216,6 @@ def write_files(
 ) -> list[FileEntry]:
     """Write the files to ``folder``, force them to disk, and return their manifest entries.
 
-    The note that a file leaves for rank 0 is written beside it; it may be too large for the store of the ranks.
-
     Args:
         files: The files to write.
         folder: An existing folder.
@@ -228,18 +228,13 @@ def write_files(
     def write(file: PendingFile) -> FileEntry:
         sink = write_file(file, folder, run=run)
         if sink.note:
-            note_of(folder, file.name).write_text(sink.note, encoding="utf-8")
+            (folder / f"{file.name}{NOTE_SUFFIX}").write_text(sink.note, encoding="utf-8")
         return FileEntry(file.name, sink.num_bytes, sink.digest, rank=rank, place=place)
 
     if num_threads == 1 or len(files) < 2:
         return [write(file) for file in files]
     with ThreadPoolExecutor(min(num_threads, MAX_WRITERS), thread_name_prefix="accel-checkpoint") as pool:
         return list(pool.map(write, files))
-
-
-def note_of(folder: Path, name: str) -> Path:
-    """Return the file with the note that file ``name`` leaves for rank 0."""
-    return folder / f"{name}.note"
 
 
 def write_file(

@@ -8,12 +8,12 @@ import secrets
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from accel_checkpoint.process_identity import stamp
-from accel_checkpoint.ranks.agreement import Agreement, Merge, SingleProcessAgreement, first
+from accel_checkpoint.ranks.agreement import Agreement, CollectiveAgreement, Merge, first
 from accel_checkpoint.saving.handle import SaveHandle
 from accel_checkpoint.saving.low_priority import LowPriorityThread
 from accel_checkpoint.saving.progress import showing_progress, size_of_folder
@@ -30,19 +30,6 @@ WAIT_S = 5.0
 """How long rank 0 waits for the other ranks to make the same call, if it can do without them."""
 ALL_RANKS_WAIT_S = 45.0
 """How long it waits if it cannot."""
-
-
-@dataclass(frozen=True)
-class RankCall:
-    """The outcome of `Saver.call`.
-
-    Attributes:
-        value: Rank 0's value.
-        absence: A sentence that names the ranks that rank 0 did not wait for; empty if every rank came.
-    """
-
-    value: str
-    absence: str
 
 
 class Saver:
@@ -63,7 +50,9 @@ class Saver:
         self._running: SaveHandle | None = None
         self._buffers = HostBuffers()
 
-    def call(self, name: str, *, folder: str, step: int, value: str, needs_all: bool) -> RankCall:
+    def call(
+        self, name: str, *, folder: str, step: int, number: int = 0, needs_all: bool
+    ) -> tuple[str, int, str]:
         """Wait until every rank has made the same call, or until rank 0 stops waiting for the others.
 
         Rank 0 waits a few seconds, but not again at a line of the script where the others did not come, unless one
@@ -71,31 +60,34 @@ class Saver:
         came too late receives the first verdict on its folder, at its step or a later one, and skips those before.
 
         Args:
-            name: What the user called, for the message.
-            folder: Name of the folder to save to, the same on every rank; empty if rank 0 chooses it.
+            name: What the user called.
+            folder: Name of the folder to save to, the same on every rank; empty if it is numbered.
             step: Training steps so far.
-            value: What rank 0 has to say to the other ranks.
+            number: Number of the checkpoint.
             needs_all: Whether nothing can be done without the other ranks.
+
+        Returns:
+            A token for the save and rank 0's ``number``; which ranks rank 0 did not wait for, empty if all came.
 
         Raises:
             CheckpointError: With ``needs_all``, if a rank did not come within a minute, or a few seconds in debug mode.
         """
-        called = f"{name} {folder}"
-        frame = user_frame()
+        called, frame = f"{name} {folder}", user_frame()
         place = frame.f_code.co_filename, frame.f_lineno
         is_alone_here = place in self._lonely and not self.agreement.flag(self._lonely[place])
-        is_patient = needs_all and not current_runtime().debug
-        wait_s = ALL_RANKS_WAIT_S if is_patient else 0 if is_alone_here and not needs_all else WAIT_S
+        wait_s = 0 if is_alone_here and not needs_all else WAIT_S
+        if needs_all and not current_runtime().debug:
+            wait_s = ALL_RANKS_WAIT_S
 
         def merged(reports: Sequence[str]) -> str:
             missing = [r for r, one in enumerate(reports) if not one or (wait_s == 0 and one != reports[0])]
-            return json.dumps([called, step, value, missing])
+            return json.dumps([called, step, self._new_token(), number, missing])
 
         while True:
             self._num_calls += 1
             topic = f"call-{self._num_calls}"
             text = self.agreement.agree(topic, called, merged, wait_s=wait_s)
-            called_there, step_there, value, missing = json.loads(text)
+            called_there, step_there, token, number, missing = json.loads(text)
             if self.topology.rank == 0 or not missing or (called_there == called and step_there >= step):
                 break
         self._lonely.pop(place, None)
@@ -103,16 +95,15 @@ class Saver:
             self._lonely[place] = topic
         elif missing:
             self.agreement.flag(topic, is_set=True)
-        ranks = ", ".join(map(str, missing))
-        absence = (
-            f"Rank{'' if len(missing) == 1 else 's'} {ranks} did not call `{name}` in time" if missing else ""
+        ranks = (
+            f"Rank{'s' if missing[1:] else ''} {', '.join(map(str, missing))} did not call `{name}` in time"
         )
         if missing and needs_all:
             raise CheckpointError(
-                f"{absence}. Every rank must call it, since the model is sharded: move it out of "
+                f"{ranks}. Every rank must call it, since the model is sharded: move it out of "
                 "`if accelerator.is_main_process`. If a rank has failed, see its output."
             )
-        return RankCall(value, absence)
+        return token, number, ranks if missing else ""
 
     def stage(self, request: Request, *, blocking: bool = True, is_alone: bool = False) -> Stage:
         """Return the stage of a new checkpoint, which is saved when its `with` block ends.
@@ -126,19 +117,14 @@ class Saver:
         """
         self.log_failure()
         if not request.token:
-            request = replace(request, token=self.agree("token", self.new_token(), first))
+            request = replace(request, token=self.agree("token", self._new_token(), first))
         transaction = Transaction(
             request,
             self.topology,
-            SingleProcessAgreement() if is_alone else self.agreement,
+            CollectiveAgreement() if is_alone else self.agreement,
             num_threads=writer_threads() if blocking else 1,
         )
         return Stage(transaction, finish=self._finish if blocking else self._finish_in_background)
-
-    def new_token(self) -> str:
-        """Return a token for a save; that of rank 0 counts."""
-        self._num_saves += 1
-        return f"{secrets.token_hex(4)}-{stamp()}-{self._num_saves}"
 
     def agree(self, topic: str, report: str, merge: Merge) -> str:
         """Return rank 0's verdict on the reports of all ranks; for steps outside a save."""
@@ -170,6 +156,10 @@ class Saver:
         """Release the memory of the last snapshot, unless it is still being written."""
         if self._running is None or self._running.done():
             self._buffers = HostBuffers()
+
+    def _new_token(self) -> str:
+        self._num_saves += 1
+        return f"{secrets.token_hex(4)}-{stamp()}-{self._num_saves}"
 
     def _finish(self, transaction: Transaction) -> None:
         with self._showing_progress(transaction):

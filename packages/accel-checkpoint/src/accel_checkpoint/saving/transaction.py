@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from accel_checkpoint.ranks.agreement import Agreement, first
 from accel_checkpoint.ranks.reports import RankReport, Verdict, reason_of, verdict_on
 from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.low_priority import Work, run_inline
-from accel_checkpoint.saving.pending_files import MergedFile, PendingFile, note_of, write_files
+from accel_checkpoint.saving.pending_files import NOTE_SUFFIX, MergedFile, PendingFile, write_files
 from accel_checkpoint.saving.retention import remove_old, remove_stale_folders
 from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.snapshot import HostBuffers
@@ -143,9 +143,13 @@ class Transaction:
                 self.files += [] if copied is None else [copied]
         self.collective_files = []
 
-    def recording_failure(self) -> AbstractContextManager[None]:
-        """Return a block whose error `finish` reports on every rank, instead of raising it here."""
-        return _RecordingFailure(self)
+    @contextmanager
+    def recording_failure(self) -> Iterator[None]:
+        """Record the first error of the block, which `finish` reports on every rank, instead of raising it here."""
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 (raised in `_agree`)
+            self.fail(error)
 
     def fail(self, error: BaseException) -> None:
         """Record why this rank cannot save; `finish` reports it on every rank."""
@@ -251,7 +255,7 @@ class Transaction:
         notes: dict[str, str] = {}
         for entry in self._listed if self.merged_files else ():
             with suppress(FileNotFoundError):
-                note = note_of(self.staging.path, entry.name)
+                note = self.staging.path / f"{entry.name}{NOTE_SUFFIX}"
                 notes[entry.name] = note.read_text(encoding="utf-8")
                 note.unlink()
         for file in self.merged_files if self.failure is None else ():
@@ -338,23 +342,6 @@ class Transaction:
 
     def _topic(self, stage: str) -> str:
         return f"{self.request.token}/{stage}"
-
-
-class _RecordingFailure:
-    """Record the first error of the transaction instead of raising it; `_agree` reports it to the other ranks."""
-
-    def __init__(self, transaction: Transaction) -> None:
-        self._transaction = transaction
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if error is None:
-            return False
-        if self._transaction.failure is None:
-            self._transaction.failure = error
-        return True
 
 
 def writer_threads() -> int:

@@ -45,12 +45,14 @@ class SaveOptions:
         hooks: Called with the models, the weights and the folder before anything is written. A hook that removes
             weights from the list must save them itself.
         engine_options: What only the format of the checkpoint knows; see `CheckpointFormat.save_arguments`.
+        value_of_rank_0: Returns rank 0's value for that of this rank.
     """
 
     safe_serialization: bool = True
     max_shard_size: int | str | None = None
     hooks: Sequence[SaveHook] = ()
     engine_options: Mapping[str, Any] = field(default_factory=dict)
+    value_of_rank_0: Callable[[str], str] = str
 
     def choices(self, *, rank: int, is_writer: bool) -> SaveChoices:
         """Return what a format needs to know of them, and of this rank."""
@@ -63,15 +65,7 @@ class SaveOptions:
         )
 
 
-def collect(
-    prepared: Prepared,
-    folder: Path,
-    *,
-    rank: int,
-    is_writer: bool,
-    options: SaveOptions,
-    value_of_rank_0: Callable[[str], str] = str,
-) -> Files:
+def collect(prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, options: SaveOptions) -> Files:
     """Return this rank's files. Every rank must call it, since it may use collectives.
 
     Args:
@@ -80,7 +74,6 @@ def collect(
         rank: This process.
         is_writer: Whether this rank writes the state that all ranks share.
         options: How to write the checkpoint.
-        value_of_rank_0: Exchanges a value with the other ranks.
     """
     if prepared.stepper.is_accumulating and not prepared.strategy.has_gradients_in_parameters:
         raise CheckpointError(
@@ -101,7 +94,7 @@ def collect(
         if options.hooks:
             # A hook may remove weights on rank 0 only, but all ranks take part in writing those that are left.
             kept = json.dumps([n for n, one in enumerate(before) if any(one is other for other in weights)])
-            kept_on_0 = value_of_rank_0(kept)
+            kept_on_0 = options.value_of_rank_0(kept)
             weights = weights if kept_on_0 == kept else [before[number] for number in json.loads(kept_on_0)]
         for part in _states(prepared, weights, choices):
             files += part.own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -78,7 +77,7 @@ class Checkpointer:
         self._save_hooks: OrderedDict[int, SaveHook] = OrderedDict()
         self._load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
         self._saver: Saver | None = None
-        self._agreement_number: int | None = reserved_number()
+        self._agreement_number = reserved_number()
         self._has_warned = False
 
     def register(self, *objects: Any) -> None:
@@ -123,6 +122,7 @@ class Checkpointer:
     ) -> str | SaveHandle:
         """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it."""
         from accel.checkpoints.collection import SaveOptions
+        from accel_checkpoint.saving.handle import SaveHandle
 
         given = dict(options)
         content = self.content(given.pop("checkpoint_format", None) or "")
@@ -144,25 +144,30 @@ class Checkpointer:
         )
         saver = self._get_saver()
         saver.log_failure()
-        is_sharded = self._strategy.capabilities.shards_parameters or content.format.needs_shared_disk
-        request, absence = self._call(saver, output_dir, needs_all=is_sharded)
-        if absence and not self._processes.is_main_process:
-            from accel_checkpoint.saving.handle import SaveHandle
-
-            self._count(request)
-            warn_user(
-                f"The main process has saved `{request.target}` alone, without the random states of rank "
-                f"{self._processes.process_index}: {absence}. Call it on all ranks at about the same time.",
-                main_process_only=False,
-            )
-            target = request.target
-            return str(target) if blocking else SaveHandle(lambda: target, target=target)
-        if absence and not self._has_warned:
+        is_numbered = self.project.automatic_checkpoint_naming
+        token, number, absence = saver.call(
+            "save_state",
+            folder="" if is_numbered or output_dir is None else Path(output_dir).resolve().name,
+            step=self._stepper.num_windows,
+            number=self.project.iteration,
+            needs_all=self._strategy.capabilities.shards_parameters or content.format.needs_shared_disk,
+        )
+        if is_numbered:
+            self.project.iteration = number  # rank 0 may have saved more of them than this rank
+        is_late = bool(absence) and not self._processes.is_main_process
+        request = replace(self._request(output_dir, may_exist=is_late), token=token)
+        if is_late or (absence and not self._has_warned):
             self._has_warned = True
             warn_user(
                 f"{absence}, so the main process saves `{request.target}` alone: without the random states of the "
-                "other ranks, and their positions in data sets that shard themselves. Every rank should call it: move "
-                "it out of `if accelerator.is_main_process`. Further saves like this one do not wait, nor warn."
+                "other ranks, and their positions in data sets that shard themselves. Every rank should call it at "
+                "about the same time: move it out of `if accelerator.is_main_process`.",
+                main_process_only=False,
+            )
+        if is_late:
+            self._count(request)
+            return (
+                str(request.target) if blocking else SaveHandle(lambda: request.target, target=request.target)
             )
         stage = saver.stage(request, blocking=blocking, is_alone=bool(absence))
         try:
@@ -225,8 +230,8 @@ class Checkpointer:
 
     def require_all(self, name: str, folder: str | os.PathLike[str]) -> None:
         """Raise an error on every rank if one of them does not call `name` within a minute."""
-        saver = self._get_saver()
-        saver.call(name, folder=Path(folder).name, step=self._stepper.num_windows, value="", needs_all=True)
+        step, folder = self._stepper.num_windows, Path(folder).resolve().name
+        self._get_saver().call(name, folder=folder, step=step, needs_all=True)
 
     def save_object(self, obj: Any, file: str | os.PathLike[str], *, safe_serialization: bool) -> None:
         """Write one object to a file; see `Accelerator.save`."""
@@ -245,12 +250,13 @@ class Checkpointer:
         Raises:
             CheckpointError: If it failed, and that has not been raised yet.
         """
-        saver, self._saver, self._agreement_number = self._saver, None, None
+        saver, self._saver = self._saver, None
         if saver is not None:
+            self._agreement_number = reserved_number()
             saver.settle()
 
     def release_memory(self) -> None:
-        """Release the copy of the last save in the background; the next one makes its own."""
+        """Release the copy that the last save in the background made."""
         if self._saver is not None:
             self._saver.release_memory()
 
@@ -311,8 +317,7 @@ class Checkpointer:
             stage.path,
             rank=self._processes.process_index,
             is_writer=self._processes.is_main_process or (is_spread and stage.is_owner),
-            options=options,
-            value_of_rank_0=stage.value_of_rank_0,
+            options=replace(options, value_of_rank_0=stage.value_of_rank_0),
         )
         stage.add_collective(*files.collective)
         stage.add_merged(*files.merged)
@@ -339,37 +344,7 @@ class Checkpointer:
         folder = self.project.project_dir
         return None if folder is None else Path(folder) / FOLDER_OF_CHECKPOINTS
 
-    def _call(
-        self, saver: Saver, output_dir: str | os.PathLike[str] | None, *, needs_all: bool
-    ) -> tuple[Request, str]:
-        """Return what to save where, and a sentence on the ranks that did not come, if any.
-
-        Rank 0 chooses the number of the checkpoint, since it may have saved more of them than the others.
-        """
-        is_numbered = self.project.automatic_checkpoint_naming
-        reason = ""
-        try:
-            request = self._request(output_dir)
-        except ConfigError as error:
-            if not is_numbered:
-                raise
-            reason = str(error)
-        call = saver.call(
-            "save_state",
-            folder="" if is_numbered else request.target.name,
-            step=self._stepper.num_windows,
-            value=json.dumps([saver.new_token(), self.project.iteration, reason]),
-            needs_all=needs_all,
-        )
-        token, iteration, reason = json.loads(call.value)
-        if reason:
-            raise ConfigError(reason)
-        if is_numbered and not self._processes.is_main_process:
-            self.project.iteration = iteration
-            request = self._request(output_dir, may_exist=bool(call.absence))
-        return replace(request, token=token), call.absence
-
-    def _request(self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool = False) -> Request:
+    def _request(self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool) -> Request:
         """Return what to save where."""
         from accel_checkpoint.saving.transaction import Request
 
