@@ -61,10 +61,11 @@ class CheckpointFolder:
         Args:
             step: Training steps so far.
             blocking: Write the files before the block ends. Otherwise take a snapshot and write in the background; the
-                stage's `handle` gives the outcome. An error that is never read there is raised by the next call here.
+                stage's `handle` gives the outcome. An error that is never read there is raised by `wait`, or logged by
+                the next other call here.
 
         Raises:
-            CheckpointError: At the end of the block, if this save or the previous background save failed on any rank.
+            CheckpointError: At the end of the block, if this save failed on any rank.
         """
         if step < 0:
             raise ConfigError(f"`step` must not be negative, got {step}.")
@@ -79,8 +80,8 @@ class CheckpointFolder:
         Checkpoints without a manifest, which other packages write, are left out.
 
         Raises:
-            CheckpointError: On every rank, if rank 0 cannot read the folder, or the previous background save failed
-                and a rank has not raised the error yet. On this rank, if it cannot read the chosen checkpoint.
+            CheckpointError: On every rank, if rank 0 cannot read the folder. On this rank, if it cannot read the chosen
+                checkpoint.
         """
         path = agree_on_newest(self.path, self._saver, allow_foreign=False)
         return None if path is None else SavedCheckpoint(path)
