@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from accel_checkpoint.random_states import captured
-from accel_checkpoint.ranks.agreement import first
 from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.handle import SaveHandle
 from accel_checkpoint.saving.pending_files import MergedFile, PendingFile, pending_file
@@ -112,11 +111,6 @@ class Stage:
             is_collective: Whether it may call `add_collective`; the same on every rank.
         """
         self._transaction.gather(lambda: list(collect(self)), is_collective=is_collective)
-
-    def value_of_rank_0(self, value: str) -> str:
-        """Return rank 0's ``value``; call it in `gather`, once, on every rank."""
-        transaction = self._transaction
-        return transaction.agreement.agree(f"{transaction.request.token}/value", value, first)
 
     def describe(self, description: Description) -> None:
         """Set what the manifest records about the content."""

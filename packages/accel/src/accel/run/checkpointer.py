@@ -19,7 +19,7 @@ from accel.run.configuration import RunConfiguration
 from accel.run.prepared_objects import PreparedObjects
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
-from accel_checkpoint.ranks.agreement import reserved_number
+from accel_checkpoint.ranks.agreement import first, reserved_number
 from accel_state import GradientState, PartialState, current_runtime
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.logging import get_logger
@@ -169,6 +169,8 @@ class Checkpointer:
             return (
                 str(request.target) if blocking else SaveHandle(lambda: request.target, target=request.target)
             )
+        if not absence:
+            how = replace(how, value_of_rank_0=lambda own: saver.agree("value", own, first))
         stage = saver.stage(request, blocking=blocking, is_alone=bool(absence))
         try:
             with stage:
@@ -317,7 +319,7 @@ class Checkpointer:
             stage.path,
             rank=self._processes.process_index,
             is_writer=self._processes.is_main_process or (is_spread and stage.is_owner),
-            options=replace(options, value_of_rank_0=stage.value_of_rank_0),
+            options=options,
         )
         stage.add_collective(*files.collective)
         stage.add_merged(*files.merged)
