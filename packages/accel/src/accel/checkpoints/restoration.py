@@ -171,7 +171,8 @@ class Restoration:
                 name = layout.numbered_file(layout.LOADER_NAME, number)
             if name not in self.names and self.found.manifest is not None:
                 logger.warning(
-                    "The checkpoint has no state of loader %s, which begins its epoch anew.", index
+                    "The checkpoint has no state of loader %s. Skip what was read with `skip_first_batches`.",
+                    index,
                 )
             yield from self._plain(name, f"loader {index}", partial(self._load_loader, index, loader, name))
 
