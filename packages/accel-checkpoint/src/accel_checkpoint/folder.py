@@ -69,9 +69,7 @@ class CheckpointFolder:
         """
         if step < 0:
             raise ConfigError(f"`step` must not be negative, got {step}.")
-        request = Request(
-            self.path / checkpoint_name(step), token="", keep=self.keep, step=step, iteration=step
-        )
+        request = Request(self.path / checkpoint_name(step), keep=self.keep, step=step, iteration=step)
         return self._saver.stage(request, blocking=blocking)
 
     def newest(self) -> SavedCheckpoint | None:

@@ -4,7 +4,7 @@ import pytest
 from torch.distributed import HashStore, TCPStore
 
 from accel_checkpoint.ranks import agreement as module
-from accel_checkpoint.ranks.agreement import CollectiveAgreement, StoreAgreement
+from accel_checkpoint.ranks.agreement import Agreement, StoreAgreement
 from accel_checkpoint.ranks.heartbeat import Heartbeat
 from accel_state.errors import CheckpointError
 
@@ -225,4 +225,4 @@ def test_a_lost_store_is_reported():
 
 
 def test_one_process_agrees_with_itself():
-    assert CollectiveAgreement().agree("topic", "note", joined) == "note"
+    assert Agreement().agree("topic", "note", joined) == "note"

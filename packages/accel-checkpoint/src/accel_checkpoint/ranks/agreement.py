@@ -45,14 +45,23 @@ class Presence(Protocol):
         ...
 
 
-class Agreement(Protocol):
+class Agreement:
     """Rounds in which every rank sends a report, and rank 0 merges the reports into one verdict for all.
 
-    The number of requests per rank and round does not depend on the number of ranks. Only rank 0 reads all reports.
+    Here through an object collective, for runs whose processes share no store, or of a single process.
+
+    Args:
+        gather: Returns the objects of all ranks in a list; of a single process, the list that it is given.
+        rank: This process.
+        world_size: Number of ranks.
     """
 
-    rank: int
-    world_size: int
+    def __init__(
+        self, gather: Callable[[list[str]], list[str]] = list, *, rank: int = 0, world_size: int = 1
+    ) -> None:
+        self._gather = gather
+        self.rank = rank
+        self.world_size = world_size
 
     def agree(self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None) -> str:
         """Return the verdict on ``topic``; blocks until every rank has reported.
@@ -60,17 +69,18 @@ class Agreement(Protocol):
         Args:
             topic: Name of the round; the same on every rank, and unique.
             report: This rank's report.
-            merge: Merges the reports; called on rank 0.
-            wait_s: After this time rank 0 merges the reports at hand, with empty ones for the ranks that are missing.
+            merge: Merges the reports; called on rank 0 if there is a store.
+            wait_s: If there is a store, after this time rank 0 merges the reports at hand, with empty ones for the
+                ranks that are missing.
 
         Raises:
             CheckpointError: If a rank has ended, or has not reported before the deadline.
         """
-        ...
+        return merge(self._gather([report]))
 
     def flag(self, name: str, *, is_set: bool = False) -> bool:
-        """Whether any rank has set a flag; with ``is_set`` this rank sets it. Does not block."""
-        ...
+        """Whether any rank has set a flag; with ``is_set`` this rank sets it. Without a store, always False."""
+        return False
 
 
 def first(reports: Sequence[str]) -> str:
@@ -78,8 +88,10 @@ def first(reports: Sequence[str]) -> str:
     return reports[0]
 
 
-class StoreAgreement:
+class StoreAgreement(Agreement):
     """Reports and verdicts in the store of the process group.
+
+    The number of requests per rank and round does not depend on the number of ranks. Only rank 0 reads all reports.
 
     Args:
         store: The store.
@@ -99,8 +111,7 @@ class StoreAgreement:
             _LONGEST_WAIT_S if rank == 0 else max(_LONGEST_WAIT_S, world_size / _CHECKS_PER_S)
         )
         self._liveness_check_s = max(_LIVENESS_CHECK_S, 10 * self._longest_wait_s)
-        self.rank = rank
-        self.world_size = world_size
+        super().__init__(rank=rank, world_size=world_size)
         self.deadline_s = deadline_s
 
     def agree(self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None) -> str:
@@ -221,31 +232,6 @@ class StoreAgreement:
             ) from error
 
 
-class CollectiveAgreement:
-    """Reports through an object collective, for runs whose processes share no store, or of a single process.
-
-    Args:
-        gather: Returns the objects of all ranks in a list; of a single process, the list that it is given.
-        rank: This process.
-        world_size: Number of ranks.
-    """
-
-    def __init__(
-        self, gather: Callable[[list[str]], list[str]] = list, *, rank: int = 0, world_size: int = 1
-    ) -> None:
-        self._gather = gather
-        self.rank = rank
-        self.world_size = world_size
-
-    def agree(self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None) -> str:
-        """Return the verdict; every rank merges the reports itself, and waits for all of them."""
-        return merge(self._gather([report]))
-
-    def flag(self, name: str, *, is_set: bool = False) -> bool:
-        """Return False: no rank comes late."""
-        return False
-
-
 def reserved_number() -> int:
     """Return the number of the next agreement, the same on every rank if every rank makes the same calls."""
     group = dist.group.WORLD if dist.is_available() else None
@@ -266,9 +252,9 @@ def agreement_of(
         number: Result of `reserved_number`; not every rank may come to this call.
     """
     if world_size == 1:
-        return CollectiveAgreement()
+        return Agreement()
     if not dist.is_available() or not dist.is_initialized():
-        return CollectiveAgreement(gather, rank=rank, world_size=world_size)
+        return Agreement(gather, rank=rank, world_size=world_size)
     group = dist.group.WORLD
     assert group is not None
     store = group.get_group_store()

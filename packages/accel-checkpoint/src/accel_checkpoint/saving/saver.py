@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from accel_checkpoint.process_identity import stamp
-from accel_checkpoint.ranks.agreement import Agreement, CollectiveAgreement, Merge, first
+from accel_checkpoint.ranks.agreement import Agreement, Merge, first
 from accel_checkpoint.saving.handle import SaveHandle
 from accel_checkpoint.saving.low_priority import LowPriorityThread
 from accel_checkpoint.saving.progress import showing_progress, size_of_folder
@@ -121,7 +121,7 @@ class Saver:
         transaction = Transaction(
             request,
             self.topology,
-            CollectiveAgreement() if is_alone else self.agreement,
+            Agreement() if is_alone else self.agreement,
             num_threads=writer_threads() if blocking else 1,
         )
         return Stage(transaction, finish=self._finish if blocking else self._finish_in_background)

@@ -33,7 +33,7 @@ class Request:
 
     Attributes:
         target: Final path of the checkpoint.
-        token: Identifies this save; the same on every rank.
+        token: Identifies this save, the same on every rank; empty until the ranks have agreed on it.
         keep: How many numbered checkpoints to keep; None keeps all.
         step: Training steps so far.
         iteration: Number of the checkpoint, if it has one.
@@ -41,7 +41,7 @@ class Request:
     """
 
     target: Path
-    token: str
+    token: str = ""
     keep: int | None = None
     step: int = 0
     iteration: int | None = None

@@ -354,7 +354,6 @@ class Checkpointer:
         if self.project.automatic_checkpoint_naming:
             return Request(
                 self._next_target(output_dir, may_exist=may_exist),
-                token="",
                 keep=self.project.total_limit,
                 step=step,
                 iteration=self.project.iteration,
@@ -365,7 +364,7 @@ class Checkpointer:
                 "`save_state` does not know where to save: pass `output_dir`, or let the project name its "
                 "checkpoints with `ProjectConfiguration(project_dir=…, automatic_checkpoint_naming=True)`."
             )
-        return Request(Path(output_dir).resolve(), token="", step=step, mesh=mesh)
+        return Request(Path(output_dir).resolve(), step=step, mesh=mesh)
 
     def _next_target(self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool) -> Path:
         """Return the folder of the next checkpoint that is named by number."""
