@@ -365,11 +365,11 @@ def save_with_a_hook_on_the_main_process(how, folder):
     second = run.accelerator.prepare(second)
 
     def hook(models, weights, folder):
-        if run.accelerator.is_main_process:
-            (Path(folder) / "by_hand.txt").write_text("the first model")
-            weights.pop(0)
+        (Path(folder) / "by_hand.txt").write_text("the first model")
+        weights.pop(0)
 
-    run.accelerator.register_save_state_pre_hook(hook)
+    if run.accelerator.is_main_process:
+        run.accelerator.register_save_state_pre_hook(hook)
     run.accelerator.register_load_state_pre_hook(lambda models, folder: models.pop(0))
     run.accelerator.save_state(folder)
     before = dict(run.accelerator.get_state_dict(second))

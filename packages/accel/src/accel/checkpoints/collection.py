@@ -91,11 +91,10 @@ def collect(prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, opt
             hook(list(prepared.models), weights, str(folder))
     finally:
         # Even after a hook has failed on this rank: the other ranks may wait in the collectives of the format.
-        if options.hooks:
-            # A hook may remove weights on rank 0 only, but all ranks take part in writing those that are left.
-            kept = json.dumps([n for n, one in enumerate(before) if any(one is other for other in weights)])
-            kept_on_0 = options.value_of_rank_0(kept)
-            weights = weights if kept_on_0 == kept else [before[number] for number in json.loads(kept_on_0)]
+        # A hook may remove weights on rank 0 only, but all ranks take part in writing those that are left.
+        kept = json.dumps([n for n, one in enumerate(before) if any(one is other for other in weights)])
+        kept_on_0 = options.value_of_rank_0(kept)
+        weights = weights if kept_on_0 == kept else [before[number] for number in json.loads(kept_on_0)]
         for part in _states(prepared, weights, choices):
             files += part.own
             collective += part.collective

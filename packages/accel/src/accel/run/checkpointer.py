@@ -144,13 +144,14 @@ class Checkpointer:
         )
         saver = self._get_saver()
         saver.log_failure()
+        is_sharded = self._strategy.capabilities.shards_parameters or content.format.needs_shared_disk
         is_numbered = self.project.automatic_checkpoint_naming
         token, number, absence = saver.call(
             "save_state",
             folder="" if is_numbered or output_dir is None else Path(output_dir).resolve().name,
             step=self._stepper.num_windows,
             number=self.project.iteration,
-            needs_all=self._strategy.capabilities.shards_parameters or content.format.needs_shared_disk,
+            needs_all=is_sharded,
         )
         if is_numbered:
             self.project.iteration = number  # rank 0 may have saved more of them than this rank
@@ -169,7 +170,7 @@ class Checkpointer:
             return (
                 str(request.target) if blocking else SaveHandle(lambda: request.target, target=request.target)
             )
-        if not absence:
+        if is_sharded:
             how = replace(how, value_of_rank_0=lambda own: saver.agree("value", own, first))
         stage = saver.stage(request, blocking=blocking, is_alone=bool(absence))
         try:
