@@ -29,7 +29,7 @@ from accel_backends.plans.forward_sizes import forward_sizes
 from accel_backends.plans.memory import plan_memory
 from accel_backends.testing.collectives import counted_collectives
 from accel_checkpoint.ranks import agreement
-from accel_checkpoint.ranks.agreement import CollectiveAgreement
+from accel_checkpoint.ranks.agreement import Agreement
 from accel_state import TorchContextParallelConfig
 from accel_state.mesh_layout import AXES, MeshLayout
 
@@ -239,15 +239,15 @@ def counted_step(name, num_ranks):
     )
 
 
-class AlikeReports(CollectiveAgreement):
+class AlikeReports(Agreement):
     """Rounds of a save in which the ranks that are not there report what this one does."""
 
-    def __init__(self, *, rank, world_size, gather):
+    def __init__(self, *, rank, world_size, gather, number):
         super().__init__(gather, rank=rank, world_size=world_size)
         self.topics = []
         AlikeReports.newest = self
 
-    def agree(self, topic, report, merge):
+    def agree(self, topic, report, merge, *, wait_s=None):
         self.topics.append(topic.rpartition("/")[2])
         return merge([report] * self.world_size)
 

@@ -29,7 +29,7 @@ def test_prepare_step_and_save_communicate_as_often_on_more_ranks():
         assert few == many
     assert sharded["collectives"][-1] == 0  # each rank writes its own parts
     assert full["collectives"][-1] > 0
-    assert len(sharded["rounds of the save"]) == 6
+    assert len(sharded["rounds of the save"]) == 7
 
 
 def test_the_table_of_the_guide_is_the_one_of_the_plan():

@@ -93,14 +93,34 @@ def test_a_background_save_has_the_values_from_the_end_of_the_block(tmp_path):
     assert torch.equal(folder.newest().read("model.safetensors")["w"], torch.ones(1000))
 
 
-def test_the_next_call_raises_the_error_of_a_background_save(tmp_path):
-    folder = CheckpointFolder(tmp_path)
+def fail_in_background(folder):
     with folder.save(1, blocking=False) as stage:
         stage.write("same.json", 1)
         stage.write("same.json", 2)
+
+
+def test_the_error_of_a_background_save_is_raised_by_wait_once(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    fail_in_background(folder)
     with pytest.raises(CheckpointError, match="same.json"):
-        folder.newest()
+        folder.wait()
+    folder.wait()
+
+
+def test_the_error_of_a_background_save_keeps_no_later_call_from_its_work(tmp_path, caplog):
+    folder = CheckpointFolder(tmp_path)
+    fail_in_background(folder)
     assert folder.newest() is None
+    [message] = [record.getMessage() for record in caplog.records]
+    assert f"Saving `{tmp_path / 'checkpoint_1'}` in the background failed: " in message
+    assert "same.json" in message
+    fail_in_background(folder)
+    with folder.save(2) as stage:
+        stage.write("same.json", 1)
+    assert [record.getMessage().partition(" failed")[0] for record in caplog.records] == [
+        f"Saving `{tmp_path / 'checkpoint_1'}` in the background"
+    ] * 2
+    assert folder.newest().step == 2
 
 
 @pytest.mark.parametrize("blocking", [True, False])
@@ -233,19 +253,11 @@ def newest_after_a_failure_that_rank_0_was_told_of(folder):
     with checkpoints.save(2, blocking=False) as stage:
         stage.write(f"{PartialState().process_index}.json", 1, rank=None)
         (stage.path / "1.json").mkdir(exist_ok=True)  # where rank 1 cannot write its file
-    told = [str(stage.handle.exception())] if PartialState().process_index == 0 else []
-    try:
-        checkpoints.newest()
-    except CheckpointError as error:
-        told.append(str(error))
-    return *told, checkpoints.newest().step
+    told = str(stage.handle.exception()) if PartialState().process_index == 0 else ""
+    return told, checkpoints.newest().step
 
 
-def test_a_failure_that_one_rank_has_not_raised_is_raised_on_every_rank(world, tmp_path):
-    (told, here, step), (there, other) = world(2).run(
-        newest_after_a_failure_that_rank_0_was_told_of, str(tmp_path)
-    )
-    assert told == there
-    assert "rank 1: FileExistsError" in there
-    assert here.startswith(f"No checkpoint was chosen in `{tmp_path}` (rank 1: CheckpointError: {there}")
+def test_a_failure_that_one_rank_has_not_raised_keeps_no_rank_from_the_newest(world, tmp_path):
+    (told, step), (_, other) = world(2).run(newest_after_a_failure_that_rank_0_was_told_of, str(tmp_path))
+    assert "rank 1: FileExistsError" in told
     assert step == other == 1

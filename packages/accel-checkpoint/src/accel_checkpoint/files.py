@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -29,10 +30,10 @@ def _is_plain_name(name: str) -> bool:
 def regular_file(folder: Path, name: str) -> Path:
     """Return the path of a file of a checkpoint.
 
-    Symbolic links are followed only in the cache of the Hugging Face Hub, from ``snapshots/<revision>`` to ``blobs``.
+    It may be a symbolic link to a regular file, as in the cache of the Hugging Face Hub.
 
     Raises:
-        CheckpointError: If it is missing, reached through any other symbolic link, or not a regular file.
+        CheckpointError: If it is missing, in a folder that is a symbolic link, or not a regular file.
     """
     if not is_plain_name(name):
         raise CheckpointError(
@@ -48,22 +49,23 @@ def regular_file(folder: Path, name: str) -> Path:
                 f"`{name}` is missing in the checkpoint `{folder}`. "
                 "Load another checkpoint, or copy this one again with all its files."
             ) from None
-        if stat.S_ISLNK(mode) and _is_of_hub_cache(path):
+        if stat.S_ISLNK(mode) and path.is_file():
             mode = path.stat().st_mode
         if stat.S_ISLNK(mode):
             raise CheckpointError(
-                f"`{path}` is a symbolic link, which is not followed in a checkpoint. Replace it with the file itself."
+                f"`{path}` is a symbolic link, but not to a regular file. Replace it with what should be there."
             )
     if not stat.S_ISREG(mode):
         raise CheckpointError(f"`{path}` is not a regular file. Replace it with the file itself.")
     return path
 
 
-def _is_of_hub_cache(link: Path) -> bool:
-    """Whether a link points from a snapshot to a blob of the same Hub repository."""
-    repositories = [folder.parent for folder in link.parent.resolve().parents if folder.name == "snapshots"]
-    target = link.resolve()
-    return target.is_file() and any(target.parent == repository / "blobs" for repository in repositories)
+def remove_folder(folder: Path, *, ignore_errors: bool = False) -> None:
+    """Remove a folder with its content, or a symbolic link to one."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=ignore_errors)
 
 
 def files_below(folder: Path) -> Iterator[str]:

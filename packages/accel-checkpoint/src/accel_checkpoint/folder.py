@@ -15,7 +15,7 @@ from accel_checkpoint.formats.safetensor_files import open_safetensors
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.manifest import Manifest, problems_of, read_manifest
 from accel_checkpoint.random_states import restore
-from accel_checkpoint.ranks.agreement import agreement_of
+from accel_checkpoint.ranks.agreement import agreement_of, reserved_number
 from accel_checkpoint.reading.listing import State, checkpoints_in
 from accel_checkpoint.reading.selection import agree_on_newest
 from accel_checkpoint.saving.saver import Saver
@@ -44,7 +44,10 @@ class CheckpointFolder:
         PartialState()
         topology = current_runtime().topology
         agreement = agreement_of(
-            rank=topology.rank, world_size=topology.world_size, gather=accel_ops.gather_object
+            rank=topology.rank,
+            world_size=topology.world_size,
+            gather=accel_ops.gather_object,
+            number=reserved_number(),
         )
         self.path = Path(folder).resolve()
         self.keep = keep
@@ -58,17 +61,16 @@ class CheckpointFolder:
         Args:
             step: Training steps so far.
             blocking: Write the files before the block ends. Otherwise take a snapshot and write in the background; the
-                stage's `handle` gives the outcome. An error that is never read there is raised by the next call here.
+                stage's `handle` gives the outcome. An error that is never read there is raised by `wait`, or logged by
+                the next other call here.
 
         Raises:
-            CheckpointError: At the end of the block, if this save or the previous background save failed on any rank.
+            CheckpointError: At the end of the block, if this save failed on any rank.
         """
         if step < 0:
             raise ConfigError(f"`step` must not be negative, got {step}.")
-        request = Request(
-            self.path / checkpoint_name(step), token="", keep=self.keep, step=step, iteration=step
-        )
-        return self._saver.stage(request, blocking=blocking, earlier=self._saver.unreported_failure())
+        request = Request(self.path / checkpoint_name(step), keep=self.keep, step=step, iteration=step)
+        return self._saver.stage(request, blocking=blocking)
 
     def newest(self) -> SavedCheckpoint | None:
         """Return the complete checkpoint with the highest step, or None; the same on every rank.
@@ -76,8 +78,8 @@ class CheckpointFolder:
         Checkpoints without a manifest, which other packages write, are left out.
 
         Raises:
-            CheckpointError: On every rank, if rank 0 cannot read the folder, or the previous background save failed
-                and a rank has not raised the error yet. On this rank, if it cannot read the chosen checkpoint.
+            CheckpointError: On every rank, if rank 0 cannot read the folder. On this rank, if it cannot read the chosen
+                checkpoint.
         """
         path = agree_on_newest(self.path, self._saver, allow_foreign=False)
         return None if path is None else SavedCheckpoint(path)

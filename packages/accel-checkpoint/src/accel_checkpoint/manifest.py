@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_checkpoint.digests import digest_of
-from accel_checkpoint.file_names import MANIFEST_NAME
+from accel_checkpoint.file_names import MANIFEST_NAME, ranks_of_random_states
 from accel_checkpoint.files import force_to_disk, is_plain_name, regular_file
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_layout import MeshLayout
@@ -90,6 +90,11 @@ class Manifest:
     def layout(self) -> MeshLayout:
         """Layout of the ranks that saved it."""
         return MeshLayout(**self.mesh) if self.mesh else MeshLayout.of_replicas(self.world_size)
+
+    @property
+    def is_of_rank_0_alone(self) -> bool:
+        """Whether rank 0 saved it without the states of the other ranks."""
+        return self.world_size > 1 and ranks_of_random_states(entry.name for entry in self.files) == [0]
 
     @property
     def files_here(self) -> list[FileEntry]:

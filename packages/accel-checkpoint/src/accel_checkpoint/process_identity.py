@@ -27,9 +27,15 @@ def has_ended(process: str, *, own: str | None = None) -> bool:
         process: What `this_process` returned there.
         own: What `this_process` returns here, if the caller asks about many processes.
     """
-    *machine, pid, begin = process.split() or [""] * 4
+    *_, pid, begin = process.split() or [""] * 4
+    return is_of_this_machine(process, own=own) and _begin_of(int(pid)) != begin
+
+
+def is_of_this_machine(process: str, *, own: str | None = None) -> bool:
+    """Whether the process that `this_process` identified can be looked up here; see `has_ended`."""
+    *machine, _, _ = process.split() or [""] * 4
     *here, _, _ = (this_process() if own is None else own).split() or [""] * 4
-    return machine == here and "" not in machine and _begin_of(int(pid)) != begin
+    return machine == here and "" not in machine
 
 
 def _begin_of(pid: int) -> str:

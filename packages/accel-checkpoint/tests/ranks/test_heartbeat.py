@@ -11,6 +11,7 @@ from accel_checkpoint.process_identity import has_ended, this_process
 from accel_checkpoint.ranks.heartbeat import Heartbeat
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are told by /proc")
+ELSEWHERE = "another-boot pid:[1] 1 5"
 
 
 def ended_within(heartbeat, rank, seconds):
@@ -20,13 +21,40 @@ def ended_within(heartbeat, rank, seconds):
     return found == [rank]
 
 
+class RanksOfOtherMachines:
+    """A store whose ranks cannot look each other up."""
+
+    def __init__(self):
+        self.store = HashStore()
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+    def set(self, key, value):
+        self.store.set(key, ELSEWHERE if key.startswith("process/") else value)
+
+
 def test_a_rank_that_sends_heartbeats_is_alive_and_one_that_stops_has_ended():
-    store = HashStore()
+    store = RanksOfOtherMachines()
     watching = Heartbeat(store, rank=0, beat_s=0.02, silence_s=0.3)
     other = Heartbeat(store, rank=1, beat_s=0.02, silence_s=0.3)
     assert not ended_within(watching, 1, 0.5)
     del other
     assert ended_within(watching, 1, 20)
+
+
+@linux_only
+def test_a_rank_of_the_machine_of_rank_0_needs_no_heartbeats():
+    store, before = HashStore(), set(threading.enumerate())
+    watching = Heartbeat(store, rank=0, silence_s=0)
+    between = set(threading.enumerate())
+    other = Heartbeat(store, rank=1, beat_s=0.01)
+    [thread] = set(threading.enumerate()) - between
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    assert between - before
+    assert not ended_within(watching, 1, 0.05)
+    del other
 
 
 def test_a_rank_that_has_not_started_yet_is_only_late():
@@ -97,6 +125,6 @@ def test_a_process_with_the_same_pid_is_not_taken_for_an_earlier_one():
     assert has_ended(" ".join([*machine, pid, str(int(begin) - 1)]))
 
 
-@pytest.mark.parametrize("process", ["", "another-boot pid:[1] 1 5"])
+@pytest.mark.parametrize("process", ["", ELSEWHERE])
 def test_a_process_of_another_machine_never_counts_as_ended(process):
     assert not has_ended(process)

@@ -21,7 +21,6 @@ def test_the_digest_is_that_of_the_file(tmp_path):
         rank=1,
         place=0,
         num_threads=2,
-        notes={},
     )
     for entry in entries:
         content = (tmp_path / entry.name).read_bytes()

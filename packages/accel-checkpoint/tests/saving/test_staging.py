@@ -188,14 +188,59 @@ def test_a_checkpoint_moved_aside_counts_like_any_other_of_its_number(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["checkpoint_11", "checkpoint_12"]
 
 
-def test_a_file_or_the_working_directory_is_no_target(tmp_path, monkeypatch):
+def test_a_file_is_no_target(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
         check_target(tmp_path / "file")
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "a" / "b")
-    with pytest.raises(ConfigError, match="working directory"):
-        check_target(tmp_path / "a")
+
+
+@pytest.mark.parametrize("inner", ["", "b"])
+def test_the_working_directory_and_its_parents_are_saved_into(tmp_path, monkeypatch, inner):
+    (tmp_path / "a" / inner).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a" / inner)
+    check_target(tmp_path / "a")
+    (tmp_path / "a" / "train.py").write_text("mine")
+    committed(tmp_path / "a", old="1")
+    committed(tmp_path / "a", token="token-2", new="2")
+    assert os.getcwd() == str(tmp_path / "a" / inner)
+    assert {*os.listdir(tmp_path / "a")} - {"b"} == {
+        "accel_checkpoint.json",
+        "new",
+        "old",  # belongs to no checkpoint by its name
+        "random_states_0.pkl",
+        "train.py",
+    }
+    assert os.listdir(tmp_path) == ["a"]
+    assert check_loadable(tmp_path / "a", verify=True).can_be_loaded
+
+
+def test_a_failed_commit_into_the_working_directory_changes_nothing(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    committed(tmp_path / "a", old="1")
+    before = names_and_places(tmp_path)
+    staging = staged(tmp_path / "a", token="token-2", new="2")
+    monkeypatch.setattr(module, "force_to_disk", raising(OSError("no space")))
+    with pytest.raises(OSError, match="no space"):
+        staging.commit()
+    staging.discard()
+    assert names_and_places(tmp_path) == before
+    assert check_loadable(tmp_path / "a", verify=True).can_be_loaded
+
+
+def test_an_old_checkpoint_that_is_a_link_is_replaced_or_removed_without_a_trace(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for number in (1, 2):
+        committed(tmp_path / "disk" / f"checkpoint_{number}")
+        (tmp_path / "checkpoints" / f"checkpoint_{number}").symlink_to(
+            tmp_path / "disk" / f"checkpoint_{number}"
+        )
+    newest = tmp_path / "checkpoints" / "checkpoint_2"
+    committed(newest, token="token-2")
+    remove_old(newest.parent, keep=1, newest=newest)
+    assert os.listdir(newest.parent) == ["checkpoint_2"]
+    assert not newest.is_symlink()
+    assert sorted(os.listdir(tmp_path / "disk")) == ["checkpoint_1", "checkpoint_2"]
 
 
 def test_a_later_format_is_refused_with_the_way_out(tmp_path):

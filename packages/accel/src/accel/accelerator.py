@@ -265,7 +265,7 @@ class Accelerator:
         """
         attempt_all(
             (
-                self._checkpointer.settle,
+                self._checkpointer.close,
                 self._preemption.close,  # until the checkpoint is there, a signal must not end the process
                 self._trackers.finish,
                 self.processes.destroy_process_group,
@@ -658,6 +658,7 @@ class Accelerator:
             *objects: The caller's own references, which come back as None, to be assigned:
                 `model, optimizer = accelerator.free_memory(model, optimizer)`.
         """
+        self._checkpointer.release_memory()
         return self._preparer.free_memory(objects)
 
     def clear(self, *objects: Any) -> Any:
@@ -1000,7 +1001,10 @@ class Accelerator:
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
     ) -> None:
-        """Write the weights of a prepared model for plain PyTorch to read. Every rank must call it.
+        """Write the weights of a prepared model for plain PyTorch to read.
+
+        If the model is sharded, every rank must call it, and returns when the files are there. Otherwise rank 0 waits
+        for no other, and may call it alone.
 
         Args:
             model: A prepared model.
@@ -1009,8 +1013,11 @@ class Accelerator:
             safe_serialization: Write `model.safetensors`; else `pytorch_model.bin`.
 
         Raises:
-            CheckpointError: If a tensor has no data (it is on the meta device), naming it.
+            CheckpointError: If a tensor has no data (it is on the meta device), naming it; on every rank if the model
+                is sharded and a rank does not come within 45 seconds.
         """
+        if self._strategy.capabilities.shards_parameters:
+            self._checkpointer.require_all("save_model", save_directory)
         self._model_saver.save(
             model, save_directory, max_shard_size=max_shard_size, safe_serialization=safe_serialization
         )
@@ -1036,6 +1043,7 @@ class Accelerator:
 
         Raises:
             ConfigError: Naming those that have not both methods.
+            CheckpointError: If a state could not be loaded again safely; names the value and its class.
         """
         self._checkpointer.register(*objects)
 
@@ -1090,9 +1098,10 @@ class Accelerator:
     ) -> str | SaveHandle:
         """Save models, optimizers, schedulers, loaders, scaler, random states and registered objects.
 
-        Every rank must call it. The checkpoint is written beside its place and appears there complete, in one
-        step; a checkpoint of the same name, and older ones beyond `total_limit`, go only after that. If the
-        save fails, what was there before is as it was.
+        Every rank must call it. If rank 0 alone does, it waits five seconds for the others and then saves without their
+        random states, with one warning; if the model is sharded, that is an error. The checkpoint is written beside
+        its place and appears there complete, in one step; a checkpoint of the same name, and older ones beyond
+        `total_limit`, go only after that. If the save fails, what was there before is as it was.
 
         Args:
             output_dir: Its folder. Not to be given if the project names checkpoints by itself: then it is
@@ -1110,8 +1119,8 @@ class Accelerator:
 
         Raises:
             CheckpointError: On every rank, if it failed on any, with that rank's reason; without `blocking` the
-                handle raises it, or the next save does. So it is raised, too, if the last save that did not
-                block has failed and nobody has asked for its end.
+                handle raises it, or `end_training` does. On every rank, too, if the model is sharded and a rank does
+                not come within 45 seconds.
             ConfigError: If there is no folder to save to, or it is taken.
         """
         return self._checkpointer.save(
@@ -1141,8 +1150,8 @@ class Accelerator:
             load_kwargs: `map_location` and `weights_only`, for those who pass them: all is read to the CPU
                 first, and never unpickled freely.
             verify: Read everything and compare digests first.
-            strict: What is missing, left over or does not fit is an error. Otherwise it is a warning each, and
-                the rest is loaded.
+            strict: What is missing or does not fit is an error, except that loaders may be more or fewer than were
+                saved. Otherwise it is a warning each, and the rest is loaded. Files left over are always one warning.
             restore_loaders: Let loaders that were in the middle of an epoch go on there. Otherwise that epoch begins
                 anew, in the same order, for scripts that skip what they have read. Where left out: with
                 `use_stateful_dataloader`, and after `handle_preemption`.

@@ -1,4 +1,5 @@
 import json
+import warnings
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from accel_data import DataLoaderConfiguration
 from accel_state.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
+UNUSED = "`optimizer.bin`, `scheduler.bin`, `custom_checkpoint_0.pkl`, `dl_state_dict.bin`"
 
 
 class Meter:
@@ -69,27 +71,15 @@ def change_of(folder, *, save=None, load=None):
             {"width": 4, "optimizer": None},
             r"`model.safetensors` does not fit model 0 \(Linear\): `weight` has the shape \(2, 3\) instead of \(2, 4\)",
         ),
-        (
-            {},
-            {"scheduler": None},
-            "`scheduler.bin` in .* has no scheduler to go into: 1 scheduler saved, 0 schedulers here",
-        ),
         ({"scheduler": None}, {}, "`scheduler.bin`, the state of scheduler 0, is missing"),
         (
             {},
             {"scheduler": "OneCycleLR"},
             "`scheduler.bin` does not fit scheduler 0: it was saved from a .*StepLR",
         ),
-        ({"custom": 2}, {}, "`custom_checkpoint_1.pkl` in .* has no custom object to go into"),
         ({}, {"custom": 2}, "`custom_checkpoint_1.pkl`, the state of custom object 1, is missing"),
-        (
-            {"precision": "fp16"},
-            {},
-            "`scaler.pt` in .* is the state of a gradient scaler, but this run has none",
-        ),
         ({}, {"precision": "fp16"}, "`scaler.pt` is missing"),
-        ({"loaders": 2}, {}, "`dl_state_dict_1.bin` in .* has no loader"),
-        ({}, {"optimizer": None, "scheduler": None}, "`optimizer.bin` in .* has no optimizer"),
+        ({"optimizer": None, "scheduler": None}, {}, "`optimizer.bin`, the state of optimizer 0, is missing"),
     ],
 )
 def test_a_mismatch_names_file_and_object_and_may_be_a_warning(tmp_path, save, load, match):
@@ -98,6 +88,52 @@ def test_a_mismatch_names_file_and_object_and_may_be_a_warning(tmp_path, save, l
         accelerator.load_state(tmp_path / "a")
     with pytest.warns(UserWarning, match=match):
         accelerator.load_state(tmp_path / "a", strict=False)
+
+
+@pytest.mark.parametrize(
+    ("save", "load", "unused"),
+    [
+        ({}, {"optimizer": None, "scheduler": None, "custom": 0, "loaders": 0}, UNUSED),
+        ({"custom": 2, "precision": "fp16"}, {}, "`custom_checkpoint_1.pkl`, `scaler.pt`"),
+        ({"loaders": 3}, {}, "`dl_state_dict_1.bin`, `dl_state_dict_2.bin`"),
+    ],
+)
+def test_an_evaluation_loads_what_it_has_prepared_and_warns_once_of_the_rest(tmp_path, save, load, unused):
+    accelerator = change_of(tmp_path / "a", save=save, load=load)
+    with torch.no_grad():
+        accelerator._models[0].weight.zero_()
+    expected = f"which are not loaded: {unused}. To continue the training, prepare and register the same"
+    with pytest.warns(UserWarning, match="not loaded") as shown:
+        accelerator.load_state(tmp_path / "a")
+    assert accelerator._models[0].weight.any()
+    assert [expected in str(one.message) for one in shown if "prepared" in str(one.message)] == [True]
+
+
+@pytest.mark.parametrize("restore", [True, False])
+def test_a_run_that_has_gained_a_loader_resumes(tmp_path, caplog, restore):
+    accelerator = change_of(tmp_path / "a", load={"loaders": 2})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        accelerator.load_state(tmp_path / "a", restore_loaders=restore)
+    assert "The checkpoint has no state of loader 1" in caplog.text
+
+
+def test_a_loader_that_is_gone_does_not_give_its_number_to_another(tmp_path):
+    """Whether the first loader is collected already, as it is not in a reference cycle, makes no difference."""
+    accelerator = Accelerator(cpu=True)
+    first, second = (accelerator.prepare(DataLoader(torch.arange(n), shuffle=True)) for n in (4, 6))
+    del first
+    read = []
+    for batch in second:
+        read.append(batch.item())
+        if len(read) == 2:
+            accelerator.save_state(tmp_path / "a")
+    type(accelerator.state)._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(cpu=True)
+    first, second = (accelerator.prepare(DataLoader(torch.arange(n), shuffle=True)) for n in (4, 6))
+    accelerator.load_state(tmp_path / "a", restore_loaders=True)
+    assert len(list(first)) == 4
+    assert [batch.item() for batch in second] == read[2:]
 
 
 def test_missing_random_states_are_an_error_that_strict_false_lets_pass(tmp_path):
@@ -116,7 +152,7 @@ def test_missing_random_states_are_an_error_that_strict_false_lets_pass(tmp_path
 
 
 def test_mismatches_are_reported_before_anything_changes(tmp_path):
-    accelerator = change_of(tmp_path / "a", save={"custom": 2})
+    accelerator = change_of(tmp_path / "a", load={"custom": 2})
     before = accelerator._models[0].weight.clone()
     with pytest.raises(CheckpointError):
         accelerator.load_state(tmp_path / "a")

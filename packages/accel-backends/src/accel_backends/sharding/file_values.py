@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from accel_backends.sharding.parts import own_pieces
 from accel_backends.sharding.values import replace_tensor
 from accel_checkpoint.pieces import Piece
-from accel_checkpoint.ranks.agreement import CollectiveAgreement
+from accel_checkpoint.ranks.agreement import Agreement
 from accel_checkpoint.ranks.deferred_error import DeferredError
 from accel_checkpoint.reading.weight_rows import WeightRows
 from accel_ops.named_tensors import NamedTensor
@@ -99,7 +99,7 @@ class FileValues:
             self._error = error
 
     def _agreement(self, what: str) -> DeferredError:
-        agreement = CollectiveAgreement(_gathered, rank=dist.get_rank(), world_size=dist.get_world_size())
+        agreement = Agreement(_gathered, rank=dist.get_rank(), world_size=dist.get_world_size())
         failed = f"`load_weights_from` is `{self._checkpoint}`, which not every rank could {what}"
         return DeferredError(agreement.agree, f"{what} weights", failed=failed)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -60,8 +62,8 @@ def check_plain(content: Any, *, file_name: str) -> None:
         raise CheckpointError(
             f"`{file_name}` cannot be saved: `{where or 'its content'}` is a `{kind.__module__}.{kind.__qualname__}`, "
             "which could not be loaded without running code. Let `state_dict` return tensors, numbers, strings and "
-            "containers of these. Register tensor classes that are safe to load with "
-            "`torch.serialization.add_safe_globals`."
+            "containers of these. Register other classes that are safe to load with "
+            "`torch.serialization.add_safe_globals`, and what they are made of."
         )
 
 
@@ -118,7 +120,8 @@ def _unsafe_values(content: Any, where: str) -> Iterator[tuple[str, type]]:
             yield where, kind
         return
     if kind not in _CONTAINERS:
-        yield where, kind
+        if kind not in _registered() or not _is_loadable(content):
+            yield where, kind
         return
     for name, value in _members(content):
         if isinstance(content, Mapping):
@@ -130,6 +133,19 @@ def _registered() -> list[object]:
     """Return the classes registered with torch as safe to load, such as quantized tensors."""
     known = torch.serialization.get_safe_globals()
     return [entry[0] if isinstance(entry, tuple) else entry for entry in known]
+
+
+def _is_loadable(content: Any) -> bool:
+    """Whether ``torch.load(weights_only=True)`` can build a value of a registered class, which is not so of a deque."""
+    file = io.BytesIO()
+    try:
+        torch.save(content, file)
+        file.seek(0)
+        with torch.serialization.safe_globals(harmless_globals()):
+            torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.PickleError, AttributeError, TypeError):
+        return False
+    return True
 
 
 def _members(content: Any) -> Iterator[tuple[Any, Any]]:

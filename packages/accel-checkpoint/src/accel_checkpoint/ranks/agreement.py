@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -44,27 +45,42 @@ class Presence(Protocol):
         ...
 
 
-class Agreement(Protocol):
+class Agreement:
     """Rounds in which every rank sends a report, and rank 0 merges the reports into one verdict for all.
 
-    The number of requests per rank and round does not depend on the number of ranks. Only rank 0 reads all reports.
+    Here through an object collective, for runs whose processes share no store, or of a single process.
+
+    Args:
+        gather: Returns the objects of all ranks in a list; of a single process, the list that it is given.
+        rank: This process.
+        world_size: Number of ranks.
     """
 
-    rank: int
-    world_size: int
+    def __init__(
+        self, gather: Callable[[list[str]], list[str]] = list, *, rank: int = 0, world_size: int = 1
+    ) -> None:
+        self._gather = gather
+        self.rank = rank
+        self.world_size = world_size
 
-    def agree(self, topic: str, report: str, merge: Merge) -> str:
+    def agree(self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None) -> str:
         """Return the verdict on ``topic``; blocks until every rank has reported.
 
         Args:
             topic: Name of the round; the same on every rank, and unique.
             report: This rank's report.
-            merge: Merges the reports; called on rank 0.
+            merge: Merges the reports; called on rank 0 if there is a store.
+            wait_s: If there is a store, after this time rank 0 merges the reports at hand, with empty ones for the
+                ranks that are missing.
 
         Raises:
             CheckpointError: If a rank has ended, or has not reported before the deadline.
         """
-        ...
+        return merge(self._gather([report]))
+
+    def flag(self, name: str, *, is_set: bool = False) -> bool:
+        """Whether any rank has set a flag; with ``is_set`` this rank sets it. Without a store, always False."""
+        return False
 
 
 def first(reports: Sequence[str]) -> str:
@@ -72,19 +88,10 @@ def first(reports: Sequence[str]) -> str:
     return reports[0]
 
 
-class SingleProcessAgreement:
-    """The agreement of a single process."""
-
-    rank = 0
-    world_size = 1
-
-    def agree(self, topic: str, report: str, merge: Merge) -> str:
-        """Return the verdict on the one report."""
-        return merge([report])
-
-
-class StoreAgreement:
+class StoreAgreement(Agreement):
     """Reports and verdicts in the store of the process group.
+
+    The number of requests per rank and round does not depend on the number of ranks. Only rank 0 reads all reports.
 
     Args:
         store: The store.
@@ -104,15 +111,14 @@ class StoreAgreement:
             _LONGEST_WAIT_S if rank == 0 else max(_LONGEST_WAIT_S, world_size / _CHECKS_PER_S)
         )
         self._liveness_check_s = max(_LIVENESS_CHECK_S, 10 * self._longest_wait_s)
-        self.rank = rank
-        self.world_size = world_size
+        super().__init__(rank=rank, world_size=world_size)
         self.deadline_s = deadline_s
 
-    def agree(self, topic: str, report: str, merge: Merge) -> str:
+    def agree(self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None) -> str:
         """Return the verdict."""
         with self._reporting_a_lost_store(topic):
             if self.rank == 0:
-                return self._decide(topic, report, merge)
+                return self._decide(topic, report, merge, wait_s)
             self._store.set(f"{topic}/report/{self.rank}", report)
             if self._store.add(f"{topic}/count", 1) == self.world_size - 1:
                 self._store.set(f"{topic}/complete", "")
@@ -121,6 +127,12 @@ class StoreAgreement:
             if self._store.add(f"{topic}/readers", 1) == self.world_size - 1:
                 self._store.set(f"{topic}/read", "")
             return verdict
+
+    def flag(self, name: str, *, is_set: bool = False) -> bool:
+        """Whether the store has the flag."""
+        if is_set:
+            self._store.set(f"flag/{name}", "")
+        return self._store.check([f"flag/{name}"])
 
     def _verdict(self, topic: str) -> str:
         """Return what rank 0 has decided."""
@@ -139,39 +151,47 @@ class StoreAgreement:
             raise CheckpointError(answer)
         return answer.removeprefix(_AGREED)
 
-    def _decide(self, topic: str, report: str, merge: Merge) -> str:
+    def _decide(self, topic: str, report: str, merge: Merge, wait_s: float | None) -> str:
         """On rank 0: wait for all reports and store the verdict, or else the error, so that no rank keeps waiting."""
         try:
-            verdict = merge([report, *self._reports(topic)])
+            reports = [report, *self._reports(topic, wait_s)]
+            verdict = merge(reports)
         except BaseException as error:
             own = f"Rank 0 has stopped waiting for the others: {type(error).__name__}."
             with contextlib.suppress(dist.DistError):
                 self._store.set(f"{topic}/verdict", str(error) if isinstance(error, CheckpointError) else own)
             raise
         self._store.set(f"{topic}/verdict", f"{_AGREED}{verdict}")
-        self._wait_for_readers(topic)
+        if all(reports) or wait_s is None:
+            self._wait_for_readers(topic)
         return verdict
 
-    def _reports(self, topic: str) -> list[str]:
+    def _reports(self, topic: str, wait_s: float | None) -> list[str]:
         """Wait for the reports of the other ranks, and return them."""
         if self.world_size == 1:
             return []
-        others, end_s = range(1, self.world_size), time.monotonic() + self.deadline_s
-        for now_s in self._until(f"{topic}/complete"):
+        others, missing = range(1, self.world_size), list[int]()
+        deadline_s = min(self.deadline_s, math.inf if wait_s is None else wait_s)
+        end_s = time.monotonic() + deadline_s
+        for now_s in self._until(f"{topic}/complete", deadline_s):
             # A rank that has ended may have reported before.
             ended = self._missing(f"{topic}/report", self._presence.ended(others))
-            if ended:
+            if ended and wait_s is None:
                 raise CheckpointError(
                     f"Rank {_listed(ended)} has ended before it came to `{topic}`; see its output."
                 )
             # One request per rank, so only once.
-            missing = self._missing(f"{topic}/report", others) if now_s > end_s else []
+            missing = self._missing(f"{topic}/report", others) if now_s > end_s or ended else []
+            if missing and wait_s is not None:
+                break
             if missing:
                 raise CheckpointError(
                     f"Rank {_listed(missing)} did not come to `{topic}` within {self.deadline_s:g} s. "
                     "It may have failed; see its output."
                 )
-        return values_of(self._store, [f"{topic}/report/{rank}" for rank in others])
+        keys = {rank: f"{topic}/report/{rank}" for rank in others if rank not in missing}
+        values = dict(zip(keys, values_of(self._store, list(keys.values())), strict=True)) if keys else {}
+        return [values.get(rank, "") for rank in others]
 
     def _wait_for_readers(self, topic: str) -> None:
         """Wait until all ranks have read the verdict, since the store may end with rank 0; then delete the keys."""
@@ -185,10 +205,11 @@ class StoreAgreement:
             for name in ("count", "complete", "verdict", "readers", "read"):
                 self._store.delete_key(f"{topic}/{name}")
 
-    def _until(self, key: str) -> Iterator[float]:
+    def _until(self, key: str, within_s: float = math.inf) -> Iterator[float]:
         """Poll until ``key`` exists; yield the time at intervals, so that the caller can check for failures."""
         # Polling, because Ctrl-C cannot interrupt a blocking call to the store.
-        wait_s, check_s = _FIRST_WAIT_S, time.monotonic() + min(self._liveness_check_s, self.deadline_s)
+        first_check_s = min(self._liveness_check_s, self.deadline_s, within_s)
+        wait_s, check_s = _FIRST_WAIT_S, time.monotonic() + first_check_s
         while not self._store.check([key]):
             now_s = time.monotonic()
             if now_s > check_s:
@@ -211,42 +232,33 @@ class StoreAgreement:
             ) from error
 
 
-class CollectiveAgreement:
-    """Reports through an object collective, for runs whose processes share no store.
-
-    Args:
-        gather: Returns the objects of all ranks in a list.
-        rank: This process.
-        world_size: Number of ranks.
-    """
-
-    def __init__(self, gather: Callable[[list[str]], list[str]], *, rank: int, world_size: int) -> None:
-        self._gather = gather
-        self.rank = rank
-        self.world_size = world_size
-
-    def agree(self, topic: str, report: str, merge: Merge) -> str:
-        """Return the verdict; every rank merges the reports itself."""
-        return merge(self._gather([report]))
+def reserved_number() -> int:
+    """Return the number of the next agreement, the same on every rank if every rank makes the same calls."""
+    group = dist.group.WORLD if dist.is_available() else None
+    if group is not None:
+        _num_agreements[group] = _num_agreements.get(group, 0) + 1
+    return 0 if group is None else _num_agreements[group]
 
 
-def agreement_of(*, rank: int, world_size: int, gather: Callable[[list[str]], list[str]]) -> Agreement:
+def agreement_of(
+    *, rank: int, world_size: int, gather: Callable[[list[str]], list[str]], number: int
+) -> Agreement:
     """Return the agreement that suits this run.
 
     Args:
         rank: This process.
         world_size: Number of ranks.
         gather: An object collective, used if there is no process group.
+        number: Result of `reserved_number`; not every rank may come to this call.
     """
     if world_size == 1:
-        return SingleProcessAgreement()
+        return Agreement()
     if not dist.is_available() or not dist.is_initialized():
-        return CollectiveAgreement(gather, rank=rank, world_size=world_size)
+        return Agreement(gather, rank=rank, world_size=world_size)
     group = dist.group.WORLD
     assert group is not None
     store = group.get_group_store()
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]  # torch's stubs lack it
-    number = _num_agreements[group] = _num_agreements.get(group, 0) + 1
     prefix = f"accel_checkpoint_{number}"
     # A separate connection, since other calls on the group's own may block for minutes.
     separate: Store = store.clone()  # type: ignore[attr-defined]  # likewise

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from accel_checkpoint.process_identity import has_ended, this_process
+from accel_checkpoint.process_identity import has_ended, is_of_this_machine, this_process
 from accel_checkpoint.ranks.store_values import values_of
 
 BEAT_S = 2.0
@@ -24,6 +24,7 @@ class Heartbeat:
 
     A process on the same machine is looked up in `/proc`, which tells at once whether it has ended. A rank on another
     machine counts as ended when its heartbeats stop. A rank that has not sent any yet counts as late, not as ended.
+    Rank 0 checks the others, and they check rank 0, so that the ranks on rank 0's machine send none.
     The heartbeats stop with this object, or with the process.
 
     Args:
@@ -65,7 +66,8 @@ class Heartbeat:
         return [
             rank
             for rank, beat in zip(started, beats, strict=True)
-            if has_ended(self._processes[rank], own=own) or self._is_silent(rank, beat)
+            if has_ended(self._processes[rank], own=own)
+            or (not is_of_this_machine(self._processes[rank], own=own) and self._is_silent(rank, beat))
         ]
 
     def _look_up(self, ranks: list[int]) -> None:
@@ -86,10 +88,13 @@ class Heartbeat:
 
 
 def _send_heartbeats(store: Store, rank: int, beat_s: float, stop: threading.Event) -> None:
-    number = 0
+    number, host = 0, ""
     while not stop.wait(beat_s):
         number += 1
         try:
+            host = host or (store.get("process/0").decode() if store.check(["process/0"]) else "")
+            if rank != 0 and is_of_this_machine(host):
+                return  # rank 0 looks this process up; torch prints a stack trace once its store has ended
             store.set(f"heartbeat/{rank}", str(number))
         except dist.DistError:
             return  # the store's host has ended; the next call to the store reports it

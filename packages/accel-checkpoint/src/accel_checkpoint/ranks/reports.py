@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Self
 
 from accel_checkpoint.manifest import FileEntry
 
 
+class _Encoded:
+    def encode(self) -> str:
+        """Return it as text."""
+        return json.dumps(asdict(self))  # type: ignore[call-overload]  # its subclasses are dataclasses
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Return what `encode` wrote."""
+        content = json.loads(text)
+        return cls(**{**content, "files": [FileEntry(**entry) for entry in content["files"]]})
+
+
 @dataclass(frozen=True, slots=True)
-class RankReport:
+class RankReport(_Encoded):
     """The outcome of a stage on one rank.
 
     Attributes:
@@ -20,7 +33,6 @@ class RankReport:
         files: The files that it wrote.
         error: Why it failed; None if it succeeded.
         is_saved: On rank 0, whether the checkpoint is committed.
-        notes: What rank 0 needs to know about the content of files, by their names.
     """
 
     target: str
@@ -29,17 +41,6 @@ class RankReport:
     files: Sequence[FileEntry] = ()
     error: str | None = None
     is_saved: bool = False
-    notes: Mapping[str, str] = field(default_factory=dict)
-
-    def encode(self) -> str:
-        """Return it as text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decode(cls, text: str) -> RankReport:
-        """Return the report that `encode` wrote."""
-        content = json.loads(text)
-        return cls(**{**content, "files": [FileEntry(**entry) for entry in content["files"]]})
 
 
 def reason_of(error: BaseException) -> str:
@@ -48,7 +49,7 @@ def reason_of(error: BaseException) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(_Encoded):
     """The outcome of a stage on all ranks.
 
     Attributes:
@@ -62,16 +63,6 @@ class Verdict:
     is_saved: bool = False
     has_parts: bool = False
     files: Sequence[FileEntry] = ()
-
-    def encode(self) -> str:
-        """Return it as text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decode(cls, text: str) -> Verdict:
-        """Return the verdict that `encode` wrote."""
-        content = json.loads(text)
-        return cls(**{**content, "files": [FileEntry(**entry) for entry in content["files"]]})
 
 
 def verdict_on(reports: Sequence[RankReport], *, target: object) -> Verdict:

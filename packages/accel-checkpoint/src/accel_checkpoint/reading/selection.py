@@ -55,12 +55,11 @@ def agree_on_newest(folder: Path, saver: Saver, *, allow_foreign: bool = True) -
     Waits for the running save, if any. Every rank must call it. See `find_newest`.
 
     Raises:
-        CheckpointError: On every rank, if rank 0 cannot read the folder, or if a background save failed and a rank has
-            not raised the error yet.
+        CheckpointError: On every rank, if rank 0 cannot read the folder.
     """
     found = None
     with DeferredError(saver.agree, "newest", failed=f"No checkpoint was chosen in `{folder}`") as deferred:
-        saver.settle()
+        saver.log_failure()
         if saver.topology.rank == 0:
             found = find_newest(folder, allow_foreign=allow_foreign)
     name = deferred.agree("" if found is None else found.name)

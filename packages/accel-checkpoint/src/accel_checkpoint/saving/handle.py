@@ -7,9 +7,10 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
 
 logger = logging.getLogger(__name__)
+_unreported: list[SaveHandle] = []
+"""Failed saves whose error no caller has received."""
 
 
 class SaveHandle:
@@ -28,11 +29,12 @@ class SaveHandle:
         self, finish: Callable[[], Path], *, target: Path, hurry: Callable[[], None] = lambda: None
     ) -> None:
         self.target = target
-        self._finish = finish
         self._hurry = hurry
         self._error: BaseException | None = None
         # Not a daemon: the interpreter waits for it at exit.
-        self._thread = threading.Thread(target=self._run, name=f"save-{target.name}", daemon=False)
+        self._thread = threading.Thread(
+            target=self._run, args=(finish,), name=f"save-{target.name}", daemon=False
+        )
         self._thread.start()
 
     def done(self) -> bool:
@@ -66,33 +68,27 @@ class SaveHandle:
             raise TimeoutError(
                 f"The checkpoint `{self.target}` is still being written after {timeout_s:g} s."
             )
-        if self in _UnreportedFailures.handles:
-            _UnreportedFailures.handles.remove(self)
+        if self in _unreported:
+            _unreported.remove(self)
         return self._error
 
     def settle(self) -> None:
         """Wait for the save to end, and raise its error unless a caller has already received it."""
         self._hurry()
         self._thread.join()
-        if self in _UnreportedFailures.handles:
+        if self in _unreported:
             self.wait()
 
-    def _run(self) -> None:
+    def _run(self, finish: Callable[[], Path]) -> None:
         try:
-            self._finish()
+            finish()
         except BaseException as error:  # noqa: BLE001 (raised in the thread that waits)
             self._error = error
-            _UnreportedFailures.handles.append(self)
-
-
-class _UnreportedFailures:
-    """Failed saves whose error no caller has received."""
-
-    handles: ClassVar[list[SaveHandle]] = []
+            _unreported.append(self)
 
 
 @atexit.register
 def _log_unreported_failures() -> None:
     # Python joins the threads before it runs this.
-    for handle in _UnreportedFailures.handles:
+    for handle in _unreported:
         logger.error("Saving `%s` in the background failed: %s", handle.target, handle._error)

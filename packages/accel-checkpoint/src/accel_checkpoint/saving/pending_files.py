@@ -27,6 +27,8 @@ from accel_checkpoint.saving.sink_behind import FileSinkBehind
 from accel_checkpoint.saving.snapshot import HostBuffers, compact_on_cpu, map_tensors
 from accel_state.errors import CheckpointError, ConfigError
 
+NOTE_SUFFIX = ".note"
+"""Of the file beside a file with the note that it leaves for rank 0, which may be too large for the ranks' store."""
 MAX_WRITERS = 4
 TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
 
@@ -210,7 +212,6 @@ def write_files(
     rank: int,
     place: int,
     num_threads: int,
-    notes: dict[str, str],
     run: Callable[[Work], None] = run_inline,
 ) -> list[FileEntry]:
     """Write the files to ``folder``, force them to disk, and return their manifest entries.
@@ -221,14 +222,13 @@ def write_files(
         rank: This process.
         place: The file system that ``folder`` is on; see `FileEntry`.
         num_threads: How many files to write at a time.
-        notes: Receives the notes that files leave for rank 0.
         run: Runs the slow work; called from ``num_threads`` threads.
     """
 
     def write(file: PendingFile) -> FileEntry:
         sink = write_file(file, folder, run=run)
         if sink.note:
-            notes[file.name] = sink.note
+            (folder / f"{file.name}{NOTE_SUFFIX}").write_text(sink.note, encoding="utf-8")
         return FileEntry(file.name, sink.num_bytes, sink.digest, rank=rank, place=place)
 
     if num_threads == 1 or len(files) < 2:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from accel_checkpoint.file_names import TEMPORARY_PREFIX
+from accel_checkpoint.files import remove_folder
 from accel_checkpoint.process_identity import has_ended_by_stamp, stamp
 from accel_checkpoint.reading.listing import checkpoints_in, inspect_all
 from accel_checkpoint.saving.staging import TOKEN, displaced_in, is_active
@@ -45,7 +46,7 @@ def remove_checkpoint(folder: Path) -> None:
     hidden = folder.parent / f"{TEMPORARY_PREFIX}removed-{folder.name}-{os.getpid()}"
     try:
         folder.rename(hidden)
-        shutil.rmtree(hidden)
+        remove_folder(hidden)
     except OSError as error:
         warn_user(
             f"The old checkpoint `{folder}` could not be removed: {error}. Remove it by hand.",

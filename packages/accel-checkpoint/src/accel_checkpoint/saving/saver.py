@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import secrets
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -17,8 +20,16 @@ from accel_checkpoint.saving.progress import showing_progress, size_of_folder
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.stage import Stage
 from accel_checkpoint.saving.transaction import Request, Transaction, writer_threads
-from accel_state.errors import AccelError
+from accel_state import current_runtime
+from accel_state.errors import AccelError, CheckpointError
 from accel_state.topology import Topology
+from accel_state.user_warnings import user_frame
+
+logger = logging.getLogger(__name__)
+WAIT_S = 5.0
+"""How long rank 0 waits for the other ranks to make the same call, if it can do without them."""
+ALL_RANKS_WAIT_S = 45.0
+"""How long it waits if it cannot."""
 
 
 class Saver:
@@ -32,32 +43,86 @@ class Saver:
     def __init__(self, *, topology: Topology, agreement: Agreement) -> None:
         self.topology = topology
         self.agreement = agreement
-        self._token: str | None = None
         self._num_saves = 0
+        self._num_calls = 0
+        self._lonely: dict[tuple[str, int], str] = {}
         self._num_rounds = 0
         self._running: SaveHandle | None = None
         self._buffers = HostBuffers()
 
-    def stage(
-        self, request: Request, *, blocking: bool = True, earlier: BaseException | None = None
-    ) -> Stage:
-        """Return the stage of a new checkpoint, which is saved when its `with` block ends.
+    def call(
+        self, name: str, *, folder: str, step: int, number: int = 0, needs_all: bool
+    ) -> tuple[str, int, str]:
+        """Wait until every rank has made the same call, or until rank 0 stops waiting for the others.
+
+        Rank 0 waits a few seconds, but not again at a line of the script where the others did not come, unless one
+        came later. The other ranks read all verdicts of rank 0 in order, so that calls are never confused: a rank that
+        came too late receives the first verdict on its folder, at its step or a later one, and skips those before.
 
         Args:
-            request: What to save.
-            blocking: Write the files before the block ends. Otherwise take a snapshot and write in the background.
-            earlier: Result of `unreported_failure`. If set, this save fails on every rank with that error.
+            name: What the user called.
+            folder: Name of the folder to save to, the same on every rank; empty if it is numbered.
+            step: Training steps so far.
+            number: Number of the checkpoint.
+            needs_all: Whether nothing can be done without the other ranks.
+
+        Returns:
+            A token for the save and rank 0's ``number``; which ranks rank 0 did not wait for, empty if all came.
+
+        Raises:
+            CheckpointError: With ``needs_all``, if a rank did not come within a minute, or a few seconds in debug mode.
         """
-        if self._token is None:
-            self._token = self.agree("token", f"{secrets.token_hex(4)}-{stamp()}", first)
-        self._num_saves += 1
-        request = replace(request, token=f"{self._token}-{self._num_saves}")
+        called, frame = f"{name} {folder}", user_frame()
+        place = frame.f_code.co_filename, frame.f_lineno
+        is_alone_here = place in self._lonely and not self.agreement.flag(self._lonely[place])
+        wait_s = 0 if is_alone_here and not needs_all else WAIT_S
+        if needs_all and not current_runtime().debug:
+            wait_s = ALL_RANKS_WAIT_S
+
+        def merged(reports: Sequence[str]) -> str:
+            missing = [r for r, one in enumerate(reports) if not one or (wait_s == 0 and one != reports[0])]
+            return json.dumps([called, step, self._new_token(), number, missing])
+
+        while True:
+            self._num_calls += 1
+            topic = f"call-{self._num_calls}"
+            text = self.agreement.agree(topic, called, merged, wait_s=wait_s)
+            called_there, step_there, token, number, missing = json.loads(text)
+            if self.topology.rank == 0 or not missing or (called_there == called and step_there >= step):
+                break
+        self._lonely.pop(place, None)
+        if missing and self.topology.rank == 0:
+            self._lonely[place] = topic
+        elif missing:
+            self.agreement.flag(topic, is_set=True)
+        ranks = (
+            f"Rank{'s' if missing[1:] else ''} {', '.join(map(str, missing))} did not call `{name}` in time"
+        )
+        if missing and needs_all:
+            raise CheckpointError(
+                f"{ranks}. Every rank must call it, since the model is sharded: move it out of "
+                "`if accelerator.is_main_process`. If a rank has failed, see its output."
+            )
+        return token, number, ranks if missing else ""
+
+    def stage(self, request: Request, *, blocking: bool = True, is_alone: bool = False) -> Stage:
+        """Return the stage of a new checkpoint, which is saved when its `with` block ends.
+
+        If the last save in the background failed and the error has not been raised yet, it is logged.
+
+        Args:
+            request: What to save; its token is chosen here if it is empty.
+            blocking: Write the files before the block ends. Otherwise take a snapshot and write in the background.
+            is_alone: Save on this rank alone, without the others.
+        """
+        self.log_failure()
+        if not request.token:
+            request = replace(request, token=self.agree("token", self._new_token(), first))
         transaction = Transaction(
             request,
             self.topology,
-            self.agreement,
+            Agreement() if is_alone else self.agreement,
             num_threads=writer_threads() if blocking else 1,
-            earlier=earlier,
         )
         return Stage(transaction, finish=self._finish if blocking else self._finish_in_background)
 
@@ -72,22 +137,29 @@ class Saver:
         Raises:
             CheckpointError: If it failed and the error has not been raised yet.
         """
-        error = self.unreported_failure()
-        if error is not None:
-            raise error
-
-    def unreported_failure(self) -> AccelError | None:
-        """Wait for the running save, if any; return its error if it failed and the error has not been raised yet."""
-        if self._running is None:
-            return None
         try:
-            self._running.settle()
-        except AccelError as error:
-            return error
+            if self._running is not None:
+                self._running.settle()
         finally:
-            if self._running.done():
+            if self._running is not None and self._running.done():
                 self._running = None
-        return None
+
+    def log_failure(self) -> None:
+        """Wait for the running save, if any; log its error if it failed and the error has not been raised yet."""
+        target = None if self._running is None else self._running.target
+        try:
+            self.settle()
+        except AccelError as error:
+            logger.error("Saving `%s` in the background failed: %s", target, error)
+
+    def release_memory(self) -> None:
+        """Release the memory of the last snapshot, unless it is still being written."""
+        if self._running is None or self._running.done():
+            self._buffers = HostBuffers()
+
+    def _new_token(self) -> str:
+        self._num_saves += 1
+        return f"{secrets.token_hex(4)}-{stamp()}-{self._num_saves}"
 
     def _finish(self, transaction: Transaction) -> None:
         with self._showing_progress(transaction):
@@ -98,7 +170,7 @@ class Saver:
         transaction.take_snapshot(self._buffers)
         with transaction.recording_failure():
             self._buffers.join_streams()
-        if transaction.must_raise_now:
+        if transaction.is_interrupted:
             transaction.finish()
         writer, awaited = LowPriorityThread(), threading.Event()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from accel_checkpoint.file_names import MANIFEST_NAME, TEMPORARY_PREFIX, is_checkpoint_file
-from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_durably
+from accel_checkpoint.files import files_below, folders_of, force_to_disk, make_durably, remove_folder
 from accel_checkpoint.manifest import has_manifest, read_manifest
 from accel_checkpoint.process_identity import STAMP
 from accel_checkpoint.saving.exchange import exchange
@@ -28,7 +28,7 @@ _active: set[Path] = set()
 
 
 class Staging:
-    """A temporary folder beside the target, or inside it if the target is a mount point.
+    """A temporary folder beside the target, or inside a mount point or a parent of the working directory.
 
     Args:
         target: Final path of the checkpoint.
@@ -37,7 +37,8 @@ class Staging:
 
     def __init__(self, target: Path, *, token: str) -> None:
         self.target = target
-        around = target if target.is_mount() else target.parent
+        self._is_in_place = target.is_mount() or Path.cwd().is_relative_to(target)
+        around = target if self._is_in_place else target.parent
         self.path = around / f"{TEMPORARY_PREFIX}{target.name}-{token}"
         self._undo: Callable[[], object] | None = None
         self._old: Path | None = None
@@ -58,7 +59,7 @@ class Staging:
             self._restore_displaced()
             if not self.target.exists() or (os.name == "posix" and _is_empty(self.target)):
                 self._rename_to_target()
-            elif holds_checkpoint(self.target):
+            elif holds_checkpoint(self.target) and not self._is_in_place:
                 self._replace()
             else:
                 self._move_files_in()
@@ -71,7 +72,7 @@ class Staging:
         """Remove the checkpoint that `commit` replaced, and release the folder."""
         old, self._old, self._undo = self._old, None, None
         if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
+            remove_folder(old, ignore_errors=True)
         self.release()
 
     def roll_back(self) -> None:
@@ -128,16 +129,27 @@ class Staging:
         self._undo = lambda: (self.target.rename(self.path), old.rename(self.target))
 
     def _move_files_in(self) -> None:
-        """Move the files into an existing folder of the user's; the manifest comes last and commits the checkpoint."""
-        moved = list[str]()
-        self._undo = lambda: [(self.target / name).replace(self.path / name) for name in reversed(moved)]
-        for name in sorted(files_below(self.path), key=lambda name: name == MANIFEST_NAME):
+        """Move the files into an existing folder of the user's; the manifest comes last and commits the checkpoint.
+
+        A checkpoint that is there is moved aside first: it is incomplete if the process is killed meanwhile.
+        """
+        moved = list[tuple[Path, Path]]()
+        self._undo = lambda: [new.replace(old) for old, new in reversed(moved)]
+
+        def move(name: str, source: Path, target: Path) -> None:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).replace(target / name)
+            moved.append((source / name, target / name))
+
+        names = sorted(files_below(self.path), key=lambda name: name == MANIFEST_NAME)
+        earlier = [path.name for path in self.target.iterdir() if is_checkpoint_file(path.name)]
+        for name in sorted(earlier, key=lambda name: name != MANIFEST_NAME):
+            move(name, self.target, self.path / PREVIOUS_PREFIX)
+        for name in names:
             if name == MANIFEST_NAME:
-                for folder in folders_of(moved):
+                for folder in folders_of(names):
                     force_to_disk(self.target / folder)
-            (self.target / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.path / name).replace(self.target / name)
-            moved.append(name)
+            move(name, self.path, self.target)
         force_to_disk(self.target)
         self._old = self.path
 
@@ -151,14 +163,10 @@ def check_target(target: Path) -> None:
     """Reject a path that cannot become a checkpoint's folder.
 
     Raises:
-        ConfigError: If it is a file, the working directory or a parent of it, or a mount point that holds a checkpoint.
+        ConfigError: If it is a file, or a mount point that holds a checkpoint.
     """
     if target.exists() and not target.is_dir():
         raise ConfigError(f"The checkpoint's folder `{target}` is a file. Choose another name.")
-    if Path.cwd().is_relative_to(target):
-        raise ConfigError(
-            f"`{target}` is the working directory or a parent of it. A checkpoint needs its own folder: choose another."
-        )
     if target.is_mount() and holds_checkpoint(target):
         raise ConfigError(
             f"`{target}` is a mount point and holds a checkpoint, which cannot be replaced atomically. "

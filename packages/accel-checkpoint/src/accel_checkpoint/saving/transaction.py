@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from accel_checkpoint.ranks.agreement import Agreement, first
 from accel_checkpoint.ranks.reports import RankReport, Verdict, reason_of, verdict_on
 from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.low_priority import Work, run_inline
-from accel_checkpoint.saving.pending_files import MergedFile, PendingFile, write_files
+from accel_checkpoint.saving.pending_files import NOTE_SUFFIX, MergedFile, PendingFile, write_files
 from accel_checkpoint.saving.retention import remove_old, remove_stale_folders
 from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.snapshot import HostBuffers
@@ -33,7 +33,7 @@ class Request:
 
     Attributes:
         target: Final path of the checkpoint.
-        token: Identifies this save; the same on every rank.
+        token: Identifies this save, the same on every rank; empty until the ranks have agreed on it.
         keep: How many numbered checkpoints to keep; None keeps all.
         step: Training steps so far.
         iteration: Number of the checkpoint, if it has one.
@@ -41,7 +41,7 @@ class Request:
     """
 
     target: Path
-    token: str
+    token: str = ""
     keep: int | None = None
     step: int = 0
     iteration: int | None = None
@@ -70,7 +70,6 @@ class Transaction:
         collective_files: The files that all ranks write together, in the same order on each.
         merged_files: What rank 0 writes after all ranks have written their files.
         foreign_files: Names of files that this rank has put into the staging folder by other means.
-        earlier: Failure of the previous save, if it has not been raised yet. This save then fails too.
     """
 
     request: Request
@@ -85,15 +84,12 @@ class Transaction:
     merged_files: list[MergedFile] = field(default_factory=list)
     foreign_files: list[str] = field(default_factory=list)
     failure: BaseException | None = None
-    earlier: BaseException | None = None
 
     def __post_init__(self) -> None:
         self.staging = Staging(self.request.target, token=self.request.token)
-        self.failure = self.earlier
         self._is_rejected = False
         self._is_saved = False
         self._listed: list[FileEntry] = []
-        self._notes: dict[str, str] = {}
         self._is_collective = False
 
     def begin(self) -> None:
@@ -147,9 +143,13 @@ class Transaction:
                 self.files += [] if copied is None else [copied]
         self.collective_files = []
 
-    def recording_failure(self) -> AbstractContextManager[None]:
-        """Return a block whose error `finish` reports on every rank, instead of raising it here."""
-        return _RecordingFailure(self)
+    @contextmanager
+    def recording_failure(self) -> Iterator[None]:
+        """Record the first error of the block, which `finish` reports on every rank, instead of raising it here."""
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 (raised in `_agree`)
+            self.fail(error)
 
     def fail(self, error: BaseException) -> None:
         """Record why this rank cannot save; `finish` reports it on every rank."""
@@ -157,11 +157,9 @@ class Transaction:
             self.failure = error
 
     @property
-    def must_raise_now(self) -> bool:
-        """Whether to raise the failure on this rank at once: after Ctrl-C, or if the previous save failed."""
-        return self.failure is not None and (
-            self.failure is self.earlier or not isinstance(self.failure, Exception)
-        )
+    def is_interrupted(self) -> bool:
+        """Whether to raise the failure on this rank at once, as after Ctrl-C."""
+        return self.failure is not None and not isinstance(self.failure, Exception)
 
     def finish(self, run: Callable[[Work], None] = run_inline) -> Path:
         """Write this rank's files, wait for the other ranks, and commit the checkpoint.
@@ -218,7 +216,6 @@ class Transaction:
             rank=rank,
             place=self.place,
             num_threads=self.num_threads,
-            notes=self._notes,
             run=run,
         )
         for inner in folders_of(file.name for file in files):
@@ -255,9 +252,15 @@ class Transaction:
 
     def _write_merged(self) -> None:
         """On rank 0: write the files that need to know about those of all ranks."""
+        notes: dict[str, str] = {}
+        for entry in self._listed if self.merged_files else ():
+            with suppress(FileNotFoundError):
+                note = self.staging.path / f"{entry.name}{NOTE_SUFFIX}"
+                notes[entry.name] = note.read_text(encoding="utf-8")
+                note.unlink()
         for file in self.merged_files if self.failure is None else ():
             with FileSink(self.staging.path / file.name) as sink:
-                file.write(sink, self._notes)
+                file.write(sink, notes)
             self._listed.append(FileEntry(file.name, sink.num_bytes, sink.digest))
             force_to_disk((self.staging.path / file.name).parent)
 
@@ -306,7 +309,6 @@ class Transaction:
             files,
             error,
             self._is_saved,
-            self._notes if stage == "written" else {},
         )
         try:
             verdict = Verdict.decode(self.agreement.agree(self._topic(stage), own.encode(), self._merge))
@@ -314,7 +316,7 @@ class Transaction:
             if verdict.error is not None:
                 raise CheckpointError(verdict.error)
         except CheckpointError as error_of_all:
-            if self.failure is not None and self.must_raise_now:
+            if self.failure is not None and self.is_interrupted:
                 raise self.failure from None
             raise error_of_all from self.failure
         return verdict
@@ -323,8 +325,6 @@ class Transaction:
         """On rank 0: collect the file entries of all ranks, and return the verdict."""
         reports = [RankReport.decode(text) for text in texts]
         self._listed += [entry for report in reports for entry in report.files]
-        for report in reports:
-            self._notes |= report.notes
         return verdict_on(reports, target=self.request.target).encode()
 
     def _clean_up(self) -> None:
@@ -342,23 +342,6 @@ class Transaction:
 
     def _topic(self, stage: str) -> str:
         return f"{self.request.token}/{stage}"
-
-
-class _RecordingFailure:
-    """Record the first error of the transaction instead of raising it; `_agree` reports it to the other ranks."""
-
-    def __init__(self, transaction: Transaction) -> None:
-        self._transaction = transaction
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if error is None:
-            return False
-        if self._transaction.failure is None:
-            self._transaction.failure = error
-        return True
 
 
 def writer_threads() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,12 +45,14 @@ class SaveOptions:
         hooks: Called with the models, the weights and the folder before anything is written. A hook that removes
             weights from the list must save them itself.
         engine_options: What only the format of the checkpoint knows; see `CheckpointFormat.save_arguments`.
+        value_of_rank_0: Returns rank 0's value for that of this rank.
     """
 
     safe_serialization: bool = True
     max_shard_size: int | str | None = None
     hooks: Sequence[SaveHook] = ()
     engine_options: Mapping[str, Any] = field(default_factory=dict)
+    value_of_rank_0: Callable[[str], str] = str
 
     def choices(self, *, rank: int, is_writer: bool) -> SaveChoices:
         """Return what a format needs to know of them, and of this rank."""
@@ -79,6 +82,7 @@ def collect(prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, opt
         )
     choices = options.choices(rank=rank, is_writer=is_writer)
     weights = [prepared.model_state(model) for model in prepared.models]
+    before = list(weights)
     merged: list[MergedFile] = []
     collective: list[CollectiveFile] = []
     files: list[PendingFile] = []
@@ -87,6 +91,10 @@ def collect(prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, opt
             hook(list(prepared.models), weights, str(folder))
     finally:
         # Even after a hook has failed on this rank: the other ranks may wait in the collectives of the format.
+        # A hook may remove weights on rank 0 only, but all ranks take part in writing those that are left.
+        kept = json.dumps([n for n, one in enumerate(before) if any(one is other for other in weights)])
+        kept_on_0 = options.value_of_rank_0(kept)
+        weights = weights if kept_on_0 == kept else [before[number] for number in json.loads(kept_on_0)]
         for part in _states(prepared, weights, choices):
             files += part.own
             collective += part.collective
@@ -136,7 +144,7 @@ def loaders_left_early(prepared: Prepared) -> list[int]:
     """Return the indexes of the loaders in the middle of an epoch that no loop is reading any more."""
     return [
         index
-        for index, loader in enumerate(prepared.loaders)
+        for index, loader in prepared.loaders.items()
         if isinstance(loader, PreparedLoader)
         and loader.is_mid_epoch
         and not is_being_read(loader, prepared.active_loaders)

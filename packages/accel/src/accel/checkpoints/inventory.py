@@ -13,6 +13,7 @@ from accel_checkpoint.file_names import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_N
 from accel_checkpoint.manifest import has_manifest as has_manifest_in
 from accel_checkpoint.manifest import read_manifest
 from accel_checkpoint.reading.strictness import Strictness
+from accel_state.user_warnings import warn_user
 
 
 def check_inventory(
@@ -21,29 +22,26 @@ def check_inventory(
     prepared: Prepared,
     *,
     num_models: int,
-    has_manifest: bool,
+    num_loaders: int,
     strict: Strictness,
     choices: LoadChoices,
 ) -> None:
-    """Report every file without an object, and every object without a file.
+    """Report every object without a file, and warn about the files without an object.
 
     Args:
         folder: The folder of the checkpoint.
         names: Its file names.
         prepared: The objects to load it into.
         num_models: Number of models to load, without those that a hook loads.
-        has_manifest: Whether it has our manifest; Accelerate writes no file for most loaders.
+        num_loaders: Number of loaders to load, which may be fewer than there are.
         strict: Whether a mismatch is an error or a warning.
         choices: Which parts are loaded; others are not looked at.
     """
 
+    unused: list[str] = []
+
     def check(kind: str, saved: list[int], num: int, file_of: Callable[[int], str]) -> None:
-        for index in saved:
-            if index >= num:
-                strict.report(
-                    f"`{file_of(index)}` in `{folder}` has no {kind} to go into: {_count(kind, len(saved))} saved, "
-                    f"{_count(kind, num)} here. Prepare or register the same objects."
-                )
+        unused.extend(f"`{file_of(index)}`" for index in saved if index >= num)
         for index in range(num):
             if index not in saved:
                 strict.report(
@@ -58,9 +56,17 @@ def check_inventory(
         schedulers = layout.numbers_of(SCHEDULER_NAME, names)
         check("scheduler", schedulers, len(prepared.schedulers), _file_of(SCHEDULER_NAME))
     check("custom object", layout.numbers_of_custom(names), len(prepared.custom), layout.custom_file)
-    if has_manifest:
-        loaders = layout.numbers_of(layout.LOADER_NAME, names)
-        check("loader", loaders, len(prepared.loaders), _file_of(layout.LOADER_NAME))
+    unused += [
+        f"`{_file_of(layout.LOADER_NAME)(n)}`"
+        for n in layout.numbers_of(layout.LOADER_NAME, names)[num_loaders:]
+    ]
+    if prepared.precision.scaler is None and SCALER_NAME in names:
+        unused.append(f"`{SCALER_NAME}`")
+    if unused:
+        warn_user(
+            f"Nothing is prepared or registered for these files in `{folder}`, which are not loaded: "
+            f"{', '.join(unused)}. To continue the training, prepare and register the same objects."
+        )
     _check_scaler(folder, names, prepared, strict)
 
 
@@ -80,22 +86,12 @@ def weights_file(index: int) -> str:
 
 
 def _check_scaler(folder: Path, names: Sequence[str], prepared: Prepared, strict: Strictness) -> None:
-    has_scaler = prepared.precision.scaler is not None
-    if has_scaler and SCALER_NAME not in names:
+    if prepared.precision.scaler is not None and SCALER_NAME not in names:
         strict.report(
             f"`{SCALER_NAME}` is missing in `{folder}`: it was saved without the gradient scaler that "
             f"`mixed_precision={prepared.precision.name}` uses."
-        )
-    if not has_scaler and SCALER_NAME in names:
-        strict.report(
-            f"`{SCALER_NAME}` in `{folder}` is the state of a gradient scaler, but this run has none: "
-            f"`mixed_precision={prepared.precision.name}`."
         )
 
 
 def _file_of(stem: str) -> Callable[[int], str]:
     return lambda index: layout.numbered_file(stem, index)
-
-
-def _count(kind: str, num: int) -> str:
-    return f"{num} {kind}{'' if num == 1 else 's'}"

@@ -43,9 +43,7 @@ def load_checkpoint(
         CheckpointError: On every rank, if any rank failed.
     """
     folder = input_dir.resolve()
-    with _not_loaded(saver, "settled", folder) as deferred:
-        saver.settle()
-    deferred.agree()
+    saver.log_failure()
     topology = saver.topology
     token = _token_of_rank_0(folder, saver) if topology.num_nodes > 1 else ""
     found: Found | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class Prepared:
         models: Prepared models.
         optimizers: Prepared optimizers.
         schedulers: Prepared schedulers.
-        loaders: Prepared loaders.
+        loaders: Prepared loaders, by number.
         custom: Objects registered for checkpointing.
         active_loaders: The loaders that are being iterated over.
         format_name: The file format of models and optimizers; that of the strategy where it is empty.
@@ -44,7 +44,7 @@ class Prepared:
     models: Sequence[nn.Module] = ()
     optimizers: Sequence[torch.optim.Optimizer] = ()
     schedulers: Sequence[Any] = ()
-    loaders: Sequence[Any] = ()
+    loaders: Mapping[int, Any] = field(default_factory=dict)
     custom: Sequence[Any] = ()
     active_loaders: Sequence[Any] = ()
     format_name: str = ""
@@ -79,12 +79,8 @@ class Prepared:
         return self.strategy.local_optimizer_state(optimizer, self.model_of(optimizer))
 
     def loaders_with_state(self) -> list[tuple[int, Any]]:
-        """Return the loaders that have a state dict, with their index."""
-        return [
-            (i, loader)
-            for i, loader in enumerate(self.loaders)
-            if callable(getattr(loader, "state_dict", None))
-        ]
+        """Return the loaders that have a state dict, with their number."""
+        return [(n, one) for n, one in self.loaders.items() if callable(getattr(one, "state_dict", None))]
 
     def bare_models(self) -> list[nn.Module]:
         """Return the users' models, without wrappers."""

@@ -33,6 +33,7 @@ class RankState:
         found: The checkpoint.
         states: Random states of the saving rank that read the same share of the data, or else of another rank.
         accumulation: State of the gradient accumulation; None if it is missing.
+        is_own: Whether these are the states of a rank with the same share, and not only of rank 0.
         rank: This process.
         saved: Layout of the ranks that saved.
         layout: Layout of the ranks that load.
@@ -42,6 +43,7 @@ class RankState:
     found: Found
     states: States | None
     accumulation: Mapping[str, Any] | None
+    is_own: bool
     rank: int
     saved: MeshLayout
     layout: MeshLayout
@@ -66,6 +68,8 @@ class RankState:
             source = rank
         elif have_same_seeds(saved, layout):
             source = saved.rank_of_seed(layout.seed_index(rank))
+        is_own = source == 0 or manifest is None or not manifest.is_of_rank_0_alone
+        source = source if is_own else 0
         name = names_of.random_states_file(source)
         states: States | None = None
         accumulation: dict[str, Any] | None = None
@@ -82,7 +86,7 @@ class RankState:
             accumulation is not None and "is_accumulating" not in accumulation
         ):  # written by Accelerate or an older release
             accumulation["is_accumulating"] = names_of.gradients_file(rank) in names
-        return cls(found, states, accumulation, rank, saved, layout, strict)
+        return cls(found, states, accumulation, is_own, rank, saved, layout, strict)
 
     def restore(self, prepared: Prepared) -> None:
         """Restore the accumulation and the random states.
@@ -90,14 +94,16 @@ class RankState:
         If the number of data-parallel ranks has changed, the ranks draw new random numbers from seeds that are derived
         from the saved states. If the layout has changed in any way, an unfinished accumulation starts over.
         """
-        if self.found.manifest is not None:
-            prepared.stepper.set_num_windows(self.found.manifest.step)
-        if self.saved == self.layout:
+        manifest = self.found.manifest
+        if manifest is not None:
+            prepared.stepper.set_num_windows(manifest.step)
+        is_alone = manifest is not None and manifest.is_of_rank_0_alone
+        if self.saved == self.layout and not is_alone:
             self._restore_accumulation(prepared)
             self._restore_generators()
             return
         changes = []
-        if have_same_seeds(self.saved, self.layout):
+        if have_same_seeds(self.saved, self.layout) and self.is_own:
             self._restore_generators()
         else:
             if self.states is not None:
@@ -105,13 +111,15 @@ class RankState:
                     self.states, rank=self.layout.seed_index(self.rank), world_size=self.layout.num_seeds
                 )
             changes.append("every rank derives new random states from it")
+        if is_alone:
+            changes = ["it has the random states of rank 0 only, from which the other ranks derive new ones"]
         if self._was_accumulating:
             changes.append(_STARTS_OVER)
         self._reset_accumulation(prepared)
         if changes:
             logger.warning(
                 "The checkpoint was saved by %s and is loaded by %s: %s.",
-                described(self.saved),
+                "the main process alone" if is_alone else described(self.saved),
                 described(self.layout),
                 " and ".join(changes),
             )

@@ -74,13 +74,12 @@ class Restoration:
             CheckpointError: If something does not fit; names the file and the object. Mismatches are found before
                 anything is loaded, where that is possible.
         """
-        has_manifest = self.found.manifest is not None
         check_inventory(
             self.folder,
             self.names,
             self.prepared,
             num_models=len(models),
-            has_manifest=has_manifest,
+            num_loaders=len(self.prepared.loaders),
             strict=self.strict,
             choices=self.choices,
         )
@@ -162,15 +161,26 @@ class Restoration:
             logger.warning(
                 "`%s.bin` holds a pickled sampler, which could run code, and is not loaded.", SAMPLER_NAME
             )
-        for index, loader in self.prepared.loaders_with_state():
-            name = layout.loader_of_rank_file(index, self.rank)
+        saved, loaders = layout.numbers_of(layout.LOADER_NAME, self.names), self.prepared.loaders_with_state()
+        # The numbers differ if the run that saved had prepared other loaders before, such as one for each epoch.
+        others = iter([number for number in saved if number not in dict(loaders)])
+        for index, loader in loaders:
+            number = index if index in saved else next(others, -1)
+            name = layout.loader_of_rank_file(number, self.rank)
             if name not in self.names or not has_state_per_rank(loader):
-                name = layout.numbered_file(layout.LOADER_NAME, index)
+                name = layout.numbered_file(layout.LOADER_NAME, number)
+            if name not in self.names and self.found.manifest is not None:
+                logger.warning(
+                    "The checkpoint has no state of loader %s. Skip what was read with `skip_first_batches`.",
+                    index,
+                )
             yield from self._plain(name, f"loader {index}", partial(self._load_loader, index, loader, name))
 
     def _load_loader(self, index: int, loader: Any, name: str, content: Any) -> None:
-        was_mid_epoch = load_into(loader, content, position=self.restore_loaders, file_name=name)
-        if was_mid_epoch and not self.restore_loaders:
+        is_alone = self.found.manifest is not None and self.found.manifest.is_of_rank_0_alone
+        position = self.restore_loaders and not (is_alone and has_state_per_rank(loader))
+        was_mid_epoch = load_into(loader, content, position=position, file_name=name)
+        if was_mid_epoch and not position:
             self._restarted_loaders.append(f"loader {index}")
 
     def _scaler(self) -> Iterator[Load]:

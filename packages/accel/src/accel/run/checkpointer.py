@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from accel.run.configuration import RunConfiguration
 from accel.run.prepared_objects import PreparedObjects
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
+from accel_checkpoint.ranks.agreement import first, reserved_number
 from accel_state import GradientState, PartialState, current_runtime
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.logging import get_logger
@@ -74,6 +77,8 @@ class Checkpointer:
         self._save_hooks: OrderedDict[int, SaveHook] = OrderedDict()
         self._load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
         self._saver: Saver | None = None
+        self._agreement_number = reserved_number()
+        self._has_warned = False
 
     def register(self, *objects: Any) -> None:
         """Save and load `objects` with the rest; see `Accelerator.register_for_checkpointing`."""
@@ -88,6 +93,15 @@ class Checkpointer:
                 "Only objects with `state_dict` and `load_state_dict` can be registered for checkpointing, which "
                 f"these have not: {', '.join(bad)}. Give them both."
             )
+        from accel_checkpoint.file_names import custom_file
+        from accel_checkpoint.formats.plain_data import check_plain
+        from accel_checkpoint.reading.strictness import MISMATCH_ERRORS
+
+        for number, one in enumerate(objects, len(self.custom_objects)):
+            state = None
+            with suppress(*MISMATCH_ERRORS):  # of an object that registers itself while it is built
+                state = one.state_dict()
+            check_plain(state, file_name=custom_file(number))
         self.custom_objects.extend(objects)
 
     def add_save_hook(self, hook: SaveHook) -> RemovableHandle:
@@ -108,6 +122,7 @@ class Checkpointer:
     ) -> str | SaveHandle:
         """Save a checkpoint; see `Accelerator.save_state`. Every rank must call it."""
         from accel.checkpoints.collection import SaveOptions
+        from accel_checkpoint.saving.handle import SaveHandle
 
         given = dict(options)
         content = self.content(given.pop("checkpoint_format", None) or "")
@@ -128,8 +143,36 @@ class Checkpointer:
             engine_options=given,
         )
         saver = self._get_saver()
-        request = self._request(output_dir)
-        stage = saver.stage(request, blocking=blocking, earlier=saver.unreported_failure())
+        saver.log_failure()
+        is_sharded = self._strategy.capabilities.shards_parameters or content.format.needs_shared_disk
+        is_numbered = self.project.automatic_checkpoint_naming
+        token, number, absence = saver.call(
+            "save_state",
+            folder="" if is_numbered or output_dir is None else Path(output_dir).resolve().name,
+            step=self._stepper.num_windows,
+            number=self.project.iteration,
+            needs_all=is_sharded,
+        )
+        if is_numbered:
+            self.project.iteration = number  # rank 0 may have saved more of them than this rank
+        is_late = bool(absence) and not self._processes.is_main_process
+        request = replace(self._request(output_dir, may_exist=is_late), token=token)
+        if is_late or (absence and not self._has_warned):
+            self._has_warned = True
+            warn_user(
+                f"{absence}, so the main process saves `{request.target}` alone: without the random states of the "
+                "other ranks, and their positions in data sets that shard themselves. Every rank should call it at "
+                "about the same time: move it out of `if accelerator.is_main_process`.",
+                main_process_only=False,
+            )
+        if is_late:
+            self._count(request)
+            return (
+                str(request.target) if blocking else SaveHandle(lambda: request.target, target=request.target)
+            )
+        if is_sharded:
+            how = replace(how, value_of_rank_0=lambda own: saver.agree("value", own, first))
+        stage = saver.stage(request, blocking=blocking, is_alone=bool(absence))
         try:
             with stage:
                 stage.gather(
@@ -188,6 +231,11 @@ class Checkpointer:
             self.project.iteration = next_iteration
         return True
 
+    def require_all(self, name: str, folder: str | os.PathLike[str]) -> None:
+        """Raise an error on every rank if one of them does not call `name` within a minute."""
+        step, folder = self._stepper.num_windows, Path(folder).resolve().name
+        self._get_saver().call(name, folder=folder, step=step, needs_all=True)
+
     def save_object(self, obj: Any, file: str | os.PathLike[str], *, safe_serialization: bool) -> None:
         """Write one object to a file; see `Accelerator.save`."""
         from accel_checkpoint.functions import save
@@ -199,14 +247,21 @@ class Checkpointer:
             safe_serialization=safe_serialization,
         )
 
-    def settle(self) -> None:
-        """Wait for the save under way, if any; call it before the process group ends.
+    def close(self) -> None:
+        """Wait for the save under way, if any, and end the heartbeats; call it before the process group ends.
 
         Raises:
             CheckpointError: If it failed, and that has not been raised yet.
         """
+        saver, self._saver = self._saver, None
+        if saver is not None:
+            self._agreement_number = reserved_number()
+            saver.settle()
+
+    def release_memory(self) -> None:
+        """Release the copy that the last save in the background made."""
         if self._saver is not None:
-            self._saver.settle()
+            self._saver.release_memory()
 
     def content(self, format_name: str = "") -> Prepared:
         """Return what a checkpoint is made of at present, to be saved in that format or the strategy's."""
@@ -219,7 +274,7 @@ class Checkpointer:
             models=self._prepared.models,
             optimizers=self._prepared.optimizers,
             schedulers=self._prepared.schedulers,
-            loaders=list(self._prepared.loaders),
+            loaders=self._prepared.loaders.by_number(),
             custom=self.custom_objects,
             stepper=self._stepper,
             active_loaders=self._gradient_state.dataloader_references,
@@ -278,7 +333,10 @@ class Checkpointer:
 
             topology = current_runtime().topology
             agreement = agreement_of(
-                rank=topology.rank, world_size=topology.world_size, gather=accel_ops.gather_object
+                rank=topology.rank,
+                world_size=topology.world_size,
+                gather=accel_ops.gather_object,
+                number=self._agreement_number,
             )
             self._saver = Saver(topology=topology, agreement=agreement)
         return self._saver
@@ -289,15 +347,14 @@ class Checkpointer:
         folder = self.project.project_dir
         return None if folder is None else Path(folder) / FOLDER_OF_CHECKPOINTS
 
-    def _request(self, output_dir: str | os.PathLike[str] | None) -> Request:
+    def _request(self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool) -> Request:
         """Return what to save where."""
         from accel_checkpoint.saving.transaction import Request
 
         step, mesh = self._stepper.num_windows, current_runtime().layout.sizes
         if self.project.automatic_checkpoint_naming:
             return Request(
-                self._next_target(output_dir),
-                token="",
+                self._next_target(output_dir, may_exist=may_exist),
                 keep=self.project.total_limit,
                 step=step,
                 iteration=self.project.iteration,
@@ -308,9 +365,9 @@ class Checkpointer:
                 "`save_state` does not know where to save: pass `output_dir`, or let the project name its "
                 "checkpoints with `ProjectConfiguration(project_dir=…, automatic_checkpoint_naming=True)`."
             )
-        return Request(Path(output_dir).resolve(), token="", step=step, mesh=mesh)
+        return Request(Path(output_dir).resolve(), step=step, mesh=mesh)
 
-    def _next_target(self, output_dir: str | os.PathLike[str] | None) -> Path:
+    def _next_target(self, output_dir: str | os.PathLike[str] | None, *, may_exist: bool) -> Path:
         """Return the folder of the next checkpoint that is named by number."""
         from accel_checkpoint.file_names import checkpoint_name
         from accel_checkpoint.reading.selection import is_part
@@ -327,7 +384,7 @@ class Checkpointer:
             )
         target = folder.resolve() / checkpoint_name(self.project.iteration)
         # The main process knows nothing of one machine's part whose whole never came; this save replaces such a part.
-        if target.exists() and not is_part(target):
+        if target.exists() and not may_exist and not is_part(target):
             raise ConfigError(
                 f"The checkpoint `{target}` is there already. Load it to go on from it, or set "
                 "`accelerator.project_configuration.iteration` to the number to go on with."

@@ -42,7 +42,7 @@ class ModelSaver:
         max_shard_size: int | str,
         safe_serialization: bool,
     ) -> None:
-        """Write the weights of `model`; return when they are there. Every rank must call it."""
+        """Write the weights of `model`; if it is sharded, every rank must call it, and returns when they are there."""
         from accel_backends.sharding.full_state import deferred_state
         from accel_bigmodel.saving.models import order_of_fetching
 
@@ -58,4 +58,5 @@ class ModelSaver:
             for tensor, count in zip(order, before, strict=True):
                 if tensor.num_fetched == count:
                     tensor.fetch()
-        self._processes.wait_for_everyone()
+        if self._strategy.capabilities.shards_parameters:
+            self._processes.wait_for_everyone()
