@@ -19,7 +19,7 @@ class GradientState:
 
     Attributes:
         sync_gradients: Whether the micro-batch at hand ends its accumulation window, so that ranks reduce and step.
-        plugin_kwargs: The fields of the accumulation plugin, open to changes.
+        plugin_kwargs: The fields of the accumulation plugin that differ from the defaults, open to changes.
         is_xla_gradients_synced: Whether the gradients of this step have been reduced on XLA, which does so outside
             of autograd.
         initialized: Whether a `GradientState` has been asked for since the last reset.
@@ -48,7 +48,7 @@ class GradientState:
     def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
         self.initialized = True
         if gradient_accumulation_plugin is not None:
-            self.plugin_kwargs = gradient_accumulation_plugin.to_dict()
+            self.plugin_kwargs = gradient_accumulation_plugin.to_kwargs()
 
     @staticmethod
     def is_initialized() -> bool:

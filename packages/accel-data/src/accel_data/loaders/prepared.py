@@ -99,6 +99,12 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return batches_field(self.base_dataloader) is None
 
     @property
+    def rows_of_full_batch(self) -> int | None:
+        """Rows of this rank's batch in a full step; None if they vary or are unknown."""
+        shard = index_shard(self.base_dataloader)
+        return self.base_dataloader.batch_size if shard is None else shard.rows_per_rank
+
+    @property
     def iteration(self) -> int:
         """The epoch that is being read or comes next."""
         return self._progress.epoch

@@ -12,6 +12,7 @@ from accel_data.loaders.state_mixin import DataLoaderStateMixin
 from accel_data.samplers.plan import ShardPlan
 from accel_data.samplers.position import Position
 from accel_data.samplers.sampler_pass import SamplerPass
+from accel_data.step import full_step
 
 
 def read_planned(
@@ -59,7 +60,7 @@ def read_sampled(
         loader.ends_some_rank = step.ends_some_rank
         if step.is_last:
             loader.end_of_dataloader = True
-            loader.remainder = 0 if step.shape.is_full else step.shape.num_samples
+            loader.remainder = step.shape.remainder(loader.rows_of_full_batch)
         yield batch
 
 
@@ -101,12 +102,13 @@ def read_stream(
         progress.loader_state = state
         loader.ends_some_rank = following is None if ends_alike else None
         if metadata is not None:
-            loader.step_shape = metadata.shape
+            is_alone = step_size.batches == 1 and metadata.num_samples is not None
+            loader.step_shape = full_step(metadata.num_samples, 1) if is_alone else metadata.shape
             progress.update_dataset(metadata)
         if following is None:
             loader.end_of_dataloader = progress.is_complete = True
             shape = loader.step_shape
-            loader.remainder = -1 if shape is None else 0 if shape.is_full else shape.num_samples
+            loader.remainder = -1 if shape is None else shape.remainder(loader.rows_of_full_batch)
         yield batch if place is None else place.finish(begun_before)
         current = following
 
