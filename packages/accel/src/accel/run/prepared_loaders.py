@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
 from torch.utils.data import DataLoader
@@ -23,6 +23,11 @@ class PreparedLoaders(Sequence[DataLoader[Any]]):
         if not any(loader is one for one in self):
             self._references.append(weakref.ref(loader))
             loader._is_accelerate_prepared = True  # where libraries look for it
+
+    def extend(self, loaders: Iterable[DataLoader[Any]]) -> None:
+        """Note several loaders."""
+        for loader in loaders:
+            self.add(loader)
 
     def clear(self) -> None:
         """Forget all."""

@@ -169,7 +169,8 @@ class Preparer:
             )
         if optimizers:
             trained = [*models, *self._prepared.trained_models]
-            known: list[torch.Tensor] = [parameter for model in trained for parameter in model.parameters()]
+            # A model may override `parameters()`; the gradients of all are reduced.
+            known: list[torch.Tensor] = [one for model in trained for one in nn.Module.parameters(model)]
             known += self._strategy.replaced_parameters()
         for optimizer in optimizers:
             check_parameters(optimizer, known, num_processes=num_processes)
