@@ -292,6 +292,66 @@ def test_a_loader_prepared_for_other_processes_is_refused(world: Callable[[int],
         world(2).run(evaluate_with_foreign_ranks)
 
 
+ALONE = {
+    "map-style": {},
+    "stream": {"dispatch_batches": False},
+    "dispatched": {"dispatch_batches": True},
+    "split": {"split_batches": True},
+}
+
+
+@pytest.mark.parametrize("size", [5, 6, 8])
+@pytest.mark.parametrize("options", ALONE.values(), ids=ALONE)
+@pytest.mark.parametrize("kind", [Numbers, SizedNumbers, range])
+def test_one_process_counts_a_repeated_loss_once_for_each_sample(
+    fresh_state: None, kind: Any, options: dict[str, Any], size: int
+) -> None:
+    loader = prepare_data_loader(DataLoader(kind(size), batch_size=4), **options)
+    losses, texts, nested = [], [], []
+    for batch in loader:
+        loss = batch[0].double()
+        losses += gather_for_metrics(loss.repeat(4)).tolist()
+        texts += gather_for_metrics([str(int(loss))] * 4, use_gather_object=True)
+        nested += gather_for_metrics({"a": [batch, (loss.repeat(4),)]})["a"][1][0].tolist()
+    assert losses == nested == [0.0] * 4 + [4.0] * (size - 4)
+    assert texts == ["0"] * 4 + ["4"] * (size - 4)
+
+
+def repeat_losses(size: int, options: dict[str, Any]) -> tuple[list[float], list[str], list[str]]:
+    loader = prepare_data_loader(DataLoader(range(size), batch_size=4), **options)
+    losses, texts = [], []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for batch in loader:
+            losses += gather_for_metrics(batch[0].double().repeat(4)).tolist()
+            texts += gather_for_metrics([str(int(batch[0]))] * 4)
+    return losses, texts, [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "expected"),
+    [
+        (17, {}, [0] * 4 + [4] * 4 + [8] * 4 + [12] * 4 + [16]),
+        (19, {"dispatch_batches": True}, [0] * 4 + [4] * 4 + [8] * 4 + [12] * 3 + [15] * 3 + [18]),
+        (23, {"even_batches": False}, [0] * 4 + [4] * 4 + [8] * 4 + [12] * 4 + [16] * 4 + [20] * 3),
+    ],
+    ids=["map-style", "dispatched", "uneven"],
+)
+def test_three_processes_count_a_repeated_loss_once_for_each_sample(
+    world: Callable[[int], Any], size: int, options: dict[str, Any], expected: list[int]
+) -> None:
+    for losses, texts, messages in world(3).run(repeat_losses, size, options):
+        assert losses == expected
+        assert texts == [str(loss) for loss in expected]
+        assert messages == []
+
+
+def test_one_process_keeps_what_has_other_numbers_of_rows(fresh_state: None) -> None:
+    loader = prepare_data_loader(DataLoader(range(5), batch_size=2))
+    results = [gather_for_metrics((batch.repeat(3), batch.sum(), batch.new_zeros(0))) for batch in loader]
+    assert [tuple(one.shape) for one in results[-1]] == [(3,), (1,), (0,)]
+
+
 def test_one_process_gets_back_what_it_gave(fresh_state: None) -> None:
     loader = prepare_data_loader(DataLoader(list(range(5)), batch_size=2))
     assert [row for batch in loader for row in gather_for_metrics(batch).tolist()] == list(range(5))

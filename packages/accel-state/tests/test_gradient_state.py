@@ -48,6 +48,12 @@ def test_plugin_replaces_the_settings_and_none_leaves_them():
     assert (state.num_steps, state.sync_with_dataloader) == (1, False)
 
 
+def test_settings_that_were_not_given_are_not_listed():
+    assert GradientState(GradientAccumulationPlugin(num_steps=1)).plugin_kwargs == {"num_steps": 1}
+    plugin = GradientAccumulationPlugin(num_steps=2, sync_with_dataloader=False)
+    assert GradientState(plugin).plugin_kwargs == {"num_steps": 2, "sync_with_dataloader": False}
+
+
 def test_it_is_shown_with_its_loader():
     state, loader = GradientState(), Loader(end_of_dataloader=True, remainder=7)
     state._add_dataloader(loader)

@@ -34,7 +34,7 @@ def test_what_was_given_can_be_looked_up():
     )
     assert all(one is other for one, other in zip(found, given, strict=True))
     assert accelerator.ddp_handler is None
-    assert accelerator.dataloader_config is config
+    assert accelerator.dataloader_config == config
     assert not accelerator.step_scheduler_with_optimizer
     assert accelerator.rng_types == ["generator"]
     assert accelerator.native_amp

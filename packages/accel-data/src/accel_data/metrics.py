@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from accel_data.mesh import DataRanks, ranks_of_run
-from accel_data.step import StepShape
+from accel_data.step import StepShape, full_step
 from accel_data.subgroup import gather_among
 from accel_data.trimming import (
     items_without_rows,
@@ -34,7 +34,8 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
     Call it in the loop over a prepared loader, on every rank that has a batch. Over the whole loop it returns
     exactly the samples of the data set, in the order of the epoch. What has no row for each sample, such as the mean
     of a batch, is returned from all ranks, with a warning if the last step is padded. So is everything outside of
-    loops, and the last step of a stream whose end is not known.
+    loops, and the last step of a stream whose end is not known. In a short last step, what has as many rows as a full
+    batch, such as a mean loss repeated ``batch_size`` times, is reduced to the samples too.
 
     Args:
         input_data: Nested tensors with one row for each row of this rank's batch, of equal shapes on all
@@ -50,9 +51,10 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
         StateError: If the loader was prepared for another number of processes.
     """
     use_gather_object = use_gather_object or _holds_objects(input_data)
-    if current_transport().world_size == 1:
-        return _gather(input_data, use_gather_object)
     loader = current_gradient().active_dataloader
+    is_alone = current_transport().world_size == 1
+    if is_alone and (loader is None or loader.step_shape is None):
+        return _gather(input_data, use_gather_object)
     if loader is None:
         _warn_outside_of_loops()
         return _gather_blocks(input_data, ranks_of_run(), use_gather_object)
@@ -62,24 +64,30 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
         if loader.end_of_dataloader:
             _warn_of_unknown_end()
         return _gather_blocks(input_data, ranks, use_gather_object)
+    full_rows = loader.rows_of_full_batch
     if not shape.is_even:
-        return _gather_uneven(input_data, shape, ranks, use_gather_object)
-    needs_all = shape.is_full and not ranks.is_shared
+        return _gather_uneven(input_data, shape, ranks, use_gather_object, full_rows)
+    rows = shape.rows[0]
+    needs_all = not shape.remainder(full_rows) and not ranks.is_shared
     if needs_all and not loader.will_pad:
         return _gather(input_data, use_gather_object)
-    if not loader.counts_batches:
+    if not loader.counts_batches and (loader.will_pad or not shape.is_full):
         # At the first step already: a warning at the last one would come after a long evaluation.
-        found = (items_without_rows if use_gather_object else tensor_without_rows)(input_data, shape.rows[0])
+        found = (items_without_rows if use_gather_object else tensor_without_rows)(
+            input_data, rows, full_rows
+        )
         if found:
-            _warn_of_missing_rows(found, shape.rows[0])
+            _warn_of_missing_rows(found, rows)
     if needs_all:
         return _gather(input_data, use_gather_object)
     if use_gather_object:
-        return _select_items(gather_object([input_data]), shape, ranks.representatives, loader.counts_batches)
+        return _select_items(
+            gather_object([input_data]), shape, ranks.representatives, loader.counts_batches, full_rows
+        )
     gathered = gather(input_data)
     if loader.counts_batches:
         return select_blocks(gathered, shape, ranks.representatives, len(ranks.of_world))
-    return select_rows(gathered, shape, ranks.representatives, len(ranks.of_world))
+    return select_rows(gathered, shape, ranks.representatives, len(ranks.of_world), full_rows)
 
 
 def _gather(data: Any, use_gather_object: bool) -> Any:
@@ -103,14 +111,18 @@ def _holds_objects(data: Any) -> bool:
 
 
 def _select_items(
-    values: list[Any], shape: StepShape, representatives: tuple[int, ...], counts_batches: bool
+    values: list[Any],
+    shape: StepShape,
+    representatives: tuple[int, ...],
+    counts_batches: bool,
+    full_rows: int | None,
 ) -> list[Any]:
     selected: list[Any] = []
     for rank, rows, num_valid in zip(representatives, shape.rows, shape.num_valid, strict=True):
         value = values[rank]
         if counts_batches:
             selected += _items(value) if num_valid else []
-        elif items_without_rows(value, rows):
+        elif items_without_rows(value, rows, full_rows):
             selected += _items(value)
         else:
             selected += value[:num_valid]
@@ -122,9 +134,16 @@ def _items(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _gather_uneven(data: Any, shape: StepShape, ranks: DataRanks, use_gather_object: bool) -> Any:
+def _gather_uneven(
+    data: Any, shape: StepShape, ranks: DataRanks, use_gather_object: bool, full_rows: int | None
+) -> Any:
     """Gather among the ranks with a batch. Their lengths may differ; a batch is padding as a whole or not at all."""
     members = tuple(rank for rank, number in enumerate(ranks.of_world) if shape.rows[number])
+    own_rows = shape.num_valid[ranks.rank]
+    if not use_gather_object:
+        data = select_rows(data, full_step(own_rows, 1), (0,), 1, full_rows)
+    elif isinstance(data, (list, tuple)) and len(data) == full_rows:
+        data = data[:own_rows]
     representatives = set(ranks.representatives)
     device = None if use_gather_object else find_device(data)
     values = gather_among(members, data if use_gather_object else send_to_device(data, torch.device("cpu")))

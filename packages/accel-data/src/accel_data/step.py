@@ -40,6 +40,10 @@ class StepShape:
         """Whether all ranks have the same number of rows, and none is padding."""
         return self.is_even and self.rows == self.num_valid
 
+    def remainder(self, full_rows: int | None) -> int:
+        """Return the samples of a step that is short or padded, where a full one has ``full_rows`` per rank; else 0."""
+        return 0 if self.is_full and self.rows[0] == (full_rows or self.rows[0]) else self.num_samples
+
 
 def full_step(rows: int, num_ranks: int) -> StepShape:
     """Return the shape of a step in which every rank reads ``rows`` new samples."""

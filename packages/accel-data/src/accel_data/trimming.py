@@ -13,7 +13,9 @@ from accel_ops.nested.description import iterate_tensors
 from accel_ops.nested.structures import recursively_apply
 
 
-def select_rows(data: Any, shape: StepShape, ranks: tuple[int, ...], world_size: int) -> Any:
+def select_rows(
+    data: Any, shape: StepShape, ranks: tuple[int, ...], world_size: int, full_rows: int | None = None
+) -> Any:
     """Return nested tensors, gathered from an even step, without padding. Of tensors that have another number of
     rows, all rows of ``ranks`` are kept.
 
@@ -22,12 +24,13 @@ def select_rows(data: Any, shape: StepShape, ranks: tuple[int, ...], world_size:
         shape: The step, over the ranks that read different data.
         ranks: For each of these, the rank of the world whose rows are kept.
         world_size: The ranks of the world.
+        full_rows: Rows of a rank in a full step: a tensor that has as many in a short step is treated like the batch.
     """
     return _select(
         data,
         ranks,
         world_size,
-        lambda rows: shape.num_valid if rows == shape.rows[0] else [rows] * len(ranks),
+        lambda rows: shape.num_valid if rows in (shape.rows[0], full_rows) else [rows] * len(ranks),
     )
 
 
@@ -47,6 +50,8 @@ def _select(
     """Keep the leading rows of the blocks of ``ranks``: ``num_kept(rows)`` for blocks of ``rows`` each."""
 
     def select(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.ndim:  # has not been gathered yet
+            return tensor
         rows = tensor.shape[0] // world_size
         parts = [
             slice(rank * rows, rank * rows + kept)
@@ -60,17 +65,21 @@ def _select(
     return recursively_apply(select, data)
 
 
-def tensor_without_rows(data: Any, rows: int) -> str | None:
-    """Describe the first tensor that does not have one row for each row of the batch; None if all have."""
+def tensor_without_rows(data: Any, rows: int, full_rows: int | None = None) -> str | None:
+    """Describe the first tensor that does not have one row for each row of the batch, or ``full_rows``; None if all
+    have.
+    """
     for tensor in iterate_tensors(data):
         found = tensor.shape[0] if tensor.ndim else None
-        if found != rows and not (found is None and rows == 1):
+        if found not in (rows, full_rows or rows) and not (found is None and rows == 1):
             return f"A tensor of shape {tuple(tensor.shape)} has {found or 'no'} rows"
     return None
 
 
-def items_without_rows(items: Any, rows: int) -> str | None:
-    """Describe objects that are not one list with an item for each row of the batch; None if they are."""
+def items_without_rows(items: Any, rows: int, full_rows: int | None = None) -> str | None:
+    """Describe objects that are not one list with an item for each row of the batch, or ``full_rows``; None if they
+    are.
+    """
     if not isinstance(items, (list, tuple)):
         return f"An object of type `{type(items).__name__}` has no rows"
-    return None if len(items) == rows else f"A list has {len(items)} items"
+    return None if len(items) in (rows, full_rows) else f"A list has {len(items)} items"

@@ -19,9 +19,10 @@ class GradientState:
 
     Attributes:
         sync_gradients: Whether the micro-batch at hand ends its accumulation window, so that ranks reduce and step.
-        plugin_kwargs: The fields of the accumulation plugin, open to changes.
+        plugin_kwargs: The fields of the accumulation plugin that differ from the defaults, open to changes.
         is_xla_gradients_synced: Whether the gradients of this step have been reduced on XLA, which does so outside
             of autograd.
+        joins_uneven_inputs: Whether the loop at hand is within `join_uneven_inputs`.
         initialized: Whether a `GradientState` has been asked for since the last reset.
     """
 
@@ -30,12 +31,14 @@ class GradientState:
         "_loaders",
         "initialized",
         "is_xla_gradients_synced",
+        "joins_uneven_inputs",
         "plugin_kwargs",
         "sync_gradients",
     )
     sync_gradients: bool
     plugin_kwargs: dict[str, Any]
     is_xla_gradients_synced: bool
+    joins_uneven_inputs: bool
     initialized: bool
     # Weak, so that a loop left by `break` keeps neither its loader nor the loader's claim to be active.
     _loaders: list[weakref.ref[Any]]
@@ -48,7 +51,7 @@ class GradientState:
     def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
         self.initialized = True
         if gradient_accumulation_plugin is not None:
-            self.plugin_kwargs = gradient_accumulation_plugin.to_dict()
+            self.plugin_kwargs = gradient_accumulation_plugin.to_kwargs()
 
     @staticmethod
     def is_initialized() -> bool:
@@ -166,6 +169,7 @@ def _reset(state: GradientState) -> None:
     state.sync_gradients = True
     state.plugin_kwargs = {}
     state.is_xla_gradients_synced = False
+    state.joins_uneven_inputs = False
     state.initialized = False
     state._loaders = []
 

@@ -6,6 +6,8 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
@@ -77,6 +79,31 @@ B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
 E = TypeVar("E")
+
+# Attributes that scripts assign, and what they belong to.
+_HANDLERS: dict[str, type[KwargsHandler]] = {
+    "autocast_handler": AutocastKwargs,
+    "scaler_handler": GradScalerKwargs,
+    "init_handler": InitProcessGroupKwargs,
+    "profile_handler": ProfileKwargs,
+    "ddp_handler": DistributedDataParallelKwargs,
+}
+_LISTS = {
+    "_models": "_prepared.models",
+    "_optimizers": "_prepared.optimizers",
+    "_schedulers": "_prepared.schedulers",
+    "_dataloaders": "_prepared.loaders",
+    "_custom_objects": "_checkpointer.custom_objects",
+}
+_OWNERS = {
+    "scaler": ("_precision", "scaler"),
+    "step_scheduler_with_optimizer": ("configuration.scheduling", "step_with_optimizer"),
+    "dataloader_config": ("configuration", "loader"),
+    "project_configuration": ("configuration", "project"),
+    "rng_types": ("configuration", "rng_types"),
+    "device_placement": ("configuration", "device_placement"),
+    "even_batches": ("configuration.loader", "even_batches"),
+}
 
 
 class Accelerator:
@@ -154,6 +181,10 @@ class Accelerator:
         fp8_backend: FP8BackendType | str | None = None,
         strategy_plugin: Any = None,
     ) -> None:
+        given = dict(locals())
+        self._arguments = {
+            name: given[name] for name in given if name != "self" and given[name] is not NOT_GIVEN
+        }
         plugins = {
             "deepspeed_plugin": one_of(
                 deepspeed_plugin=deepspeed_plugin, deepspeed_plugins=deepspeed_plugins
@@ -216,7 +247,7 @@ class Accelerator:
             stepper=self._stepper,
             preemption=self._preemption,
         )
-        self._model_saver = ModelSaver(configuration.project, processes=processes, strategy=self._strategy)
+        self._model_saver = ModelSaver(configuration, processes=processes, strategy=self._strategy)
         self._checkpointer = Checkpointer(
             configuration,
             processes=processes,
@@ -227,6 +258,30 @@ class Accelerator:
             gradient_state=self.gradient_state,
             preemption=self._preemption,
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. What a component owns changes there: scripts written for Accelerate assign these."""
+        if name in _HANDLERS:
+            self.configuration.handlers.replace(_HANDLERS[name], value)
+        elif name == "trackers":
+            self._trackers.replace(value)
+        elif name in _LISTS:
+            current, new = attrgetter(_LISTS[name])(self), list(value)
+            current.clear()
+            current.extend(new)
+        elif name in _OWNERS:
+            owner, attribute = _OWNERS[name]
+            setattr(attrgetter(owner)(self), attribute, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Accelerator:
+        """Return this object: a copy of what holds it, such as a trainer, takes part in the same run."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the arguments: the copy is built with them in the run that loads it, and has prepared nothing."""
+        return partial(type(self), **self._arguments), ()
 
     @property
     def strategy(self) -> Strategy:
@@ -501,12 +556,12 @@ class Accelerator:
     @property
     def step_scheduler_with_optimizer(self) -> bool:
         """Whether schedulers are stepped as often as optimizers."""
-        return self.configuration.step_scheduler_with_optimizer
+        return self.configuration.scheduling.step_with_optimizer
 
     @property
     def rng_types(self) -> list[RNGType]:
         """Generators that every rank sets alike at the start of an epoch."""
-        return list(self.configuration.rng_types)
+        return [RNGType(kind) for kind in self.configuration.rng_types]
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -546,10 +601,6 @@ class Accelerator:
     def ddp_handler(self) -> DistributedDataParallelKwargs | None:
         """How models are wrapped for data parallelism, where that was given; for those prepared from now on."""
         return self.configuration.handlers.of(DistributedDataParallelKwargs)
-
-    @ddp_handler.setter
-    def ddp_handler(self, handler: DistributedDataParallelKwargs | None) -> None:
-        self.configuration.handlers.replace(DistributedDataParallelKwargs, handler)
 
     # Preparing
 
@@ -857,10 +908,6 @@ class Accelerator:
         """Whether the last batches are filled up so that every rank has as many."""
         return self.configuration.loader.even_batches
 
-    @even_batches.setter
-    def even_batches(self, value: bool) -> None:
-        self.configuration.loader.even_batches = value
-
     @property
     def use_seedable_sampler(self) -> bool:
         """Whether shuffling is by a sampler whose order is a function of seed and epoch alone."""
@@ -895,11 +942,11 @@ class Accelerator:
         return accel_data.gather_for_metrics(input_data, use_gather_object=use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return the sum or mean over all ranks, times `scale`, on every rank.
+        """Return the sum, mean, maximum or minimum over all ranks, times `scale`, on every rank.
 
         Args:
             tensor: A tensor, or nested data of tensors, of the same shapes on every rank.
-            reduction: `sum`, `mean` or `none`.
+            reduction: `sum`, `mean`, `max`, `min` or `none`.
             scale: Factor put on the result.
         """
         return accel_ops.reduce(tensor, reduction=reduction, scale=scale)

@@ -11,6 +11,7 @@ import torch
 from accel_backends.containers import innermost
 from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.precisions.forward import wrap_forward
+from accel_backends.precisions.loss_scaler import unscale_once
 from accel_state.enums import FP8BackendType
 from accel_state.errors import ConfigError
 from accel_state.kwargs_handler import KwargsHandler
@@ -46,8 +47,13 @@ class AutocastPrecision:
                 f"`mixed_precision={self.name}` is not supported on this `{self.device_type}` device. {reason} "
                 "Use another precision (`no` is always there), or another device."
             )
-        handler = handlers.get(AutocastKwargs)
-        self.handler = handler if isinstance(handler, AutocastKwargs) else AutocastKwargs()
+        self._handlers = handlers
+
+    @property
+    def handler(self) -> AutocastKwargs:
+        """The user's choice at present."""
+        handler = self._handlers.get(AutocastKwargs)
+        return handler if isinstance(handler, AutocastKwargs) else AutocastKwargs()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -88,11 +94,16 @@ class AutocastPrecision:
         )
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return ``loss`` as it is."""
-        return loss
+        """Return ``loss``, times the scale where there is a scaler."""
+        return loss if self.scaler is None else self.scaler.scale(loss)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Do nothing: gradients have their true size."""
+        """Divide this optimizer's gradients by the scale, once per step however often it is called.
+
+        Call it when all gradients of the step are there: what is accumulated later would be too large.
+        """
+        if self.scaler is not None:
+            unscale_once(self.scaler, getattr(optimizer, "optimizer", optimizer))
 
     def share_overflows(self) -> None:
         """Do nothing: no step is skipped."""
@@ -106,8 +117,10 @@ class AutocastPrecision:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty dict: there is no state."""
-        return {}
+        """Return the state of the scaler; an empty dict without one."""
+        return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing: there is no state."""
+        """Restore the state of the scaler."""
+        if self.scaler is not None:
+            self.scaler.load_state_dict(dict(state))

@@ -10,7 +10,7 @@ import torch
 from accel_backends.handlers.autocast import AutocastKwargs
 from accel_backends.handlers.grad_scaler import GradScalerKwargs
 from accel_backends.precisions.autocast import AutocastPrecision
-from accel_backends.precisions.loss_scaler import LossScaler, step_scaled, unscale_once
+from accel_backends.precisions.loss_scaler import LossScaler, step_scaled
 from accel_state.kwargs_handler import KwargsHandler
 
 if TYPE_CHECKING:
@@ -31,18 +31,6 @@ class FP16Precision(AutocastPrecision):
         handler = handlers.get(GradScalerKwargs)
         self.scaler: LossScaler = LossScaler(self.device_type, **(handler.to_kwargs() if handler else {}))
 
-    def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return ``loss`` times the current scale."""
-        scaled: torch.Tensor = self.scaler.scale(loss)
-        return scaled
-
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide this optimizer's gradients by the scale, once per step however often it is called.
-
-        Call it when all gradients of the step are there: what is accumulated later would be too large.
-        """
-        unscale_once(self.scaler, getattr(optimizer, "optimizer", optimizer))
-
     def share_overflows(self) -> None:
         """Let all ranks skip a step where the gradients of one overflow."""
         self.scaler.share_overflows()
@@ -54,11 +42,3 @@ class FP16Precision(AutocastPrecision):
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> bool:
         """Step ``optimizer`` unless its gradients overflowed; return whether it stepped."""
         return step_scaled(self.scaler, optimizer, closure)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the scaler."""
-        return self.scaler.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back the state of the scaler."""
-        self.scaler.load_state_dict(dict(state))

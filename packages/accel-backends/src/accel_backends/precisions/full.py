@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from accel_backends.handlers.autocast import AutocastKwargs
+from accel_backends.precisions.loss_scaler import unscale_once
 from accel_state.enums import FP8BackendType
 from accel_state.kwargs_handler import KwargsHandler
 
@@ -52,11 +53,13 @@ class FullPrecision:
         return nullcontext()
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return ``loss`` as it is."""
-        return loss
+        """Return ``loss``, times the scale of a scaler that the script has set."""
+        return loss if self.scaler is None else self.scaler.scale(loss)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Do nothing: gradients have their true size."""
+        """Divide gradients by the scale of a scaler that the script has set."""
+        if self.scaler is not None:
+            unscale_once(self.scaler, getattr(optimizer, "optimizer", optimizer))
 
     def share_overflows(self) -> None:
         """Do nothing: no step is skipped."""
@@ -70,8 +73,10 @@ class FullPrecision:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty dict: there is no state."""
-        return {}
+        """Return the state of the scaler; an empty dict without one."""
+        return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing: there is no state."""
+        """Restore the state of the scaler."""
+        if self.scaler is not None:
+            self.scaler.load_state_dict(dict(state))

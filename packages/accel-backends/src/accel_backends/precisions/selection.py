@@ -37,7 +37,7 @@ def select_precision(
         ConfigError: If nobody owns the name, or the device cannot compute in it.
         NotAvailableError: If it needs a library that is not installed.
     """
-    given = handlers or {}
+    given = {} if handlers is None else handlers  # an empty one may be filled later
     precision = PRECISIONS.get(str(name))(device_backend=device_backend, handlers=given)
     for kind in _READ_BY_SOME:
         if kind in given and kind not in precision.reads_handlers:

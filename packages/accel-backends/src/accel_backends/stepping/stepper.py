@@ -57,7 +57,6 @@ class Stepper:
         self._on_window_end = on_window_end
         self._accumulation = strategy.capabilities.accumulation
         self._block_models: tuple[nn.Module, ...] = ()
-        self._is_uneven = False
 
     @property
     def step(self) -> int:
@@ -140,16 +139,16 @@ class Stepper:
         Raises:
             ConfigError: In a block that accumulates over a stream, of which nobody knows where the other ranks end.
         """
-        before, self._is_uneven = self._is_uneven, True
+        before, self._gradient.joins_uneven_inputs = self._gradient.joins_uneven_inputs, True
         try:
             yield
         finally:
-            self._is_uneven = before
+            self._gradient.joins_uneven_inputs = before
 
     def _ends_window_early(self) -> bool:
         """Whether the window ends with this micro-batch since it is the last of a rank, and all step together."""
         ends = self._gradient.ends_some_rank
-        if ends is None and self._is_uneven and self.num_steps > 1:
+        if ends is None and self._gradient.joins_uneven_inputs and self.num_steps > 1:
             raise ConfigError(
                 "Gradients cannot be accumulated over a stream whose ranks may end at different batches: they would "
                 "not know when to step together. Let all ranks get as many with `even_batches=True` or "

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from accel_state.runtime import Runtime
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SchedulerSettings:
-    """How schedulers follow their optimizers; see `AcceleratedScheduler`."""
+    """How schedulers that are prepared from now on follow their optimizers; see `AcceleratedScheduler`."""
 
     step_with_optimizer: bool = True
     split_batches: bool = False
@@ -56,7 +56,7 @@ class StrategyContext:
     plugin: object | None = None
     device_placement: bool = True
     make_loader: Callable[..., Any] | None = None
-    scheduling: SchedulerSettings = SchedulerSettings()
+    scheduling: SchedulerSettings = field(default_factory=SchedulerSettings)
     dynamo: TorchDynamoPlugin | None = None
     transforms: Sequence[ModelTransform] = ()
     parallelism: ParallelismConfig | None = None

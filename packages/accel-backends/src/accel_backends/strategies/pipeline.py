@@ -244,8 +244,8 @@ class PipelineStrategy(FullyShardedStrategy):
             with drawing:
                 return pipeline.run(model, batch, loss_fn, num_items)
         self._num_steps, self._weight = num_steps, weight
-        if self._scale is not None:  # the ranks without a loss need the scale, too
-            self._scale(torch.ones((), device=self.context.device))
+        if self.context.precision.scaler is not None:  # the ranks without a loss need the scale, too
+            self.context.precision.scale(torch.ones((), device=self.context.device))
         staged = pipeline.staged
         earlier = take_shared(staged)
         try:
@@ -277,7 +277,7 @@ class PipelineStrategy(FullyShardedStrategy):
         """Return what gradients are computed of, for the loss of a micro-batch."""
         loss = loss / self._num_steps if self._num_steps != 1 else loss
         loss = loss * self._weight if self._weight != 1 else loss
-        return loss if self._scale is None else self._scale(loss)
+        return self.context.precision.scale(loss)
 
     @torch.no_grad()
     def clip_grad_norm(

@@ -70,7 +70,6 @@ class TorchStrategy:
             if hooks.comm_hook != DDPCommunicationHookType.NO:
                 self.capabilities.check(Feature.COMMUNICATION_HOOK, strategy=self.name)
         self.context = context
-        self._scale = context.precision.scale if context.precision.scaler is not None else None
         compiling = () if context.dynamo is None else (CompileTransform(context.dynamo),)
         self._transforms = (LowPrecisionTransform(context.precision), *compiling, *context.transforms)
         # To find the optimizer of a scheduler that is prepared later; the user's references keep them alive.
@@ -178,10 +177,9 @@ class TorchStrategy:
 
     def backward(self, loss: torch.Tensor, *, num_steps: int = 1, **kwargs: Any) -> None:
         """Compute gradients of ``loss / num_steps``, scaled under fp16; ``kwargs`` go to `torch.Tensor.backward`."""
-        scale = self._scale
         if num_steps != 1:
             loss = loss / num_steps
-        (loss if scale is None else scale(loss)).backward(**kwargs)  # type: ignore[no-untyped-call]
+        self.context.precision.scale(loss).backward(**kwargs)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def scale_gradients(self, models: Iterable[nn.Module], factor: float) -> None:

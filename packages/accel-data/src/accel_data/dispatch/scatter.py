@@ -51,7 +51,7 @@ class ScatterPlan:
         num_ranks: Ranks to scatter to.
         rows: Rows of each rank in a full step; None if that is not known.
         split: Cut each batch.
-        even: Complete the last step with rows of the first one.
+        even: Give every rank as many rows in the last step, completed with the fewest rows of the first one.
         slice_fn: Cuts a batch, called like `accel_ops.slice_tensors`. None: `take_rows`.
     """
 
@@ -88,7 +88,8 @@ class ScatterPlan:
             pieces, shape = self._whole(batches, counts)
             return ScatteredStep(pieces, shape, len(batches))
         known = [_checked(count, batch) for count, batch in zip(counts, batches, strict=True)]
-        rows = (self.rows if rows_are_samples else None) or -(-sum(known) // self.num_ranks)
+        fewest = -(-sum(known) // self.num_ranks)
+        rows = fewest if self.even or not rows_are_samples else self.rows or fewest
         if all(can_join(batches[0], other) for other in batches[1:]):
             pieces, shape = self._cut(join_rows(batches), sum(known), rows, first)
         else:

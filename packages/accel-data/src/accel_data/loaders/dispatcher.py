@@ -91,6 +91,11 @@ class DataLoaderDispatcher(PreparedLoader):
         """False: the main process counts the rows of what it sends."""
         return False
 
+    @property
+    def rows_of_full_batch(self) -> int | None:
+        """Rows of this rank's batch in a full step; None if they vary or are unknown."""
+        return self._scatter_plan().rows
+
     def _given_batch_size(self) -> int | None:
         """Batch size of the given loader, None if it has none."""
         base = self.base_dataloader
@@ -204,7 +209,7 @@ class DataLoaderDispatcher(PreparedLoader):
             if rank >= step.num_following:
                 self.end_of_dataloader = True
                 progress.is_complete = not step.num_following
-                self.remainder = 0 if step.shape.is_full else step.shape.num_samples
+                self.remainder = step.shape.remainder(self.rows_of_full_batch)
             yield step.piece if place is None else place.finish(place.begin(step.piece))
 
     def _predict_remainder(self) -> None:

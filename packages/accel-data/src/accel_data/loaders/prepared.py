@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
 
@@ -39,6 +40,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         rng_types: Generators that are synchronised at the start of each epoch.
         skip_batches: Batches that are left out at the start of each epoch.
         synchronized_generator: The generator that the order is drawn from.
+        keeps_dataset_state: Whether a data set with `state_dict` has its state copied after each batch. Without, a
+            resumed stream is read again from the start of its epoch up to the position.
     """
 
     data_ranks: DataRanks
@@ -46,6 +49,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     rng_types: Sequence[str | RNGType] | None
     skip_batches: int
     synchronized_generator: torch.Generator | None
+    keeps_dataset_state: bool = True
     _non_blocking: bool
     _progress: Progress
     _reader: Reader | None
@@ -81,6 +85,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         super()._wrap(base)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        is_finalizing = sys.is_finalizing  # a pass that is open at exit may end when module globals are gone
         self.begin()
         try:
             with fork_rng(enabled=self._is_resumed()):
@@ -88,7 +93,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             yield from batches
             self._progress.finish_epoch()
         finally:
-            self.end()
+            if not is_finalizing():
+                self.end()
 
     def __len__(self) -> int:
         return max(0, len(self.base_dataloader) - self.skip_batches)
@@ -97,6 +103,12 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def counts_batches(self) -> bool:
         """Whether steps are counted in whole batches: the data set makes them, so their rows are unknown."""
         return batches_field(self.base_dataloader) is None
+
+    @property
+    def rows_of_full_batch(self) -> int | None:
+        """Rows of this rank's batch in a full step; None if they vary or are unknown."""
+        shard = index_shard(self.base_dataloader)
+        return self.base_dataloader.batch_size if shard is None else shard.rows_per_rank
 
     @property
     def iteration(self) -> int:
@@ -159,6 +171,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         Raises:
             CheckpointError: If the state does not fit the loader.
         """
+        self.keeps_dataset_state = self.keeps_dataset_state or position
         load_progress(
             state_dict,
             self._progress,
@@ -220,7 +233,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             start, sampler_pass=sampler_pass, plan=sampler_pass.plan if self._reads_by_plan else None
         )
         reader = self._reader_for(base, has_metadata=has_metadata)
-        if base.num_workers and has_state(base.dataset):
+        if base.num_workers and self._keeps_dataset_state(base):
             states = resumption.worker_states
             if states is not None:
                 restore_workers(reader, states)
@@ -276,8 +289,10 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """Return the reader for ``loader``: the last one while nothing has changed, since its workers may be
         persistent.
         """
-        if self._reader is None or not self._reader.is_made_from(loader, has_metadata=has_metadata):
-            dataset = stream_of(loader) if self._keeps_dataset_state(loader) else None
+        dataset = stream_of(loader) if self._keeps_dataset_state(loader) else None
+        if self._reader is None or not self._reader.is_made_from(
+            loader, has_metadata=has_metadata, stateful_dataset=dataset
+        ):
             self._reader = Reader(loader, has_metadata=has_metadata, stateful_dataset=dataset)
         return self._reader
 
@@ -287,7 +302,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         A `StatefulDataLoader` keeps the states of a stream that its workers read.
         """
         keeps_itself = self.use_stateful_dataloader and is_iterable(loader) and loader.num_workers > 0
-        return has_state(stream_of(loader)) and not keeps_itself
+        return self.keeps_dataset_state and has_state(stream_of(loader)) and not keeps_itself
 
     def _placement(self) -> Placement | None:
         is_pinned = self.base_dataloader.pin_memory

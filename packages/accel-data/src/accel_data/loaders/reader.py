@@ -38,6 +38,7 @@ class Reader:
 
     def __init__(self, loader: DataLoader[Any], *, has_metadata: bool, stateful_dataset: Any = None) -> None:
         self._made_from = _settings(loader)
+        self._stateful_dataset = stateful_dataset
         self._sampler: PassSampler | None = None
         self._start = _Start(LatestMetadata() if has_metadata else None)
         fields: dict[str, Any] = {"_iterator": None, "_accel_start": self._start}
@@ -59,11 +60,14 @@ class Reader:
             mixed_class(_ReadingLoader, type(loader)), {**loader.__dict__, **fields}
         )
 
-    def is_made_from(self, loader: DataLoader[Any], *, has_metadata: bool) -> bool:
+    def is_made_from(
+        self, loader: DataLoader[Any], *, has_metadata: bool, stateful_dataset: Any = None
+    ) -> bool:
         """Tell whether it still reads like ``loader``, whose attributes may have been set since."""
         mine, wanted = self._made_from, _settings(loader)
         return (
             has_metadata == (self._start.latest is not None)
+            and stateful_dataset is self._stateful_dataset
             and mine.keys() == wanted.keys()
             and all(mine[name] is wanted[name] for name in wanted)
         )

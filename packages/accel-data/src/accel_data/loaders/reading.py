@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from accel_data.loaders.placement import Placement
 from accel_data.loaders.progress import Progress
 from accel_data.loaders.reader import Batches
@@ -12,6 +14,9 @@ from accel_data.loaders.state_mixin import DataLoaderStateMixin
 from accel_data.samplers.plan import ShardPlan
 from accel_data.samplers.position import Position
 from accel_data.samplers.sampler_pass import SamplerPass
+from accel_data.step import full_step
+from accel_state.gradient_state import current_gradient
+from accel_state.user_warnings import warn_user
 
 
 def read_planned(
@@ -37,6 +42,13 @@ def read_planned(
             loader.end_of_dataloader = True
             loader.step_shape = plan.shape(step - 1)
         yield batch
+    if last < plan.num_steps and torch.is_grad_enabled() and not current_gradient().joins_uneven_inputs:
+        warn_user(
+            f"Rank {plan.rank} has read its {last} batches, and other ranks have {plan.num_steps}: the backward pass "
+            "of the next one waits for this rank until it times out. Train within `join_uneven_inputs`, or prepare "
+            "the loader with `even_batches=True`.",
+            main_process_only=False,
+        )
 
 
 def read_sampled(
@@ -59,7 +71,7 @@ def read_sampled(
         loader.ends_some_rank = step.ends_some_rank
         if step.is_last:
             loader.end_of_dataloader = True
-            loader.remainder = 0 if step.shape.is_full else step.shape.num_samples
+            loader.remainder = step.shape.remainder(loader.rows_of_full_batch)
         yield batch
 
 
@@ -101,12 +113,13 @@ def read_stream(
         progress.loader_state = state
         loader.ends_some_rank = following is None if ends_alike else None
         if metadata is not None:
-            loader.step_shape = metadata.shape
+            rows = metadata.num_samples if step_size.batches == 1 else None
+            loader.step_shape = metadata.shape if rows is None else full_step(rows, 1)
             progress.update_dataset(metadata)
         if following is None:
             loader.end_of_dataloader = progress.is_complete = True
             shape = loader.step_shape
-            loader.remainder = -1 if shape is None else 0 if shape.is_full else shape.num_samples
+            loader.remainder = -1 if shape is None else shape.remainder(loader.rows_of_full_batch)
         yield batch if place is None else place.finish(begun_before)
         current = following
 

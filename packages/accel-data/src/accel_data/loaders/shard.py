@@ -111,7 +111,7 @@ class DataLoaderShard(PreparedLoader):
         # The data set may have been read further than to the batch that is yielded.
         prefetches = base.num_workers > 0 or (place is not None and place.prefetches)
         sampler_pass, batches = self._begin_index_pass(
-            shard, has_metadata=prefetches and has_state(base.dataset)
+            shard, has_metadata=prefetches and self._keeps_dataset_state(base)
         )
         if sampler_pass.plan is not None:
             return read_planned(batches, sampler_pass.plan, place, loader=self, progress=progress)

@@ -30,6 +30,11 @@ class DataLoaderStateMixin:
         return GradientState()
 
     @property
+    def rows_of_full_batch(self) -> int | None:
+        """Rows of this rank's batch in a full step; None if they vary or are unknown."""
+        return None
+
+    @property
     def counts_batches(self) -> bool:
         """Whether the shape counts whole batches instead of rows."""
         return False

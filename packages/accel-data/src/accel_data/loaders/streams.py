@@ -95,8 +95,8 @@ def warn_of_replay(what: str) -> None:
     """Warn that a stream is read again from its beginning."""
     warn_user(
         f"The data set is a stream that cannot be entered in the middle: {what} are read again and thrown "
-        "away. Give the data set `state_dict` and `load_state_dict`, or use map-style data, to resume at "
-        "once.",
+        "away. Give the data set `state_dict` and `load_state_dict` and save with `use_stateful_dataloader=True`, or "
+        "use map-style data, to resume at once.",
     )
 
 

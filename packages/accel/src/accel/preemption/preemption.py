@@ -95,8 +95,9 @@ class Preemption:
         return max(0.0, asked_at + self.grace_period_s - time.monotonic())
 
     def keep_workers(self, loader: DataLoader[Any]) -> None:
-        """Keep workers that `loader` starts before `close` alive when a signal arrives: the run still needs them."""
+        """Keep workers that `loader` starts before `close` alive when a signal arrives, and what resumption needs."""
         accel_data.keep_workers(loader, self._signals)
+        loader.keeps_dataset_state = True  # to go on in the middle of an epoch
 
     def __enter__(self) -> Preemption:
         return self

@@ -17,6 +17,7 @@ import accel_ops
 from accel.preemption.guard import PreemptionGuard
 from accel.run.configuration import RunConfiguration
 from accel.run.prepared_objects import PreparedObjects
+from accel.run.project import ProjectConfiguration
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_checkpoint.ranks.agreement import first, reserved_number
@@ -65,7 +66,7 @@ class Checkpointer:
         preemption: PreemptionGuard,
     ) -> None:
         self.custom_objects: list[Any] = []
-        self.project = configuration.project
+        self._configuration = configuration
         self._uses_stateful_loaders = configuration.loader.use_stateful_dataloader
         self._processes = processes
         self._strategy = strategy
@@ -79,6 +80,11 @@ class Checkpointer:
         self._saver: Saver | None = None
         self._agreement_number = reserved_number()
         self._has_warned = False
+
+    @property
+    def project(self) -> ProjectConfiguration:
+        """Folders of the project, and how its checkpoints are named and kept."""
+        return self._configuration.project
 
     def register(self, *objects: Any) -> None:
         """Save and load `objects` with the rest; see `Accelerator.register_for_checkpointing`."""

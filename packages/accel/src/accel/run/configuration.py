@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel.run.handlers import Handlers
 from accel.run.project import ProjectConfiguration
-from accel_backends import Strategy, TorchDynamoPlugin
+from accel_backends import SchedulerSettings, Strategy, TorchDynamoPlugin
 from accel_backends.precisions.fp8.selection import given_recipe, recipe_named
 from accel_data import DataLoaderConfiguration
 from accel_state import GradientAccumulationPlugin, ParallelismConfig
@@ -61,9 +62,12 @@ ENGINE_PLUGINS: Mapping[str, tuple[str, Callable[[], Any]]] = {
 """Those whose plugin reads the rest of what the launcher says: the argument it stands for, and what makes it."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunConfiguration:
-    """Everything an `Accelerator` decided when it was built; nothing asks the environment afterwards."""
+    """Everything an `Accelerator` decided when it was built; nothing asks the environment afterwards.
+
+    What a script assigns later holds for everything that is prepared from then on.
+    """
 
     accumulation: GradientAccumulationPlugin
     loader: DataLoaderConfiguration
@@ -77,8 +81,7 @@ class RunConfiguration:
     parallelism: ParallelismConfig | None
     device_placement: bool
     is_device_map_allowed: bool
-    step_scheduler_with_optimizer: bool
-    scheduler_unit: Literal["process", "optimizer_step"]
+    scheduling: SchedulerSettings
 
     @property
     def process_group(self) -> InitProcessGroupKwargs | None:
@@ -116,12 +119,13 @@ def resolve(
         ConfigError: If arguments contradict each other.
     """
     plugins, plugin, strategy = resolve_engine(plugins, earlier=earlier_plugins)
+    loader = resolve_loader(split_batches, dataloader_config)
     return RunConfiguration(
         handlers=resolve_handlers(kwargs_handlers, fp8_backend),
         accumulation=with_steps_of_engine(
             resolve_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin), plugin
         ),
-        loader=resolve_loader(split_batches, dataloader_config),
+        loader=loader,
         project=resolve_project(project_dir, project_config),
         dynamo=resolve_dynamo(dynamo_backend, dynamo_plugin),
         rng_types=resolve_rng_types(rng_types),
@@ -131,8 +135,7 @@ def resolve(
         parallelism=resolve_parallelism(torch_tp_plugin, parallelism_config),
         device_placement=device_placement,
         is_device_map_allowed=read("bypass_device_map"),
-        step_scheduler_with_optimizer=step_scheduler_with_optimizer,
-        scheduler_unit=scheduler_unit,
+        scheduling=SchedulerSettings(step_scheduler_with_optimizer, loader.split_batches, scheduler_unit),
     )
 
 
@@ -205,12 +208,12 @@ def with_steps_of_engine(accumulation: GradientAccumulationPlugin, plugin: Any) 
 
 
 def resolve_loader(split_batches: Any, config: DataLoaderConfiguration | None) -> DataLoaderConfiguration:
-    """Combine the older `split_batches` argument with the loader configuration.
+    """Combine the older `split_batches` argument with a copy of the loader configuration.
 
     Raises:
         ConfigError: If the two contradict.
     """
-    config = config or DataLoaderConfiguration()
+    config = DataLoaderConfiguration() if config is None else copy(config)
     if split_batches is NOT_GIVEN or split_batches == config.split_batches:
         return config
     if config.split_batches:

@@ -8,7 +8,6 @@ from typing import Any
 from accel.run.configuration import RunConfiguration, check_axes
 from accel_backends import (
     Precision,
-    SchedulerSettings,
     Strategy,
     StrategyContext,
     select_precision,
@@ -91,11 +90,7 @@ def make_strategy(
             plugin=configuration.plugin,
             device_placement=configuration.device_placement,
             make_loader=make_loader,
-            scheduling=SchedulerSettings(
-                step_with_optimizer=configuration.step_scheduler_with_optimizer,
-                split_batches=configuration.loader.split_batches,
-                unit=configuration.scheduler_unit,
-            ),
+            scheduling=configuration.scheduling,
             dynamo=configuration.dynamo,
             parallelism=state.parallelism_config,
         )

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 import accel_bigmodel
-from accel.run.project import ProjectConfiguration
+from accel.run.configuration import RunConfiguration
 from accel_backends import Strategy
 from accel_state import PartialState
 
@@ -17,20 +17,22 @@ class ModelSaver:
     """Writes the weights of a model, on the ranks whose task that is.
 
     Args:
-        project: Says whether each machine writes.
+        configuration: Says whether each machine writes.
         processes: The processes of the run.
         strategy: Gives the whole state of a model.
     """
 
-    def __init__(self, project: ProjectConfiguration, *, processes: PartialState, strategy: Strategy) -> None:
-        self._project = project
+    def __init__(
+        self, configuration: RunConfiguration, *, processes: PartialState, strategy: Strategy
+    ) -> None:
+        self._configuration = configuration
         self._processes = processes
         self._strategy = strategy
 
     @property
     def is_writer(self) -> bool:
         """Whether this rank writes: rank 0, or each machine's with `save_on_each_node`."""
-        if self._project.save_on_each_node:
+        if self._configuration.project.save_on_each_node:
             return self._processes.is_local_main_process
         return self._processes.is_main_process
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
 from torch.utils.data import DataLoader
@@ -26,6 +26,11 @@ class PreparedLoaders(Sequence[DataLoader[Any]]):
             self._references[self._num_added] = weakref.ref(loader)
             self._num_added += 1
             loader._is_accelerate_prepared = True  # where libraries look for it
+
+    def extend(self, loaders: Iterable[DataLoader[Any]]) -> None:
+        """Note several loaders."""
+        for loader in loaders:
+            self.add(loader)
 
     def clear(self) -> None:
         """Forget all."""

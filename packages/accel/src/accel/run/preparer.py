@@ -116,14 +116,19 @@ class Preparer:
         slice_fn_for_dispatch: Callable[..., Any] | None,
     ) -> DataLoader[Any]:
         """Return the prepared loader; see `Accelerator.prepare_data_loader`."""
-        settings = self._configuration.loader
+        settings, is_placed = self._configuration.loader, self._place(device_placement)
+        if settings.dispatch_batches and not is_placed:
+            raise ConfigError(
+                "`dispatch_batches=True` needs `device_placement=True`: batches are sent from device to device. Leave "
+                "one of them out."
+            )
         ready: DataLoader[Any] = accel_data.prepare_data_loader(
             loader,
             device=self._processes.device,
             split_batches=settings.split_batches,
-            put_on_device=self._place(device_placement),
+            put_on_device=is_placed,
             rng_types=list(self._configuration.rng_types),
-            dispatch_batches=settings.dispatch_batches,
+            dispatch_batches=settings.dispatch_batches if is_placed else False,
             even_batches=settings.even_batches,
             slice_fn_for_dispatch=slice_fn_for_dispatch,
             use_seedable_sampler=settings.use_seedable_sampler,
@@ -131,6 +136,7 @@ class Preparer:
             non_blocking=settings.non_blocking,
             use_stateful_dataloader=settings.use_stateful_dataloader,
         )
+        ready.keeps_dataset_state = settings.use_stateful_dataloader
         self._prepared.loaders.add(ready)
         self._preemption.keep_workers(ready)
         return ready
@@ -169,7 +175,8 @@ class Preparer:
             )
         if optimizers:
             trained = [*models, *self._prepared.trained_models]
-            known: list[torch.Tensor] = [parameter for model in trained for parameter in model.parameters()]
+            # A model may override `parameters()`; the gradients of all are reduced.
+            known: list[torch.Tensor] = [one for model in trained for one in nn.Module.parameters(model)]
             known += self._strategy.replaced_parameters()
         for optimizer in optimizers:
             check_parameters(optimizer, known, num_processes=num_processes)

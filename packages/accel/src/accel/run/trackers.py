@@ -71,6 +71,12 @@ class Trackers:
         )
         self._background = accel_trackers.BackgroundLog(self._started, on_error=on_error)
 
+    def replace(self, trackers: Sequence[GeneralTracker]) -> None:
+        """Log to other trackers that were started, from now on."""
+        if self._background is not None:
+            self._background.close()
+        self._started, self._background = list(trackers), accel_trackers.BackgroundLog(trackers)
+
     def taken(self) -> list[GeneralTracker]:
         """Return all started trackers, for the caller to call; `log` waits for them from then on."""
         self._call_directly(self._started)
