@@ -34,8 +34,7 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
     Call it in the loop over a prepared loader, on every rank that has a batch. Over the whole loop it returns
     exactly the samples of the data set, in the order of the epoch. What has no row for each sample, such as the mean
     of a batch, is returned from all ranks, with a warning if the last step is padded. So is everything outside of
-    loops, and the last step of a stream whose end is not known. In a short last step, what has as many rows as a full
-    batch, such as a mean loss repeated ``batch_size`` times, is reduced to the samples too.
+    loops, and the last step of a stream whose end is not known. What has the rows of a full batch is reduced, too.
 
     Args:
         input_data: Nested tensors with one row for each row of this rank's batch, of equal shapes on all
@@ -52,8 +51,7 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
     """
     use_gather_object = use_gather_object or _holds_objects(input_data)
     loader = current_gradient().active_dataloader
-    is_alone = current_transport().world_size == 1
-    if is_alone and (loader is None or loader.step_shape is None):
+    if current_transport().world_size == 1 and (loader is None or loader.step_shape is None):
         return _gather(input_data, use_gather_object)
     if loader is None:
         _warn_outside_of_loops()

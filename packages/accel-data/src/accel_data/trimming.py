@@ -24,7 +24,7 @@ def select_rows(
         shape: The step, over the ranks that read different data.
         ranks: For each of these, the rank of the world whose rows are kept.
         world_size: The ranks of the world.
-        full_rows: Rows of a rank in a full step: a tensor that has as many in a short step is treated like the batch.
+        full_rows: Rows of a rank in a full step; tensors with as many are reduced to its new samples, too.
     """
     return _select(
         data,
@@ -66,9 +66,7 @@ def _select(
 
 
 def tensor_without_rows(data: Any, rows: int, full_rows: int | None = None) -> str | None:
-    """Describe the first tensor that does not have one row for each row of the batch, or ``full_rows``; None if all
-    have.
-    """
+    """Describe the first tensor that has neither ``rows`` nor ``full_rows`` rows; None if there is none."""
     for tensor in iterate_tensors(data):
         found = tensor.shape[0] if tensor.ndim else None
         if found not in (rows, full_rows or rows) and not (found is None and rows == 1):
@@ -77,9 +75,7 @@ def tensor_without_rows(data: Any, rows: int, full_rows: int | None = None) -> s
 
 
 def items_without_rows(items: Any, rows: int, full_rows: int | None = None) -> str | None:
-    """Describe objects that are not one list with an item for each row of the batch, or ``full_rows``; None if they
-    are.
-    """
+    """Describe objects that are not one list of ``rows`` or ``full_rows`` items; None if they are."""
     if not isinstance(items, (list, tuple)):
         return f"An object of type `{type(items).__name__}` has no rows"
     return None if len(items) in (rows, full_rows) else f"A list has {len(items)} items"
