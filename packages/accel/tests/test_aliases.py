@@ -20,6 +20,17 @@ def test_an_alias_module_has_no_other_names(module_name):
         importlib.import_module(module_name).nothing_of_the_kind
 
 
+def test_what_guides_send_readers_to_is_in_the_utils():
+    from accel.utils import (  # noqa: F401
+        CheckpointError,
+        ConfigError,
+        PipelineParallelConfig,
+        StateError,
+        UnaveragedGradientsWarning,
+        resolve_plan,
+    )
+
+
 def test_the_tqdm_function_survives_an_import_of_the_module_of_the_same_name():
     from accel.utils import tqdm
 
