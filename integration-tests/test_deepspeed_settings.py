@@ -10,7 +10,7 @@ from questionnaires import ByText
 from accel import DeepSpeedPlugin
 from accel_launch.cli import main
 from accel_launch.config.questionnaire import fill_in
-from accel_launch.config.writing import write_config
+from accel_launch.config.writing import new_document, write_config
 from accel_state.environment import door
 from accel_state.environment.settings import SECTIONS, SETTINGS
 from accel_state.errors import ConfigError
@@ -289,7 +289,7 @@ ANSWERED = [
 @pytest.mark.parametrize(("answers", "fields"), ANSWERED)
 def test_what_the_questionnaire_writes_arrives(plugin_of_ranks, tmp_path, answers, fields):
     path = tmp_path / "answered.yaml"
-    write_config(path, fill_in(ByText({"type of machine": "multi-CPU", "with DeepSpeed": "yes", **answers})))
+    write_config(path, new_document(fill_in(ByText({"type of machine": "multi-CPU", "with DeepSpeed": "yes", **answers}))))
     plugin = plugin_of_ranks("--config_file", str(path))
     assert {name: getattr(plugin, name) for name in fields} == fields
 

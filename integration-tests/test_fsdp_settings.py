@@ -18,7 +18,7 @@ from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer
 from accel import FullyShardedDataParallelPlugin, ParallelismConfig
 from accel_launch.cli import main
 from accel_launch.config.questionnaire import fill_in
-from accel_launch.config.writing import write_config
+from accel_launch.config.writing import new_document, write_config
 from accel_state.environment import door
 from accel_state.environment.settings import SECTIONS, SETTINGS
 from accel_state.errors import ConfigError
@@ -67,6 +67,7 @@ PARALLELISM = [
     ("parallelism_dp_replicate_size", "2", {}, "dp_replicate_size", 2),
     ("parallelism_dp_shard_size", "3", {}, "dp_shard_size", 3),
     ("parallelism_tp_size", "4", {}, "tp_size", 4),
+    ("parallelism_ep_size", "2", {"dp_shard_size": "2"}, "ep_size", 2),
     ("parallelism_cp_size", "2", {}, "cp_size", 2),
     ("parallelism_cp_backend", "torch", {}, "cp_backend", "torch"),
     ("parallelism_cp_comm_strategy", "alltoall", {"cp_size": "2"}, "cp_handler.cp_comm_strategy", "alltoall"),
@@ -270,7 +271,7 @@ ANSWERED = [
 @pytest.mark.parametrize(("answers", "fields"), ANSWERED)
 def test_what_the_questionnaire_writes_arrives(capsys, monkeypatch, tmp_path, answers, fields):
     path = tmp_path / "answered.yaml"
-    write_config(path, fill_in(ByText({"type of machine": "multi-CPU", "(FSDP)": "yes", **answers})))
+    write_config(path, new_document(fill_in(ByText({"type of machine": "multi-CPU", "(FSDP)": "yes", **answers}))))
     environ = environment_of_ranks(capsys, "--config_file", str(path))
     for field, expected in fields.items():
         assert field_of(monkeypatch, "fsdp", environ, field) == expected

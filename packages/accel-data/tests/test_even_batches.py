@@ -28,7 +28,7 @@ def last_rank(dataset, **options):
 @pytest.mark.parametrize("dataset", [torch.arange(3), Stream()], ids=["map-style", "stream"])
 def test_the_last_step_is_uneven_in_the_block_only(dataset):
     loader = last_rank(dataset, dispatch_batches=False)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error")
         with override_even_batches(loader, False):
             assert len(list(loader)) == 1

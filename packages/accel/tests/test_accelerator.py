@@ -202,10 +202,12 @@ class Closing(GeneralTracker):
 
 
 class Unsaveable:
-    """An object whose state only code could rebuild."""
+    """An object whose state only code can rebuild once a value is set."""
+
+    value = 0
 
     def state_dict(self):
-        return {"value": object()}
+        return {"value": self.value}
 
     def load_state_dict(self, state):
         pass
@@ -216,7 +218,9 @@ def test_everything_is_closed_in_the_end_and_the_first_error_is_raised(tmp_path)
     accelerator = Accelerator(cpu=True, log_with=tracker)
     accelerator.init_trackers("project")
     accelerator.handle_preemption()
-    accelerator.register_for_checkpointing(Unsaveable())
+    unsaveable = Unsaveable()
+    accelerator.register_for_checkpointing(unsaveable)
+    unsaveable.value = object()
     accelerator.save_state(tmp_path / "a", blocking=False)
     accelerator.log({"loss": 1.0}, step=3)
     with pytest.raises(CheckpointError, match="custom_checkpoint_0.pkl` cannot be saved") as caught:

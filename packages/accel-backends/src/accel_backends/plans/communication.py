@@ -79,10 +79,10 @@ def step_collectives(
         reduced = _part(unit, _FP32_BYTES if element_bytes else None, trained_only=True)
         add("reduce_scatter", axes, num_shards * reduced, num_passes)
         add("all_reduce", ("dp_replicate",), reduced, num_passes)
-        for parameter in unit.parameters:
-            if not parameter.is_sharded and parameter.is_trainable:
-                add("all_reduce", ("dp_replicate",), parameter.gathered, num_passes)
-                add("all_reduce", SHARD_AXES, parameter.gathered, num_passes)
+    replicated = [one for unit in planned.units for one in unit.parameters if not one.is_sharded]
+    packed = sum(one.gathered for one in replicated if one.is_trainable)
+    add("all_reduce", ("dp_replicate",), packed, num_passes)
+    add("all_reduce", SHARD_AXES, packed, num_passes)
     for message in sizes.messages if sizes is not None else ():
         add(
             message.kind,

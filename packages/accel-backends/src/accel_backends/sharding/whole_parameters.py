@@ -24,17 +24,17 @@ class WholeParameters:
     average of the sum is the sum of the averages, since the earlier part is the same on all ranks.
 
     Args:
-        root: The module that all ranks call before a backward pass.
+        root: The module that all ranks call before a backward pass; None if all use the same parameters.
         parameters: Those of one model; the ones that are not trained are left alone.
         mesh: The ranks, along all its axes.
     """
 
-    def __init__(self, root: nn.Module, parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> None:
+    def __init__(self, root: nn.Module | None, parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> None:
         self.is_syncing = True
         self._is_due = False
         self._mesh = mesh
         self._parameters = list(parameters)
-        if self._parameters:
+        if self._parameters and root is not None:
             root.register_forward_hook(self._watch)
         for parameter in self._parameters:
             if parameter.requires_grad:  # A loss may reach it without an output of the root.

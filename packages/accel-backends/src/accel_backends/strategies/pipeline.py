@@ -199,7 +199,7 @@ class PipelineStrategy(FullyShardedStrategy):
         names = set(sharding.plan.whole)
         here = [one for one in staged.tensors if staged.is_held(one)]
         whole = (model.get_parameter(one.names[0]) for one in here if one.names[0] in names)
-        self._whole[model] = WholeParameters(sharding.root, whole, self._mesh)
+        self._whole[model] = WholeParameters(None, whole, self._mesh)
         if self._layer_mesh is not None:
             share_random_state(self._layer_mesh, self.context.device)
         policy = self._settings.policy

@@ -47,7 +47,7 @@ def load_deepspeed(runtime: Runtime) -> ModuleType:
     if TorchVersion(deepspeed.__version__) < OLDEST_RELEASE:
         raise NotAvailableError(
             f"DeepSpeed {deepspeed.__version__} is installed, but {OLDEST_RELEASE} or newer is needed. "
-            "Run `pip install --upgrade accel-backends[deepspeed]`."
+            f"Run `pip install --upgrade 'deepspeed>={OLDEST_RELEASE}'`."
         )
     found = deepspeed.get_accelerator().device_name()
     if found != wanted:
