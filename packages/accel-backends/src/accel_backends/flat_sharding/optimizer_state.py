@@ -26,23 +26,14 @@ def places(optimizer: torch.optim.Optimizer, models: Sequence[FlatModel]) -> lis
     return [_places_of_group(group["params"], models) for group in optimizer.param_groups]
 
 
-def gathered_optimizer_state(
-    optimizer: torch.optim.Optimizer,
-    models: Sequence[FlatModel],
-    *,
-    is_receiver: bool,
-    rank0_only: bool = True,
-) -> dict[str, Any]:
-    """Return the state dict of a plain optimizer, whole and on the CPU; every rank must call it.
-
-    Without ``is_receiver`` it has the groups only; with ``rank0_only`` only rank 0 may receive.
-    """
+def gathered_optimizer_state(optimizer: torch.optim.Optimizer, models: Sequence[FlatModel]) -> dict[str, Any]:
+    """Return the state dict of a plain optimizer, whole and on the CPU; every rank must call it."""
     values: dict[tuple[int, Any], Any] = {}
     for model in models:
         part = _Part.of(optimizer, model)
         if not part.parameters:
             continue
-        with whole_state_dicts(model.root, rank0_only=rank0_only):
+        with whole_state_dicts(model.root, rank0_only=False):
             found = FullyShardedDataParallel.optim_state_dict(model.root, part, part.state_dict(optimizer))  # type: ignore[arg-type]
         values |= {(id(model), name): one for name, one in found.get("state", {}).items()}
     state: dict[int, Any] = {}
@@ -54,7 +45,7 @@ def gathered_optimizer_state(
         groups.append({**group, "params": list(range(number, number + len(of_group)))})
         for owner, name in of_group:
             own = optimizer.state.get(name) if owner is None else values.get((id(owner), name))
-            if own and is_receiver:
+            if own:
                 state[number] = {key: _on_cpu(value) for key, value in own.items()}
             number += 1
     return {"state": state, "param_groups": groups}

@@ -227,20 +227,12 @@ class FlatShardedStrategy(ShardedStrategy):
             return super().load_model_state(model, state, strict=strict)
         return load_model_state(flat, state, strict=strict)
 
-    def optimizer_state(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
-    ) -> dict[str, Any]:
-        """Return the whole state on the CPU of rank 0, the groups alone on the others. All ranks must call it."""
-        inner = getattr(optimizer, "optimizer", optimizer)
-        is_receiver = self.context.topology.rank == 0
-        return gathered_optimizer_state(inner, self._models_of(inner), is_receiver=is_receiver)
-
     def local_optimizer_state(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:
         """Return the whole state, which every rank gets. Communicates: all ranks."""
         inner = getattr(optimizer, "optimizer", optimizer)
-        return gathered_optimizer_state(inner, self._models_of(inner), is_receiver=True, rank0_only=False)
+        return gathered_optimizer_state(inner, self._models_of(inner))
 
     def own_optimizer_state(self, optimizer: torch.optim.Optimizer) -> OwnState:
         """Return the state of what this rank steps: parts of flat parameters. No communication."""
