@@ -25,7 +25,7 @@ from accel_state.environment.parsers import (
 from accel_state.environment.setting import Setting, rule
 from accel_state.errors import UnknownNameError
 
-__all__ = ["SECTIONS", "SETTINGS", "Setting", "find_setting", "setting_of_variable"]
+__all__ = ["SECTIONS", "SETTINGS", "Setting", "find_setting"]
 
 run = rule("{}", "ACCELERATE_{}", "--{}", "{}")
 only_variable = rule("{}", "ACCELERATE_{}")
@@ -224,7 +224,6 @@ SECTIONS: Mapping[str, tuple[Setting, ...]] = MappingProxyType(_ROWS)
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {setting.name: setting for section in SECTIONS.values() for setting in section}
 )
-_BY_VARIABLE = {setting.variable: setting for setting in SETTINGS.values()}
 
 
 def find_setting(name: str) -> Setting:
@@ -232,8 +231,3 @@ def find_setting(name: str) -> Setting:
     if name not in SETTINGS:
         raise UnknownNameError.of("setting", name, SETTINGS)
     return SETTINGS[name]
-
-
-def setting_of_variable(variable: str) -> Setting | None:
-    """Return the setting that ``variable`` carries, None for a variable that is none of ours."""
-    return _BY_VARIABLE.get(variable)
