@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from deepspeed_rows import begin
+from deepspeed_runs import plain
 from torch import nn
 
 from accel import Accelerator, DeepSpeedPlugin
@@ -59,7 +60,7 @@ class Run:
     def values(self) -> dict[str, Any]:
         """Return the weights, and what the optimizer keeps of them."""
         strategy = self.accelerator._checkpointer.content().strategy
-        state = strategy.optimizer_state(self.optimizer)["state"]
+        state = plain(strategy.local_optimizer_state(self.optimizer)["state"])
         kept = {f"{number} {kind}": value for number, one in state.items() for kind, value in one.items()}
         return {**self.accelerator.get_state_dict(self.model), **kept}
 

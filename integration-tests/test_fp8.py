@@ -329,6 +329,22 @@ def test_two_names_for_the_backend_must_agree():
         Accelerator(cpu=True, mixed_precision="fp8", fp8_backend="te", kwargs_handlers=[AORecipeKwargs()])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        ({"fp8_backend": "msamp"}, {}),
+        ({"fp8_backend": FP8BackendType.MSAMP, "mixed_precision": "fp8"}, {}),
+        ({}, {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": "MSAMP"}),
+    ],
+)
+def test_ms_amp_is_refused_however_it_is_chosen(arguments, variables):
+    with patch_environment(**variables):
+        with pytest.raises(
+            ConfigError, match=r"MS-AMP needs torch 2.1, on which accel does not run. Use torchao"
+        ):
+            Accelerator(cpu=True, **arguments)
+
+
 def test_what_is_converted_is_logged_and_nothing_converted_is_an_error(caplog):
     accelerator = Accelerator(cpu=True, mixed_precision="fp8", fp8_backend="ao")
     with caplog.at_level("INFO"):

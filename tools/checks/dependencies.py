@@ -41,7 +41,6 @@ DISTRIBUTION_OF = {
 OF_THE_DEVICE = {
     "habana_frameworks",
     "intel_extension_for_pytorch",
-    "msamp",
     "oneccl_bindings_for_pytorch",
     "torch_mlu",
     "torch_musa",

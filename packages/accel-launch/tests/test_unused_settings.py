@@ -61,6 +61,10 @@ from accel_state.environment.settings import IN_PLACE_OF_IPEX
         ({"aws_access_key_id": "x"}, ["`--aws_access_key_id` has no effect outside of SageMaker."]),
         ({"ipex": "true"}, [f"`--ipex` has no effect any more: {IN_PLACE_OF_IPEX}."]),
         ({"use_xpu": "true"}, ["`--use_xpu` has no effect any more: XPUs are found without it."]),
+        (
+            {"mixed_precision": "fp8", "fp8_backend": "TE", "fp8_opt_level": "O1"},
+            ["`--fp8_opt_level` has no effect any more: MS-AMP needs torch 2.1."],
+        ),
         ({}, []),
     ],
 )

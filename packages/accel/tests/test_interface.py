@@ -54,6 +54,7 @@ LEFT_OUT = {
 REFUSES_DEFAULTS = {
     "BnbQuantizationConfig": "says that 8 or 4 bits must be chosen",
     "GeneralTracker": "is there to be derived from",
+    "MSAMPRecipeKwargs": "says that MS-AMP needs torch 2.1",
     "OffloadedWeightsLoader": "says that there must be weights",
     "TorchTensorParallelPlugin": "says that a size must be above 1, as that of the peer does",
     "DataLoaderAdapter": "passes its arguments on to torch's loader, which needs a data set",

@@ -14,7 +14,6 @@ VARIABLES = {
     "ACCELERATE_FP8_AMAX_HISTORY_LEN": "16",
     "ACCELERATE_FP8_AMAX_COMPUTE_ALGO": "max",
     "ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING": "true",
-    "ACCELERATE_FP8_OPT_LEVEL": "O1",
     "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "false",
     "ACCELERATE_FP8_PAD_INNER_DIM": "false",
     "FP8_OVERRIDE_FPROP": "true",
@@ -29,13 +28,12 @@ def test_without_anything_the_documented_defaults_hold():
     assert (handler.amax_history_len, handler.amax_compute_algo) == (1024, "most_recent")
     assert handler.override_linear_precision == (False, False, False)
     assert (handler.use_autocast_during_eval, handler.scaling) == (False, "delayed")
-    assert MSAMPRecipeKwargs().opt_level == "O2"
     assert handler.to_kwargs() == {}
 
 
 def test_the_launchers_variables_fill_what_is_not_given():
     with patch_environment(**VARIABLES):
-        handler, level, ao = TERecipeKwargs(margin=5), MSAMPRecipeKwargs(), AORecipeKwargs(pad_inner_dim=True)
+        handler, ao = TERecipeKwargs(margin=5), AORecipeKwargs(pad_inner_dim=True)
     assert (handler.margin, handler.interval, handler.fp8_format, handler.amax_history_len) == (
         5,
         4,
@@ -45,7 +43,6 @@ def test_the_launchers_variables_fill_what_is_not_given():
     assert (handler.amax_compute_algo, handler.use_autocast_during_eval) == ("max", True)
     assert handler.override_linear_precision == (True, False, True)
     assert handler.scaling == "mxfp8"
-    assert level.opt_level == "O1"
     assert (ao.pad_inner_dim, ao.enable_fsdp_float8_all_gather) == (True, False)
 
 
@@ -55,7 +52,6 @@ def test_the_launchers_variables_fill_what_is_not_given():
         (TERecipeKwargs, {"fp8_format": "HYBRD"}, "Unknown `fp8_format` `HYBRD`.*Did you mean `HYBRID`"),
         (TERecipeKwargs, {"amax_compute_algo": "mean"}, "Unknown `amax_compute_algo` `mean`"),
         (TERecipeKwargs, {"scaling": "rows"}, "Unknown `scaling` `rows`"),
-        (MSAMPRecipeKwargs, {"opt_level": "O3"}, "Unknown `opt_level` `O3`. Known: O1, O2"),
     ],
 )
 def test_unknown_words_are_refused(kind, values, message):
@@ -71,25 +67,39 @@ def test_values_that_contradict_each_other_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("values", "kind", "field"),
-    [
-        ({"backend": "te", "margin": 2}, TERecipeKwargs, ("margin", 2)),
-        ({"backend": "MSAMP", "opt_level": "O1"}, MSAMPRecipeKwargs, ("opt_level", "O1")),
-        ({"margin": 1}, TERecipeKwargs, ("margin", 1)),
-    ],
+    ("values", "margin"),
+    [({"backend": "te", "margin": 2}, 2), ({"margin": 1}, 1)],
 )
-def test_the_older_handler_stands_for_one_of_the_two(values, kind, field):
+def test_the_older_handler_stands_for_that_of_transformer_engine(values, margin):
     with pytest.warns(FutureWarning, match="`FP8RecipeKwargs` is deprecated: pass `TERecipeKwargs`"):
         handler = FP8RecipeKwargs(**values)
     recipe = handler.recipe()
-    assert type(recipe) is kind
-    assert getattr(recipe, field[0]) == field[1]
+    assert type(recipe) is TERecipeKwargs
+    assert recipe.margin == margin
     assert list(collect([handler])) == [FP8RecipeKwargs]
 
 
 @pytest.mark.filterwarnings("ignore:`FP8RecipeKwargs`:FutureWarning")
 def test_the_older_handler_knows_no_torchao():
-    with pytest.raises(
-        ConfigError, match="must be `TE` or `MSAMP`, got `AO`. For torchao pass `AORecipeKwargs`"
-    ):
+    with pytest.raises(ConfigError, match="must be `TE`, got `AO`. For torchao pass `AORecipeKwargs`"):
         FP8RecipeKwargs(backend="AO")
+
+
+@pytest.mark.filterwarnings("ignore:`FP8RecipeKwargs`:FutureWarning")
+@pytest.mark.parametrize(
+    ("kind", "values", "variables"),
+    [
+        (MSAMPRecipeKwargs, {}, {}),
+        (MSAMPRecipeKwargs, {"opt_level": "O1"}, {}),
+        (FP8RecipeKwargs, {"backend": "msamp"}, {}),
+        (FP8RecipeKwargs, {"opt_level": "O2"}, {}),
+        (FP8RecipeKwargs, {}, {"ACCELERATE_FP8_BACKEND": "MSAMP"}),
+    ],
+)
+def test_ms_amp_is_refused_with_what_to_use(kind, values, variables):
+    with patch_environment(**variables):
+        with pytest.raises(
+            ConfigError,
+            match="MS-AMP needs torch 2.1, on which accel does not run. Use torchao .*AO.* or Transformer Engine .*TE",
+        ):
+            kind(**values)

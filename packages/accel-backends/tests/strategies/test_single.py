@@ -212,7 +212,7 @@ def test_states_go_out_and_in(runtime):
         prepared.models[0], {key: torch.zeros_like(value) for key, value in state.items()}
     )
     assert not model.weight.any()
-    saved = strategy.optimizer_state(prepared.optimizers[0])
+    saved = strategy.local_optimizer_state(prepared.optimizers[0])
     saved["param_groups"][0]["lr"] = 0.125
     strategy.load_optimizer_state(prepared.optimizers[0], saved)
     assert optimizer.param_groups[0]["lr"] == 0.125

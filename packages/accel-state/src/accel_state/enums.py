@@ -83,7 +83,7 @@ class PrecisionType(BaseEnum):
 
 
 class FP8BackendType(BaseEnum):
-    """Which library does the 8-bit arithmetic: Transformer Engine, MS-AMP or torchao."""
+    """Which library does the 8-bit arithmetic: Transformer Engine or torchao; MS-AMP is refused."""
 
     NO = "NO"
     TE = "TE"

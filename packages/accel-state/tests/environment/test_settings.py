@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from accel_state.environment.settings import SECTIONS, SETTINGS, find_setting, setting_of_variable
+from accel_state.environment.settings import SECTIONS, SETTINGS, find_setting
 from accel_state.errors import UnknownNameError
 
 # The variables that scripts and downstream libraries read and write. One that ends in `_` is a prefix.
@@ -107,7 +107,7 @@ def test_every_variable_that_others_use_has_its_line(variable):
     if variable.endswith("_"):
         assert sum(found.variable.startswith(variable) for found in ALL) > 1
     else:
-        assert setting_of_variable(variable).variable == variable
+        assert sum(found.variable == variable for found in ALL) == 1
 
 
 @pytest.mark.parametrize("attribute", ["name", "variable", "flag", "config_key"])
@@ -146,10 +146,6 @@ def test_a_setting_is_found_by_its_name():
         UnknownNameError, match="Unknown setting `mixed_precison`.*Did you mean `mixed_precision`"
     ):
         find_setting("mixed_precison")
-
-
-def test_a_variable_that_is_none_of_ours_has_no_setting():
-    assert setting_of_variable("PATH") is None
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ class Accelerator:
         scheduler_unit: How far a prepared scheduler moves in one step. `process`: once per process, so that a
             schedule counted in one process's batches ends on time with several; the learning rate at a given
             sample then depends on how many there are. `optimizer_step`: once, as in plain PyTorch.
-        fp8_backend: Which library computes in 8 bits: `AO` (torchao), `TE` (Transformer Engine) or `MSAMP`; its handler
+        fp8_backend: Which library computes in 8 bits: `AO` (torchao) or `TE` (Transformer Engine); its handler
             in ``kwargs_handlers`` says the same, with its settings.
         strategy_plugin: Train with a strategy of another package, which the class attribute ``strategy`` of this object
             names; it finds its settings there.

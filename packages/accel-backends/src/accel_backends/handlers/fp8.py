@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from accel_state.enums import FP8BackendType
 from accel_state.environment import read
@@ -21,7 +21,11 @@ Scaling = Literal["delayed", "current", "block", "mxfp8"]
 FORMATS = ("HYBRID", "E4M3", "E5M2")
 ALGORITHMS = ("max", "most_recent")
 SCALINGS = ("delayed", "current", "block", "mxfp8")
-LEVELS = ("O1", "O2")
+
+WITHOUT_MSAMP = (
+    "MS-AMP needs torch 2.1, on which accel does not run. Use torchao (`fp8_backend=AO`, `AORecipeKwargs`) or "
+    "Transformer Engine (`fp8_backend=TE`, `TERecipeKwargs`)."
+)
 
 
 @dataclass
@@ -114,80 +118,65 @@ class TERecipeKwargs(KwargsHandler):
 
 @dataclass
 class MSAMPRecipeKwargs(KwargsHandler):
-    """8-bit training with MS-AMP, which is no longer developed.
+    """A name that raises: MS-AMP needs torch 2.1. Use `AORecipeKwargs` or `TERecipeKwargs`.
 
     Attributes:
-        opt_level: `O1` keeps gradients of weights in 8 bits; `O2` also the first state of Adam, and the second in 16.
+        opt_level: The level of MS-AMP.
 
     Raises:
-        ConfigError: If the level is unknown.
+        ConfigError: Always.
     """
-
-    library: ClassVar[FP8BackendType] = FP8BackendType.MSAMP
 
     opt_level: Literal["O1", "O2"] | None = None
 
     def __post_init__(self) -> None:
-        if self.opt_level is None:
-            self.opt_level = read("fp8_opt_level")
-        _check(self, "opt_level", LEVELS)
+        raise ConfigError(WITHOUT_MSAMP)
 
 
 @dataclass
 class FP8RecipeKwargs(TERecipeKwargs, MSAMPRecipeKwargs):
-    """Deprecated: the settings of Transformer Engine and of MS-AMP in one; use `TERecipeKwargs` or `MSAMPRecipeKwargs`.
+    """Deprecated: use `TERecipeKwargs`, whose settings it takes.
 
     Attributes:
-        backend: `TE` or `MSAMP`; by default what the launcher says, else MS-AMP where it is installed.
+        backend: `TE`, which is also the default.
 
     Raises:
-        ConfigError: If the backend is unknown.
+        ConfigError: If it is for another library.
     """
 
     backend: Literal["MSAMP", "TE"] | None = None
 
     def __post_init__(self) -> None:
         warn_user(
-            "`FP8RecipeKwargs` is deprecated: pass `TERecipeKwargs` or `MSAMPRecipeKwargs`, or `AORecipeKwargs` to "
-            "compute with torchao.",
+            "`FP8RecipeKwargs` is deprecated: pass `TERecipeKwargs`, or `AORecipeKwargs` to compute with torchao.",
             FutureWarning,
         )
         TERecipeKwargs.__post_init__(self)
-        MSAMPRecipeKwargs.__post_init__(self)
-        chosen = str(self.backend or _default_backend()).upper()
-        if chosen not in ("TE", "MSAMP"):
+        asked: str = read("fp8_backend")
+        chosen = str(self.backend or ("TE" if asked == "NO" else asked)).upper()
+        if chosen == "MSAMP" or self.opt_level is not None:
+            raise ConfigError(WITHOUT_MSAMP)
+        if chosen != "TE":
             raise ConfigError(
-                f"`backend` of `FP8RecipeKwargs` must be `TE` or `MSAMP`, got `{chosen}`. For torchao pass "
-                "`AORecipeKwargs`."
+                f"`backend` of `FP8RecipeKwargs` must be `TE`, got `{chosen}`. For torchao pass `AORecipeKwargs`."
             )
-        self.backend = cast('Literal["MSAMP", "TE"]', chosen)
+        self.backend = "TE"
 
-    def recipe(self) -> TERecipeKwargs | MSAMPRecipeKwargs:
+    def recipe(self) -> TERecipeKwargs:
         """Return the handler of the library that it is for."""
-        kind = TERecipeKwargs if str(self.backend) == "TE" else MSAMPRecipeKwargs
-        return kind(**{field.name: getattr(self, field.name) for field in fields(kind)})
+        return TERecipeKwargs(**{field.name: getattr(self, field.name) for field in fields(TERecipeKwargs)})
 
 
-Recipe = AORecipeKwargs | TERecipeKwargs | MSAMPRecipeKwargs
+Recipe = AORecipeKwargs | TERecipeKwargs
 
 RECIPES: dict[FP8BackendType, type[Recipe]] = {
     FP8BackendType.AO: AORecipeKwargs,
     FP8BackendType.TE: TERecipeKwargs,
-    FP8BackendType.MSAMP: MSAMPRecipeKwargs,
 }
 """The handler of each library, the first the one that is taken where nobody chooses and several are installed."""
 
 RECIPE_KINDS: tuple[type[KwargsHandler], ...] = (FP8RecipeKwargs, *RECIPES.values())
 """All handlers of 8-bit training; one that is a subclass of another comes before it."""
-
-
-def _default_backend() -> str:
-    from accel_state.availability import is_msamp_available
-
-    asked: str = read("fp8_backend")
-    if asked == "NO":
-        return "MSAMP" if is_msamp_available() else "TE"
-    return asked
 
 
 def _fill(handler: Any, *names: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
@@ -92,16 +92,6 @@ class Precision(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` returned."""
-
-
-@runtime_checkable
-class PairsOptimizers(Protocol):
-    """The ability of precisions that convert a model together with its optimizer."""
-
-    def pair(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        """Return both converted; the model is on its device."""
 
 
 class PrecisionFactory(Protocol):

@@ -135,20 +135,6 @@ def difference(tensors: Sequence[NamedTensor], state: Mapping[str, Any]) -> str:
     return "\n- ".join(["The state does not fit the model:", *differences]) if differences else ""
 
 
-def gathered_optimizer_state(content: Mapping[str, Any], *, is_receiver: bool) -> dict[str, Any]:
-    """Return the state dict of an optimizer with whole tensors on the CPU; every rank must call it.
-
-    Without ``is_receiver`` it has the groups only.
-    """
-    receivers = Receivers(is_receiver=is_receiver)
-    state: dict[Any, Any] = {}
-    for number, values in content["state"].items():
-        whole = {name: gathered(value, receivers) for name, value in values.items()}
-        if is_receiver:
-            state[number] = whole
-    return {**content, "state": state}
-
-
 def sharded_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a whole state with each part cut like the parameter it belongs to. No communication."""
     numbers = [number for group in state["param_groups"] for number in group["params"]]

@@ -227,13 +227,6 @@ class FlatShardedStrategy(ShardedStrategy):
             return super().load_model_state(model, state, strict=strict)
         return load_model_state(flat, state, strict=strict)
 
-    def optimizer_state(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
-    ) -> dict[str, Any]:
-        """Return the whole state on the CPU of rank 0, the groups alone on the others. All ranks must call it."""
-        content = self.local_optimizer_state(optimizer, model)
-        return gathered_optimizer_state(content, is_receiver=self.context.topology.rank == 0)
-
     def local_optimizer_state(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:

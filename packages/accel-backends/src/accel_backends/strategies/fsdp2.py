@@ -22,7 +22,6 @@ from accel_backends.precisions.forward import wrap_forward
 from accel_backends.sequences.axis import sequence_axis
 from accel_backends.sharding.clipping import clip_gradients, clip_values
 from accel_backends.sharding.full_state import (
-    gathered_optimizer_state,
     gathered_state,
     load_model_state,
     sharded_optimizer_state,
@@ -223,13 +222,6 @@ class FullyShardedStrategy(ShardedStrategy):
     def load_model_state(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> Any:
         """Load a whole state, of which every rank takes its parts."""
         return load_model_state(self._bare(model), state, strict=strict)
-
-    def optimizer_state(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
-    ) -> dict[str, Any]:
-        """Return the whole state on the CPU of rank 0, the groups alone on the others. All ranks must call it."""
-        content = self.local_optimizer_state(optimizer, model)
-        return gathered_optimizer_state(content, is_receiver=self.context.topology.rank == 0)
 
     def load_optimizer_state(
         self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], model: nn.Module | None = None

@@ -218,11 +218,6 @@ class Strategy(Protocol):
     def optimizer_class(self, optimizer: torch.optim.Optimizer) -> type:
         """Return the class of the optimizer that the user made, which an engine may have exchanged."""
 
-    def optimizer_state(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
-    ) -> dict[str, Any]:
-        """Return the full state of ``optimizer``; a sharding strategy needs the ``model`` that it steps."""
-
     def local_optimizer_state(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:

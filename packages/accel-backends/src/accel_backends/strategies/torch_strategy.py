@@ -242,12 +242,6 @@ class TorchStrategy:
         """Return the class of the optimizer that was prepared."""
         return type(self.bare_optimizer(optimizer))
 
-    def optimizer_state(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
-    ) -> dict[str, Any]:
-        """Return the state of ``optimizer``; every rank has all of it."""
-        return optimizer.state_dict()
-
     def local_optimizer_state(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from accel_state import PartialState
 from accel_state.devices import find_vendor
 from accel_state.devices.cpu import CpuBackend
 
-VERSIONS = {"transformer-engine": "2.9.0", "ms-amp": "0.4.0"}
+VERSIONS = {"transformer-engine": "2.9.0"}
 
 
 class OneGPU(CpuBackend):
@@ -227,18 +227,3 @@ def te(monkeypatch, tmp_path):
     )
     module(monkeypatch, "transformer_engine.pytorch", **stand_in.content)
     return stand_in
-
-
-@pytest.fixture
-def msamp(monkeypatch, tmp_path):
-    """Return the calls of `msamp.initialize`, which gives another optimizer, as the library does."""
-    calls = []
-
-    def initialize(model, optimizer=None, opt_level="O1", use_te=False):
-        assert opt_level in ("O1", "O2")
-        calls.append((model, optimizer, opt_level))
-        return model, torch.optim.AdamW(model.parameters(), lr=optimizer.param_groups[0]["lr"])
-
-    install(monkeypatch, tmp_path, "ms-amp")
-    module(monkeypatch, "msamp", initialize=initialize)
-    return calls

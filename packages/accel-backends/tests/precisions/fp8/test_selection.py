@@ -10,7 +10,6 @@ from accel_backends import (
     AORecipeKwargs,
     AutocastKwargs,
     FP8RecipeKwargs,
-    MSAMPRecipeKwargs,
     TERecipeKwargs,
     collect,
     select_precision,
@@ -44,19 +43,24 @@ def test_without_a_library_it_is_an_error_and_no_other_precision(installed, gpu,
 
 
 def test_what_is_installed_is_taken_where_nobody_chooses(installed, te, gpu):
-    installed("transformer_engine", "msamp")
+    installed("transformer_engine")
     assert select_precision("fp8", device_backend=gpu).fp8_backend == FP8BackendType.TE
 
 
-@pytest.mark.parametrize(
-    ("variable", "package"), [("AO", "torchao"), ("TE", "transformer_engine"), ("MSAMP", "msamp")]
-)
+@pytest.mark.parametrize(("variable", "package"), [("AO", "torchao"), ("TE", "transformer_engine")])
 def test_what_the_launcher_names_is_taken_or_is_an_error(installed, gpu, variable, package):
     installed()
     with patch_environment(ACCELERATE_FP8_BACKEND=variable):
         with pytest.raises(
             NotAvailableError, match=f"`fp8_backend={variable}` cannot be had: `{package}` is not"
         ):
+            select_precision("fp8", device_backend=gpu)
+
+
+def test_ms_amp_by_the_launcher_is_refused_even_where_it_is_installed(gpu, monkeypatch):
+    monkeypatch.setattr(selection, "why_not", lambda name: None)
+    with patch_environment(ACCELERATE_FP8_BACKEND="MSAMP"):
+        with pytest.raises(ConfigError, match="MS-AMP needs torch 2.1, on which accel does not run"):
             select_precision("fp8", device_backend=gpu)
 
 
@@ -79,8 +83,8 @@ def test_the_script_wins_over_the_launcher_which_is_told(te, gpu):
 
 
 def test_two_recipes_are_one_too_many(gpu):
-    handlers = collect([AORecipeKwargs(), MSAMPRecipeKwargs()])
-    with pytest.raises(ConfigError, match="has `AORecipeKwargs` and `MSAMPRecipeKwargs`, but one library"):
+    handlers = collect([AORecipeKwargs(), TERecipeKwargs()])
+    with pytest.raises(ConfigError, match="has `AORecipeKwargs` and `TERecipeKwargs`, but one library"):
         select_precision("fp8", device_backend=gpu, handlers=handlers)
 
 
@@ -92,8 +96,8 @@ def test_the_older_handler_chooses_too(te, gpu):
 
 def test_names_are_known_in_any_case():
     assert type(selection.recipe_named("ao")) is AORecipeKwargs
-    assert type(selection.recipe_named(FP8BackendType.MSAMP)) is MSAMPRecipeKwargs
-    with pytest.raises(UnknownNameError, match="Unknown `fp8_backend` `ta`. Known: AO, MSAMP, TE"):
+    assert type(selection.recipe_named(FP8BackendType.TE)) is TERecipeKwargs
+    with pytest.raises(UnknownNameError, match="Unknown `fp8_backend` `ta`. Known: AO, TE"):
         selection.recipe_named("ta")
 
 

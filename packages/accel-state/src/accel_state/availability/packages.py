@@ -95,7 +95,7 @@ def is_numpy_available(min_version: str = "1.25.0") -> bool:
 
 
 def is_fp8_available() -> bool:
-    """Whether a library for 8-bit training is installed: MS-AMP, Transformer Engine or torchao."""
+    """Whether a library for 8-bit training is installed: Transformer Engine or torchao."""
     return _why_not_fp8() is None
 
 
@@ -120,12 +120,9 @@ def is_weights_only_available() -> bool:
 
 
 def _why_not_fp8() -> str | None:
-    if any(why_package_not(PACKAGES[name]) is None for name in ("msamp", "transformer_engine", "torchao")):
+    if any(why_package_not(PACKAGES[name]) is None for name in ("transformer_engine", "torchao")):
         return None
-    return (
-        "No library for 8-bit training is installed. Run `pip install torchao`, or install Transformer "
-        "Engine or MS-AMP."
-    )
+    return "No library for 8-bit training is installed. Run `pip install torchao`, or install Transformer Engine."
 
 
 def _why_not_rich() -> str | None:

@@ -25,7 +25,7 @@ from accel_state.environment.parsers import (
 from accel_state.environment.setting import Setting, rule
 from accel_state.errors import UnknownNameError
 
-__all__ = ["SECTIONS", "SETTINGS", "Setting", "find_setting", "setting_of_variable"]
+__all__ = ["SECTIONS", "SETTINGS", "Setting", "find_setting"]
 
 run = rule("{}", "ACCELERATE_{}", "--{}", "{}")
 only_variable = rule("{}", "ACCELERATE_{}")
@@ -55,7 +55,7 @@ _STATE_DICTS = numbered("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DI
 _DEVICES = choice("none", "cpu", "nvme")
 _PRECISIONS = word_or_installed("accel.precisions", "no", "fp16", "bf16", "fp8")
 # What settings of one library for 8-bit training need.
-_TE, _MSAMP, _AO = (("fp8", library) for library in ("te", "msamp", "ao"))
+_TE, _AO = (("fp8", library) for library in ("te", "ao"))
 # Places that number their machines and choose their devices themselves.
 _OTHER_PLACES = ("tpu", "sagemaker", "kubernetes", "ray")
 _LEVELS = choice("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -171,7 +171,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         dynamo("use_regional_compilation", boolean, False, "Compile the repeated blocks of the model one by one, which starts sooner.", is_switch=True),
     ),
     "FP8": (
-        fp8("backend", choice("NO", "TE", "MSAMP", "AO"), "NO", "Library that does the arithmetic: Transformer Engine, MS-AMP or torchao."),
+        fp8("backend", choice("NO", "TE", "MSAMP", "AO"), "NO", "Library that does the arithmetic: Transformer Engine or torchao; MS-AMP is refused."),
         fp8("use_autocast_during_eval", boolean, False, "Use 8 bits in evaluation too (Transformer Engine).", is_switch=True, needs=_TE),
         fp8("margin", index, 0, "Margin of the gradient scaling, in powers of two (Transformer Engine).", needs=_TE),
         fp8("interval", index, 1, "Number of steps between two computations of the scaling factor (Transformer Engine).", needs=_TE),
@@ -179,7 +179,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         fp8("amax_history_len", index, 1024, "Number of steps whose maxima the scaling factor looks at (Transformer Engine).", config_key="fp8_config.amax_history_length", needs=_TE),
         fp8("amax_compute_algo", choice("most_recent", "max"), "most_recent", "Which of these maxima counts (Transformer Engine).", config_key="fp8_config.amax_compute_algorithm", needs=_TE),
         fp8("use_mxfp8_block_scaling", boolean, False, "Scale blocks of 32 values instead of whole tensors (Transformer Engine on Blackwell).", needs=_TE),
-        fp8("opt_level", choice("O1", "O2"), "O2", "How much is kept in 8 bits: gradients and their exchange (O1), optimizer states too (O2) (MS-AMP).", needs=_MSAMP),
+        fp8("opt_level", choice("O1", "O2"), "O2", "Not used: the level of MS-AMP.", needs=("msamp",)),
         fp8("enable_fsdp_float8_all_gather", boolean, None, "Gather sharded parameters in 8 bits (torchao with FSDP 2).", needs=_AO),
         fp8("pad_inner_dim", boolean, None, "Pad matrices to the sizes that 8-bit products need (torchao).", needs=_AO),
         transformer_engine("override_fprop", boolean, False, "Do the forward products in higher precision (Transformer Engine)."),
@@ -223,7 +223,6 @@ SECTIONS: Mapping[str, tuple[Setting, ...]] = MappingProxyType(_ROWS)
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {setting.name: setting for section in SECTIONS.values() for setting in section}
 )
-_BY_VARIABLE = {setting.variable: setting for setting in SETTINGS.values()}
 
 
 def find_setting(name: str) -> Setting:
@@ -231,8 +230,3 @@ def find_setting(name: str) -> Setting:
     if name not in SETTINGS:
         raise UnknownNameError.of("setting", name, SETTINGS)
     return SETTINGS[name]
-
-
-def setting_of_variable(variable: str) -> Setting | None:
-    """Return the setting that ``variable`` carries, None for a variable that is none of ours."""
-    return _BY_VARIABLE.get(variable)

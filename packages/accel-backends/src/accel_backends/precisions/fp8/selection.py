@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from accel_backends.handlers.fp8 import RECIPES, FP8RecipeKwargs, Recipe
+from accel_backends.handlers.fp8 import RECIPES, WITHOUT_MSAMP, FP8RecipeKwargs, Recipe
 from accel_state.availability import why_not
 from accel_state.enums import FP8BackendType
 from accel_state.environment import read
@@ -23,7 +23,6 @@ Handlers = Mapping[type[KwargsHandler], KwargsHandler]
 _PACKAGES = {
     FP8BackendType.AO: "torchao",
     FP8BackendType.TE: "transformer_engine",
-    FP8BackendType.MSAMP: "msamp",
 }
 
 
@@ -34,7 +33,7 @@ def fp8_precision(*, device_backend: DeviceBackend, handlers: Handlers) -> Preci
         ConfigError: If two are chosen, or the device cannot do what is asked for.
         NotAvailableError: If the chosen library is not installed, or none is.
     """
-    recipe = given_recipe(handlers) or RECIPES[_library_by_default()]()
+    recipe = given_recipe(handlers) or recipe_named(_library_by_default())
     return _member(recipe.library)(device_backend=device_backend, handlers=handlers, recipe=recipe)
 
 
@@ -66,11 +65,14 @@ def recipe_named(name: FP8BackendType | str) -> Recipe:
     """Return the recipe of a library, with the launcher's settings.
 
     Args:
-        name: `AO`, `TE` or `MSAMP`, in any case.
+        name: `AO` or `TE`, in any case.
 
     Raises:
+        ConfigError: If it is `MSAMP`, which cannot be used.
         UnknownNameError: If it is none of these.
     """
+    if str(name).upper() == FP8BackendType.MSAMP:
+        raise ConfigError(WITHOUT_MSAMP)
     found = next((backend for backend in RECIPES if backend.value == str(name).upper()), None)
     if found is None:
         raise UnknownNameError.of("`fp8_backend`", str(name), [backend.value for backend in RECIPES])
@@ -97,13 +99,9 @@ def _member(library: FP8BackendType) -> Callable[..., Precision]:
         from accel_backends.precisions.fp8.torchao import TorchAOPrecision
 
         return TorchAOPrecision
-    if library == FP8BackendType.TE:
-        from accel_backends.precisions.fp8.transformer_engine import TransformerEnginePrecision
+    from accel_backends.precisions.fp8.transformer_engine import TransformerEnginePrecision
 
-        return TransformerEnginePrecision
-    from accel_backends.precisions.fp8.ms_amp import MSAMPPrecision
-
-    return MSAMPPrecision
+    return TransformerEnginePrecision
 
 
 def _check_torchao() -> None:

@@ -72,7 +72,7 @@ PRECISION = (
     of_setting(
         "fp8_backend",
         "Which library does the 8-bit arithmetic?",
-        parse=choice("TE", "MSAMP", "AO"),
+        parse=choice("TE", "AO"),
         default="TE",
         when=_fp8,
     ),
@@ -89,7 +89,6 @@ PRECISION = (
         default=(False, False, False),
         when=answered("?override"),
     ),
-    of_setting("fp8_opt_level", when=answered("fp8_config.backend", "MSAMP")),
     yes_no(
         "fp8_config.enable_fsdp_float8_all_gather",
         "Gather sharded parameters in 8 bits?",

@@ -74,15 +74,6 @@ class EngineStates(TorchStrategy):
             return super().load_model_state(model, state, strict=strict)
         return model_state.load_model_state(engine, state, strict=strict)
 
-    def optimizer_state(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
-    ) -> dict[str, Any]:
-        """Return the whole state on the CPU of rank 0, the groups alone on the others. All ranks must call it."""
-        from accel_backends.sharding.full_state import gathered_optimizer_state  # brings DTensor
-
-        content = self.local_optimizer_state(optimizer, model)
-        return gathered_optimizer_state(content, is_receiver=self.context.topology.rank == 0)
-
     def local_optimizer_state(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
     ) -> dict[str, Any]:
