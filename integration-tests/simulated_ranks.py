@@ -242,7 +242,7 @@ def counted_step(name, num_ranks):
 class AlikeReports(Agreement):
     """Rounds of a save in which the ranks that are not there report what this one does."""
 
-    def __init__(self, *, rank, world_size, gather, number):
+    def __init__(self, *, rank, world_size, gather):
         super().__init__(gather, rank=rank, world_size=world_size)
         self.topics = []
         AlikeReports.newest = self

@@ -289,7 +289,10 @@ ANSWERED = [
 @pytest.mark.parametrize(("answers", "fields"), ANSWERED)
 def test_what_the_questionnaire_writes_arrives(plugin_of_ranks, tmp_path, answers, fields):
     path = tmp_path / "answered.yaml"
-    write_config(path, new_document(fill_in(ByText({"type of machine": "multi-CPU", "with DeepSpeed": "yes", **answers}))))
+    write_config(
+        path,
+        new_document(fill_in(ByText({"type of machine": "multi-CPU", "with DeepSpeed": "yes", **answers}))),
+    )
     plugin = plugin_of_ranks("--config_file", str(path))
     assert {name: getattr(plugin, name) for name in fields} == fields
 

@@ -271,7 +271,9 @@ ANSWERED = [
 @pytest.mark.parametrize(("answers", "fields"), ANSWERED)
 def test_what_the_questionnaire_writes_arrives(capsys, monkeypatch, tmp_path, answers, fields):
     path = tmp_path / "answered.yaml"
-    write_config(path, new_document(fill_in(ByText({"type of machine": "multi-CPU", "(FSDP)": "yes", **answers}))))
+    write_config(
+        path, new_document(fill_in(ByText({"type of machine": "multi-CPU", "(FSDP)": "yes", **answers})))
+    )
     environ = environment_of_ranks(capsys, "--config_file", str(path))
     for field, expected in fields.items():
         assert field_of(monkeypatch, "fsdp", environ, field) == expected

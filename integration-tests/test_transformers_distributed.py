@@ -172,3 +172,40 @@ def test_the_plan_of_more_ranks_than_heads_for_keys_and_values_is_what_they_send
     for one, count in stage.collectives.items():
         planned[one.kind, one.num_bytes] += count
     assert world(4).run(collectives_of_layers) == [planned] * 4
+
+
+def train_both(folder):
+    """Train a model that transformers has spread over both axes of two by two ranks."""
+    accelerator = Accelerator(
+        cpu=True,
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2),
+        parallelism_config=ParallelismConfig(dp_shard_size=2, tp_size=2),
+    )
+    model = distributed(folder, fsdp_size=2, tp_size=2)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    found = []
+    for _ in range(3):
+        rows = TOKENS[2 * (accelerator.process_index // 2) :][:2]
+        loss = model(rows, labels=rows).loss
+        accelerator.backward(loss)
+        norm = accelerator.clip_grad_norm_(model.parameters(), 0.5).item()
+        found.append((accelerator.reduce(loss.detach(), "mean").item(), norm))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found, accelerator.get_state_dict(model)
+
+
+def test_a_model_that_transformers_spread_over_two_axes_trains_like_one_process(world, pretrained):
+    model, folder = pretrained
+    optimizer, expected = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for _ in range(3):
+        losses = [model(rows, labels=rows).loss for rows in TOKENS.split(2)]
+        loss = sum(losses) / 2
+        loss.backward()
+        expected.append((loss.item(), torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()))
+        optimizer.step()
+        optimizer.zero_grad()
+    (found, state), *others = world(4).run(train_both, folder)
+    assert all(one == found for one, _ in others)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(state, model.state_dict(), rtol=0, atol=1e-6)

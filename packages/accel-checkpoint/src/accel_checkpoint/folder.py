@@ -15,7 +15,7 @@ from accel_checkpoint.formats.safetensor_files import open_safetensors
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.manifest import Manifest, problems_of, read_manifest
 from accel_checkpoint.random_states import restore
-from accel_checkpoint.ranks.agreement import agreement_of, reserved_number
+from accel_checkpoint.ranks.agreement import agreement_of
 from accel_checkpoint.reading.listing import State, checkpoints_in
 from accel_checkpoint.reading.selection import agree_on_newest
 from accel_checkpoint.saving.saver import Saver
@@ -47,7 +47,6 @@ class CheckpointFolder:
             rank=topology.rank,
             world_size=topology.world_size,
             gather=accel_ops.gather_object,
-            number=reserved_number(),
         )
         self.path = Path(folder).resolve()
         self.keep = keep

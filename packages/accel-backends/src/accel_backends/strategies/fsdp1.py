@@ -31,7 +31,7 @@ from accel_backends.flat_sharding.wrapping import flatten_model
 from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.plans.sources import resolve_plan
 from accel_backends.precisions.forward import wrap_forward
-from accel_backends.sharding.full_state import gathered_optimizer_state, gathered_state
+from accel_backends.sharding.full_state import gathered_state
 from accel_backends.sharding.shard import is_sharded
 from accel_backends.sharding.unit_order import check_unit_order
 from accel_backends.sharding.units import whole_parameters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Protocol
@@ -29,8 +30,8 @@ _READERS_TIMEOUT_S = 10.0
 """How long rank 0 waits for the other ranks to read the verdict."""
 _AGREED = "agreed: "
 """Prefix of a verdict; without it, the text is the reason why there is none."""
-_num_agreements: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
-"""Agreements created per process group; the number keeps their store keys apart."""
+_counts: WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = WeakKeyDictionary()
+"""Rounds by their kind per process group, over all agreements of this process: their store keys have these numbers."""
 
 
 Merge = Callable[[Sequence[str]], str]
@@ -62,6 +63,12 @@ class Agreement:
         self._gather = gather
         self.rank = rank
         self.world_size = world_size
+        self._counts = Counter[str]()
+
+    def next_topic(self, kind: str) -> str:
+        """Return a unique name for a round, the same on every rank if every rank begins the same rounds of a kind."""
+        self._counts[kind] += 1
+        return f"{kind}-{self._counts[kind]}"
 
     def agree(self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None) -> str:
         """Return the verdict on ``topic``; blocks until every rank has reported.
@@ -99,10 +106,18 @@ class StoreAgreement(Agreement):
         world_size: Number of ranks.
         deadline_s: How long to wait for the other ranks; the timeout of the process group is a good choice.
         presence: Tells which ranks have ended, so that no rank waits for them.
+        counts: Rounds by their kind so far, of all agreements in this store.
     """
 
     def __init__(
-        self, store: Store, *, rank: int, world_size: int, deadline_s: float, presence: Presence
+        self,
+        store: Store,
+        *,
+        rank: int,
+        world_size: int,
+        deadline_s: float,
+        presence: Presence,
+        counts: Counter[str] | None = None,
     ) -> None:
         self._store = store
         self._presence = presence
@@ -112,6 +127,7 @@ class StoreAgreement(Agreement):
         )
         self._liveness_check_s = max(_LIVENESS_CHECK_S, 10 * self._longest_wait_s)
         super().__init__(rank=rank, world_size=world_size)
+        self._counts = self._counts if counts is None else counts
         self.deadline_s = deadline_s
 
     def agree(self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None) -> str:
@@ -232,24 +248,13 @@ class StoreAgreement(Agreement):
             ) from error
 
 
-def reserved_number() -> int:
-    """Return the number of the next agreement, the same on every rank if every rank makes the same calls."""
-    group = dist.group.WORLD if dist.is_available() else None
-    if group is not None:
-        _num_agreements[group] = _num_agreements.get(group, 0) + 1
-    return 0 if group is None else _num_agreements[group]
-
-
-def agreement_of(
-    *, rank: int, world_size: int, gather: Callable[[list[str]], list[str]], number: int
-) -> Agreement:
+def agreement_of(*, rank: int, world_size: int, gather: Callable[[list[str]], list[str]]) -> Agreement:
     """Return the agreement that suits this run.
 
     Args:
         rank: This process.
         world_size: Number of ranks.
         gather: An object collective, used if there is no process group.
-        number: Result of `reserved_number`; not every rank may come to this call.
     """
     if world_size == 1:
         return Agreement()
@@ -259,7 +264,7 @@ def agreement_of(
     assert group is not None
     store = group.get_group_store()
     timeout: timedelta = store.timeout  # type: ignore[attr-defined]  # torch's stubs lack it
-    prefix = f"accel_checkpoint_{number}"
+    prefix = "accel_checkpoint"
     # A separate connection, since other calls on the group's own may block for minutes.
     separate: Store = store.clone()  # type: ignore[attr-defined]  # likewise
     return StoreAgreement(
@@ -268,6 +273,7 @@ def agreement_of(
         world_size=world_size,
         deadline_s=timeout.total_seconds(),
         presence=Heartbeat(PrefixStore(prefix, separate), rank=rank),
+        counts=_counts.setdefault(group, Counter()),
     )
 
 

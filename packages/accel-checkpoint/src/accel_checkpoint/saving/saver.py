@@ -44,9 +44,7 @@ class Saver:
         self.topology = topology
         self.agreement = agreement
         self._num_saves = 0
-        self._num_calls = 0
         self._lonely: dict[tuple[str, int], str] = {}
-        self._num_rounds = 0
         self._running: SaveHandle | None = None
         self._buffers = HostBuffers()
 
@@ -84,8 +82,7 @@ class Saver:
             return json.dumps([called, step, self._new_token(), number, missing])
 
         while True:
-            self._num_calls += 1
-            topic = f"call-{self._num_calls}"
+            topic = self.agreement.next_topic("call")
             text = self.agreement.agree(topic, called, merged, wait_s=wait_s)
             called_there, step_there, token, number, missing = json.loads(text)
             if self.topology.rank == 0 or not missing or (called_there == called and step_there >= step):
@@ -128,8 +125,7 @@ class Saver:
 
     def agree(self, topic: str, report: str, merge: Merge) -> str:
         """Return rank 0's verdict on the reports of all ranks; for steps outside a save."""
-        self._num_rounds += 1
-        return self.agreement.agree(f"{topic}-{self._num_rounds}", report, merge)
+        return self.agreement.agree(self.agreement.next_topic(topic), report, merge)
 
     def settle(self) -> None:
         """Wait for the running save, if any.

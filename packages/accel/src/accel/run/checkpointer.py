@@ -20,7 +20,7 @@ from accel.run.prepared_objects import PreparedObjects
 from accel.run.project import ProjectConfiguration
 from accel_backends import Precision, Strategy
 from accel_backends.stepping.stepper import Stepper
-from accel_checkpoint.ranks.agreement import first, reserved_number
+from accel_checkpoint.ranks.agreement import first
 from accel_state import GradientState, PartialState, current_runtime
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.logging import get_logger
@@ -78,7 +78,6 @@ class Checkpointer:
         self._save_hooks: OrderedDict[int, SaveHook] = OrderedDict()
         self._load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
         self._saver: Saver | None = None
-        self._agreement_number = reserved_number()
         self._has_warned = False
 
     @property
@@ -261,7 +260,6 @@ class Checkpointer:
         """
         saver, self._saver = self._saver, None
         if saver is not None:
-            self._agreement_number = reserved_number()
             saver.settle()
 
     def release_memory(self) -> None:
@@ -342,7 +340,6 @@ class Checkpointer:
                 rank=topology.rank,
                 world_size=topology.world_size,
                 gather=accel_ops.gather_object,
-                number=self._agreement_number,
             )
             self._saver = Saver(topology=topology, agreement=agreement)
         return self._saver
