@@ -95,6 +95,21 @@ def test_a_model_whose_mesh_contradicts_the_layout_is_refused_with_both(world, p
             assert part in message
 
 
+def refusal_on_a_mesh(folder):
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_shard_size=2, tp_size=2))
+    mesh = accelerator.torch_device_mesh["tp"]
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, tp_plan="auto", device_mesh=mesh)
+    with pytest.raises(ConfigError) as caught:
+        accelerator.prepare(model)
+    return str(caught.value)
+
+
+def test_a_mesh_that_transformers_ignores_is_refused_with_what_it_takes(world, pretrained):
+    for message in world(4).run(refusal_on_a_mesh, pretrained[1]):
+        assert "spread over 4 ranks (`tp`)" in message
+        assert "`distributed_config=DistributedConfig(tp_size=2, fsdp_size=2)`" in message
+
+
 def tiny(kind, *, num_key_values=2, is_tied=False):
     """Return a model with fewer heads for keys and values than for queries, and a vocabulary that 2 does not divide."""
     torch.manual_seed(0)

@@ -45,3 +45,26 @@ def test_a_receiver_gets_the_whole_however_it_is_cut(world, layout, placements, 
     outcomes = world(2).run(receive, layout, placements, receivers, torch.float32)
     for rank in receivers:
         assert all(is_whole for _, is_whole in outcomes[rank].values())
+
+
+def devices_of_messages():
+    """Return where the parts of an offloaded tensor are when a mesh of other devices sends them."""
+    mesh = init_device_mesh("cpu", (2,))
+    offloaded = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
+    mesh._device_type = "meta"  # stands for an accelerator, whose backend cannot send memory of the CPU
+    devices = []
+
+    def record(operations):
+        devices.extend(one.tensor.device.type for one in operations)
+        return []
+
+    exchange, dist.batch_isend_irecv = dist.batch_isend_irecv, record
+    try:
+        Receivers(is_receiver=dist.get_rank() == 0, ranks=[0]).receive(offloaded)
+    finally:
+        dist.batch_isend_irecv = exchange
+    return devices
+
+
+def test_parts_that_are_offloaded_are_sent_from_the_device_of_the_mesh(world):
+    assert world(2).run(devices_of_messages) == [["meta"], ["meta"]]

@@ -64,6 +64,8 @@ class Receivers:
 
         A single receiver gets the parts straight into the memory of the whole. A collective.
         """
+        if isinstance(tensor, DTensor):
+            tensor = _on_device_of_mesh(tensor.detach())
         ranks = self._known_ranks(tensor.device)
         if isinstance(tensor, HeldTensor):
             return _passed_on(tensor, ranks)
@@ -83,6 +85,17 @@ class Receivers:
             dist.all_gather(flags, own)
             self._ranks = [rank for rank, flag in enumerate(flags) if flag.item()]
         return self._ranks
+
+
+def _on_device_of_mesh(tensor: DTensor) -> DTensor:
+    """Return the tensor where its mesh communicates: NCCL sends no parts that are offloaded to the CPU."""
+    local, mesh = tensor.to_local(), tensor.device_mesh
+    if local.device.type != "cpu" or mesh.device_type == "cpu":
+        return tensor
+    moved = local.to(mesh.device_type)
+    return DTensor.from_local(
+        moved, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
 
 
 def _passed_on(held: HeldTensor, receivers: Sequence[int]) -> torch.Tensor:

@@ -38,10 +38,14 @@ def check_own_mesh(model: nn.Module, layout: MeshLayout, *, strategy: str, shard
     num_data_ranks = math.prod(size for axis, size in sizes.items() if axis not in _SAME_BATCHES)
     for axis, size in sizes.items():
         if axis in _SAME_BATCHES and size != getattr(layout, axis):
+            asked = getattr(layout, axis)
+            advice = f"Pass `parallelism_config=ParallelismConfig({axis}_size={size})`"
+            if asked > 1:  # transformers 5.23 ignores `device_mesh`
+                others = f"{axis}_size={asked}, fsdp_size={layout.world_size // asked}"
+                advice = f"Load it with `distributed_config=DistributedConfig({others})`"
             raise ConfigError(
                 f"{spread}: the {size} ranks of `{axis}` must read the same batches. This run gives each of "
-                f"{layout.num_data_ranks} ranks batches of its own. Pass "
-                f"`parallelism_config=ParallelismConfig({axis}_size={size})`, or load the model whole, without "
+                f"{layout.num_data_ranks} ranks batches of its own. {advice}, or load the model whole, without "
                 "`tp_plan`, `device_mesh` or such sizes in `DistributedConfig`, and let `accelerator.prepare` shard it."
             )
     if num_data_ranks != layout.num_data_ranks:
