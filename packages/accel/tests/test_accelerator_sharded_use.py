@@ -1,5 +1,7 @@
 """What users do with sharded models beside one optimizer and one loop."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -732,3 +734,20 @@ def test_buffers_of_every_dtype_take_the_values_of_rank_0(world, version):
     for buffers in world(3).run(buffers_of_dtypes, version):
         assert len(buffers) == 6
         assert all((buffer == 1).all() for buffer in buffers)
+
+
+def warnings_of_hooks():
+    accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+    model = torch.nn.Linear(2, 2)
+    model.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        accelerator.prepare(model)
+    return [str(one.message) for one in caught if "Hooks on" in str(one.message)]
+
+
+def test_hooks_that_sharding_loses_are_named(world):
+    first, second = world(2).run(warnings_of_hooks)
+    assert len(first) == 1
+    assert "Hooks on `weight` of the Linear are no longer called" in first[0]
+    assert second == []

@@ -261,3 +261,40 @@ def test_several_models_accumulate_together_and_are_clipped_by_value(world, num_
         for name, value in expected.items():
             torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-7, msg=name)
         assert not all(state[name].equal(value) for name, value in before.items())
+
+
+class FusedSGD(torch.optim.Optimizer):
+    """Steps in the backward pass, by the protocol of LOMO."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def fused_backward(self, loss, lr):
+        loss.backward()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data -= lr * parameter.grad
+                parameter.grad = None
+
+    def step(self, closure=None):
+        raise NotImplementedError
+
+
+def test_an_optimizer_that_steps_in_the_backward_pass_gets_the_learning_rate():
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 1, bias=False)
+    before = model.weight.detach().clone()
+    model, optimizer = accelerator.prepare(model, FusedSGD(model.parameters()))
+    accelerator.backward(model(torch.ones(1, 2)).sum(), learning_rate=0.5)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert torch.equal(model.weight, before - 0.5)
+
+
+def test_a_learning_rate_for_no_optimizer_is_an_error():
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    with pytest.raises(
+        ConfigError, match="`backward` got a `learning_rate`, which is for optimizers that step"
+    ):
+        accelerator.backward(model(torch.ones(1, 2)).sum(), learning_rate=0.5)

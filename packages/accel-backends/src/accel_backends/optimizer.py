@@ -39,6 +39,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.scaler = scaler
         self.device_placement = device_placement
         self._gradient = current_gradient()
+        self._has_stepped_in_backward = hasattr(optimizer, "fused_backward")  # as LOMO does
         self._is_overflow = False  # by this name scripts set it, too
         if device_placement:
             place_optimizer_state(optimizer)
@@ -60,7 +61,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         Raises:
             StateError: If ``closure`` is given while the loss is scaled.
         """
-        if not self._gradient.sync_gradients:
+        if not self._gradient.sync_gradients or self._has_stepped_in_backward:
             return None
         if self._check is not None:
             self._check(self.optimizer)

@@ -784,7 +784,8 @@ class Accelerator:
                 sizes. Without it, every micro-batch counts the same, so that items of a short one count for
                 more. Give it in all micro-batches or in none; then every rank must call `backward` as often,
                 once in each `accumulate` block.
-            **kwargs: Passed to `Tensor.backward` or the engine's own.
+            **kwargs: Passed to `Tensor.backward` or the engine's own; `learning_rate` to the `fused_backward` of
+                optimizers such as LOMO, whose `step` then does nothing.
 
         Raises:
             ConfigError: If there is no loss, or `num_items` is negative or not finite.

@@ -65,7 +65,7 @@ class Receivers:
         A single receiver gets the parts straight into the memory of the whole. A collective.
         """
         if isinstance(tensor, DTensor):
-            tensor = _on_device_of_mesh(tensor.detach())
+            tensor = _on_device_of_mesh(tensor)
         ranks = self._known_ranks(tensor.device)
         if isinstance(tensor, HeldTensor):
             return _passed_on(tensor, ranks)
@@ -89,7 +89,7 @@ class Receivers:
 
 def _on_device_of_mesh(tensor: DTensor) -> DTensor:
     """Return the tensor where its mesh communicates: NCCL sends no parts that are offloaded to the CPU."""
-    local, mesh = tensor.to_local(), tensor.device_mesh
+    local, mesh = tensor.to_local().detach(), tensor.device_mesh
     if local.device.type != "cpu" or mesh.device_type == "cpu":
         return tensor
     moved = local.to(mesh.device_type)

@@ -186,9 +186,23 @@ class Stepper:
             )
         else:
             self._weights.pass_by(is_last=is_last)
-            self._strategy.backward(loss, num_steps=self.num_steps, **kwargs)
+            if "learning_rate" in kwargs:
+                self._step_in_backward(loss / self.num_steps, **kwargs)
+            else:
+                self._strategy.backward(loss, num_steps=self.num_steps, **kwargs)
         if is_last:
             self._end_window()
+
+    def _step_in_backward(self, loss: Tensor, learning_rate: float) -> None:
+        inner = [getattr(optimizer, "optimizer", optimizer) for optimizer in self._optimizers]
+        fused = [optimizer for optimizer in inner if hasattr(optimizer, "fused_backward")]
+        if not fused:
+            raise ConfigError(
+                "`backward` got a `learning_rate`, which is for optimizers that step in the backward pass, such as "
+                "LOMO, and none is prepared. Leave it out."
+            )
+        for optimizer in fused:
+            optimizer.fused_backward(loss, learning_rate)
 
     def forward_backward(
         self,

@@ -45,6 +45,7 @@ from accel_ops.named_tensors import NamedTensor, named_tensors
 from accel_state.errors import ConfigError
 from accel_state.mesh_groups import build_mesh
 from accel_state.mesh_layout import MeshLayout
+from accel_state.user_warnings import warn_user
 
 _NOTHING = nullcontext()
 
@@ -146,8 +147,17 @@ class FullyShardedStrategy(ShardedStrategy):
         names = [name for group in plan.groups for name in group.modules]
         check_unit_order(model, {name: model.get_submodule(name) for name in names}, kind=kind)
         self._whole[model] = WholeParameters(model, map(model.get_parameter, plan.whole), self._mesh)
+        lost = []
         for found in before:
-            self._replaced.record(found.tensor, model.get_parameter(found.names[0]))
+            parameter = model.get_parameter(found.names[0])
+            self._replaced.record(found.tensor, parameter)
+            if parameter is not found.tensor and _has_hooks(found.tensor):
+                lost.append(f"`{found.names[0]}`")
+        if lost:
+            warn_user(
+                f"Hooks on {', '.join(lost)} of the {kind} are no longer called, since FSDP has replaced these "
+                "parameters. Register them on the parameters of the prepared model."
+            )
         self._cast_forward(model)
         return model
 
@@ -345,3 +355,7 @@ def _expert_meshes_of(layout: MeshLayout, device_type: str) -> tuple[DeviceMesh 
     mesh = layout.expert_mesh(device_type)
     copies = ("dp_replicate",) if layout.dp_replicate > 1 else ()
     return mesh[(*copies, "edp_shard")], mesh["ep"]
+
+
+def _has_hooks(tensor: torch.Tensor) -> bool:
+    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
