@@ -112,7 +112,8 @@ def test_assigned_handlers_and_folders_are_used(tmp_path: Path):
     assert Path(str(accelerator.save_state())) == tmp_path / "checkpoints" / "checkpoint_4"
 
     handler = GradScalerKwargs(init_scale=4.0)
-    accelerator.scaler_handler = handler
+    with pytest.warns(UserWarning, match="`scaler_handler` has no effect any more: the Accelerator is built"):
+        accelerator.scaler_handler = handler
     assert accelerator.scaler_handler is handler
 
 
@@ -152,6 +153,9 @@ def test_the_users_loader_configuration_is_never_written_to():
     accelerator.even_batches = False
     assert given.even_batches
     assert not accelerator.even_batches
+    accelerator.dataloader_config = given
+    accelerator.even_batches = False
+    assert given.even_batches
 
 
 def test_a_deep_copy_of_an_accelerator_is_the_accelerator():

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
+from copy import copy
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -64,6 +65,7 @@ from accel_state.enums import (
     RNGType,
 )
 from accel_state.kwargs_handler import InitProcessGroupKwargs, KwargsHandler
+from accel_state.user_warnings import warn_user
 
 if TYPE_CHECKING:  # what only annotations name is not imported
     from accel.checkpoints.collection import SaveHook
@@ -262,6 +264,10 @@ class Accelerator:
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute. What a component owns changes there: scripts written for Accelerate assign these."""
         if name in _HANDLERS:
+            if name in ("scaler_handler", "init_handler"):
+                warn_user(
+                    f"`{name}` has no effect any more: the Accelerator is built. Pass it in `kwargs_handlers`."
+                )
             self.configuration.handlers.replace(_HANDLERS[name], value)
         elif name == "trackers":
             self._trackers.replace(value)
@@ -271,7 +277,8 @@ class Accelerator:
             current.extend(new)
         elif name in _OWNERS:
             owner, attribute = _OWNERS[name]
-            setattr(attrgetter(owner)(self), attribute, value)
+            is_users = name == "dataloader_config"  # which is never written to
+            setattr(attrgetter(owner)(self), attribute, copy(value) if is_users else value)
         else:
             super().__setattr__(name, value)
 
