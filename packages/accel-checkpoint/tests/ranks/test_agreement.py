@@ -148,21 +148,8 @@ def test_rank_0_leaves_when_the_others_have_read_the_verdict():
     assert outcome == ["of 0+of 1"]
 
 
-class RanksOfOtherMachines:
-    """A store whose ranks cannot look each other up."""
-
-    def __init__(self):
-        self.store = HashStore()
-
-    def __getattr__(self, name):
-        return getattr(self.store, name)
-
-    def set(self, key, value):
-        self.store.set(key, "another-boot pid:[1] 1 5" if key.startswith("process/") else value)
-
-
-def test_no_rank_waits_for_one_that_has_ended():
-    store = RanksOfOtherMachines()
+def test_no_rank_waits_for_one_that_has_ended(distant_ranks):
+    store = distant_ranks
     others = [agreement(store, rank, world_size=3, silence_s=0.1) for rank in (1, 2)]
     del others[0]
     waiting = agreement(store, world_size=3, silence_s=0.1)
@@ -170,8 +157,8 @@ def test_no_rank_waits_for_one_that_has_ended():
         waiting.agree("written", "here", joined)
 
 
-def test_no_rank_waits_for_rank_0_if_it_has_ended():
-    store = RanksOfOtherMachines()
+def test_no_rank_waits_for_rank_0_if_it_has_ended(distant_ranks):
+    store = distant_ranks
     waiting, keeper = agreement(store, 1, silence_s=0.1), agreement(store, 0)
     del keeper
     with pytest.raises(CheckpointError, match="Rank 0 has ended before it came to `written`"):

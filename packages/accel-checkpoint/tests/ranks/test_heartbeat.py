@@ -21,21 +21,8 @@ def ended_within(heartbeat, rank, seconds):
     return found == [rank]
 
 
-class RanksOfOtherMachines:
-    """A store whose ranks cannot look each other up."""
-
-    def __init__(self):
-        self.store = HashStore()
-
-    def __getattr__(self, name):
-        return getattr(self.store, name)
-
-    def set(self, key, value):
-        self.store.set(key, ELSEWHERE if key.startswith("process/") else value)
-
-
-def test_a_rank_that_sends_heartbeats_is_alive_and_one_that_stops_has_ended():
-    store = RanksOfOtherMachines()
+def test_a_rank_that_sends_heartbeats_is_alive_and_one_that_stops_has_ended(distant_ranks):
+    store = distant_ranks
     watching = Heartbeat(store, rank=0, beat_s=0.02, silence_s=0.3)
     other = Heartbeat(store, rank=1, beat_s=0.02, silence_s=0.3)
     assert not ended_within(watching, 1, 0.5)
