@@ -275,7 +275,7 @@ ROUTES: dict[str, tuple[list[tuple[str, str]], dict[str, object]]] = {
             ("Which GPUs", ENTER),
             ("CPU cores", ENTER),
             ("mixed precision", UP + ENTER),
-            ("8-bit arithmetic", DOWN + DOWN + ENTER),
+            ("8-bit arithmetic", DOWN + ENTER),
             ("Gather sharded parameters", ENTER),
             ("Pad matrices", ENTER),
         ],
