@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from accel_bigmodel import (
     init_empty_weights,
     load_checkpoint_and_dispatch,
     offload_state_dict,
+    offload_weight,
+    save_offload_index,
 )
 from accel_checkpoint.formats.safetensor_ranges import read_layout
 from accel_state.errors import CheckpointError, ConfigError
@@ -115,3 +119,23 @@ def test_weights_whose_elements_are_not_aligned_are_read_all_the_same(tmp_path):
     index = {name: {"safetensors_file": str(path)} for name in state}
     weights = OffloadedWeightsLoader(index=index)
     assert all(torch.equal(weights[name], tensor) for name, tensor in state.items())
+
+
+def num_mapped(folder: Path) -> int:
+    return Path("/proc/self/maps").read_text().count(f"{folder}/")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
+@pytest.mark.parametrize(("num_weights", "num_values"), [(300, 1), (4_300, 8_192)])
+def test_the_mappings_of_a_folder_do_not_grow_with_its_weights(tmp_path, num_weights, num_values):
+    values = torch.arange(num_values, dtype=torch.float32)
+    index = offload_weight(values, "first", tmp_path, {})
+    for number in range(num_weights):
+        os.link(tmp_path / "first.dat", tmp_path / f"{number}.dat")
+        index[f"{number}"] = index["first"]
+    save_offload_index(index, tmp_path)
+    weights = OffloadedWeightsLoader(save_folder=tmp_path)
+    written = weights["0"].add_(1)
+    assert all(torch.equal(weights[f"{number}"], values) for number in range(1, num_weights))
+    assert num_mapped(tmp_path) < num_weights
+    assert weights["0"] is written

@@ -9,10 +9,9 @@ from torch import nn
 
 from accel_bigmodel.hooks.attaching import hooks_of
 from accel_bigmodel.offload.state import has_offloaded_params
+from accel_state.devices.vendors import known_vendors
 from accel_state.errors import StateError
 from accel_state.user_warnings import warn_user
-
-_MOVES = ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa", "hpu", "mtia", "ipu")
 
 
 class GuardedMove:
@@ -42,6 +41,6 @@ class GuardedMove:
 
 def guard_moves(model: nn.Module) -> None:
     """Make ``model.to`` and similar methods warn while the model has hooks, or refuse where weights are offloaded."""
-    for name in _MOVES:
-        if hasattr(type(model), name):
+    for name in ("to", "mtia", "ipu", *(vendor.name for vendor in known_vendors())):
+        if hasattr(nn.Module, name) and name != "cpu":
             setattr(model, name, GuardedMove(model, name))

@@ -19,6 +19,7 @@ from accel_checkpoint.formats.weight_files import is_plain
 from accel_state.errors import CheckpointError
 
 INDEX_NAME = "index.json"
+_LARGEST_READ = 16_384  # bytes; Linux allows a process 65,530 mappings by default
 
 
 def offload_weight(
@@ -49,7 +50,7 @@ def offload_weight(
 def load_offloaded_weight(
     weight_file: str | os.PathLike[str], weight_info: Mapping[str, Any]
 ) -> torch.Tensor:
-    """Return a weight that `offload_weight` wrote, mapped from its file.
+    """Return a weight that `offload_weight` wrote: mapped from its file, or read if that takes a few pages only.
 
     Args:
         weight_file: The file.
@@ -65,8 +66,11 @@ def load_offloaded_weight(
         raise CheckpointError(
             f"The offloaded weight `{path}` is missing or truncated. Offload the model again."
         )
-    if num_bytes == 0:
-        return torch.empty(shape, dtype=dtype)
+    if num_bytes <= _LARGEST_READ:
+        raw = torch.empty(num_bytes, dtype=torch.uint8)
+        with path.open("rb") as file:
+            file.readinto(raw.numpy().data)
+        return raw.view(dtype).reshape(shape)
     return MappedFile(path).tensor(ByteRange(dtype, shape, 0, num_bytes))
 
 

@@ -21,6 +21,8 @@ from accel_checkpoint.formats.safetensor_ranges import MappedFile, SafetensorsLa
 from accel_checkpoint.formats.safetensor_writing import ALIGNMENT
 from accel_state.errors import CheckpointError, ConfigError
 
+_MAX_MAPPED = 4_096  # further weights are mapped at each use; Linux allows a process 65,530 mappings by default
+
 
 class PrefixedDataset(Mapping[str, Any]):
     """The part of a mapping whose keys start with ``prefix``, under keys without it."""
@@ -101,11 +103,14 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
                 f"`{key}` is in an offload folder, but no `save_folder` was given. Pass the folder."
             )
         name = entry.get("weight_name", key)
-        if name not in self._mapped:
-            path = weight_file(self.save_folder, name)
-            self._folder.check(path)
-            self._mapped[name] = load_offloaded_weight(path, entry)
-        return self._mapped[name]
+        if name in self._mapped:
+            return self._mapped[name]
+        path = weight_file(self.save_folder, name)
+        self._folder.check(path)
+        weight = load_offloaded_weight(path, entry)
+        if len(self._mapped) < _MAX_MAPPED:
+            self._mapped[name] = weight
+        return weight
 
     def __contains__(self, key: object) -> bool:
         return key in self.state_dict or key in self.index
