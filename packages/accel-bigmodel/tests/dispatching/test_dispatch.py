@@ -145,6 +145,16 @@ def test_a_dispatched_model_is_not_moved(tmp_path):
         assert copied.to("cpu") is copied
 
 
+def test_a_dispatched_model_is_not_moved_to_the_device_of_a_vendors_package(tmp_path, monkeypatch):
+    for name in ("neuron", "hpu"):  # the package of the vendor adds it
+        monkeypatch.setattr(nn.Module, name, lambda self: self.to(torch.bfloat16), raising=False)
+    model = dispatch_model(net(), {"": "disk"}, offload_dir=tmp_path)
+    for move in (model.neuron, model.hpu, model.cuda):
+        with pytest.raises(StateError, match="can't move a model that has some modules offloaded"):
+            move()
+    assert type(model.cpu) is not type(model.cuda)
+
+
 def test_a_folder_that_was_written_before_serves_a_skeleton(tmp_path):
     offload_state_dict(tmp_path, net().state_dict())
     with init_empty_weights():

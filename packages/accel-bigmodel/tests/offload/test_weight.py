@@ -337,3 +337,19 @@ def test_an_error_in_a_state_dict_changes_no_later_use(tmp_path):
         model.state_dict()
     model[0].weight.detach().zero_()
     assert (users["0.weight"] == 1).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_norms_and_averages_of_offloaded_weights_have_values(tmp_path, execution_memory, way):
+    model, wanted = way(tmp_path), resident().to(torch.float64 if way is converted else torch.float32)
+    norm = torch.nn.utils.get_total_norm(wanted.parameters())
+    assert torch.equal(torch.nn.utils.get_total_norm(model.parameters()), norm)
+    averages = [torch.optim.swa_utils.AveragedModel(each) for each in (model, wanted)]
+    with torch.no_grad():
+        for value in (1, 4):
+            for averaged, each in zip(averages, (model, wanted), strict=True):
+                each[0].weight.fill_(value)
+                averaged.update_parameters(each)
+    assert (averages[0].state_dict()["module.0.weight"] == 2.5).all()
+    for name, value in averages[1].state_dict().items():
+        assert torch.equal(averages[0].state_dict()[name], value), name

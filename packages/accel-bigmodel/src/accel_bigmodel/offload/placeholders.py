@@ -9,6 +9,7 @@ returned.
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 import threading
 import weakref
@@ -18,6 +19,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from accel_bigmodel.offload.transfer import is_copied
 from accel_bigmodel.offload.weight import OffloadedWeight
@@ -36,6 +38,8 @@ class _Placeholder(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in _metadata_functions():
+            if func in _DEVICE and sys._getframe(1).f_code in _MOVING_TO_DEVICE:
+                return torch.device("cpu")  # where functions of a single weight return their results
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return _call_with_values(func, args, kwargs or {})
@@ -241,6 +245,13 @@ def _refuse_address(placeholder: Any) -> None:
             "module that uses it to `preload_module_classes`, or do not offload it."
         )
 
+
+_DEVICE = (cast(Any, torch.Tensor.device).__get__,)
+_MOVING_TO_DEVICE = (
+    inspect.unwrap(torch.nn.utils.get_total_norm).__code__,
+    AveragedModel.update_parameters.__code__,
+)
+"""Functions of torch that move results to the ``device`` of a weight, where one on the meta device loses its values."""
 
 _METADATA: set[Any] = set()
 _WITH_VALUES = {"data", "T", "mT", "H", "mH", "real", "imag", "_cdata"}
