@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses import FakeTensor
 
 from accel import Accelerator, ParallelismConfig
 from accel_state import PipelineParallelConfig
+from accel_state.errors import DistributedOperationException
 from accel_state.runtime import reset_runtime
 
 SCHEDULES = [
@@ -117,3 +119,71 @@ def test_a_rank_keeps_what_it_sent_for_as_long_as_it_may_be_on_its_way(world, sc
         num_sent = sum(kind == "send" for kind, *_ in messages)
         assert num_sent >= 24
         assert num_alive <= 7 * stages_per_rank
+
+
+class Saved:
+    """What a backward pass needs."""
+
+
+class Remembering(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, saved):
+        ctx.saved = saved
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class RunsOutOfMemory(nn.Linear):
+    """Runs out of memory in the third micro-batch; no other module does."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+        self.saved = []
+
+    def forward(self, rows):
+        if rows.is_meta or isinstance(rows, FakeTensor):
+            return super().forward(rows)
+        saved = Saved()
+        self.saved.append(weakref.ref(saved))
+        rows = Remembering.apply(super().forward(rows), saved)
+        if len(self.saved) == 3:
+            raise MemoryError("no memory")
+        return rows
+
+    def num_saved(self):
+        return sum(one() is not None for one in self.saved)
+
+
+def activations_after_an_error(schedule):
+    """Return how many activations are kept when this rank sends its last message and when it raises, and the error."""
+    reset_runtime(keep_process_group=True)
+    config = ParallelismConfig(pp_size=2, pp_handler=PipelineParallelConfig(schedule, 6))
+    accelerator = Accelerator(cpu=True, parallelism_config=config)
+    failing = RunsOutOfMemory()
+    model = accelerator.prepare(nn.Sequential(failing, nn.Linear(4, 4)))
+    num_saved, isend = [], dist.isend
+
+    def noted_isend(tensor, peer, group=None):
+        num_saved.append(failing.num_saved())
+        return isend(tensor, peer, group=group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "isend", noted_isend)
+        try:
+            accelerator.forward_backward(model, torch.ones(6, 4), lambda model, rows: model(rows).sum())
+        except (MemoryError, DistributedOperationException) as error:
+            return num_saved, failing.num_saved(), str(error)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
+def test_a_stage_without_memory_frees_its_activations_before_it_goes_on_sending(world, schedule):
+    (num_saved, at_the_end, error), (_, _, error_of_other) = world(2).run(activations_after_an_error, schedule)
+    assert len(num_saved) == 6
+    assert max(num_saved[:3]) > 0
+    assert num_saved[3:] == [0, 0, 0]
+    assert at_the_end == 0
+    assert error == "no memory"
+    assert "Process 0 failed in its stage of the model. MemoryError" in error_of_other

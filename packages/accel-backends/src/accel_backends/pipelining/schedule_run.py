@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from accel_backends.pipelining.split_backward import SplitBackward
 from accel_backends.pipelining.stage_root import StageRoot
 from accel_backends.pipelining.stages import StagedModel
 from accel_backends.pipelining.trace import Trace
+from accel_ops.memory.release import should_reduce_batch_size
 from accel_state.errors import ConfigError
 
 T = TypeVar("T")
@@ -241,7 +243,16 @@ class ScheduleRun:
                 return compute()
             except BaseException as raised:  # noqa: BLE001 - raised at the end of `run`
                 self._error = raised
+                self._free_activations(raised)
         return otherwise
+
+    def _free_activations(self, error: BaseException) -> None:
+        """Free what no backward pass will need; the zeros that are sent from now on take memory, too."""
+        self._split.clear()
+        for key, (received, outputs) in self._open.items():
+            self._open[key] = received, [tensor.detach() for tensor in outputs]
+        if should_reduce_batch_size(error):
+            traceback.clear_frames(error.__traceback__)
 
 
 def _messages(actions: Sequence[Action], *, step: int, end: int) -> list[tuple[Key, int]]:
