@@ -160,3 +160,36 @@ def test_what_ranks_cannot_share_is_refused_and_outside_of_blocks_sequences_are_
         assert "`attention_mask` is of shape (2, 1, 6, 12)" in pairs
         expected = make_model("Llama").generate(batch()["input_ids"], max_new_tokens=2)
         assert whole.equal(expected)
+
+
+def masks_of_layers(kind, settings, *, packed):
+    """Return the masks that the layers are called with where sequences are shared, and where they are not."""
+    reset_runtime(keep_process_group=True)
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=2))
+    model = make_model(kind, **settings)
+    masks = []
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(
+            lambda module, args, kwargs: masks.append(kwargs["attention_mask"]), with_kwargs=True
+        )
+    model = accelerator.prepare_model(model)
+    inputs = batch(packed=packed)
+    buffers = list(inputs.values())
+    with torch.no_grad():
+        with accelerator.maybe_context_parallel(buffers, [1] * len(buffers)):
+            model(**inputs, use_cache=False)
+        shared = masks[:]
+        model(**inputs, use_cache=False)
+    return shared, masks[len(shared) :]
+
+
+def masks_of_all():
+    rows = [("Llama", {}, False), ("Qwen2", {}, True), ("Mistral", {"sliding_window": 4}, False)]
+    return [masks_of_layers(kind, settings, packed=packed) for kind, settings, packed in rows]
+
+
+def test_no_mask_is_built_for_pairs_of_a_ranks_tokens_where_sequences_are_shared(world):
+    for each in world(2).run(masks_of_all):
+        for shared, unshared in each:
+            assert shared == [None, None]
+            assert [mask.shape for mask in unshared] == 2 * [(2, 1, 12, 12)]

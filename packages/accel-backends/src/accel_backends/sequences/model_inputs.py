@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from accel_backends.wrapped_forward import WrappedForward
 from accel_state.errors import ConfigError
 
 _MASK, _POSITIONS = "attention_mask", "position_ids"
+_masks_are_unused = ContextVar("masks_are_unused", default=False)
 
 
 class SharedInputs(WrappedForward):
@@ -50,8 +53,14 @@ class SharedInputs(WrappedForward):
         if positions is None and _POSITIONS in self.signature.parameters:
             device = next(one.device for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
             given.arguments[_POSITIONS] = tokens.cut.positions(tokens.num_tokens, device)[None]
-        with self.sharing.using(tokens):
-            return self.original(*given.args, **given.kwargs)
+        if self._of_transformers:
+            _let_masks_be_left_out()
+        leaving_out = _masks_are_unused.set(True)
+        try:
+            with self.sharing.using(tokens):
+                return self.original(*given.args, **given.kwargs)
+        finally:
+            _masks_are_unused.reset(leaving_out)
 
 
 def share_inputs(model: nn.Module, sharing: SequenceSharing) -> None:
@@ -72,6 +81,19 @@ def _share_inside(module: nn.Module, sharing: SequenceSharing) -> None:
         return
     for child in module.children():
         _share_inside(child, sharing)
+
+
+@functools.cache
+def _let_masks_be_left_out() -> None:
+    """Make transformers build no mask for pairs of a rank's tokens, which attention over all tokens would drop."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as FUNCTIONS
+
+    usual = FUNCTIONS["sdpa"]
+
+    def mask(*args: Any, **kwargs: Any) -> Any:
+        return None if _masks_are_unused.get() else usual(*args, **kwargs)
+
+    FUNCTIONS.register("sdpa", mask)
 
 
 def _takes_any(module: nn.Module) -> bool:
