@@ -32,7 +32,6 @@ from accel_bigmodel.planning.device_maps import (
     check_tied_parameters_on_same_device,
 )
 from accel_bigmodel.tensors.module_tensors import find_tied_parameters
-from accel_bigmodel.tensors.placing import TiedParams
 from accel_bigmodel.tensors.ties import remember_ties
 
 
@@ -163,7 +162,8 @@ def dispatch_model(
     offloaded_devices = ("disk",) if main.type in ("cpu", "mps") else ("cpu", "disk")
     offloaded = {name for name, device in device_map.items() if str(device) in offloaded_devices}
     devices = {name: main if str(d) in ("cpu", "disk") else torch.device(d) for name, d in device_map.items()}
-    if not offloaded and len(set(devices.values())) == 1 and not force_hooks and not _has_placeholders(model):
+    has_placeholders = any(weight_of(parameter) is not None for parameter in model.parameters())
+    if not offloaded and len(set(devices.values())) == 1 and not force_hooks and not has_placeholders:
         model.to(main)
     else:
         ties = find_tied_parameters(model)
@@ -172,9 +172,11 @@ def dispatch_model(
         source = WeightSource(state_dict, offload_dir, offload_index, exact=exact)
         weights = offloaded_weights(model, placement, source) if offloaded else None
         context = ModelContext(owns_weights=state_dict is None, prefetcher=Prefetcher() if prefetch else None)
+        by_name = dict(model.named_parameters(remove_duplicate=False))
+        tied = [by_name[name] for group in ties for name in group]
         settings = HookSettings(
-            weights, offload_buffers, skip_keys, frozenset(preload_module_classes or ()), _tied_addresses(model),
-            context,
+            weights, offload_buffers, skip_keys, frozenset(preload_module_classes or ()),
+            {tensor.data_ptr(): {} for tensor in tied if not tensor.is_meta}, context,
         )  # fmt: skip
         offloads = {name: name in offloaded for name in ["", *devices]}
         attach_blocks(model, "", {"": main, **devices}, offloads, settings)
@@ -206,10 +208,6 @@ def _remove_hooks(model: nn.Module) -> None:
     remove_hook_from_submodules(model)
 
 
-def _has_placeholders(model: nn.Module) -> bool:
-    return any(weight_of(parameter) is not None for parameter in model.parameters())
-
-
 def _execution_device(model: nn.Module, given: torch.device | str | int | None) -> torch.device:
     if given is not None:
         return torch.device(given)
@@ -220,9 +218,3 @@ def _execution_device(model: nn.Module, given: torch.device | str | int | None) 
 def _main_device(device_map: DeviceMap) -> torch.device:
     named = [device for device in device_map.values() if str(device) not in ("cpu", "disk")]
     return torch.device(named[0] if named else "cpu")
-
-
-def _tied_addresses(model: nn.Module) -> TiedParams:
-    by_name = dict(model.named_parameters(remove_duplicate=False))
-    tied = [by_name[name] for group in find_tied_parameters(model) for name in group]
-    return {tensor.data_ptr(): {} for tensor in tied if not tensor.is_meta}

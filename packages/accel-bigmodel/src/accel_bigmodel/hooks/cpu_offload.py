@@ -40,7 +40,8 @@ class CpuOffload(ModelHook):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self.prev_module_hook is not None and isinstance(self.prev_module_hook, UserCpuOffloadHook):
             previous = self.prev_module_hook
-            if _device(previous.model) != torch.device("cpu"):
+            first = next(previous.model.parameters(), None)
+            if first is None or first.device.type != "cpu":
                 previous.offload()
         module.to(self.execution_device)
         return send_to_device(args, self.execution_device), send_to_device(kwargs, self.execution_device)
@@ -61,7 +62,3 @@ class UserCpuOffloadHook:
     def remove(self) -> None:
         """Remove the hook; the model stays on its device."""
         remove_hook_from_module(self.model)
-
-
-def _device(model: nn.Module) -> torch.device | None:
-    return next((parameter.device for parameter in model.parameters()), None)

@@ -121,37 +121,21 @@ def load_offloaded_weights(
         set_module_tensor_to_device(model, name, "cpu", value=weight.clone())
 
 
-class FolderState:
-    """The files of an offload folder at the time a model started to use it.
+def file_identities(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return the weight files of a folder by name; one that is saved again has another identity."""
+    if not folder.is_dir():
+        return {}
+    with os.scandir(folder) as entries:
+        return {entry.name: _identity(entry.stat()) for entry in entries if entry.name.endswith(".dat")}
 
-    Every save replaces files by new ones of the same name, so a file with another identity has other values.
-    """
 
-    def __init__(self, files: Mapping[str, tuple[int, int]]) -> None:
-        self._files = files
-
-    @classmethod
-    def of(cls, folder: Path) -> FolderState:
-        """Return the current state of a folder."""
-        if not folder.is_dir():
-            return cls({})
-        with os.scandir(folder) as entries:
-            return cls(
-                {entry.name: _identity(entry.stat()) for entry in entries if entry.name.endswith(".dat")}
-            )
-
-    def check(self, path: Path) -> None:
-        """Check that a file has not been replaced.
-
-        Raises:
-            CheckpointError: If it has.
-        """
-        known = self._files.get(path.name)
-        if known is not None and path.is_file() and _identity(path.stat()) != known:
-            raise CheckpointError(
-                f"`{path}` has been replaced since this model was offloaded: another model uses the same offload "
-                "folder. Give each model a folder of its own, and offload this one again."
-            )
+def check_identity(path: Path, known: tuple[int, int] | None) -> None:
+    """Raise a `CheckpointError` if a weight file is no longer the one that was known."""
+    if known is not None and path.is_file() and _identity(path.stat()) != known:
+        raise CheckpointError(
+            f"`{path}` has been replaced since this model was offloaded: another model uses the same offload "
+            "folder. Give each model a folder of its own, and offload this one again."
+        )
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -29,10 +29,6 @@ class WeightSource:
     offload_index: Mapping[str, Any] | None
     exact: bool = False
 
-    def has_index(self) -> bool:
-        """Whether the offload folder has an index."""
-        return self.offload_dir is not None and Path(self.offload_dir, INDEX_NAME).is_file()
-
 
 @dataclass(frozen=True)
 class Placement:
@@ -119,7 +115,7 @@ def offloaded_weights(model: nn.Module, placement: Placement, source: WeightSour
         if source.offload_dir is not None:
             if to_write:
                 offload_state_dict(source.offload_dir, to_write)
-            index = None if source.has_index() else {}
+            index = None if Path(source.offload_dir, INDEX_NAME).is_file() else {}
     folder = source.offload_dir if placement.on_disk() else None
     if index is None and folder is None:
         return with_ties(model, OffloadedWeightsLoader(in_memory))

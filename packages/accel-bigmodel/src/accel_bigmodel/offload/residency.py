@@ -115,7 +115,7 @@ class Residency:
     def onload(self, *_: Any) -> None:
         """Insert the values; each call, also one by a hook of torch, needs an `offload` in the same thread."""
         filled: list[Slot] = []
-        _filled.of(self).append(filled)
+        _filled.calls.setdefault(id(self), []).append(filled)
         forwards.enter()
         try:
             for slot in self.slots:
@@ -127,8 +127,11 @@ class Residency:
 
     def offload(self, *_: Any) -> None:
         """Undo this thread's last `onload`."""
-        for slot in _filled.last_of(self):
+        calls = _filled.calls[id(self)]
+        for slot in calls.pop():
             slot.empty()
+        if not calls:
+            del _filled.calls[id(self)]
         forwards.leave()
 
     @contextlib.contextmanager
@@ -155,20 +158,10 @@ class Residency:
 
 
 class _Filled(threading.local):
-    """The slots that this thread filled, a stack of calls for each residency."""
+    """The slots that this thread filled, a stack of calls for each residency by its identity."""
 
     def __init__(self) -> None:
-        self._stacks: dict[int, list[list[Slot]]] = {}
-
-    def of(self, residency: Residency) -> list[list[Slot]]:
-        return self._stacks.setdefault(id(residency), [])
-
-    def last_of(self, residency: Residency) -> list[Slot]:
-        stack = self._stacks[id(residency)]
-        last = stack.pop()
-        if not stack:
-            del self._stacks[id(residency)]
-        return last
+        self.calls: dict[int, list[list[Slot]]] = {}
 
 
 _filled = _Filled()

@@ -105,10 +105,6 @@ def _copy_in_side_stream(stored: torch.Tensor, device: torch.device) -> Transfer
     return Transfer(copied, event, pinned)
 
 
-_streams: dict[torch.device, Any] = {}
-
-
+@functools.cache
 def _side_stream(device: torch.device) -> Any:
-    if device not in _streams:
-        _streams[device] = torch.get_device_module(device).Stream(device)
-    return _streams[device]
+    return torch.get_device_module(device).Stream(device)

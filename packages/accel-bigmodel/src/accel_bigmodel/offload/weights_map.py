@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from accel_bigmodel.offload.folder import (
-    FolderState,
+    check_identity,
+    file_identities,
     load_offloaded_weight,
     read_offload_index,
     weight_file,
@@ -90,7 +91,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         self.all_keys = [*self.index, *(key for key in self.state_dict if key not in self.index)]
         self._files: dict[str, tuple[SafetensorsLayout, MappedFile]] = {}
         self._mapped: dict[str, torch.Tensor] = {}
-        self._folder = None if self.save_folder is None else FolderState.of(self.save_folder)
+        self._identities = {} if self.save_folder is None else file_identities(self.save_folder)
 
     def __getitem__(self, key: str) -> torch.Tensor:
         if key in self.state_dict:
@@ -98,7 +99,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         entry = self.index[key]
         if entry.get("safetensors_file") is not None:
             return self._from_safetensors(entry["safetensors_file"], entry.get("weight_name", key), entry)
-        if self.save_folder is None or self._folder is None:
+        if self.save_folder is None:
             raise CheckpointError(
                 f"`{key}` is in an offload folder, but no `save_folder` was given. Pass the folder."
             )
@@ -106,7 +107,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         if name in self._mapped:
             return self._mapped[name]
         path = weight_file(self.save_folder, name)
-        self._folder.check(path)
+        check_identity(path, self._identities.get(path.name))
         weight = load_offloaded_weight(path, entry)
         if len(self._mapped) < _MAX_MAPPED:
             self._mapped[name] = weight
@@ -129,7 +130,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
     ) -> OffloadedWeightsLoader:
         """Return a loader of other weights from the same folder, which maps the files again: no write is shared."""
         made = OffloadedWeightsLoader(state_dict, None, index, self.device, exact=self.exact)
-        made.save_folder, made._folder = self.save_folder, self._folder
+        made.save_folder, made._identities = self.save_folder, self._identities
         return made
 
     def _from_safetensors(self, path: str, name: str, entry: Mapping[str, Any]) -> torch.Tensor:

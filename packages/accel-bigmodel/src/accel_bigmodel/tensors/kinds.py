@@ -1,6 +1,6 @@
 """Classes of parameters that are more than their numbers, such as quantised weights, and how they are made again.
 
-A class is registered by its full name, so that its package need not be installed.
+A class is known by its full name, so that its package need not be installed.
 """
 
 from __future__ import annotations
@@ -89,12 +89,11 @@ class Params4bitKind(TensorKind):
 
 
 _PLAIN = TensorKind()
-_KINDS: dict[str, TensorKind] = {}
-
-
-def register_tensor_kind(name: str, kind: TensorKind) -> None:
-    """Let ``kind`` handle the class of this full name, ``package.module.Class``, and classes derived from it."""
-    _KINDS[name] = kind
+_KINDS: dict[str, TensorKind] = {
+    "bitsandbytes.nn.modules.Int8Params": Int8Kind(),
+    "bitsandbytes.nn.modules.Params4bit": Params4bitKind(),
+}
+"""By the full name of the class that they handle, which includes derived ones."""
 
 
 def kind_of(tensor_class: type) -> TensorKind:
@@ -131,7 +130,3 @@ def as_parameter_like(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
         plain: nn.Parameter = torch.Tensor._make_subclass(nn.Parameter, values, requires_grad)
         return plain
     return kind_of(wanted).make(wanted, values, requires_grad=requires_grad, attributes=attributes)
-
-
-register_tensor_kind("bitsandbytes.nn.modules.Int8Params", Int8Kind())
-register_tensor_kind("bitsandbytes.nn.modules.Params4bit", Params4bitKind())
