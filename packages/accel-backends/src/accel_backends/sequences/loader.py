@@ -19,10 +19,6 @@ from accel_backends.sequences.cut import SequenceCut
 from accel_state.user_warnings import warn_user
 
 
-def _nothing(num_tokens: int, num_real: int, parts: Sequence[Tensor]) -> AbstractContextManager[Any]:
-    return nullcontext()
-
-
 class SequencePart:
     """A prepared loader, of which each rank gets its part of every sequence; else it is that loader.
 
@@ -46,7 +42,7 @@ class SequencePart:
         pads: bool = False,
         check: Callable[[Mapping[str, Any]], None] | None = None,
         is_active: Callable[[], bool] = lambda: True,
-        during: Callable[[int, int, Sequence[Tensor]], AbstractContextManager[Any]] = _nothing,
+        during: Callable[[int, int, Sequence[Tensor]], AbstractContextManager[Any]] = lambda *_: nullcontext(),
     ) -> None:
         self.loader = loader
         self._cut = cut

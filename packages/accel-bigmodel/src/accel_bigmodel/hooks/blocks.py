@@ -245,14 +245,16 @@ def _planned(
     if isinstance(module, torch.jit.ScriptModule) and offload:
         _refuse_scripted(module, name)
     is_whole = type(module).__name__ in settings.preload or isinstance(module, _FUSED)
-    includes_submodules = offload and is_whole and not _has_inner_entry(name, devices)
-    if includes_submodules or (_own_tensors(module) and not _has_align_hook(module)):
+    prefix = f"{name}." if name else ""
+    has_inner_entry = any(key != name and key.startswith(prefix) for key in devices)
+    includes_submodules = offload and is_whole and not has_inner_entry
+    has_align_hook = any(isinstance(hook, AlignDevicesHook) for hook in hooks_of(module))
+    if includes_submodules or (_own_tensors(module) and not has_align_hook):
         yield PlannedHook(module, name, device, offload, includes_submodules)
     if includes_submodules:
         return
     for child_name, child in module.named_children():
-        inner = f"{name}.{child_name}" if name else child_name
-        yield from _planned(child, inner, devices, offloads, settings, entry, seen)
+        yield from _planned(child, f"{prefix}{child_name}", devices, offloads, settings, entry, seen)
     if isinstance(module, nn.TransformerEncoder) and len(module.layers):
         # It decides how to handle padding from the weights of its first layer.
         yield PlannedHook(module, name, device, offload, uses_weights_of=module.layers[0])
@@ -280,17 +282,8 @@ def _restore(planned: PlannedHook) -> None:
             setattr(owner, name, weight.resident(tensor, device))
 
 
-def _has_inner_entry(name: str, devices: Mapping[str, Device | None]) -> bool:
-    prefix = f"{name}." if name else ""
-    return any(key != name and key.startswith(prefix) for key in devices)
-
-
 def _own_tensors(module: nn.Module) -> bool:
     return any(t is not None for t in (*module._parameters.values(), *module._buffers.values()))
-
-
-def _has_align_hook(module: nn.Module) -> bool:
-    return any(isinstance(hook, AlignDevicesHook) for hook in hooks_of(module))
 
 
 def _refuse_scripted(module: nn.Module, name: str) -> None:

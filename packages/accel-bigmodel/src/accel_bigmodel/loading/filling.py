@@ -115,7 +115,8 @@ class Filling:
         self._model = model
         self._places, self._extras, self._to = places, extras, to
         self._first_names: dict[int, str] = {}
-        self._devices = None if to.device_map is None else DeviceLookup(_resolved(to.device_map))
+        devices = {n: "disk" if d == "disk" else torch.device(d) for n, d in (to.device_map or {}).items()}
+        self._devices = None if to.device_map is None else DeviceLookup(devices)
 
     def fill_from(self, file: CheckpointFile, layout: SafetensorsLayout | None) -> None:
         """Fill all tensors that ``file`` has values for; ``layout`` is given for safetensors files."""
@@ -238,10 +239,6 @@ class Filling:
                 f"`{self._first_names[id(target)]}` and `{name}` are one tied weight in the model, but differ in the "
                 "checkpoint. Untie them in the model, or remove one from the checkpoint."
             )
-
-
-def _resolved(device_map: DeviceMap) -> dict[str, str | torch.device]:
-    return {name: "disk" if d == "disk" else torch.device(d) for name, d in device_map.items()}
 
 
 @contextmanager
