@@ -84,7 +84,7 @@ class EarlyOptimizerState:
         own: dict[int, dict[str, Any]] = {}
         for number, values in state["state"].items():
             place, parameter = parameters[number]
-            known = {name: _fetched(value) for name, value in values.items()}
+            known = {name: fetched(value) for name, value in values.items()}
             if parameter.is_meta:
                 self._kept[place] = known
             else:
@@ -99,10 +99,6 @@ class EarlyOptimizerState:
             optimizer.state[parameter] = {
                 name: like_parameter(value, parameter) for name, value in values.items()
             }
-
-
-def _fetched(value: Any) -> Any:
-    return value.fetch() if isinstance(value, DeferredTensor) else value
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-
-from torch import Tensor
 
 from accel_backends.sequences.batches import (
     check_length,
@@ -42,7 +40,7 @@ class SequencePart:
         pads: bool = False,
         check: Callable[[Mapping[str, Any]], None] | None = None,
         is_active: Callable[[], bool] = lambda: True,
-        during: Callable[[int, int, Sequence[Tensor]], AbstractContextManager[Any]] = lambda *_: nullcontext(),
+        during: Callable[..., AbstractContextManager[Any]] = lambda *_: nullcontext(),
     ) -> None:
         self.loader = loader
         self._cut = cut

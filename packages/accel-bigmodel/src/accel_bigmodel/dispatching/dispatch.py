@@ -158,7 +158,8 @@ def dispatch_model(
     """
     _remove_hooks(model)
     check_device_map(model, device_map)
-    main = _main_device(device_map) if main_device is None else torch.device(main_device)
+    named = [device for device in device_map.values() if str(device) not in ("cpu", "disk")]
+    main = torch.device((named or ["cpu"])[0] if main_device is None else main_device)
     offloaded_devices = ("disk",) if main.type in ("cpu", "mps") else ("cpu", "disk")
     offloaded = {name for name, device in device_map.items() if str(device) in offloaded_devices}
     devices = {name: main if str(d) in ("cpu", "disk") else torch.device(d) for name, d in device_map.items()}
@@ -213,8 +214,3 @@ def _execution_device(model: nn.Module, given: torch.device | str | int | None) 
         return torch.device(given)
     first = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     return torch.device("cpu") if first.type == "meta" else first
-
-
-def _main_device(device_map: DeviceMap) -> torch.device:
-    named = [device for device in device_map.values() if str(device) not in ("cpu", "disk")]
-    return torch.device(named[0] if named else "cpu")

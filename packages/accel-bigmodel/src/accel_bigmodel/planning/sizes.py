@@ -35,8 +35,11 @@ def compute_module_sizes(
     special = special_dtypes or {}
     sizes: dict[str, int] = {"": 0}
     for name, tensor in tensors:
-        size = _bytes_of(tensor, as_dtype(special[name]) if name in special else _loaded_as(tensor, dtype))
-        for prefix in _prefixes(name):
+        loaded = as_dtype(special[name]) if name in special else _loaded_as(tensor, dtype)
+        size = math.ceil(tensor.numel() * memory_byte_size(loaded))
+        parts = name.split(".")
+        for depth in range(len(parts) + 1):
+            prefix = ".".join(parts[:depth])
             sizes[prefix] = sizes.get(prefix, 0) + size
     return sizes
 
@@ -111,12 +114,3 @@ def _loaded_as(
     tensor: torch.Tensor, dtype: str | torch.dtype | CustomDtype | None
 ) -> torch.dtype | CustomDtype:
     return as_dtype(dtype) if dtype is not None and tensor.is_floating_point() else tensor.dtype
-
-
-def _bytes_of(tensor: torch.Tensor, dtype: torch.dtype | CustomDtype) -> int:
-    return math.ceil(tensor.numel() * memory_byte_size(dtype))
-
-
-def _prefixes(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:depth]) for depth in range(len(parts) + 1)]

@@ -67,7 +67,9 @@ def ensure_weights_retied(
             if key not in made:
                 fresh = module._parameters[name]
                 assert fresh is not None
-                made[key] = fresh if not fresh.is_meta else _empty_on(device, tied[key])
+                if fresh.is_meta:
+                    fresh = as_parameter_like(tied[key], torch.empty_like(tied[key].detach(), device=device))
+                made[key] = fresh
             setattr(module, name, made[key])
         return result
 
@@ -126,7 +128,3 @@ class _Retie:
                 kept, copy = stored_values(state[names[0]]), stored_values(state[other])
                 if copy.dtype == kept.dtype and torch.equal(kept, copy.to(kept.device)):
                     state[other] = state[names[0]]
-
-
-def _empty_on(device: torch.device, parameter: nn.Parameter) -> nn.Parameter:
-    return as_parameter_like(parameter, torch.empty_like(parameter.detach(), device=device))
