@@ -22,9 +22,8 @@ from accel_checkpoint.formats.safetensor_ranges import MappedFile, SafetensorsLa
 from accel_checkpoint.formats.safetensor_writing import ALIGNMENT
 from accel_state.errors import CheckpointError, ConfigError
 
-_MAX_MAPPED = (
-    4_096  # further weights are mapped at each use; Linux allows a process 65,530 mappings by default
-)
+# Further weights are mapped at each use; Linux allows a process 65,530 mappings by default.
+_MAX_MAPPED = 4_096
 
 
 class PrefixedDataset(Mapping[str, Any]):
