@@ -138,6 +138,9 @@ def refusals():
             make_model("Qwen3Next", linear_num_value_heads=4, linear_num_key_heads=2, num_experts=2)
         )
     told.append(str(caught.value))
+    with pytest.raises(ConfigError) as caught:
+        accelerator.prepare_model(make_model("Falcon", alibi=True))
+    told.append(str(caught.value))
     model = make_model("Llama")
     model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
     ids = batch()["input_ids"]
@@ -154,8 +157,9 @@ def refusals():
 
 def test_what_ranks_cannot_share_is_refused_and_outside_of_blocks_sequences_are_whole(world):
     for told, whole in world(2).run(refusals):
-        linear, cache, pairs = told
+        linear, alibi, cache, pairs = told
         assert "`linear_attention`, which ranks that share sequences cannot compute" in linear
+        assert "`FalconForCausalLM` has layers of the kinds `alibi`, which ranks" in alibi
         assert "tensors that are no part of the batch" in cache
         assert "`attention_mask` is of shape (2, 1, 6, 12)" in pairs
         expected = make_model("Llama").generate(batch()["input_ids"], max_new_tokens=2)

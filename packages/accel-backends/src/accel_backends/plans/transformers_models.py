@@ -77,7 +77,9 @@ def check_attention_is_shareable(model: nn.Module) -> None:
     """
     for module in modules_with_config(model):
         check_attention_is_sdpa(module)
-        other = sorted(set(getattr(_own_config(module), "layer_types", None) or ()) - _SHAREABLE_LAYERS)
+        config = _own_config(module)
+        other = sorted(set(getattr(config, "layer_types", None) or ()) - _SHAREABLE_LAYERS)
+        other += ["alibi"] if getattr(config, "alibi", False) else []  # a bias in the mask
         if other:
             raise ConfigError(
                 f"`{type(module).__name__}` has layers of the kinds {', '.join(f'`{one}`' for one in other)}, which "
