@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import io
@@ -173,50 +172,3 @@ def test_a_copy_runs_while_the_original_is_gone(tmp_path):
     del model
     with torch.no_grad():
         assert torch.equal(copied(TOKENS), Net()(TOKENS))
-
-
-def hooked_by_hand(module, hook, *, fails):
-    """Run a hook around a computation as transformers does where it calls no forward: without `finally`."""
-    hook.pre_forward(module)
-    if fails:
-        raise ValueError("in between")
-    total = module.weight.sum().item()
-    hook.post_forward(module, None)
-    return total
-
-
-@pytest.mark.parametrize("is_next_by_hand", [True, False])
-def test_an_error_between_the_two_calls_of_a_hook_is_healed_by_the_next(
-    tmp_path, execution_memory, is_next_by_hand
-):
-    model = disk_offload(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), tmp_path)
-    linear, x = model[0], torch.ones(1, 4)
-    with torch.no_grad():
-        wanted, total = model(x), linear.weight.sum().item()
-        for _ in range(2):
-            with pytest.raises(ValueError, match="in between"):
-                hooked_by_hand(linear, linear._hf_hook, fails=True)
-        if is_next_by_hand:
-            assert hooked_by_hand(linear, linear._hf_hook, fails=False) == total
-        assert torch.equal(model(x), wanted)
-        assert linear.weight.is_meta
-        assert not weight_of(linear.weight).is_live
-        linear.weight.data.fill_(0)
-    assert (model.state_dict()["0.weight"] == 0).all()
-    linear._hf_hook.post_forward(linear, None)  # without a first call: nothing to end
-
-
-def test_values_stay_while_a_context_manager_that_loaded_them_waits(tmp_path, execution_memory):
-    @contextlib.contextmanager
-    def loaded(module):
-        module._hf_hook.pre_forward(module)
-        yield
-        module._hf_hook.post_forward(module, None)
-
-    model = disk_offload(nn.Sequential(nn.Linear(4, 4)), tmp_path)
-    with torch.no_grad(), loaded(model[0]):
-        weight = model[0].weight
-        model(torch.ones(1, 4))
-        assert model[0].weight is weight
-        assert not weight.is_meta
-    assert model[0].weight.is_meta

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-import sys
 import threading
 from collections.abc import Iterator, Sequence
-from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -116,15 +113,9 @@ class Residency:
         return [slot.weight for slot in self.slots]
 
     def onload(self, *_: Any) -> None:
-        """Insert the values; each call, also one by a hook of torch, needs an `offload` in the same thread.
-
-        An error of the caller may have left that out, as in ``force_accelerate_hooks`` of transformers 5.23; then the
-        next call makes up for it.
-        """
+        """Insert the values; each call, also one by a hook of torch, needs an `offload` in the same thread."""
         filled: list[Slot] = []
-        while (calls := _filled.calls.get(id(self))) and not _may_go_on(calls[-1][0]):
-            self.offload()
-        _filled.calls.setdefault(id(self), []).append((_caller(), filled))
+        _filled.calls.setdefault(id(self), []).append(filled)
         forwards.enter()
         try:
             for slot in self.slots:
@@ -136,12 +127,12 @@ class Residency:
 
     def offload(self, *_: Any) -> None:
         """Undo this thread's last `onload`."""
-        if calls := _filled.calls.pop(id(self), []):
-            for slot in calls.pop()[1]:
-                slot.empty()
-            if calls:
-                _filled.calls[id(self)] = calls
-            forwards.leave()
+        calls = _filled.calls[id(self)]
+        for slot in calls.pop():
+            slot.empty()
+        if not calls:
+            del _filled.calls[id(self)]
+        forwards.leave()
 
     @contextlib.contextmanager
     def values_in_place(self) -> Iterator[None]:
@@ -167,26 +158,10 @@ class Residency:
 
 
 class _Filled(threading.local):
-    """The callers of this thread and the slots filled for them, a stack for each residency by its identity."""
+    """The slots that this thread filled, a stack of calls for each residency by its identity."""
 
     def __init__(self) -> None:
-        self.calls: dict[int, list[tuple[FrameType, list[Slot]]]] = {}
-
-
-def _caller() -> FrameType:
-    """Return the call that runs the hooks."""
-    frame: Any = sys._getframe(2)
-    while frame.f_code.co_name in ("prepare", "pre_forward"):
-        frame = frame.f_back
-    return cast(FrameType, frame)
-
-
-def _may_go_on(call: FrameType) -> bool:
-    """Whether a call of this thread has not ended; that of a generator may wait, as for the end of a ``with`` block."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame is not call:
-        frame = frame.f_back
-    return frame is call or bool(call.f_code.co_flags & inspect.CO_GENERATOR)
+        self.calls: dict[int, list[list[Slot]]] = {}
 
 
 _filled = _Filled()
