@@ -184,6 +184,20 @@ def _unit(members: list[nn.Module]) -> nn.Module | list[nn.Module]:
     return members if others or (is_container and is_called) else first
 
 
+def gather_once(model: nn.Module, groups: Sequence[ShardGroup]) -> None:
+    """Gather each group once, so that any part of ``model`` may run first, also under `torch.inference_mode`.
+
+    torch takes the first unit that runs for the root, and makes the memory of gathered parameters when it first gathers
+    them: under inference mode it could never be written to outside of it ("Inplace update to inference tensor").
+    """
+    state: Any = model._get_fsdp_state()  # type: ignore[operator]
+    state._lazy_init()  # which has no public name in torch 2.13
+    for group in groups:
+        unit: Any = model.get_submodule(group.modules[0])
+        unit.unshard()
+        unit.reshard()
+
+
 def reduce_unused(model: nn.Module) -> None:
     """Let parameters that a rank did not use count as zero in the reduction.
 
