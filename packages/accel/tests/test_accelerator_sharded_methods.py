@@ -113,3 +113,81 @@ def test_a_method_that_is_registered_with_torch_uses_parameters_of_the_root(worl
     for gradients in world(2).run(call_registered, precision):
         for gradient, parameter in zip(gradients, expected.parameters(), strict=True):
             torch.testing.assert_close(gradient, parameter.grad, rtol=1e-5, atol=tolerance)
+
+
+class TwoTowers(nn.Module):
+    """A unit for images, which a batch may not have, beside one for text, of which ranks use different branches."""
+
+    parallel_plan = {"units": ["image", "text"]}
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.image = nn.Linear(7, 7)
+        self.text = Branches()
+        self.head = nn.Linear(7, 1)
+
+    def forward(self, rows, branch, has_image):
+        rows = self.text(rows, branch)
+        return self.head(self.image(rows) if has_image else rows)
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(7, 7) for _ in range(3))
+
+    def forward(self, rows, branch):
+        return torch.tanh(self.layers[branch](rows))
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.5)
+
+
+# Whether each micro-batch has images, by step: the first of two is not reduced.
+STEPS = [[False, False], [True, False], [False, False], [False, True], [False, False]]
+
+
+def train_by_batches_without_images(without_sync):
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=2,
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2),
+    )
+    rows, rank = make_batches(4), accelerator.process_index
+    model = TwoTowers()
+    model, optimizer = accelerator.prepare(model, adamw(model.parameters()))
+    grads = []
+    for step in STEPS:
+        for index, has_image in enumerate(step):
+            is_last = index == len(step) - 1
+            with (
+                accelerator.accumulate(model),
+                nullcontext() if is_last or not without_sync else accelerator.no_sync(model),
+            ):
+                accelerator.backward(model(rows[rank], rank % 2, has_image).square().mean())
+                grads.append(model.image.weight.grad is not None)
+                optimizer.step()
+                optimizer.zero_grad()
+    return grads, accelerator.get_state_dict(model)
+
+
+@pytest.mark.parametrize("without_sync", [False, True])
+def test_a_unit_that_no_rank_ran_is_not_stepped(world, without_sync):
+    """The third branch of the text's unit, which ran, is used by no rank: its gradient is zero."""
+    expected, rows = TwoTowers(), make_batches(2)
+    optimizer = adamw(expected.parameters())
+    for step in STEPS:
+        for parameter in expected.text.layers[2].parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        for has_image in step:
+            for rank in range(2):
+                (expected(rows[rank], rank, has_image).square().mean() / 4).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (grads, state), _ = world(2).run(train_by_batches_without_images, without_sync)
+    assert grads[-2:] == grads[4:6] == grads[:2] == [False, False]
+    assert [grads[3], grads[7]] == [True, True]
+    for name, value in expected.named_parameters():
+        torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=1e-6)
