@@ -17,14 +17,14 @@ from accel_state.topology import Topology
 
 # Name, package that adds `torch.<name>`, process group backend, the run's name in users' code.
 VENDORS = [
-    ("cuda", None, "nccl", "MULTI_GPU"),
+    ("cuda", None, "cpu:gloo,cuda:nccl", "MULTI_GPU"),
     ("hpu", "habana_frameworks.torch", "hccl", "MULTI_HPU"),
     ("mlu", "torch_mlu", "cncl", "MULTI_MLU"),
     ("musa", "torch_musa", "mccl", "MULTI_MUSA"),
     ("neuron", "torch_neuronx", "neuron", "MULTI_NEURON"),
     ("npu", "torch_npu", "hccl", "MULTI_NPU"),
     ("sdaa", "torch_sdaa", "tccl", "MULTI_SDAA"),
-    ("xpu", None, "xccl", "MULTI_XPU"),
+    ("xpu", None, "cpu:gloo,xpu:xccl", "MULTI_XPU"),
 ]
 RENAMED = [vendor for vendor in VENDORS if vendor[0] not in ("cuda", "hpu", "xpu")]
 
