@@ -161,7 +161,7 @@ def backend_of_group(device_type: str) -> str:
     return backends.get(device_type) or (names.pop() if len(names) == 1 else config)
 
 
-def is_group_on(asked: str, backend: str) -> bool:
+def is_group_on(asked: str, backend: str | None) -> bool:
     """Whether the default group, of which this process uses ``backend``, has what is asked for."""
     asked = asked.lower()
     return asked == backend or (
