@@ -29,7 +29,7 @@ class LossScaler(torch.amp.GradScaler):
 
     _update_is_due = False
     _is_shared = False
-    has_stepped: bool | None = None
+    _has_stepped: bool | None = None
     """Whether the last step was taken; None if a fused optimizer decided that on the device."""
 
     def share_overflows(self) -> None:
@@ -87,7 +87,7 @@ class LossScaler(torch.amp.GradScaler):
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """Step ``optimizer`` unless its gradients overflowed."""
         self._begin_next_step_of(optimizer)
-        self.has_stepped = None
+        self._has_stepped = None
         if self._is_shared and _stage(self, optimizer) is OptState.READY:
             # A fused optimizer would look for overflows by itself, on its own rank.
             self.unscale_(optimizer)
@@ -96,8 +96,10 @@ class LossScaler(torch.amp.GradScaler):
     def _maybe_opt_step(
         self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
-        self.has_stepped = not any(found.item() for found in optimizer_state["found_inf_per_device"].values())
-        return optimizer.step(*args, **kwargs) if self.has_stepped else None
+        self._has_stepped = not any(
+            found.item() for found in optimizer_state["found_inf_per_device"].values()
+        )
+        return optimizer.step(*args, **kwargs) if self._has_stepped else None
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Note that the scale is to be adapted; a ``new_scale`` takes effect at once."""
@@ -196,7 +198,7 @@ def step_scaled(
         optimizer.step()
         return True
     scaler.step(optimizer)
-    stepped = scaler.has_stepped if isinstance(scaler, LossScaler) else None
+    stepped = scaler._has_stepped if isinstance(scaler, LossScaler) else None
     if stepped is None:
         stepped = not any(found.item() for found in scaler._found_inf_per_device(optimizer).values())
     scaler.update()
