@@ -175,6 +175,34 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.01)
 
 
+def train_by_hidden_states(precision):
+    torch.manual_seed(0)
+    model = llama(tied=True)
+    alone = copy.deepcopy(model)
+    accelerator = sharded(precision)
+    tokens = micro_batches()
+    model, optimizer = accelerator.prepare(model, sgd(model.parameters()))
+    with torch.inference_mode():
+        model.model(tokens[0])
+    optimizer_alone = sgd(alone.parameters())
+    for _ in range(NUM_STEPS):
+        accelerator.backward(model.model(tokens[accelerator.process_index]).last_hidden_state.square().mean())
+        for rows in tokens:
+            (alone.model(rows).last_hidden_state.square().mean() / 2).backward()
+        for each in (optimizer, optimizer_alone):
+            each.step()
+            each.zero_grad()
+    state = accelerator.get_state_dict(model)
+    return largest_difference(state, alone.state_dict()) if accelerator.is_main_process else None
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("no", 1e-6), ("bf16", 1e-3)])
+def test_the_decoder_of_a_sharded_model_runs_first_and_is_trained_by_itself(world, precision, tolerance):
+    """In bf16, outputs have three digits, and so have gradients."""
+    difference, _ = world(2).run(train_by_hidden_states, precision, timeout_s=LIMIT_S)
+    assert difference <= tolerance
+
+
 def train_adapters(storage, precision, folder):
     def build():
         torch.manual_seed(0)

@@ -15,6 +15,7 @@ from accel_state import process_group
 from accel_state.errors import ConfigError, StateError
 from accel_state.partial_state import PartialState
 from accel_state.runtime import reset_runtime
+from accel_state.testing import run_script
 from accel_state.testing.scripts import start_ranks
 from accel_state.topology import Topology
 
@@ -224,6 +225,45 @@ def test_group_of_the_user_is_used_and_never_destroyed(world, tmp_path):
         ((0, 2, "gloo", False), True),
         ((1, 2, "gloo", False), True),
     ]
+
+
+SEVERAL_BACKENDS = """
+import torch.distributed as dist
+from accel_state import PartialState
+from accel_state.process_group import backend_of_group
+from accel_state.runtime import reset_runtime
+
+def over_gloo(store, rank, size, timeout):
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+dist.Backend.register_backend("cards", over_gloo, devices=["cuda"])
+dist.init_process_group("cpu:gloo,cuda:cards")
+for asked in ({}, {"backend": "gloo"}, {"backend": "cuda:cards,cpu:gloo"}):
+    reset_runtime(keep_process_group=True)
+    print(PartialState(cpu=True, **asked).backend, PartialState(**asked).backend)
+print("Backend: gloo\\n" in str(PartialState()), backend_of_group("cuda"), backend_of_group("xpu"))
+"""
+
+
+def test_group_of_several_backends_shows_the_one_of_the_device_and_may_be_asked_for_by_all(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SEVERAL_BACKENDS)
+    lines = run_script(script, num_processes=2).stdout.splitlines()
+    assert sorted(lines) == sorted(2 * [*3 * ["gloo gloo"], "True cards cpu:gloo,cuda:cards"])
+
+
+def set_up_by_pair(path):
+    dist.destroy_process_group()
+    reset_runtime(keep_process_group=True)
+    asked = {"backend": "cpu:gloo", "init_method": f"file://{path}"}
+    backends = [PartialState(cpu=True, **asked).backend, PartialState(cpu=True, **asked).backend]
+    with pytest.raises(StateError, match="`backend` asks for `cpu:mpi`, but .* set up with `gloo`"):
+        PartialState(backend="cpu:mpi")
+    return backends, dist.get_backend_config()
+
+
+def test_group_is_set_up_on_a_backend_for_a_type_of_device(world, tmp_path):
+    assert world(2).run(set_up_by_pair, tmp_path / "meet") == 2 * [(["gloo", "gloo"], "cpu:gloo")]
 
 
 def test_backend_that_is_not_built_is_refused_with_those_that_are():

@@ -308,6 +308,27 @@ def test_weighted_losses_count_every_item_once(world, sizes, num_steps):
             torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), wanted.detach())
 
 
+def step_with_many_items(sizes):
+    accelerator = accelerator_on(sizes)
+    model = accelerator.prepare(line())
+    own = MeshLayout(**sizes).loss_rank(accelerator.process_index)
+    loss = model(items_of(own, 0)).square().mean()
+    accelerator.backward(loss, num_items=2**24 + 1 + own)
+    return [getattr(one.grad, "full_tensor", lambda one=one: one.grad)() for one in model.parameters()]
+
+
+@on_layouts
+def test_counts_of_items_beyond_the_digits_of_fp32_are_exact(world, sizes):
+    layout = MeshLayout(**sizes)
+    model = line()
+    counts = [2**24 + 1 + rank for rank in range(layout.num_loss_ranks)]
+    for rank, count in enumerate(counts):
+        (model(items_of(rank, 0)).square().mean() * (count / sum(counts))).backward()
+    for gradients in world(layout.world_size).run(step_with_many_items, sizes):
+        for gradient, wanted in zip(gradients, model.parameters(), strict=True):
+            torch.testing.assert_close(gradient, wanted.grad, rtol=1e-12, atol=0)
+
+
 def places(sizes):
     accelerator = accelerator_on(sizes)
     return (

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from accel_backends import LossScaler, get_grad_scaler
 from accel_backends.precisions.loss_scaler import step_scaled, unscale_once
@@ -155,6 +156,28 @@ def test_a_fused_optimizer_reports_the_step_that_its_kernel_skipped(scaler):
     scaler.scale(weight.sum()).backward()
     assert step_scaled(scaler, optimizer) is True
     assert weight.item() != 1.0
+
+
+class Waits(TorchDispatchMode):
+    """Counts how often a value is read from a tensor, for which the host waits on a device."""
+
+    num_waits = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.num_waits += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+@pytest.mark.parametrize("factor", [1.0, torch.inf])
+def test_a_step_reads_once_whether_gradients_overflowed(scaler, is_fused, factor):
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.5, fused=is_fused)
+    scaler.scale(weight.sum() * factor).backward()
+    with Waits() as waits:
+        stepped = step_scaled(scaler, optimizer)
+    assert (stepped, waits.num_waits) == (factor == 1.0, 1)
+    assert weight.tolist() == ([0.5, 0.5] if stepped else [1.0, 1.0])
 
 
 def test_a_closure_under_scaling_is_refused(scaler):

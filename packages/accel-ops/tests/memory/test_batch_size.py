@@ -204,7 +204,7 @@ import torch, torch.distributed as dist
 from accel_ops import find_executable_batch_size
 from accel_state import PartialState
 
-state = PartialState(cpu=True)
+state = PartialState(cpu=True, backend=sys.argv[2])
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
 start = time.monotonic()
 
@@ -227,11 +227,11 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_that_wait_in_a_collective_for_one_without_memory_are_freed_at_once(tmp_path, rank):
+@pytest.mark.parametrize(("rank", "backend"), [(0, "gloo"), (1, "cpu:gloo")])
+def test_ranks_that_wait_in_a_collective_for_one_without_memory_are_freed_at_once(tmp_path, rank, backend):
     script = tmp_path / "script.py"
     script.write_text(ABANDONED)
-    finished = run_script(script, str(rank), num_processes=4)
+    finished = run_script(script, str(rank), backend, num_processes=4)
     message = re.compile(
         rf"StateError Memory ran out on process {rank} while (this process|other processes) waited for it in a "
         r"collective, which cannot be repeated\. Start with a smaller batch size\."

@@ -32,7 +32,8 @@ class InitProcessGroupKwargs(KwargsHandler):
     """How the process group is set up: see `torch.distributed.init_process_group`.
 
     Args:
-        backend: The group's backend; ``nccl``, the default, stands for the backend of the device.
+        backend: The group's backend; ``nccl``, the default, stands for what the device uses: on CUDA devices
+            ``cpu:gloo,cuda:nccl``. ``cuda:nccl`` is NCCL without gloo for tensors on the CPU.
         init_method: Where the ranks meet (``env://``, ``tcp://host:port``, ``file:///path``).
         timeout: How long a collective may take; None leaves it to the backend (10 minutes for NCCL, 30 for
             others).

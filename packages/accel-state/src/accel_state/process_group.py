@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_nccl_timeout
 
 from accel_state.environment import read, variable
 from accel_state.errors import ConfigError, StateError
@@ -75,7 +76,7 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
 
     Args:
         topology: Who this process is, and where the ranks meet.
-        backend: ``gloo``, ``nccl``, or a vendor's, whose plugin has been imported.
+        backend: ``gloo``, ``cpu:gloo,cuda:nccl``, or a vendor's, whose plugin has been imported.
         options: The user's own arguments; they win over ``topology``.
 
     Raises:
@@ -84,6 +85,8 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
     check_backend(backend)
     arguments: dict[str, Any] = {"rank": topology.rank, "world_size": topology.world_size, **options}
     arguments["backend"] = backend
+    if "nccl" in backend:
+        arguments.setdefault("timeout", default_pg_nccl_timeout)  # torch has it for NCCL without gloo alone
     if "init_method" not in arguments and "store" not in arguments:
         arguments["init_method"] = _init_method(topology)
     # The functions of this module have the default group as a default argument. Imported while the group exists
@@ -98,7 +101,7 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
         # torch's own hooks.
         _Owned.is_exit_hooked = True
         atexit.register(_end_at_exit)
-    if backend == "gloo":
+    if "gloo" in backend:
         # A rank may be connected to all while another is not yet. If it left now, as a short script does, the other
         # would fail with "Connection closed by peer" (torch 2.13).
         dist.barrier()
@@ -125,15 +128,15 @@ def check_backend(backend: str) -> None:
             )
 
 
-def adopt_group(topology: Topology, *, options: Mapping[str, Any]) -> tuple[Topology, str]:
-    """Take over the default group that stands already, and return the topology it tells and its backend.
+def adopt_group(topology: Topology, *, device_type: str, options: Mapping[str, Any]) -> tuple[Topology, str]:
+    """Take over the default group that stands already, and return the topology it tells and its `backend_of_group`.
 
     Raises:
         StateError: If the group contradicts what is asked now.
     """
-    backend = backend_of_group()
+    backend = backend_of_group(device_type)
     asked = options.get("backend")
-    if asked is not None and asked != backend:
+    if asked is not None and not is_group_on(asked, backend):
         raise StateError(
             f"`backend` asks for `{asked}`, but the process group stands already on `{backend}`. "
             "Ask for the same, or destroy that group first."
@@ -147,11 +150,23 @@ def adopt_group(topology: Topology, *, options: Mapping[str, Any]) -> tuple[Topo
     return _topology_of_group(topology), backend
 
 
-def backend_of_group() -> str:
-    """Return the backend of the default group: one name, or a list like ``cpu:gloo,cuda:nccl`` if it has several."""
-    backend = dist.get_backend_config()
-    names = {pair.rpartition(":")[2] for pair in backend.split(",")}
-    return names.pop() if len(names) == 1 else backend
+def backend_of_group(device_type: str) -> str:
+    """Return the backend that serves a type of device in the default group: ``nccl`` of ``cpu:gloo,cuda:nccl``.
+
+    If none does, its only backend, or the list of several.
+    """
+    config = dist.get_backend_config()
+    backends = dict(pair.split(":") for pair in config.split(","))
+    names = set(backends.values())
+    return backends.get(device_type) or (names.pop() if len(names) == 1 else config)
+
+
+def is_group_on(asked: str, backend: str | None) -> bool:
+    """Whether the default group, of which this process uses ``backend``, has what is asked for."""
+    asked = asked.lower()
+    return asked == backend or (
+        is_group_up() and set(asked.split(",")) <= set(dist.get_backend_config().split(","))
+    )
 
 
 def end_owned_group() -> None:
@@ -271,7 +286,7 @@ def _end_after_failure(failure: BaseException) -> None:
     A collective may be under way here that no other rank will ever join, while the others wait for this rank
     in another one; the group's timeout, half an hour by default, would have to pass.
     """
-    group = dist.group.WORLD if "nccl" in dist.get_backend() else None
+    group = dist.group.WORLD if "nccl" in dist.get_backend_config() else None
 
     def end() -> None:
         if group is not None:

@@ -52,12 +52,15 @@ def _build(*, cpu: bool, options: Mapping[str, Any]) -> Runtime:
     topology = device_backend.refine_topology(_topology(options))
     backend: str | None = None
     if process_group.is_group_up():
-        topology, backend = process_group.adopt_group(topology, options=options)
+        topology, backend = process_group.adopt_group(
+            topology, device_type=device_backend.name, options=options
+        )
     device = device_backend.place(topology) if chosen is None else _place_chosen(chosen, topology)
     if device.type != "cpu":
         _set_device(device_backend, device)
     if backend is None and topology.world_size > 1:
-        backend = _set_up_group(topology, device_backend, options)
+        _set_up_group(topology, device_backend, options)
+        backend = process_group.backend_of_group(device.type)
     if backend is not None and topology.is_node_rank_assumed:
         topology = agree_on_nodes(topology, device=device)
     if read("use_ipex"):
@@ -133,7 +136,7 @@ def _set_device(backend: DeviceBackend, device: torch.device) -> None:
         raise NotAvailableError(f"The device `{device}` cannot be used here: {error}") from error
 
 
-def _set_up_group(topology: Topology, device_backend: DeviceBackend, options: Mapping[str, Any]) -> str:
+def _set_up_group(topology: Topology, device_backend: DeviceBackend, options: Mapping[str, Any]) -> None:
     backend = options.get("backend") or device_backend.collective_backend
     if backend is None:
         raise ConfigError(
@@ -145,7 +148,6 @@ def _set_up_group(topology: Topology, device_backend: DeviceBackend, options: Ma
     process_group.set_up_group(
         topology, backend=backend, options={**device_backend.process_group_options(), **options}
     )
-    return str(backend)
 
 
 def _check_agrees(runtime: Runtime, *, cpu: bool, options: Mapping[str, Any]) -> None:
@@ -158,7 +160,7 @@ def _check_agrees(runtime: Runtime, *, cpu: bool, options: Mapping[str, Any]) ->
         return
     for name, asked in options.items():
         given = runtime.backend if name == "backend" else runtime.group_request.get(name)
-        if asked != given:
+        if asked != given and not (name == "backend" and asked and process_group.is_group_on(asked, given)):
             raise StateError(
                 f"`{name}` asks for `{asked}`, but the process group was set up with `{given}` already. "
                 "Pass it the first time that `Accelerator` or `PartialState` is constructed."

@@ -17,14 +17,14 @@ from accel_state.topology import Topology
 
 # Name, package that adds `torch.<name>`, process group backend, the run's name in users' code.
 VENDORS = [
-    ("cuda", None, "nccl", "MULTI_GPU"),
+    ("cuda", None, "cpu:gloo,cuda:nccl", "MULTI_GPU"),
     ("hpu", "habana_frameworks.torch", "hccl", "MULTI_HPU"),
     ("mlu", "torch_mlu", "cncl", "MULTI_MLU"),
     ("musa", "torch_musa", "mccl", "MULTI_MUSA"),
     ("neuron", "torch_neuronx", "neuron", "MULTI_NEURON"),
     ("npu", "torch_npu", "hccl", "MULTI_NPU"),
     ("sdaa", "torch_sdaa", "tccl", "MULTI_SDAA"),
-    ("xpu", None, "xccl", "MULTI_XPU"),
+    ("xpu", None, "cpu:gloo,xpu:xccl", "MULTI_XPU"),
 ]
 RENAMED = [vendor for vendor in VENDORS if vendor[0] not in ("cuda", "hpu", "xpu")]
 
@@ -219,3 +219,15 @@ def test_state_of_a_process_is_built_on_the_vendors_device(outcome):
     name, ran = outcome
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == [f"{name}:0", f"{name}:0", "NO", f"{name}:0", f"{name}:1"]
+
+
+def test_fp64_is_where_the_properties_of_the_device_do_not_deny_it():
+    with vendor_module("xpu") as module:
+        assert device_backend("xpu").supports(torch.float64)
+        module.has_fp64 = False
+        assert device_backend("xpu").supports(torch.float32)
+        assert (
+            device_backend("xpu").why_not_dtype(torch.float64) == "This Intel GPU has no numbers of 64 bits."
+        )
+    with vendor_module("cuda"):
+        assert device_backend("cuda").supports(torch.float64)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 import torch
 import torch.distributed as dist
 
+from accel_backends.sharding.clipping import widest_float
 from accel_state.errors import ConfigError
 
 
@@ -45,7 +46,8 @@ def clip_gradients(
         raise ConfigError(f"`norm_type` must be above 0, got {norm_type!r}.")
     parts = [one for one in parameters if id(one) in sharded]
     others = [one for one in parameters if id(one) not in sharded]
-    own = torch.stack([_power(parts, norm_type), _power(others, norm_type), _is_unreduced(parts)]).to(device)
+    own = torch.stack([_power(parts, norm_type), _power(others, norm_type), _is_unreduced(parts)])
+    own = own.to(device, widest_float(device))
     is_max = math.isinf(norm_type)
     operation = dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM
     found = own.clone()
@@ -77,8 +79,8 @@ def _power(parameters: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor
         return torch.zeros((), dtype=torch.float64)
     precise = any(gradient.dtype == torch.float64 for gradient in gradients)
     norms = torch._foreach_norm(gradients, norm_type, dtype=torch.float64 if precise else torch.float32)
-    together = torch.stack(norms).double()
-    return (together.max() if math.isinf(norm_type) else together.pow(norm_type).sum()).cpu()
+    together = torch.stack(norms).cpu().double()
+    return together.max() if math.isinf(norm_type) else together.pow(norm_type).sum()
 
 
 def _is_unreduced(parameters: Sequence[torch.Tensor]) -> torch.Tensor:

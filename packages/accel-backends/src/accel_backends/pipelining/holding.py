@@ -110,7 +110,7 @@ def hold_stage(
     if values is not None:
         values.finish()
     if sharding is not None:
-        reduce_unused(sharding.root)
+        reduce_unused(sharding.root, reduces_all=True)
         _note_whole(staged, sharding)
         if staged.num_stages > staged.num_ranks:
             sharding.root.leave_units_to_themselves()

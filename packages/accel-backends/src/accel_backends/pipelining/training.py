@@ -143,9 +143,8 @@ class PipelineTraining:
         )
         with self.staged.without_other_ranks():
             losses = schedule_run.run(schedule(self._place.index))
-        return sum(
-            (loss.double() * weight for loss, weight in zip(losses, weights, strict=False)), torch.zeros(())
-        ).item()
+        values = torch.stack(losses).tolist() if losses else []
+        return float(sum(value * weight for value, weight in zip(values, weights, strict=False)))
 
     def _schedule(self, index: int, *, num_micro_batches: int) -> list[Action]:
         """Return what the rank at a place of the pipeline does."""

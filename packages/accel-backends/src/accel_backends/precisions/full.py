@@ -53,11 +53,14 @@ class FullPrecision:
         return nullcontext()
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return ``loss``, times the scale of a scaler that the script has set."""
+        """Return ``loss``, times the scale where there is a scaler."""
         return loss if self.scaler is None else self.scaler.scale(loss)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide gradients by the scale of a scaler that the script has set."""
+        """Divide this optimizer's gradients by the scale of a scaler, once per step however often it is called.
+
+        Call it when all gradients of the step are there: what is accumulated later would be too large.
+        """
         if self.scaler is not None:
             unscale_once(self.scaler, getattr(optimizer, "optimizer", optimizer))
 

@@ -29,6 +29,8 @@ class LossScaler(torch.amp.GradScaler):
 
     _update_is_due = False
     _is_shared = False
+    _has_stepped: bool | None = None
+    """Whether the last step was taken; None if a fused optimizer decided that on the device."""
 
     def share_overflows(self) -> None:
         """Let all ranks skip a step where the gradients of one overflow.
@@ -85,10 +87,19 @@ class LossScaler(torch.amp.GradScaler):
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """Step ``optimizer`` unless its gradients overflowed."""
         self._begin_next_step_of(optimizer)
+        self._has_stepped = None
         if self._is_shared and _stage(self, optimizer) is OptState.READY:
             # A fused optimizer would look for overflows by itself, on its own rank.
             self.unscale_(optimizer)
         return super().step(optimizer, *args, **kwargs)
+
+    def _maybe_opt_step(
+        self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        self._has_stepped = not any(
+            found.item() for found in optimizer_state["found_inf_per_device"].values()
+        )
+        return optimizer.step(*args, **kwargs) if self._has_stepped else None
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Note that the scale is to be adapted; a ``new_scale`` takes effect at once."""
@@ -187,8 +198,9 @@ def step_scaled(
         optimizer.step()
         return True
     scaler.step(optimizer)
-    overflows = scaler._found_inf_per_device(optimizer).values()
-    stepped = not any(found.item() for found in overflows)
+    stepped = scaler._has_stepped if isinstance(scaler, LossScaler) else None
+    if stepped is None:
+        stepped = not any(found.item() for found in scaler._found_inf_per_device(optimizer).values())
     scaler.update()
     return stepped
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from accel_state.devices.selection import device_backend_of
 from accel_state.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ def total_norm(gradients: Iterable[torch.Tensor], norm_type: float, *, device: t
         mesh, axes = _sharded_axes(gradient)
         local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         parts.setdefault((mesh, axes), []).append(local)
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    total = torch.zeros((), dtype=widest_float(device), device=device)
     for (mesh, axes), tensors in parts.items():
-        part = _local_part(tensors, norm_type, is_max=is_max).to(device=device)
+        part = _local_part(tensors, norm_type, is_max=is_max).to(total)
         for axis in axes:
             assert mesh is not None
             dist.all_reduce(
@@ -92,11 +93,16 @@ def _local_part(tensors: list[torch.Tensor], norm_type: float, *, is_max: bool) 
     """Return the sum of powers, or the largest value, of what this rank holds."""
     filled = [tensor for tensor in tensors if tensor.numel()]
     if not filled:
-        return torch.zeros((), dtype=torch.float64, device=tensors[0].device)
+        return torch.zeros((), dtype=widest_float(tensors[0].device), device=tensors[0].device)
     precise = any(tensor.dtype == torch.float64 for tensor in filled)
     norms = torch._foreach_norm(filled, norm_type, dtype=torch.float64 if precise else torch.float32)
-    together = torch.stack(norms).double()
+    together = torch.stack(norms).to(widest_float(filled[0].device))
     return together.max() if is_max else together.pow(norm_type).sum()
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 for a device that has no float64."""
+    return torch.float64 if device_backend_of(device).supports(torch.float64) else torch.float32
 
 
 @torch.no_grad()

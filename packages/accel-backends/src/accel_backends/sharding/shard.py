@@ -80,7 +80,7 @@ def shard_model(
                     values.fill_shard(found, device=settings.shard_device)
     if values is not None:
         values.finish()
-    reduce_unused(model)
+    reduce_unused(model, reduces_all=settings.mesh.ndim > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,30 +184,44 @@ def _unit(members: list[nn.Module]) -> nn.Module | list[nn.Module]:
     return members if others or (is_container and is_called) else first
 
 
-def reduce_unused(model: nn.Module) -> None:
+def gather_once(model: nn.Module, groups: Sequence[ShardGroup]) -> None:
+    """Gather each group once, so that any part of ``model`` may run first, also under `torch.inference_mode`.
+
+    torch takes the first unit that runs for the root, and makes the memory of gathered parameters when it first gathers
+    them: under inference mode it could never be written to outside of it ("Inplace update to inference tensor").
+    """
+    state: Any = model._get_fsdp_state()  # type: ignore[operator]
+    state._lazy_init()  # which has no public name in torch 2.13
+    for group in groups:
+        unit: Any = model.get_submodule(group.modules[0])
+        unit.unshard()
+        unit.reshard()
+
+
+def reduce_unused(model: nn.Module, *, reduces_all: bool) -> None:
     """Let parameters that a rank did not use count as zero in the reduction.
 
     Otherwise ranks that use different ones, such as experts, would add up gradients of different parameters without
-    a word.
+    a word. Unless ``reduces_all``, a unit that did not run keeps no gradient. Ranks that gather units together run the
+    same ones; replicas may not, and must reduce all.
     """
-    if hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
-        if isinstance(model, FSDPModule):
-            model.set_reduce_scatter_unused_params(True)
-        return
-    # Before torch 2.13. Delete this, and `_reduce_all`, when we require that release.
     for module in model.modules():
         group: Any = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
         if group is not None:
-            group.post_backward = partial(_reduce_all, group)
+            group.has_run = False
+            group.post_backward = partial(_reduce_all, group, reduces_all=reduces_all)
 
 
-def _reduce_all(group: Any, *unused: Any) -> None:
-    """Reduce the gradients of a group of `fully_shard`, zeros for the parameters that have none."""
-    for parameter in group.fsdp_params if group.reduce_grads else ():
+def _reduce_all(group: Any, *unused: Any, reduces_all: bool) -> None:
+    """Reduce the gradients of a group of `fully_shard` that has run, zeros for the parameters that have none."""
+    is_gathered = not group.is_sharded or group._all_gather_result is not None
+    group.has_run |= reduces_all or is_gathered or bool(group._post_forward_indices)
+    for parameter in group.fsdp_params if group.reduce_grads and group.has_run else ():
         whole: Any = getattr(parameter, "_unsharded_param", None)  # None until it is gathered the first time
         is_counted = whole is None or not whole.requires_grad or whole.grad is not None
         if not is_counted and parameter.unsharded_accumulated_grad is None:
             whole.grad = torch.zeros_like(whole)
+    group.has_run &= not group.reduce_grads
     type(group).post_backward(group, *unused)
 
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -25,15 +24,11 @@ class WeightedLoss:
 
     Args:
         num_ranks: Ranks that compute losses of different items, over which gradients are averaged.
-        device: Where the count is reduced.
         group: These ranks, where they are not all.
     """
 
-    def __init__(
-        self, *, num_ranks: int, device: torch.device, group: dist.ProcessGroup | None = None
-    ) -> None:
+    def __init__(self, *, num_ranks: int, group: dist.ProcessGroup | None = None) -> None:
         self._num_ranks = num_ranks
-        self._device = device
         self._group = group
         self._items = 0.0
         self._num_weighted = 0
@@ -139,11 +134,11 @@ class WeightedLoss:
     def _total(self, count: float) -> float:
         if self._num_ranks == 1:
             return count
-        total = torch.tensor(count, dtype=torch.float64, device=self._device)
         if self._group is None:
-            return float(accel_ops.reduce(total, "sum"))
-        dist.all_reduce(total, group=self._group)
-        return float(total)
+            return math.fsum(accel_ops.gather_object([count]))  # not every device has float64
+        of_rank = [0.0] * self._num_ranks
+        dist.all_gather_object(of_rank, count, group=self._group)
+        return math.fsum(of_rank)
 
     def _agree(self, count: float) -> float:
         total = self._total(count)

@@ -26,10 +26,9 @@ from accel_backends.sharding.full_state import (
     load_model_state,
     sharded_optimizer_state,
 )
-from accel_backends.sharding.inference_mode import allow_inference_first
 from accel_backends.sharding.prefetching import set_prefetching
 from accel_backends.sharding.settings import shard_settings
-from accel_backends.sharding.shard import is_sharded, shard_model
+from accel_backends.sharding.shard import gather_once, is_sharded, shard_model
 from accel_backends.sharding.shard_plan import ShardPlan, plan_sharding
 from accel_backends.sharding.sync import synchronised_in_shards, unsynchronised
 from accel_backends.sharding.unit_order import check_unit_order
@@ -143,7 +142,7 @@ class FullyShardedStrategy(ShardedStrategy):
         number = self._part_of_sequence(plan)
         if number is not None:
             draw_own_numbers(model, number=number, device=self.context.device)
-        allow_inference_first(model)
+        gather_once(model, plan.groups)
         names = [name for group in plan.groups for name in group.modules]
         check_unit_order(model, {name: model.get_submodule(name) for name in names}, kind=kind)
         self._whole[model] = WholeParameters(model, map(model.get_parameter, plan.whole), self._mesh)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from accel_ops.agreement.calls import SAME_DIMENSIONS, Call
+from accel_ops.agreement.exchange import room_for_attached
 from accel_ops.collectives.checked import CheckedCollectives
 from accel_ops.collectives.packing import flatten, rebuild
 from accel_ops.transport import current_transport
@@ -55,9 +56,10 @@ def pad_across_processes(
         signature = f"{structure} {[(leaf.dtype, leaf.ndim) for leaf in leaves]}"
         call = Call(pad_across_processes, (dim,), signature, tensor, SAME_DIMENSIONS)
         own = [leaf.shape[dim] if _has_dim(leaf, dim) else 0 for leaf in leaves]
-        sent = torch.tensor(own, dtype=torch.int64, device="cpu").to(
-            transport.device_for(torch.device("cpu"))
-        )
+        cpu = torch.device("cpu")
+        # What travels with the call is read on the CPU.
+        device = cpu if 8 * len(own) <= room_for_attached(transport) else transport.device_for(cpu)
+        sent = torch.tensor(own, dtype=torch.int64, device=device)
         (largest,) = CheckedCollectives(transport, call).all_reduce([sent], "max")
     padded = [
         _padded(leaf, dim % leaf.ndim, size - leaf.shape[dim], pad_index, pad_first)

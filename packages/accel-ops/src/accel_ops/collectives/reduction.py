@@ -11,6 +11,7 @@ import torch
 from accel_ops.collectives.packing import Bucket, Run, flatten, is_large, rebuild
 from accel_ops.collectives.running import Collective, run_collective
 from accel_ops.transport import Collectives, Reduction, current_transport
+from accel_state.devices.selection import device_backend_of
 from accel_state.errors import ConfigError
 
 #: What each ``reduction`` asks of the transport.
@@ -18,8 +19,6 @@ _REDUCTIONS: dict[str, Reduction] = {"mean": "sum", "sum": "sum", "max": "max", 
 #: Sent as a wider dtype, since not every backend computes with these.
 _WIDENED = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 _LARGEST_UINT8 = 255
-#: Device types that have no float64.
-_WITHOUT_FLOAT64 = frozenset({"mps"})
 
 
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
@@ -123,7 +122,7 @@ class _Rule:
                 total = total.div_(divisor)  # there are several ranks, so that this memory is ours
             return (total * self.scale if self.scale != 1.0 else total).to(dtype)
         if self.is_mean or self.scale != 1.0:
-            wide = torch.float32 if total.device.type in _WITHOUT_FLOAT64 else torch.float64
+            wide = torch.float64 if device_backend_of(total.device).supports(torch.float64) else torch.float32
             result = wide if dtype.itemsize >= 4 else torch.get_default_dtype()
             return (total.to(wide) * self.scale / divisor).to(result)
         return total.to(torch.int64 if dtype == torch.bool and self.reduction == "sum" else dtype)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Literal, cast
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -126,9 +127,12 @@ class Try:
 
 
 def _num_collectives(before: Mapping[str, int]) -> dict[str, int]:
-    """Return how many collectives this rank has started in each of its groups since ``before``."""
-    return {
-        group.group_name: cast(Any, group)._get_sequence_number_for_group() - before.get(group.group_name, 0)
-        for group in list(dist.distributed_c10d._world.pg_map)
-        if dist.get_backend(group) in ("gloo", "nccl")
-    }
+    """Return how many collectives this rank has started since ``before``, by group and type of device."""
+    counts: dict[str, int] = {}
+    for group in list(dist.distributed_c10d._world.pg_map):
+        for device_type, backend in (pair.split(":") for pair in dist.get_backend_config(group).split(",")):
+            if backend in ("gloo", "nccl"):
+                name = f"{group.group_name} {device_type}"
+                of_backend = cast(Any, group)._get_backend(torch.device(device_type))
+                counts[name] = of_backend._get_sequence_number_for_group() - before.get(name, 0)
+    return counts

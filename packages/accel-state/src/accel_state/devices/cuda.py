@@ -49,7 +49,7 @@ class CudaBackend(TorchModuleBackend):
         return super()._computes_in(dtype)
 
     def barrier(self, device: torch.device) -> None:
-        if dist.get_backend() == "nccl":
+        if "nccl" in dist.get_backend_config():
             # Without a device NCCL guesses it from the rank, which is wrong on a second machine.
             dist.barrier(device_ids=[device.index])
         else:

@@ -91,6 +91,12 @@ class TorchModuleBackend(VendorBackend):
     def empty_cache(self) -> None:
         self.module.empty_cache()
 
+    def why_not_dtype(self, dtype: torch.dtype) -> str | None:
+        if dtype in (torch.float64, torch.complex128) and hasattr(self.module, "get_device_properties"):
+            if not getattr(self.module.get_device_properties(), "has_fp64", True):
+                return f"This {self.vendor.title} has no numbers of 64 bits."
+        return super().why_not_dtype(dtype)
+
     def _computes_in(self, dtype: torch.dtype) -> bool:
         module = self.module
         if dtype == torch.bfloat16 and hasattr(module, "is_bf16_supported"):

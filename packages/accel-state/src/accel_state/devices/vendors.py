@@ -26,7 +26,8 @@ class Vendor:
     Args:
         name: What torch calls its devices (``cuda``).
         title: What people call them.
-        collective_backend: The process group backend of several processes; None where there can be one only.
+        collective_backend: The process group backend of several processes, or several (``cpu:gloo,cuda:nccl``); None
+            where there can be one only.
         distributed_type: What users' code calls a run of several processes.
         packages: What adds the device to torch: any one of these has to be installed. Empty where torch has it.
         plugin: The module of that package that has to be imported.
@@ -115,7 +116,7 @@ _VENDORS = (
     Vendor(
         name="cuda",
         title="CUDA device",
-        collective_backend="nccl",
+        collective_backend="cpu:gloo,cuda:nccl",
         distributed_type="MULTI_GPU",
         backend="accel_state.devices.cuda:CudaBackend",
         precisions=_casting_to(
@@ -127,7 +128,7 @@ _VENDORS = (
     Vendor(
         name="xpu",
         title="Intel GPU",
-        collective_backend="xccl",
+        collective_backend="cpu:gloo,xpu:xccl",
         distributed_type="MULTI_XPU",
         hint="It needs a torch built for XPU and Intel's GPU driver.",
         precisions=_casting_to(bf16="a GPU that converts to it", fp16=""),

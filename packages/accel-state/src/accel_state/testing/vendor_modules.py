@@ -55,7 +55,7 @@ _DOCUMENTED: dict[str, frozenset[str]] = {
     # The functions that DeepSpeed calls (deepspeed/accelerator/sdaa_accelerator.py), and `mem_get_info`
     "sdaa": _OF_TORCH | _CASTING | {"mem_get_info"},
     # https://docs.pytorch.org/docs/stable/xpu.html
-    "xpu": _OF_TORCH | {"is_bf16_supported", "mem_get_info"},
+    "xpu": _OF_TORCH | {"get_device_properties", "is_bf16_supported", "mem_get_info"},
 }
 
 
@@ -65,6 +65,7 @@ class VendorModule(types.ModuleType):
     Attributes:
         calls: The functions called so far, in their order.
         has_bf16: What it says of bf16.
+        has_fp64: What the properties of its devices say of fp64.
         castable: What it says that autocast takes.
         capability: The compute capability of the devices.
     """
@@ -73,7 +74,7 @@ class VendorModule(types.ModuleType):
         super().__init__(f"torch.{name}")
         self._real = getattr(torch, name, None)
         self.calls: list[str] = []
-        self.has_bf16 = True
+        self.has_bf16 = self.has_fp64 = True
         self.castable = [torch.float16, torch.bfloat16]
         self.capability = (9, 0)
         self._functions = _Functions(self)
@@ -130,6 +131,9 @@ class _Functions:
 
     def get_device_capability(self, device: torch.device | int | None = None) -> tuple[int, int]:
         return self._module.capability
+
+    def get_device_properties(self, device: torch.device | int | None = None) -> types.SimpleNamespace:
+        return types.SimpleNamespace(has_fp64=self._module.has_fp64)
 
     def synchronize(self, device: torch.device | int | None = None) -> None:
         """Nothing to wait for."""

@@ -105,7 +105,7 @@ def make_weighted_loss(state: AcceleratorState) -> WeightedLoss:
     group = None
     if mesh is not None and 1 < layout.num_loss_ranks < layout.world_size:
         group = mesh.get_group("loss")
-    return WeightedLoss(num_ranks=layout.num_loss_ranks, device=current_runtime().device, group=group)
+    return WeightedLoss(num_ranks=layout.num_loss_ranks, group=group)
 
 
 def check_native_amp(precision: Precision, is_wanted: bool) -> None:

@@ -65,4 +65,6 @@ def join_group(deepspeed: ModuleType) -> None:
 
     Its `zero.Init` needs it before there is an engine: that reads the number of ranks before it would look for a group.
     """
-    deepspeed.init_distributed(dist_backend=backend_of_group(), dist_init_required=False)
+    deepspeed.init_distributed(
+        dist_backend=backend_of_group(deepspeed.get_accelerator().device_name()), dist_init_required=False
+    )
