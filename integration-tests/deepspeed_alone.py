@@ -151,6 +151,27 @@ def checkpoint_reentrantly() -> dict[str, Any]:
     return {"refused": refused, "weights": found}
 
 
+class Rows(torch.optim.SGD):
+    """Has state that belongs to no single value of a parameter."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["rows"] = torch.ones(2)
+        return super().step(closure)
+
+
+def save_odd_state(folder: Path) -> str:
+    accelerator = begin(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config(1)))
+    [bare] = linear()
+    model, optimizer = accelerator.prepare(bare, Rows(bare.parameters(), lr=0.1))
+    accelerator.backward(model(rows()[0]).square().mean())
+    optimizer.step()
+    said = refusal(lambda: accelerator.save_state(str(folder)), Exception)
+    accelerator.free_memory()
+    return said
+
+
 def clip_by_groups(stage: int) -> str:
     """Clip what the prepared optimizer has for parameters."""
     accelerator, [model], [optimizer] = prepared(stage)
@@ -301,6 +322,7 @@ def main() -> None:
         "norms": {stage: measure_norms(stage) for stage in (1, 2, 3)},
         "gathered": gather_together(),
         "reentrant": checkpoint_reentrantly(),
+        "odd": save_odd_state(folder / "odd"),
         "groups": {stage: clip_by_groups(stage) for stage in (1, 2, 3)},
         "joint": {stage: train_jointly(stage) for stage in (1, 2, 3)},
         "refused": refuse_joint_loss(),

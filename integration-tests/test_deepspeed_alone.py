@@ -94,6 +94,12 @@ def test_reentrant_checkpointing_of_one_of_two_models_trains_it_or_says_what_to_
 
 
 @releases
+def test_state_that_could_not_be_loaded_is_not_saved(outcome):
+    assert "`rows` of the Rows has the shape (2,)" in outcome["odd"]
+    assert "Use another optimizer, such as AdamW, or train with DDP." in outcome["odd"]
+
+
+@releases
 @stages
 def test_flat_tensors_of_the_prepared_optimizer_are_not_clipped_in_silence(outcome, stage):
     assert re.search(

@@ -13,16 +13,12 @@ import torch
 
 
 class EngineGradients:
-    """The complete gradients of one engine, between the last backward of an accumulation and the step.
-
-    Attributes:
-        configured_limit: What the config clips their norm to; 0.0: not at all.
-    """
+    """The complete gradients of one engine, between the last backward of an accumulation and the step."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._optimizer = engine.optimizer
-        self.configured_limit: float = engine.gradient_clipping()
+        self.configured_limit: float = engine.gradient_clipping()  # of their norm; 0.0: none
 
     def norm(self) -> torch.Tensor | None:
         """Return the 2-norm of all of them, infinite if one is not finite. Communicates: all ranks.

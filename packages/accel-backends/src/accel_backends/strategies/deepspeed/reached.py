@@ -36,8 +36,8 @@ def reached_by(loss: torch.Tensor, owners: Mapping[int, int]) -> set[int]:
                     "module is seen, so DeepSpeed's engines cannot know which of several models it used. Pass "
                     "`use_reentrant=False`, or the module itself."
                 )
-            hidden = {id(one) for module in modules for one in module.parameters()}
-            found |= {owners[one] for one in hidden & owners.keys()}
+            hidden = (id(one) for module in modules for one in module.parameters())
+            found |= {owners[one] for one in hidden if one in owners}
         waiting.extend(before for before, _ in node.next_functions)
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -228,7 +228,7 @@ def _partitioned_states(
     for number, (flat, parameters) in enumerate(groups):
         parts = {}
         for parameter in parameters:
-            here: Any = parameter._hp_mapping  # type: ignore[attr-defined]  # set by DeepSpeed
+            here = parameter._hp_mapping  # set by DeepSpeed
             if here is not None:
                 inside, outside = here.lp_fragment_address, here.hp_fragment_address
                 parts[names[id(parameter)]] = Part(outside.start, inside.start, inside.numel)
@@ -272,7 +272,7 @@ def _whole_group(values: torch.Tensor, number: int, name: str, device: torch.dev
     return FlatGroup(values, number, {name: values.shape}, {name: part}, None, device)
 
 
-_KINDS = {
+_KINDS: Mapping[str, Callable[..., Iterator[FlatGroup]]] = {
     "fp32_partitioned_groups_flat": _sharded_parameters,
     "single_partition_of_fp32_groups": partial(
         _partitioned_states, flats="single_partition_of_fp32_groups", members="bit16_groups"

@@ -86,7 +86,7 @@ def _values(group: FlatGroup, name: str, optimizer: torch.optim.Optimizer) -> It
             raise CheckpointError(
                 f"`{kind}` of the {type(optimizer).__name__} has the shape {tuple(value.shape)}, while DeepSpeed lets "
                 f"it step a flat tensor of {group.flat.numel()} values: it belongs to no single parameter, so the "
-                "state cannot be saved whole. Save in the format `deepspeed`."
+                "state could not be loaded. Use another optimizer, such as AdamW, or train with DDP."
             )
         else:
             yield kind, value.detach().clone() if isinstance(value, torch.Tensor) else value
