@@ -14,6 +14,7 @@ import torch
 from deepspeed_rows import begin
 from deepspeed_use import config, refusal
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from accel import Accelerator, DeepSpeedPlugin
 from accel_state import ConfigError
@@ -67,6 +68,108 @@ def clip(stage: int) -> dict[str, Any]:
     norm = accelerator.clip_grad_norm_(model.parameters(), 0.1)
     optimizer.step()
     return {"infinite": float(infinite), "norm": float(norm), "weights": weights(accelerator, [model])}
+
+
+def measure_norms(stage: int) -> dict[str, Any]:
+    """Clip one step, then take one without; count how often DeepSpeed computes a norm in each."""
+    accelerator, [model], [optimizer] = prepared(stage)
+    inner, calls, counts = optimizer.optimizer, [0], []
+    measure = inner.get_grad_norm_direct
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        return measure(*args, **kwargs)
+
+    inner.get_grad_norm_direct = counted
+    for batch, is_clipped in zip(rows(2), (True, False), strict=True):
+        calls[0] = 0
+        accelerator.backward(model(batch).square().sum())
+        if is_clipped:
+            accelerator.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        counts.append(calls[0])
+    norm = float(model.get_global_grad_norm())
+    return {"counts": counts, "norm": norm, "weights": weights(accelerator, [model])}
+
+
+def gather_together() -> dict[str, Any]:
+    """Count how often parameters are gathered for a full state."""
+    import deepspeed
+
+    original, entered = deepspeed.zero.GatheredParameters, []
+
+    class Counted(original):  # type: ignore[misc, valid-type]
+        def __enter__(self) -> Any:
+            entered.append(len(self.params))
+            return super().__enter__()
+
+    accelerator = begin(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config(3)))
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    wanted = {name: value.clone() for name, value in model.state_dict().items()}
+    model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    deepspeed.zero.GatheredParameters = Counted
+    found = dict(accelerator.get_state_dict(model))
+    deepspeed.zero.GatheredParameters = original
+    accelerator.free_memory()
+    return {"wanted": wanted, "found": found, "entered": entered}
+
+
+class Checkpointed(nn.Module):
+    """Runs its layer inside reentrant checkpointing: a closure, or a method of what is no module."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.is_hidden = False
+
+    def forward(self, batch: torch.Tensor) -> Any:
+        runs = Holder(self.layer).run if self.is_hidden else lambda rows: self.layer(rows).relu()
+        return checkpoint(runs, batch.requires_grad_(), use_reentrant=True)
+
+
+class Holder:
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+    def run(self, batch: torch.Tensor) -> Any:
+        return self.layer(batch)
+
+
+def checkpoint_reentrantly() -> dict[str, Any]:
+    """Train one of two models, all of whose parameters are inside reentrant checkpointing."""
+    accelerator = begin(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config(2)))
+    bare = [Checkpointed(layer) for layer in linear(2)]
+    pairs = [accelerator.prepare(one, torch.optim.SGD(one.parameters(), lr=0.1)) for one in bare]
+    model, optimizer = pairs[1]
+    accelerator.backward(model(rows()[0]).square().mean())
+    optimizer.step()
+    bare[1].is_hidden = True
+    refused = refusal(lambda: accelerator.backward(model(rows()[0]).square().mean()))
+    found = [accelerator.get_state_dict(one)["layer.weight"] for one, _ in pairs]
+    accelerator.free_memory()
+    return {"refused": refused, "weights": found}
+
+
+class Rows(torch.optim.SGD):
+    """Has state that belongs to no single value of a parameter."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["rows"] = torch.ones(2)
+        return super().step(closure)
+
+
+def save_odd_state(folder: Path) -> str:
+    accelerator = begin(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config(1)))
+    [bare] = linear()
+    model, optimizer = accelerator.prepare(bare, Rows(bare.parameters(), lr=0.1))
+    accelerator.backward(model(rows()[0]).square().mean())
+    optimizer.step()
+    said = refusal(lambda: accelerator.save_state(str(folder)), Exception)
+    accelerator.free_memory()
+    return said
 
 
 def clip_by_groups(stage: int) -> str:
@@ -216,6 +319,10 @@ def main() -> None:
         assert deepspeed.__version__.strip() == sys.argv[2]
     results: dict[str, Any] = {
         "clip": {stage: clip(stage) for stage in (0, 1, 2, 3)},
+        "norms": {stage: measure_norms(stage) for stage in (1, 2, 3)},
+        "gathered": gather_together(),
+        "reentrant": checkpoint_reentrantly(),
+        "odd": save_odd_state(folder / "odd"),
         "groups": {stage: clip_by_groups(stage) for stage in (1, 2, 3)},
         "joint": {stage: train_jointly(stage) for stage in (1, 2, 3)},
         "refused": refuse_joint_loss(),

@@ -56,6 +56,49 @@ def test_gradients_are_clipped_and_those_that_are_not_finite_have_an_infinite_no
     torch.testing.assert_close(found["weights"], [model.weight.detach()], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "stages_measured_once"),
+    [(with_this_release, (1, 2, 3)), (with_the_oldest_release, (3,))],
+    indirect=["outcome"],
+)
+def test_a_clipped_step_computes_the_norm_once_and_the_next_its_own(outcome, stages_measured_once):
+    [model] = deepspeed_alone.linear()
+    for batch, limit in zip(deepspeed_alone.rows(2), (0.1, float("inf")), strict=True):
+        model.zero_grad()
+        model(batch).square().sum().backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit))
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    for stage in stages_measured_once:
+        found = outcome["norms"][stage]
+        assert found["counts"] == [1, 1]
+        assert found["norm"] == pytest.approx(norm, rel=1e-6)
+        torch.testing.assert_close(found["weights"], [model.weight.detach()], rtol=0, atol=1e-6)
+
+
+@releases
+def test_the_parameters_of_a_full_state_are_gathered_together(outcome):
+    found = outcome["gathered"]
+    assert found["entered"] == [6]
+    assert list(found["found"]) == list(found["wanted"])
+    assert all(torch.equal(value, found["wanted"][name]) for name, value in found["found"].items())
+
+
+@releases
+def test_reentrant_checkpointing_of_one_of_two_models_trains_it_or_says_what_to_pass(outcome):
+    untrained, model = deepspeed_alone.linear(2)
+    model(deepspeed_alone.rows()[0]).relu().square().mean().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    wanted = [untrained.weight.detach(), model.weight.detach()]
+    torch.testing.assert_close(outcome["reentrant"]["weights"], wanted, rtol=0, atol=1e-6)
+    assert "Pass `use_reentrant=False`, or the module itself" in outcome["reentrant"]["refused"]
+
+
+@releases
+def test_state_that_could_not_be_loaded_is_not_saved(outcome):
+    assert "`rows` of the Rows has the shape (2,)" in outcome["odd"]
+    assert "Use another optimizer, such as AdamW, or train with DDP." in outcome["odd"]
+
+
 @releases
 @stages
 def test_flat_tensors_of_the_prepared_optimizer_are_not_clipped_in_silence(outcome, stage):

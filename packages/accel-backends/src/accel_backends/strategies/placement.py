@@ -16,12 +16,12 @@ def model_devices(model: nn.Module) -> set[torch.device]:
 
 
 def place_model(model: nn.Module, device: torch.device) -> nn.Module:
-    """Move ``model`` to ``device`` and return it; one that is spread over several devices stays as it is.
+    """Move ``model`` to ``device`` and return it; one that is there, or spread over several devices, stays as it is.
 
     Tied weights stay tied. Between the CPU and most accelerators parameters are moved in place, so that
     optimizers built before keep theirs; where torch must make new ones (XLA, meta) the caller re-points them.
     """
-    if is_spread(model):
+    if is_spread(model) or model_devices(model) == {device}:
         return model
     ties = tied_names(model)
     model.to(device)

@@ -1,4 +1,5 @@
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,12 @@ class Lion(torch.optim.SGD):
 
 class AdamW32bit(torch.optim.SGD):
     """As in bitsandbytes, where it derives from none of torch's."""
+
+
+class AdamW8(AdamW32bit):
+    """As `bitsandbytes.optim.AdamW(optim_bits=8)`."""
+
+    args = SimpleNamespace(optim_bits=8)
 
 
 class Mine(torch.optim.AdamW):
@@ -51,6 +58,10 @@ def test_each_optimizer_has_its_version_on_the_cpu(optimizer, name, arguments):
             torch.optim.Adagrad(PARAMETERS, initial_accumulator_value=0.1),
             "`initial_accumulator_value` is 0.1",
         ),
+        (
+            AdamW8(PARAMETERS),
+            "`optim_bits` is 8 in `AdamW8`, but DeepSpeed's `DeepSpeedCPUAdam` keeps its state in 32 bits. Set it to",
+        ),
     ],
 )
 def test_what_deepspeed_has_no_version_of_is_refused(optimizer, message):
@@ -79,4 +90,28 @@ for kind in (torch.optim.AdamW, torch.optim.Adam):
 @pytest.mark.engine("deepspeed")
 def test_the_exchanged_optimizer_steps_as_the_one_of_torch():
     done = run_command([sys.executable, "-c", STEPS], timeout_s=300)
+    assert done.returncode == 0, done.stderr
+
+
+RESUME = """
+import torch
+from accel_backends import map_pytorch_optim_to_deepspeed
+from accel_backends.strategies.deepspeed.checkpoints.step_counts import restore_step_counts
+
+values = torch.linspace(-1, 1, 16)
+ours, theirs = (torch.nn.Parameter(values.clone()) for _ in range(2))
+plain = torch.optim.AdamW([theirs], lr=0.1)
+exchanged = map_pytorch_optim_to_deepspeed(torch.optim.AdamW([ours], lr=0.1))
+for optimizer, parameter in ((plain, theirs), (exchanged, ours)):
+    optimizer.state[parameter] = {"step": torch.tensor(1e12), "exp_avg": values / 9, "exp_avg_sq": values**2}
+    restore_step_counts(optimizer)
+    parameter.grad = values.flip(0)
+    optimizer.step()
+assert torch.allclose(ours, theirs, rtol=1e-6), (ours, theirs)
+"""
+
+
+@pytest.mark.engine("deepspeed")
+def test_a_run_of_any_length_resumes_at_once():
+    done = run_command([sys.executable, "-c", RESUME], timeout_s=300)
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,10 @@ from torch import nn
 from accel_backends.strategies.deepspeed.engines import place_for_evaluation
 
 
+def placed(model, **precision):
+    return place_for_evaluation(model, precision, context=SimpleNamespace(device=torch.device("cpu")))
+
+
 class Sums(nn.Module):
     def __init__(self):
         super().__init__()
@@ -25,3 +29,26 @@ def test_inputs_of_a_model_that_is_not_trained_are_cast_in_fp16_where_the_config
     assert model.weight.dtype == torch.float16
     assert model.seen == (torch.float16 if auto_cast else torch.float32, torch.int64)
     assert outputs.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("precision", "kept"),
+    [("fp16", {"often", "always"}), ("bf16", {"always"})],
+)
+def test_modules_that_transformers_keeps_in_fp32_stay_so(precision, kept):
+    inner = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("often", "always", "oftener")})
+    inner._keep_in_fp32_modules, inner._keep_in_fp32_modules_strict = ["often"], {"always"}
+    model = placed(nn.Sequential(inner), **{precision: {"enabled": True}})
+    found = {name.split(".")[1] for name, one in model.named_parameters() if one.dtype == torch.float32}
+    assert found == kept
+
+
+class Immovable(nn.Linear):
+    """As a model in 8 bits of an older bitsandbytes."""
+
+    def to(self, *args, **kwargs):
+        raise ValueError("`.to` is not supported")
+
+
+def test_a_model_that_is_on_the_device_is_not_moved():
+    assert placed(Immovable(2, 2), bf16={"enabled": True}).weight.dtype == torch.bfloat16

@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from accel_backends.strategies.deepspeed.reached import reached_by
+from accel_state.errors import ConfigError
 
 
 def owners_of(*models):
@@ -28,12 +29,48 @@ def test_what_was_computed_without_gradients_is_not_reached():
     assert reached_by(wanted.sum(), owners_of(teacher, student)) == set()
 
 
+def closure(model):
+    return lambda rows: model(rows)
+
+
+def blocks(model):
+    """As `checkpoint_sequential` makes them."""
+    layers = [model]
+    return lambda rows: layers[0](rows)
+
+
 @pytest.mark.parametrize(
     "runs",
-    [lambda model: model, lambda model: model.forward, lambda model: functools.partial(model.__call__)],
+    [
+        lambda model: model,
+        lambda model: model.forward,
+        lambda model: functools.partial(model.__call__),
+        closure,
+        blocks,
+    ],
 )
 def test_parameters_inside_reentrant_checkpointing_are_reached(runs):
     models = [nn.Linear(2, 2) for _ in range(2)]
     rows = torch.ones(1, 2, requires_grad=True)
     loss = checkpoint(runs(models[1]), rows, use_reentrant=True).sum()
+    assert reached_by(loss, owners_of(*models)) == {1}
+
+
+class Holder:
+    def __init__(self, model):
+        self.model = model
+
+    def run(self, rows):
+        return self.model(rows)
+
+
+def test_reentrant_checkpointing_that_shows_no_module_is_refused():
+    models = [nn.Linear(2, 2) for _ in range(2)]
+    rows = torch.ones(1, 2, requires_grad=True)
+    loss = checkpoint(Holder(models[1]).run, rows, use_reentrant=True).sum()
+    with pytest.raises(
+        ConfigError, match="`use_reentrant=True` that ran.*Pass `use_reentrant=False`, or the"
+    ):
+        reached_by(loss, owners_of(*models))
+    loss = checkpoint(Holder(models[1]).run, rows, use_reentrant=False).sum()
     assert reached_by(loss, owners_of(*models)) == {1}

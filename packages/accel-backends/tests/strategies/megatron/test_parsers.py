@@ -2,6 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 from torch import nn
+from transformers import T5Config
 
 from accel_backends import (
     MODEL_CONFIGS_TO_MEGATRON_PARSERS,
@@ -13,8 +14,12 @@ from accel_state.errors import ConfigError
 
 
 def model_of(**config):
+    return with_config(SimpleNamespace(**config))
+
+
+def with_config(config):
     model = nn.Linear(1, 1)
-    model.config = SimpleNamespace(**config)
+    model.config = config
     return model
 
 
@@ -39,3 +44,27 @@ def test_a_model_that_nobody_parses_is_refused():
         parse_model(MegatronLMPlugin(), model_of(model_type="opt"))
     with pytest.raises(ConfigError, match="no `config.model_type`"):
         parse_model(MegatronLMPlugin(), nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("projection", "arguments"),
+    [
+        ("relu", {"activation_func": nn.functional.relu, "bias_activation_fusion": False}),
+        ("gated-gelu", {"gated_linear_unit": True, "bias_activation_fusion": True}),
+        ("gelu", {"bias_activation_fusion": False}),
+    ],
+)
+def test_a_t5_has_the_activation_of_its_config(projection, arguments):
+    plugin = MegatronLMPlugin()
+    parse_model(plugin, with_config(T5Config(feed_forward_proj=projection)))
+    found = plugin.megatron_lm_default_args
+    names = ("activation_func", "gated_linear_unit", "bias_activation_fusion")
+    assert {name: found[name] for name in names if name in found} == arguments
+
+
+def test_a_t5_with_another_activation_is_refused():
+    model = with_config(T5Config(feed_forward_proj="gated-silu"))
+    with pytest.raises(
+        ConfigError, match="`silu`, but here Megatron-LM has `gelu`, `gelu_new` and `relu`. Use"
+    ):
+        parse_model(MegatronLMPlugin(), model)

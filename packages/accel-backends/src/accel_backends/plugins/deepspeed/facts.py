@@ -72,11 +72,5 @@ class Facts:
 
     def over(self, other: Facts) -> Facts:
         """Return these facts, with those of ``other`` where they are not known here."""
-        return replace(
-            other,
-            **{
-                field.name: getattr(self, field.name)
-                for field in fields(self)
-                if getattr(self, field.name) != field.default
-            },
-        )
+        values = ((field, getattr(self, field.name)) for field in fields(self))
+        return replace(other, **{field.name: value for field, value in values if value != field.default})

@@ -79,6 +79,12 @@ def cpu_optimizer_of(optimizer: torch.optim.Optimizer) -> CPUOptimizer:
             "DeepSpeed config, which keeps yours."
         )
     found = CPU_OPTIMIZERS[name]
+    num_bits = getattr(getattr(optimizer, "args", None), "optim_bits", 32)  # of bitsandbytes
+    if num_bits != 32:
+        raise ConfigError(
+            f"`optim_bits` is {num_bits} in `{type(optimizer).__name__}`, but DeepSpeed's `{found.name}` keeps its "
+            'state in 32 bits. Set it to 32, or set `"zero_force_ds_cpu_optimizer": false` in the DeepSpeed config.'
+        )
     for group in optimizer.param_groups:
         for option, nothing in found.refused.items():
             if group.get(option, nothing) != nothing:

@@ -7,34 +7,41 @@ device. These are the only places of DeepSpeed's optimizers that are read or set
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 
-class EngineGradients(Protocol):
+class EngineGradients:
     """The complete gradients of one engine, between the last backward of an accumulation and the step."""
 
-    configured_limit: float
-    """What the config clips their norm to; 0.0: not at all."""
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._optimizer = engine.optimizer
+        self.configured_limit: float = engine.gradient_clipping()  # of their norm; 0.0: none
 
     def norm(self) -> torch.Tensor | None:
         """Return the 2-norm of all of them, infinite if one is not finite. Communicates: all ranks.
 
         None where the config tells the engine not to compute it.
         """
+        raise NotImplementedError
 
     def scale(self, factor: float) -> None:
         """Multiply all of them."""
+        raise NotImplementedError
 
     def limit(self, max_norm: float) -> None:
-        """Let the next step clip them to this norm; 0.0: not at all."""
+        """Clip them to this norm in the next step; 0.0: not at all."""
+        self._optimizer.clip_grad = max_norm
 
     def stepped(self) -> None:
-        """Take back what was set for one step."""
+        """Reset what was set for one step."""
+        self.limit(self.configured_limit)
 
     def discard(self) -> None:
         """Forget them, complete or not."""
+        raise NotImplementedError
 
 
 def gradients_of(engine: Any) -> EngineGradients:
@@ -52,63 +59,55 @@ def gradients_of(engine: Any) -> EngineGradients:
     return WholeGradients(engine)
 
 
-class _Gradients:
-    """What the kinds share: the limit is an attribute of the engine's optimizer."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-        self._optimizer = engine.optimizer
-        self.configured_limit: float = engine.gradient_clipping()
-
-    def limit(self, max_norm: float) -> None:
-        """Set the limit of the next step."""
-        self._optimizer.clip_grad = max_norm
-
-    def stepped(self) -> None:
-        """Set the limit of the config."""
-        self._optimizer.clip_grad = self.configured_limit
-
-
-class _ZeroGradients(_Gradients):
+class _ZeroGradients(EngineGradients):
     """Those of ZeRO: the step divides them by the loss scale, which is also how they are scaled here."""
 
+    _norm_of_step: str
+    """The method of DeepSpeed's optimizer whose result the step takes for the norm."""
+
     def norm(self) -> torch.Tensor | None:
-        """Return the norm that the step will compute again."""
         scaled = self._scaled_norm()
-        if scaled is None:
-            return None
-        return _finite_or_infinite(scaled) / float(self._optimizer.loss_scale)
+        return None if scaled is None else _finite_or_infinite(scaled) / float(self._optimizer.loss_scale)
 
     def _scaled_norm(self) -> Any:
         raise NotImplementedError
 
+    def _measured(self) -> Any:
+        """Return what the step takes for the norm, and let it take that, unless it first makes other updates (Muon)."""
+        measured = getattr(self._optimizer, self._norm_of_step)()
+        if not getattr(self._optimizer, "use_muon", False):
+            setattr(self._optimizer, self._norm_of_step, lambda: measured)
+        return measured
+
     def scale(self, factor: float) -> None:
-        """Let the step divide by so much less."""
         # What `override_loss_scale` does, which logs each call.
         self._optimizer.external_loss_scale = self._optimizer.loss_scale / factor
         self._optimizer.custom_loss_scaler = True
 
     def stepped(self) -> None:
-        """Set limit and loss scale of the config."""
         super().stepped()
         self._optimizer.custom_loss_scaler = False
+        vars(self._optimizer).pop(self._norm_of_step, None)
 
 
 class ShardedGradients(_ZeroGradients):
     """Those of ZeRO stage 3."""
 
+    _norm_of_step = "_get_norm_groups"
+
     def _scaled_norm(self) -> Any:
-        norms = torch.stack([_finite_or_infinite(norm) for norm in self._optimizer._get_norm_groups()])
+        norms = torch.stack([_finite_or_infinite(norm) for norm in self._measured()])
         return torch.linalg.vector_norm(norms)
 
     def discard(self) -> None:
-        """Let the next backward overwrite them."""
         self._optimizer.zero_grad(set_to_none=True)
         self._optimizer._overflow_clean_up(self._optimizer.loss_scale)
 
 
 class PartitionedGradients(_ZeroGradients):
     """Those of ZeRO stages 1 and 2."""
+
+    _norm_of_step = "scaled_global_norm"
 
     def _scaled_norm(self) -> Any:
         optimizer = self._optimizer
@@ -117,7 +116,7 @@ class PartitionedGradients(_ZeroGradients):
         from deepspeed.runtime import utils
 
         if hasattr(utils, "combine_grad_norm_groups") or optimizer.has_moe_layers:
-            return optimizer.scaled_global_norm()
+            return self._measured()
         # Up to DeepSpeed 0.19.7, groups that are not finite, each -1, come out as one finite norm.
         norms = [
             optimizer.complete_grad_norm_calculation_for_cpu_offload(members)
@@ -128,7 +127,6 @@ class PartitionedGradients(_ZeroGradients):
         return torch.linalg.vector_norm(torch.stack([_finite_or_infinite(norm) for norm in norms]))
 
     def discard(self) -> None:
-        """Let the next backward overwrite them."""
         optimizer = self._optimizer
         optimizer.zero_grad(set_to_none=True)
         optimizer.micro_step_id = -1
@@ -142,11 +140,10 @@ class PartitionedGradients(_ZeroGradients):
             optimizer.all_grad_tensors[index] = None
 
 
-class FlatGradients(_Gradients):
+class FlatGradients(EngineGradients):
     """Those of ZeRO stage 1 in bfloat16, which are sums in fp32."""
 
     def norm(self) -> torch.Tensor | None:
-        """Return the norm that the step will compute again."""
         from deepspeed.runtime.utils import get_global_norm_of_tensors
 
         gradients, _ = self._optimizer.get_grads_for_norm()
@@ -155,19 +152,16 @@ class FlatGradients(_Gradients):
         )
 
     def scale(self, factor: float) -> None:
-        """Multiply the sums."""
         torch._foreach_mul_(self._optimizer.fp32_groups_gradients_flat, factor)
 
     def discard(self) -> None:
-        """Set the sums to zero."""
         self._optimizer.zero_grad()
 
 
-class WholeGradients(_Gradients):
+class WholeGradients(EngineGradients):
     """Those of the parameters, without ZeRO."""
 
     def norm(self) -> torch.Tensor | None:
-        """Return the norm, which is the same on all ranks."""
         norm = self._norm()
         scaling = getattr(self._optimizer, "loss_scale_config", None)
         if scaling is not None and scaling.use_grad_scaling:
@@ -191,23 +185,16 @@ class WholeGradients(_Gradients):
         return norm
 
     def scale(self, factor: float) -> None:
-        """Multiply each."""
         if tensors := self._tensors():
             torch._foreach_mul_(tensors, factor)
 
     def limit(self, max_norm: float) -> None:
-        """Set the limit where this engine looks for it."""
         if hasattr(self._optimizer, "clip_grad"):
             super().limit(max_norm)
         else:
             self._engine._config.gradient_clipping = max_norm
 
-    def stepped(self) -> None:
-        """Set the limit of the config."""
-        self.limit(self.configured_limit)
-
     def discard(self) -> None:
-        """Take them away."""
         self._engine.zero_grad()
 
     def _tensors(self) -> list[torch.Tensor]:

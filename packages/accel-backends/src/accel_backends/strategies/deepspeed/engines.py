@@ -16,6 +16,7 @@ from accel_backends.strategies.deepspeed.cpu_optimizers import map_pytorch_optim
 from accel_backends.strategies.deepspeed.dummies import DummyOptim, DummyScheduler
 from accel_backends.strategies.deepspeed.pairing import Part
 from accel_backends.strategies.deepspeed.unserved import check_served, check_swapped_gradients
+from accel_backends.strategies.placement import place_model
 from accel_backends.transforms.compile_in_place import compile_regions_deepspeed
 from accel_ops.nested.structures import recursively_apply
 from accel_state.enums import DynamoBackend
@@ -115,15 +116,29 @@ def _dtype_of(config: dict[str, Any]) -> torch.dtype | None:
 def place_for_evaluation(model: nn.Module, config: dict[str, Any], *, context: StrategyContext) -> nn.Module:
     """Put a model on the device, in the width of the config, where ZeRO has nothing to share: it trains nothing."""
     dtype = _dtype_of(config)
-    model.to(context.device)
+    place_model(model, context.device)
     if dtype is not None:
-        for parameter in model.parameters():
-            if parameter.is_floating_point() and parameter.itemsize > 1:  # float8 has its scales elsewhere
+        kept = _kept_in_fp32(model, dtype)
+        for name, parameter in model.named_parameters():
+            is_kept = any(f".{module}." in f".{name}." for module in kept)
+            # float8 has its scales elsewhere
+            if parameter.is_floating_point() and parameter.itemsize > 1 and not is_kept:
                 parameter.data = parameter.data.to(dtype)
         wrap_forward(model, device_type=context.device.type, dtype=dtype, enabled=False)
         if dtype is torch.float16 and value_of(config, "fp16.auto_cast") is True:
             model.register_forward_pre_hook(_cast_inputs, with_kwargs=True)
     return model
+
+
+def _kept_in_fp32(model: nn.Module, dtype: torch.dtype) -> set[str]:
+    """Return the names of modules that transformers keeps in fp32: some only next to fp16, others next to bf16 too."""
+    attributes = ["_keep_in_fp32_modules_strict"] + ["_keep_in_fp32_modules"] * (dtype is torch.float16)
+    return {
+        name
+        for module in model.modules()
+        for attribute in attributes
+        for name in getattr(module, attribute, None) or ()
+    }
 
 
 def _cast_inputs(model: nn.Module, *inputs: Any) -> Any:

@@ -22,7 +22,8 @@ def gather_facts(part: Part, *, loaders: Sequence[Any], context: StrategyContext
         context: The run.
     """
     num_data_ranks = context.layout.num_data_ranks
-    sizes, steps = _micro_batch_sizes(loaders, context), _accumulation(context)
+    sizes, num_steps = _micro_batch_sizes(loaders, context), context.gradient.num_steps
+    steps = Said(num_steps, f"`Accelerator(gradient_accumulation_steps={num_steps})`", num_steps == 1)
     if part.optimizer is None:  # the config must have both, though nothing depends on them
         sizes = sizes or Said((1,), _UNTRAINED, is_default=True)
         steps = Said(1, _UNTRAINED, is_default=True)
@@ -38,13 +39,6 @@ def gather_facts(part: Part, *, loaders: Sequence[Any], context: StrategyContext
         hidden_sizes=_hidden_sizes(part.model),
         num_schedule_ranks=_num_schedule_ranks(context),
         **_of_dummies(part),
-    )
-
-
-def _accumulation(context: StrategyContext) -> Said:
-    num_steps = context.gradient.num_steps
-    return Said(
-        num_steps, f"`Accelerator(gradient_accumulation_steps={num_steps})`", is_default=num_steps == 1
     )
 
 

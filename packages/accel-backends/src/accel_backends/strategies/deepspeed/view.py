@@ -31,7 +31,8 @@ def show(given: Mapping[str, tuple[Any, str]]) -> Iterator[tuple[str, str, str]]
     for key, value in leaves(filled.config):
         wanted = filled.unfilled.get(key)
         if wanted is None:
-            yield key, _shown(value), filled.origins[key]
+            shown = str(value) if isinstance(value, str | float) else json.dumps(value)
+            yield key, shown, filled.origins[key]
         else:
             yield key, "auto", f"not known yet: needs {wanted}" if wanted else "nobody: write the value"
 
@@ -52,7 +53,3 @@ def _facts(given: Mapping[str, tuple[Any, str]], config: Mapping[str, Any]) -> F
             sharing *= given.get(name, (1, ""))[0]
         said["num_data_ranks"] = Said(number // sharing, by)
     return Facts(**said)
-
-
-def _shown(value: object) -> str:
-    return str(value) if isinstance(value, str | float) else json.dumps(value)

@@ -174,8 +174,8 @@ def parse_t5_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data
         attention_dropout=config.dropout_rate,
         hidden_dropout=config.dropout_rate,
         norm_epsilon=config.layer_norm_epsilon,
-        decoder_start_token_id=config.decoder_start_token_id or 0,
-        **_activation("gelu"),
+        decoder_start_token_id=getattr(config, "decoder_start_token_id", None) or 0,
+        **_activation(config.dense_act_fn, is_gated=config.is_gated_act),
         **_common(config),
     )
 
@@ -221,11 +221,13 @@ def _rotary(config: Any) -> dict[str, Any]:
     }
 
 
-def _activation(name: str) -> dict[str, Any]:
+def _activation(name: str, *, is_gated: bool = False) -> dict[str, Any]:
     """Return the arguments for an activation; the fused one of Megatron-LM is the approximation ``gelu_new``."""
-    if name not in ("gelu", "gelu_new"):
+    if name not in ("gelu", "gelu_new", "relu"):
         raise ConfigError(
-            f"The activation of the model's config is `{name}`, but here Megatron-LM has `gelu` and `gelu_new`. Use "
-            "one of them."
+            f"The activation of the model's config is `{name}`, but here Megatron-LM has `gelu`, `gelu_new` and "
+            "`relu`. Use one of them."
         )
-    return {"bias_activation_fusion": name == "gelu_new"}
+    further: dict[str, Any] = {"activation_func": nn.functional.relu} if name == "relu" else {}
+    gate = {"gated_linear_unit": True} if is_gated else {}
+    return {"bias_activation_fusion": name == "gelu_new", **gate, **further}

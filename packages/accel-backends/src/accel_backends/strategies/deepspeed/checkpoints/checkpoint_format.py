@@ -122,7 +122,7 @@ class DeepSpeedFormat(CheckpointFormat):
         return {
             "state": {
                 numbers[name]: {
-                    kind: value if are_deferred else _whole(value) for kind, value in state.items()
+                    kind: value if are_deferred else fetched(value) for kind, value in state.items()
                 }
                 for name, state in sorted(states.items(), key=lambda item: numbers[item[0]])
             },
@@ -210,7 +210,3 @@ def _optimizers(names: Collection[str]) -> dict[int, tuple[int, str | None]]:
         return {int(found[2]): (int(found[1] or 0), found[0]) for found in marks}
     engines = _engines(_PARTITION, names) or _engines(_MODEL, names)
     return {index: (number, None) for index, number in enumerate(sorted(engines))}
-
-
-def _whole(value: Any) -> Any:
-    return fetched(value) if isinstance(value, (torch.Tensor, DeferredTensor)) else value

@@ -42,7 +42,7 @@ def files_of_engine(engine: Any, folder: str, options: Mapping[str, Any]) -> lis
     files = _CollectedFiles()
     writer, engine.checkpoint_engine = engine.checkpoint_engine, files
     # DeepSpeed 0.19.8 copies its scripts to the disk by itself; `scripts` returns them as files of the checkpoint.
-    engine._copy_recovery_script = _copy_nothing
+    engine._copy_recovery_script = lambda _path: None
     try:
         engine.save_checkpoint(".", tag=folder, save_latest=False, **chosen)
     finally:
@@ -88,10 +88,6 @@ def _refuse_other_writers(engine: Any) -> None:
             f"The DeepSpeed config chooses a writer of its own for checkpoints (`{kind}`), but `save_state` writes the "
             "files itself. Remove `checkpoint.writer` and `datastates_ckpt` from the config."
         )
-
-
-def _copy_nothing(_path: str) -> None:
-    pass
 
 
 class _CollectedFiles:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -218,31 +219,16 @@ def _sharded_parameters(
             yield FlatGroup(flat, number, shapes, parts, ranks, device)
 
 
-def _sharded_states(optimizer: Any, names: Mapping[int, str], device: torch.device) -> Iterator[FlatGroup]:
-    """ZeRO stages 1 and 2: the parameters one after the other, cut into equal parts."""
-    flats, members = optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups
-    return _cut_groups(flats, members, optimizer.real_dp_process_group, names, device)
-
-
-def _sharded_bf16_states(
-    optimizer: Any, names: Mapping[int, str], device: torch.device
+def _partitioned_states(
+    optimizer: Any, names: Mapping[int, str], device: torch.device, *, flats: str, members: str
 ) -> Iterator[FlatGroup]:
-    """ZeRO stage 1 where bf16 parameters have fp32 gradients."""
-    flats, members = optimizer.fp32_groups_flat_partition, optimizer.bf16_groups
-    return _cut_groups(flats, members, optimizer.real_dp_process_group, names, device)
-
-
-def _cut_groups(
-    flats: Sequence[torch.Tensor],
-    members: Sequence[Sequence[nn.Parameter]],
-    ranks: Sequence[Any],
-    names: Mapping[int, str],
-    device: torch.device,
-) -> Iterator[FlatGroup]:
-    for number, (flat, parameters) in enumerate(zip(flats, members, strict=True)):
+    """ZeRO stages 1 and 2: the parameters one after the other, in equal parts; the attributes have these names."""
+    ranks = optimizer.real_dp_process_group
+    groups = zip(getattr(optimizer, flats), getattr(optimizer, members), strict=True)
+    for number, (flat, parameters) in enumerate(groups):
         parts = {}
         for parameter in parameters:
-            here: Any = parameter._hp_mapping  # type: ignore[attr-defined]  # set by DeepSpeed
+            here = parameter._hp_mapping  # set by DeepSpeed
             if here is not None:
                 inside, outside = here.lp_fragment_address, here.hp_fragment_address
                 parts[names[id(parameter)]] = Part(outside.start, inside.start, inside.numel)
@@ -286,10 +272,14 @@ def _whole_group(values: torch.Tensor, number: int, name: str, device: torch.dev
     return FlatGroup(values, number, {name: values.shape}, {name: part}, None, device)
 
 
-_KINDS = {
+_KINDS: Mapping[str, Callable[..., Iterator[FlatGroup]]] = {
     "fp32_partitioned_groups_flat": _sharded_parameters,
-    "single_partition_of_fp32_groups": _sharded_states,
-    "fp32_groups_flat_partition": _sharded_bf16_states,
+    "single_partition_of_fp32_groups": partial(
+        _partitioned_states, flats="single_partition_of_fp32_groups", members="bit16_groups"
+    ),
+    "fp32_groups_flat_partition": partial(  # stage 1 where bf16 parameters have fp32 gradients
+        _partitioned_states, flats="fp32_groups_flat_partition", members="bf16_groups"
+    ),
     "fp32_groups": _low_precision_groups,
     "fp32_groups_flat": _fused_groups,
 }

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import itertools
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.module import _IncompatibleKeys
 
 from accel_backends.strategies.deepspeed.checkpoints.counters import restore_counters
 from accel_backends.strategies.deepspeed.checkpoints.flat_groups import (
@@ -18,10 +18,12 @@ from accel_backends.strategies.deepspeed.checkpoints.flat_groups import (
     flat_groups,
     stepping_optimizer,
 )
-from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, SavedWeights, deferred
+from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, SavedWeights
 from accel_backends.strategies.deepspeed.gathered import GatheredParameters
 from accel_backends.strategies.deepspeed.layer_cuts import LayerCut, cuts_of
 from accel_checkpoint.formats.deferred import DeferredTensor, fetched
+
+_GATHERED_BYTES = 2**28
 
 
 def local_model_state(engine: Any, *, in_training_precision: bool = False) -> dict[str, Any]:
@@ -48,12 +50,11 @@ def local_model_state(engine: Any, *, in_training_precision: bool = False) -> di
             first = names[id(value)]
             group, cut = masters.get(first), cuts.get(first)
             shape = _shape(value) if cut is None else cut.shape
-            if group is None or group.flat.dtype == value.dtype:
-                once[id(value)] = deferred(value, partial(_gathered_parameter, value, cut), shape=shape)
-            else:
-                once[id(value)] = deferred(
-                    group.flat, partial(group.gathered, first, group.flat), shape=shape
-                )
+            get = partial(_gathered_parameter, value, cut)
+            if group is not None and group.flat.dtype != value.dtype:
+                get = partial(group.gathered, first, group.flat)
+            dtype = value.dtype if group is None else group.flat.dtype
+            once[id(value)] = DeferredTensor(dtype, shape, get)
         state[name] = once[id(value)]
     return state if stepping_optimizer(engine) is None else EngineState(state, engine=engine)
 
@@ -61,19 +62,28 @@ def local_model_state(engine: Any, *, in_training_precision: bool = False) -> di
 def whole_model_state(engine: Any, *, is_receiver: bool) -> dict[str, Any]:
     """Return the whole state on the CPU as the model has it; empty where ``is_receiver`` is not set.
 
-    Every rank must call it; a rank holds one whole tensor at a time beside what it receives.
+    Every rank must call it; it gathers up to `_GATHERED_BYTES`, or one larger tensor, at a time.
     """
-    whole: dict[str, Any] = {}
-    once: dict[int, torch.Tensor] = {}
-    for name, value in local_model_state(engine, in_training_precision=True).items():
-        if isinstance(value, DeferredTensor):
-            if id(value) not in once:
-                found = value.fetch()
-                once[id(value)] = found if is_receiver else found.new_empty(0)
-            value = once[id(value)]
-        if is_receiver:
-            whole[name] = value.detach().cpu() if isinstance(value, torch.Tensor) else value
-    return whole
+    state = engine.module.state_dict(keep_vars=True)
+    cuts = {id(engine.module.get_parameter(name)): cut for name, cut in cuts_of(engine.module).items()}
+    parameters = {id(value): value for value in state.values() if isinstance(value, nn.Parameter)}.values()
+    ends = itertools.accumulate(_shape(one).numel() * one.itemsize for one in parameters)
+    batches = itertools.groupby(zip(parameters, ends, strict=True), lambda pair: pair[1] // _GATHERED_BYTES)
+    full = {
+        id(one): one.detach().cpu()
+        for one in state.values()
+        if isinstance(one, torch.Tensor) and not isinstance(one, nn.Parameter)
+    }
+    for _, batch in batches:
+        members = [parameter for parameter, _ in batch]
+        with GatheredParameters(members):
+            for one in members:
+                value = cuts[id(one)].gathered(one) if id(one) in cuts else one.detach()
+                if is_receiver:
+                    full[id(one)] = value.to("cpu", copy=hasattr(one, "ds_id"))
+    if not is_receiver:
+        return {}
+    return {name: full.get(id(value), value) for name, value in state.items()}
 
 
 @torch.no_grad()
@@ -94,35 +104,31 @@ def load_model_state(engine: Any, state: Mapping[str, Any], *, strict: bool = Tr
         name for name, value in own.items() if isinstance(value, nn.Parameter) and name not in named
     }
     missing = [name for name in own if name not in state and name not in second_names]
-    outcome = _Outcome(missing, [name for name in state if name not in own])
+    outcome = _IncompatibleKeys(missing, [name for name in state if name not in own])
     if strict and (outcome.missing_keys or outcome.unexpected_keys):
         raise RuntimeError(
             f"The state does not fit the {type(engine.module).__name__}: "
             f"missing {outcome.missing_keys}, unexpected {outcome.unexpected_keys}."
         )
     groups, cuts = _groups_by_name(engine), cuts_of(engine.module)
-    with _all_sharded(engine):
-        for name, value in own.items():
-            if name not in state or name in second_names:
-                continue
-            if isinstance(value, nn.Parameter):
-                _set_parameter(value, state[name], cuts.get(name))
-                if name in groups:
-                    with groups[name].in_memory(is_changed=True):
-                        groups[name].put(name, groups[name].flat, state[name])
-            elif isinstance(value, torch.Tensor):
-                value.copy_(fetched(state[name]))
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "checkpoint_event_prologue"):  # stage 3 then keeps no parameter unsharded
+        optimizer.checkpoint_event_prologue()
+    for name, value in own.items():
+        if name not in state or name in second_names:
+            continue
+        if isinstance(value, nn.Parameter):
+            _set_parameter(value, state[name], cuts.get(name))
+            if name in groups:
+                with groups[name].in_memory(is_changed=True):
+                    groups[name].put(name, groups[name].flat, state[name])
+        elif isinstance(value, torch.Tensor):
+            value.copy_(fetched(state[name]))
+    if hasattr(optimizer, "checkpoint_event_epilogue"):
+        optimizer.checkpoint_event_epilogue()
     if isinstance(state, SavedWeights):
         restore_counters(engine, state.counters)
     return outcome
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What `torch.nn.Module.load_state_dict` returns."""
-
-    missing_keys: list[str]
-    unexpected_keys: list[str]
 
 
 def _groups_by_name(engine: Any) -> dict[str, FlatGroup]:
@@ -150,13 +156,3 @@ def _set_parameter(parameter: nn.Parameter, value: Any, cut: LayerCut | None) ->
     with GatheredParameters([parameter], modifier_rank=0):
         if not hasattr(parameter, "ds_id") or dist.get_rank() == 0:
             parameter.data.copy_(fetched(value))
-
-
-@contextmanager
-def _all_sharded(engine: Any) -> Iterator[None]:
-    """Let stage 3 keep no parameter in whole in the block, as DeepSpeed does for its own checkpoints."""
-    if hasattr(engine.optimizer, "checkpoint_event_prologue"):
-        engine.optimizer.checkpoint_event_prologue()
-    yield
-    if hasattr(engine.optimizer, "checkpoint_event_epilogue"):
-        engine.optimizer.checkpoint_event_epilogue()

@@ -13,7 +13,7 @@ from accel_backends.strategies.deepspeed.checkpoints.flat_groups import (
     flat_groups,
     stepping_optimizer,
 )
-from accel_backends.strategies.deepspeed.checkpoints.states import EngineState, deferred
+from accel_backends.strategies.deepspeed.checkpoints.states import EngineState
 from accel_backends.strategies.deepspeed.checkpoints.step_counts import restore_step_counts
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_state.errors import CheckpointError
@@ -22,7 +22,7 @@ from accel_state.errors import CheckpointError
 def stepped_parameters(engine: Any) -> dict[str, DeferredTensor]:
     """Return the parameters that the optimizer steps, by name, in the order of their numbers in its state."""
     return {
-        name: deferred(group.flat, partial(group.gathered, name, group.flat), shape=group.shapes[name])
+        name: DeferredTensor(group.flat.dtype, group.shapes[name], partial(group.gathered, name, group.flat))
         for group in flat_groups(engine)
         for name in group.shapes
     }
@@ -46,7 +46,8 @@ def local_optimizer_state(engine: Any) -> EngineState:
     assert optimizer is not None
     groups: list[dict[str, Any]] = [{**settings, "params": []} for settings in _settings(engine)]
     state: dict[int, dict[str, Any]] = {}
-    for number, (group, name) in enumerate(_numbered(engine)):
+    numbered = ((group, name) for group in flat_groups(engine) for name in group.shapes)
+    for number, (group, name) in enumerate(numbered):
         groups[group.number]["params"].append(number)
         values = dict(_values(group, name, optimizer))
         if values:
@@ -80,12 +81,12 @@ def load_optimizer_state(engine: Any, content: Mapping[str, Any]) -> None:
 def _values(group: FlatGroup, name: str, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
     for kind, value in optimizer.state.get(group.flat, {}).items():
         if _is_like(kind, value, group.flat.shape):
-            yield kind, deferred(value, partial(group.gathered, name, value), shape=group.shapes[name])
+            yield kind, DeferredTensor(value.dtype, group.shapes[name], partial(group.gathered, name, value))
         elif isinstance(value, torch.Tensor) and value.numel() > 1:
             raise CheckpointError(
                 f"`{kind}` of the {type(optimizer).__name__} has the shape {tuple(value.shape)}, while DeepSpeed lets "
                 f"it step a flat tensor of {group.flat.numel()} values: it belongs to no single parameter, so the "
-                "state cannot be saved whole. Save in the format `deepspeed`."
+                "state could not be loaded. Use another optimizer, such as AdamW, or train with DDP."
             )
         else:
             yield kind, value.detach().clone() if isinstance(value, torch.Tensor) else value
@@ -118,12 +119,6 @@ def _flattened(group: FlatGroup, found: Mapping[str, Mapping[str, Any]]) -> dict
 def _is_like(kind: str, value: Any, shape: torch.Size) -> bool:
     """Whether a state has a value for each of the parameter, which has this shape."""
     return isinstance(value, (torch.Tensor, DeferredTensor)) and value.shape == shape and kind != "step"
-
-
-def _numbered(engine: Any) -> Iterator[tuple[FlatGroup, str]]:
-    for group in flat_groups(engine):
-        for name in group.shapes:
-            yield group, name
 
 
 def _settings(engine: Any) -> Sequence[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -78,10 +78,3 @@ def _joined(fragments: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Te
     if math.prod(shape) == 0:
         return torch.empty(tuple(shape), dtype=fragments[0].dtype)
     return torch.cat(list(fragments)).view(tuple(shape))
-
-
-def deferred(
-    value: torch.Tensor, get: Callable[[], torch.Tensor], *, shape: torch.Size | None = None
-) -> DeferredTensor:
-    """Return a tensor like ``value`` that ``get`` returns, in whole."""
-    return DeferredTensor(value.dtype, value.shape if shape is None else shape, get)
