@@ -92,7 +92,7 @@ class IterableDatasetShard(DatasetProxy):
     def __iter__(self) -> Iterator[Any]:
         for piece, shape in self._steps():
             if self._is_marking:
-                yield from [Marked(sample, shape) for sample in piece] or [Placeholder(is_last=True)]
+                yield from [Marked(sample, shape) for sample in piece] or (Placeholder(is_last=True),)
             else:
                 yield from piece
 
