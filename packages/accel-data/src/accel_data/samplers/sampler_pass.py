@@ -15,9 +15,11 @@ from accel_data.samplers.order import draw_order, draw_seed
 from accel_data.samplers.order_source import OrderSource, PassGenerator
 from accel_data.samplers.plan import ShardPlan
 from accel_data.samplers.position import START, Position
-from accel_data.samplers.shared_order import check_same_order, share_generator
+from accel_data.samplers.shared_order import check_same_order
 from accel_data.samplers.stream import StreamSharding
 from accel_data.step import StepShape
+from accel_ops.random.sync import synchronize_rng_states
+from accel_state.enums import RNGType
 
 #: Indices of an order given as a list that the ranks compare.
 _NUM_COMPARED = 1024
@@ -140,7 +142,7 @@ class SamplerPass:
         else:
             replacement.set_state(torch.get_rng_state())
         if self._is_shared:
-            share_generator(replacement)
+            synchronize_rng_states([RNGType.GENERATOR], replacement)
         self.order_state = replacement.get_state()
         return replacement
 
