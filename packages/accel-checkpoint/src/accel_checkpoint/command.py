@@ -11,6 +11,7 @@ from pathlib import Path
 
 from accel_checkpoint.manifest import problems_of
 from accel_checkpoint.reading.listing import Found, age_of, checkpoints_in, folder_of_checkpoints, inspect
+from accel_ops.byte_sizes import convert_bytes
 from accel_state.errors import CheckpointError
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -67,7 +68,7 @@ def verify(found: Found) -> int:
     if problems:
         return 1
     print(
-        f"{found.path}: {len(found.manifest.files_here)} files, {_size(found.manifest.num_bytes)}, as they were saved"
+        f"{found.path}: {len(found.manifest.files_here)} files, {convert_bytes(found.manifest.num_bytes)}, as they were saved"
     )
     return 0
 
@@ -89,18 +90,9 @@ def _row(found: Found) -> tuple[str, ...]:
     manifest = found.manifest
     if manifest is None:
         size = sum(path.stat().st_size for path in found.path.rglob("*") if path.is_file())
-        return (found.path.name, "?", _size(size), _age(found), "?", found.state.value)
+        return (found.path.name, "?", convert_bytes(size), _age(found), "?", found.state.value)
     processes, size = str(manifest.world_size), manifest.num_bytes
-    return (found.path.name, str(manifest.step), _size(size), _age(found), processes, found.state.value)
-
-
-def _size(num_bytes: int) -> str:
-    size, unit = float(num_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.1f} {unit}" if unit != "B" else f"{num_bytes} B"
+    return (found.path.name, str(manifest.step), convert_bytes(size), _age(found), processes, found.state.value)
 
 
 def _age(found: Found) -> str:
