@@ -48,7 +48,7 @@ def test_the_table_is_the_documented_one(model_file, capsys):
         "│ dtype │Largest Layer│Total Size│Training using Adam│",
         "├───────┼─────────────┼──────────┼───────────────────┤",
         "│float32│  250.0 KiB  │266.25 KiB│      1.04 MiB     │",
-        "│  int4 │  31.25 KiB  │ 33.28 KiB│     133.12 KiB    │",
+        "│  int4 │  31.25 KiB  │33.28 KiB │     133.12 KiB    │",
         "└───────┴─────────────┴──────────┴───────────────────┘",
     ]
 

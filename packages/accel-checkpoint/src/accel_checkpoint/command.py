@@ -67,9 +67,8 @@ def verify(found: Found) -> int:
         _print_error(f"{found.path}: {problem}")
     if problems:
         return 1
-    print(
-        f"{found.path}: {len(found.manifest.files_here)} files, {convert_bytes(found.manifest.num_bytes)}, as they were saved"
-    )
+    size = convert_bytes(found.manifest.num_bytes)
+    print(f"{found.path}: {len(found.manifest.files_here)} files, {size}, as they were saved")
     return 0
 
 
@@ -91,8 +90,8 @@ def _row(found: Found) -> tuple[str, ...]:
     if manifest is None:
         size = sum(path.stat().st_size for path in found.path.rglob("*") if path.is_file())
         return (found.path.name, "?", convert_bytes(size), _age(found), "?", found.state.value)
-    processes, size = str(manifest.world_size), manifest.num_bytes
-    return (found.path.name, str(manifest.step), convert_bytes(size), _age(found), processes, found.state.value)
+    size, processes = convert_bytes(manifest.num_bytes), str(manifest.world_size)
+    return (found.path.name, str(manifest.step), size, _age(found), processes, found.state.value)
 
 
 def _age(found: Found) -> str:
