@@ -86,12 +86,12 @@ def as_table(found: list[Found]) -> str:
 
 
 def _row(found: Found) -> tuple[str, ...]:
-    manifest = found.manifest
+    manifest, step, processes = found.manifest, "?", "?"
     if manifest is None:
-        size = sum(path.stat().st_size for path in found.path.rglob("*") if path.is_file())
-        return (found.path.name, "?", convert_bytes(size), _age(found), "?", found.state.value)
-    size, processes = convert_bytes(manifest.num_bytes), str(manifest.world_size)
-    return (found.path.name, str(manifest.step), size, _age(found), processes, found.state.value)
+        num_bytes = sum(path.stat().st_size for path in found.path.rglob("*") if path.is_file())
+    else:
+        step, processes, num_bytes = str(manifest.step), str(manifest.world_size), manifest.num_bytes
+    return (found.path.name, step, convert_bytes(num_bytes), _age(found), processes, found.state.value)
 
 
 def _age(found: Found) -> str:
