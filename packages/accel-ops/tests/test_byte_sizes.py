@@ -43,8 +43,8 @@ def test_what_is_no_size_at_all_is_refused(size):
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (0, "0 bytes"), (512, "512 bytes"), (1024, "1.0 KB"), (1536, "1.5 KB"), (84.21 * 2**20, "84.21 MB"),
-        (3 * 2**30, "3.0 GB"), (2**40, "1.0 TB"), (5000 * 2**40, "5000.0 TB"),
+        (0, "0 bytes"), (512, "512 bytes"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (84.21 * 2**20, "84.21 MiB"),
+        (3 * 2**30, "3.0 GiB"), (2**40, "1.0 TiB"), (5000 * 2**40, "5000.0 TiB"),
     ],
 )  # fmt: skip
 def test_convert_bytes_writes_for_people(size, text):

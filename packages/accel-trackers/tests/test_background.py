@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 import sys
 import threading
@@ -386,6 +387,7 @@ SCRIPT = """
 import os, signal, sys, time
 from accel_trackers import BackgroundLog, JsonlTracker, TensorBoardTracker
 class Slow(JsonlTracker):
+    log_in_background = True
     def log(self, values, step=None, **kwargs):
         time.sleep(0.002)
         if step == 150 and sys.argv[2] == "tracker":
@@ -450,6 +452,37 @@ def test_tensorboard_has_everything_too_when_a_script_raises(outcome):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     done, run = outcome
     assert done.returncode == 1
+    events = accumulator.EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    assert [event.step for event in events.Scalars("loss")] == list(range(200))
+
+
+ENDED_AT_ONCE = """
+import os, sys
+from accel_trackers import BackgroundLog, JsonlTracker, TensorBoardTracker
+trackers = [JsonlTracker("run", sys.argv[1]), TensorBoardTracker("run", sys.argv[1])]
+for tracker in trackers:
+    tracker.start()
+log = BackgroundLog(trackers)
+for step in range(200):
+    log.log({"loss": step}, step=step)
+os.kill(os.getpid(), int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("outcome", "signum"),
+    [
+        (partial(trained, how=str(int(signum)), script=ENDED_AT_ONCE), signum)
+        for signum in (signal.SIGTERM, signal.SIGKILL)
+    ],
+    ids=["SIGTERM", "SIGKILL"],
+    indirect=["outcome"],
+)
+def test_files_of_local_trackers_have_everything_when_the_process_is_ended(outcome, signum):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    done, run = outcome
+    assert done.returncode == -signum, done.stderr
+    assert steps_in(run) == list(range(200))
     events = accumulator.EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     assert [event.step for event in events.Scalars("loss")] == list(range(200))
 

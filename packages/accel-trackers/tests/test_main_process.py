@@ -88,6 +88,7 @@ def test_trackers_of_other_ranks_warn_there(world):
 def log_in_background(folder):
     trackers = [JsonlTracker("run", folder), TensorBoardTracker("run", folder)]
     for tracker in trackers:
+        tracker.log_in_background = True
         tracker.start()
         tracker.store_init_configuration({"rate": 0.1})
     log = BackgroundLog(trackers)

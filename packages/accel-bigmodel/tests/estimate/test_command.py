@@ -47,8 +47,8 @@ def test_the_table_is_the_documented_one(model_file, capsys):
         "├───────┬─────────────┬──────────┬───────────────────┤",
         "│ dtype │Largest Layer│Total Size│Training using Adam│",
         "├───────┼─────────────┼──────────┼───────────────────┤",
-        "│float32│   250.0 KB  │266.25 KB │      1.04 MB      │",
-        "│  int4 │   31.25 KB  │ 33.28 KB │     133.12 KB     │",
+        "│float32│  250.0 KiB  │266.25 KiB│      1.04 MiB     │",
+        "│  int4 │  31.25 KiB  │33.28 KiB │     133.12 KiB    │",
         "└───────┴─────────────┴──────────┴───────────────────┘",
     ]
 
@@ -69,9 +69,9 @@ def test_json_tells_bytes(model_file, capsys):
 def test_text_tells_the_same(model_file, capsys):
     run("own_net:Net", "--strategy", "offload", "--batch_size", "1", "--sequence_length", "16")
     out = capsys.readouterr().out
-    assert "Each of 1 with offload, float32, Adam: parameters 266.25 KB" in out
-    assert "on the host 798.75 KB" in out
-    assert "batch 1, 16 tokens): 4.12 KB" in out
+    assert "Each of 1 with offload, float32, Adam: parameters 266.25 KiB" in out
+    assert "on the host 798.75 KiB" in out
+    assert "batch 1, 16 tokens): 4.12 KiB" in out
 
 
 def test_what_is_no_model_is_refused(model_file):

@@ -96,7 +96,7 @@ def test_a_first_layer_larger_than_the_first_device_is_passed_on_alone():
 
 def test_a_layer_that_no_accelerator_can_run_is_told():
     model = nn.Sequential(nn.Linear(100, 100), nn.Linear(10, 10))
-    with pytest.warns(UserWarning, match=r"layer `0` takes 39\.45 KB and device `0` may hold 1\.95 KB"):
+    with pytest.warns(UserWarning, match=r"layer `0` takes 39\.45 KiB and device `0` may hold 1\.95 KiB"):
         assert infer_auto_device_map(model, {0: 2000, "cpu": 10**6}) == {"0": "cpu", "1": 0}
 
 
@@ -121,7 +121,7 @@ def test_no_room_is_an_error_that_says_how_much_is_missing_where():
 
 def test_buffers_that_stay_behind_without_room_are_told():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(200, affine=False))
-    with pytest.warns(UserWarning, match=r"Buffers of offloaded modules \(1\.57 KB\) stay on device `0`"):
+    with pytest.warns(UserWarning, match=r"Buffers of offloaded modules \(1\.57 KiB\) stay on device `0`"):
         infer_auto_device_map(model, {0: 1600, "cpu": 10**6})
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from accel_checkpoint.manifest import problems_of
 from accel_checkpoint.reading.listing import Found, age_of, checkpoints_in, folder_of_checkpoints, inspect
+from accel_ops.byte_sizes import convert_bytes
 from accel_state.errors import CheckpointError
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -66,9 +67,8 @@ def verify(found: Found) -> int:
         _print_error(f"{found.path}: {problem}")
     if problems:
         return 1
-    print(
-        f"{found.path}: {len(found.manifest.files_here)} files, {_size(found.manifest.num_bytes)}, as they were saved"
-    )
+    size = convert_bytes(found.manifest.num_bytes)
+    print(f"{found.path}: {len(found.manifest.files_here)} files, {size}, as they were saved")
     return 0
 
 
@@ -86,21 +86,12 @@ def as_table(found: list[Found]) -> str:
 
 
 def _row(found: Found) -> tuple[str, ...]:
-    manifest = found.manifest
+    manifest, step, processes = found.manifest, "?", "?"
     if manifest is None:
-        size = sum(path.stat().st_size for path in found.path.rglob("*") if path.is_file())
-        return (found.path.name, "?", _size(size), _age(found), "?", found.state.value)
-    processes, size = str(manifest.world_size), manifest.num_bytes
-    return (found.path.name, str(manifest.step), _size(size), _age(found), processes, found.state.value)
-
-
-def _size(num_bytes: int) -> str:
-    size, unit = float(num_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.1f} {unit}" if unit != "B" else f"{num_bytes} B"
+        num_bytes = sum(path.stat().st_size for path in found.path.rglob("*") if path.is_file())
+    else:
+        step, processes, num_bytes = str(manifest.step), str(manifest.world_size), manifest.num_bytes
+    return (found.path.name, step, convert_bytes(num_bytes), _age(found), processes, found.state.value)
 
 
 def _age(found: Found) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from accel_data.iterable_shard import Marked
+from accel_data.iterable_shard import Marked, Placeholder
 from accel_data.step import StepShape
 
 
@@ -33,10 +33,6 @@ class BatchMetadata:
     worker: int | None = None
     is_last: bool = False
     is_placeholder: bool = False
-
-
-class Placeholder:
-    """A sample that takes up the turn of a worker that has no batch to give in this round; it is thrown away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +73,9 @@ class MetadataCollate:
         self.dataset = dataset
 
     def __call__(self, samples: Any) -> Fetched:
-        if isinstance(samples[0] if self.is_batching and samples else samples, Placeholder):
-            return Fetched(None, BatchMetadata(is_placeholder=True))
+        sample = samples[0] if self.is_batching and samples else samples
+        if isinstance(sample, Placeholder):
+            return Fetched(None, BatchMetadata(is_last=sample.is_last, is_placeholder=True))
         state, worker = self._state()
         if isinstance(samples, Marked):
             return Fetched(self.collate(samples.sample), BatchMetadata(None, samples.shape, state, worker))

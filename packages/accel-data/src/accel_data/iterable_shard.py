@@ -92,7 +92,7 @@ class IterableDatasetShard(DatasetProxy):
     def __iter__(self) -> Iterator[Any]:
         for piece, shape in self._steps():
             if self._is_marking:
-                yield from (Marked(sample, shape) for sample in piece)
+                yield from [Marked(sample, shape) for sample in piece] or (Placeholder(is_last=True),)
             else:
                 yield from piece
 
@@ -124,3 +124,14 @@ class Marked:
     def __init__(self, sample: Any, shape: StepShape) -> None:
         self.sample = sample
         self.shape = shape
+
+
+class Placeholder:
+    """A sample of no batch, which is thrown away: it takes up the turn of a worker, or a step of other ranks only.
+
+    Args:
+        is_last: Whether the stream ends with a step in which other ranks have a batch and this one has none.
+    """
+
+    def __init__(self, *, is_last: bool = False) -> None:
+        self.is_last = is_last

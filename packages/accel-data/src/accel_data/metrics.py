@@ -14,7 +14,6 @@ from accel_data.trimming import (
     select_blocks,
     select_rows,
     tensor_without_rows,
-    whole_blocks,
 )
 from accel_ops.collectives.gathering import gather
 from accel_ops.collectives.objects import gather_object
@@ -99,7 +98,8 @@ def _gather_blocks(data: Any, ranks: DataRanks, use_gather_object: bool) -> Any:
     if use_gather_object:
         values = gather_object([data])
         return [item for rank in ranks.representatives for item in _items(values[rank])]
-    return whole_blocks(gather(data), ranks.representatives, len(ranks.of_world))
+    shape = full_step(1, ranks.num_ranks)
+    return select_blocks(gather(data), shape, ranks.representatives, len(ranks.of_world))
 
 
 def _holds_objects(data: Any) -> bool:

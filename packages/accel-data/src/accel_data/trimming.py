@@ -39,11 +39,6 @@ def select_blocks(data: Any, shape: StepShape, ranks: tuple[int, ...], world_siz
     return _select(data, ranks, world_size, lambda rows: [rows * bool(valid) for valid in shape.num_valid])
 
 
-def whole_blocks(data: Any, ranks: tuple[int, ...], world_size: int) -> Any:
-    """Return gathered nested tensors with the rows of ``ranks`` only; all ranks have the same number."""
-    return _select(data, ranks, world_size, lambda rows: [rows] * len(ranks))
-
-
 def _select(
     data: Any, ranks: tuple[int, ...], world_size: int, num_kept: Callable[[int], Sequence[int]]
 ) -> Any:

@@ -11,6 +11,8 @@ import yaml
 
 from accel_launch.cli import config, main
 from accel_launch.config.file import read_config
+from accel_launch.options import OPTIONS
+from accel_state.environment.reference import reference_page
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +107,17 @@ def test_no_command_decides_what_a_file_leaves_open(tmp_path, capsys, command):
     shown = json.loads(capsys.readouterr().out)
     names = ("num_processes", "num_machines", "machine_rank", "mixed_precision")
     assert {name: shown[name]["source"] for name in names} == dict.fromkeys(names, "default")
+
+
+def test_show_lists_the_settings_that_the_reference_page_leaves_out_as_the_page_promises(capsys):
+    assert main(["config", "show", "--all", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out).keys()
+    page = reference_page()
+    left_out = {setting.name for setting in OPTIONS if f"| `{setting.variable}` |" not in page}
+    launching = {"launcher", "ray_address", "slurm_options", "hosts", "kubernetes_image", "tee", "tpu_zone"}
+    assert launching <= left_out
+    assert {setting.name for setting in OPTIONS} <= shown
+    assert "`accel config show --all` lists\nevery setting of a launch with its value" in page
 
 
 def test_update_writes_to_the_target_of_a_link(tmp_path):

@@ -44,10 +44,10 @@ def _parse(size: str) -> int:
 
 
 def convert_bytes(size: float) -> str:
-    """Return a number of bytes as people read it, in steps of 1024: ``"512 bytes"``, ``"1.5 GB"``."""
+    """Return a number of bytes as people read it, in steps of 1024: ``"512 bytes"``, ``"1.5 GiB"``."""
     amount = size
-    for unit in ("bytes", "KB", "MB", "GB", "TB"):
-        if abs(amount) < 1024 or unit == "TB":
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if abs(amount) < 1024 or unit == "TiB":
             break
         amount /= 1024
     return f"{round(amount, 2)} {unit}"

@@ -17,9 +17,8 @@ from accel_trackers.values import as_plain_data
 class JsonlTracker(GeneralTracker):
     """Appends ``{"time": …, "step": …, "values": {…}}`` lines to ``logging_dir/run_name/metrics.jsonl``.
 
-    Each line is handed to the operating system whole before ``log`` returns, so a process that is killed loses none
-    (through `BackgroundLog`: none but those still queued). A run that is continued appends to its file.
-    ``config.json`` beside it has the configuration.
+    Each line is handed to the operating system whole before ``log`` returns, so a process that is killed loses none.
+    A run that is continued appends to its file. ``config.json`` beside it has the configuration.
 
     Args:
         run_name: The name of the run, and of its folder.
@@ -28,7 +27,6 @@ class JsonlTracker(GeneralTracker):
 
     name = "jsonl"
     requires_logging_directory = True
-    log_in_background = True
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str]) -> None:
         super().__init__()

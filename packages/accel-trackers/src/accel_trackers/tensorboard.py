@@ -15,6 +15,8 @@ from accel_trackers.values import as_array, as_number, as_plain_data, flat
 class TensorBoardTracker(ServiceTracker):
     """Writes scalars, texts, groups of scalars, images, figures and histograms to ``logging_dir/run_name``.
 
+    What is logged is in the file when ``log`` returns, so a process that is killed loses nothing.
+
     Args:
         run_name: The name of the run, and of its folder.
         logging_dir: The folder of all runs.
@@ -23,7 +25,6 @@ class TensorBoardTracker(ServiceTracker):
 
     name = "tensorboard"
     requires_logging_directory = True
-    log_in_background = True
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
         super().__init__()

@@ -36,31 +36,31 @@ TABLE = """\
 ├───────────────────────┬─────┬─────────┬─────────┬─────────────┤
 │          Unit         │Shape│Placement│  Whole  │Largest shard│
 ├───────────────────────┼─────┼─────────┼─────────┼─────────────┤
-│embed                  │     │         │ 6.45 KB │   1.68 KB   │
-│  weight               │50×33│ Shard(0)│ 6.45 KB │   1.68 KB   │
-│blocks.0 … 1 (2 units) │     │         │ 4.38 KB │    1.2 KB   │
-│  layer.weight (frozen)│33×33│ Shard(0)│ 4.25 KB │   1.16 KB   │
+│embed                  │     │         │ 6.45 KiB│   1.68 KiB  │
+│  weight               │50×33│ Shard(0)│ 6.45 KiB│   1.68 KiB  │
+│blocks.0 … 1 (2 units) │     │         │ 4.38 KiB│   1.2 KiB   │
+│  layer.weight (frozen)│33×33│ Shard(0)│ 4.25 KiB│   1.16 KiB  │
 │  layer.bias (frozen)  │  33 │ Shard(0)│132 bytes│   36 bytes  │
-│norm + head            │     │         │  6.7 KB │   1.75 KB   │
+│norm + head            │     │         │ 6.7 KiB │   1.75 KiB  │
 │  norm.weight          │  33 │ Shard(0)│132 bytes│   36 bytes  │
 │  norm.bias            │  33 │ Shard(0)│132 bytes│   36 bytes  │
-│  head.weight          │50×33│ Shard(0)│ 6.45 KB │   1.68 KB   │
+│  head.weight          │50×33│ Shard(0)│ 6.45 KiB│   1.68 KiB  │
 └───────────────────────┴─────┴─────────┴─────────┴─────────────┘
-Parameters, gradients and AdamW's state in float32: 16.08 KB on the largest rank; one process alone 61.36 KB
-The smallest rank: 13.12 KB
+Parameters, gradients and AdamW's state in float32: 16.08 KiB on the largest rank; one process alone 61.36 KiB
+The smallest rank: 13.12 KiB
 Memory of the rank that needs most:
-  parameters                5.81 KB
-  gradients                 3.42 KB
-  optimizer states (AdamW)  6.84 KB
+  parameters                5.81 KiB
+  gradients                 3.42 KiB
+  optimizer states (AdamW)  6.84 KiB
   buffers                   28 bytes
-  gathered units            11.09 KB
-  total                     27.19 KB
-In a step each rank sends 39.9 KB:
-  4 × all-gather of 4.78 KB among 4 ranks (dp_shard)
-  2 × all-gather of 6.7 KB among 4 ranks (dp_shard)
-  1 × all-gather of 6.98 KB among 4 ranks (dp_shard)
-  1 × reduce-scatter of 6.7 KB among 4 ranks (dp_shard)
-  1 × reduce-scatter of 6.98 KB among 4 ranks (dp_shard)
+  gathered units            11.09 KiB
+  total                     27.19 KiB
+In a step each rank sends 39.9 KiB:
+  4 × all-gather of 4.78 KiB among 4 ranks (dp_shard)
+  2 × all-gather of 6.7 KiB among 4 ranks (dp_shard)
+  1 × all-gather of 6.98 KiB among 4 ranks (dp_shard)
+  1 × reduce-scatter of 6.7 KiB among 4 ranks (dp_shard)
+  1 × reduce-scatter of 6.98 KiB among 4 ranks (dp_shard)
 """
 
 
@@ -170,7 +170,7 @@ def test_each_pipeline_stage_has_a_table(model_file, capsys):
     assert plan("--num_processes", "4", "--pp_size", "2", "--batch_size", "2", "--sequence_length", "8") == 0
     text = capsys.readouterr().out
     assert "stage 0 of planned_net:Net` on 2 ranks" in text
-    assert text.count("2 × send of 1.03 KB among 2 ranks (pp)") == 2
+    assert text.count("2 × send of 1.03 KiB among 2 ranks (pp)") == 2
     assert plan("--num_processes", "4", "--pp_size", "2", "--json") == 0
     stages = json.loads(capsys.readouterr().out)["stages"]
     assert [unit["modules"] for unit in stages[1]["units"]] == [["blocks.1"], ["norm", "head"]]
@@ -201,7 +201,7 @@ def test_layouts_that_fit_are_proposed_those_that_send_least_first(capsys):
 def test_where_nothing_fits_the_closest_is_told(capsys):
     assert plan("--fit", "4:1kB") == 0
     assert "No layout fits" in (text := capsys.readouterr().out)
-    assert "Closest comes dp_shard 4, with 27.19 KB" in text
+    assert "Closest comes dp_shard 4, with 27.19 KiB" in text
 
 
 def test_a_policy_chooses_other_units(capsys):

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from accel_data.dispatch.codec import Outline, outline_pieces, read_piece, write_tensors
-from accel_data.dispatch.deferred import DeferredError
 from accel_data.dispatch.scatter import ScatteredStep
 from accel_data.step import StepShape
 from accel_ops.collectives.broadcasting import broadcast_buffer
@@ -82,12 +81,11 @@ class Messages:
         Raises:
             Exception: If a piece cannot be pickled. The other ranks get a `StateError`.
         """
-        deferred = DeferredError()
-        with deferred:
+        try:
             outline, tensors, size = outline_pieces(step.pieces)
-        if deferred.error is not None:
+        except Exception:
             self.send_kind(Kind.FAILURE)
-            raise deferred.error
+            raise
         changed = b"" if outline == self._sent else outline
         self._sent = outline
         fields = [

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from accel_data.batch_metadata import BatchMetadata
-from accel_data.dispatch.deferred import DeferredError
 from accel_data.dispatch.messages import Kind, Messages, OwnStep
 from accel_data.dispatch.scatter import ScatteredStep, ScatterPlan
 from accel_ops.nested.structures import recursively_apply
@@ -75,33 +74,29 @@ def send_steps(
         messages: Connects the other ranks, None if there are none.
         rank: This rank among those that read different data.
     """
-    deferred = DeferredError()
-    current, following = _next(steps, deferred), _next(steps, deferred)
-    if current is None:
-        _end(messages, deferred)
-    while current is not None:
+    read = _with_error(steps)
+    current, following = next(read, None), next(read, None)
+    if current is None and messages is not None:
+        messages.send_kind(Kind.END)
+    while isinstance(current, ReadStep):
         step = current.scattered
-        num_following = step.num_with_batch if deferred.error else 0
-        if following is not None:
+        num_following = 0 if following is None else step.num_with_batch
+        if isinstance(following, ReadStep):
             num_following = following.scattered.num_with_batch
         if messages is not None:
             messages.send(step, num_following=num_following)
-        upcoming = _next(steps, deferred) if following is not None else None
+        upcoming = next(read, None)
         yield OwnStep(step.pieces[rank], step.shape, num_following, step.num_batches), current
-        if following is None and deferred.error is not None:
-            _end(messages, deferred)
         current, following = following, upcoming
+    if current is not None:
+        if messages is not None:
+            messages.send_kind(Kind.FAILURE)
+        raise current
 
 
-def _next(steps: Iterator[ReadStep], deferred: DeferredError) -> ReadStep | None:
-    if deferred.error is None:
-        with deferred:
-            return next(steps, None)
-    return None
-
-
-def _end(messages: Messages | None, deferred: DeferredError) -> None:
-    """Tell the other ranks that there is no further step, and raise the error if there is one."""
-    if messages is not None:
-        messages.send_kind(Kind.END if deferred.error is None else Kind.FAILURE)
-    deferred.raise_now()
+def _with_error(steps: Iterator[ReadStep]) -> Iterator[ReadStep | Exception]:
+    """Yield the steps, and then the error that ended them, if there is one."""
+    try:
+        yield from steps
+    except Exception as error:  # noqa: BLE001 - raised when its step is due
+        yield error

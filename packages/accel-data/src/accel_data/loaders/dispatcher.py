@@ -17,6 +17,7 @@ from accel_data.loaders.fork_rng import fork_rng
 from accel_data.loaders.prepared import PreparedLoader
 from accel_data.loaders.progress import Resumption
 from accel_data.loaders.reader import Batches
+from accel_data.loaders.reading import warn_of_fewer_batches
 from accel_data.loaders.sharding import index_shard, is_iterable
 from accel_data.mesh import data_ranks, ranks_of_run
 from accel_data.samplers.plan import ShardPlan
@@ -198,6 +199,7 @@ class DataLoaderDispatcher(PreparedLoader):
                 end = progress.start
                 self._predict_remainder()
             if step.piece is NO_BATCH:
+                warn_of_fewer_batches(rank, number - 1, number)
                 return
             end = Position(end.samples + step.num_batches * per_batch, end.batches + step.num_batches)
             progress.steps, progress.end = number, end

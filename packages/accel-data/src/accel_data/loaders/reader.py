@@ -55,6 +55,8 @@ class Reader:
             )
             if isinstance(loader.dataset, IterableDatasetShard):
                 fields["dataset"] = loader.dataset.marking()
+                if not loader.dataset.even_batches:  # torch would count a placeholder as one batch too many
+                    fields["_IterableDataset_len_called"] = None
         #: The copy. Its class is also the user's, whose iteration may do more than torch's.
         self.loader: DataLoader[Any] = from_attributes(
             mixed_class(_ReadingLoader, type(loader)), {**loader.__dict__, **fields}
@@ -82,6 +84,11 @@ class Reader:
             self._sampler.current = sampler_pass
         batches, latest = iter(self.loader), self._start.latest
         return zip(batches, repeat(None), strict=False) if latest is None else latest.beside(batches)
+
+    @property
+    def num_missed(self) -> int:
+        """Steps of the last pass in which other ranks had a batch of the stream, and this one had none."""
+        return 0 if self._start.latest is None else self._start.latest.num_missed
 
     def restart_workers_with(self, **fields: Any) -> None:
         """Start new workers in the next pass, with other fields of the loader for them."""
@@ -122,10 +129,11 @@ class LatestMetadata:
 
     def __init__(self) -> None:
         self.value: BatchMetadata | None = None
+        self.num_missed = 0
 
     def beside(self, batches: Iterator[Any]) -> Batches:
         """Yield each batch with its metadata, None for a batch that came without."""
-        self.value = None
+        self.value, self.num_missed = None, 0
         for batch in batches:
             yield batch, self.value
             self.value = None
@@ -176,6 +184,7 @@ class _PlainBatches(Delegating):
     def __next__(self) -> Any:
         fetched = next(self._inner)
         while isinstance(fetched, Fetched) and fetched.metadata.is_placeholder:
+            self._latest.num_missed += fetched.metadata.is_last
             fetched = next(self._inner)
         if not isinstance(fetched, Fetched):
             return fetched

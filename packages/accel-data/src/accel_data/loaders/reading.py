@@ -42,13 +42,7 @@ def read_planned(
             loader.end_of_dataloader = True
             loader.step_shape = plan.shape(step - 1)
         yield batch
-    if last < plan.num_steps and torch.is_grad_enabled() and not current_gradient().joins_uneven_inputs:
-        warn_user(
-            f"Rank {plan.rank} has read its {last} batches, and other ranks have {plan.num_steps}: the backward pass "
-            "of the next one waits for this rank until it times out. Train within `join_uneven_inputs`, or prepare "
-            "the loader with `even_batches=True`.",
-            main_process_only=False,
-        )
+    warn_of_fewer_batches(plan.rank, last, plan.num_steps)
 
 
 def read_sampled(
@@ -60,7 +54,7 @@ def read_sampled(
     progress: Progress,
 ) -> Iterator[Any]:
     """Yield the batches of a pass without a plan, whose sampler describes each step."""
-    steps = sampler_pass.steps
+    steps, number = sampler_pass.steps, 0
     for number, (batch, metadata) in enumerate(batches if place is None else place.all_of(batches), start=1):
         step = steps.popleft()
         progress.steps = number
@@ -73,6 +67,7 @@ def read_sampled(
             loader.end_of_dataloader = True
             loader.remainder = step.shape.remainder(loader.rows_of_full_batch)
         yield batch
+    warn_of_fewer_batches(sampler_pass.rank, number, number + sampler_pass.misses_last_step)
 
 
 def read_stream(
@@ -84,6 +79,7 @@ def read_stream(
     step_size: Position,
     ends_alike: bool,
     loader_state: Callable[[], Any] | None = None,
+    at_end: Callable[[int], None],
 ) -> Iterator[Any]:
     """Yield the batches of a stream. Each is prefetched: only then is it known whether the one before is the last.
 
@@ -95,6 +91,7 @@ def read_stream(
         step_size: What one step of all ranks reads.
         ends_alike: Whether all ranks have the same number of batches.
         loader_state: Returns the state of a `StatefulDataLoader`, which is kept after each batch.
+        at_end: Called with the number of batches when all have been read.
     """
     start, step = progress.start, 0
     current = next(batches, None)
@@ -122,6 +119,18 @@ def read_stream(
             loader.remainder = -1 if shape is None else shape.remainder(loader.rows_of_full_batch)
         yield batch if place is None else place.finish(begun_before)
         current = following
+    at_end(step)
+
+
+def warn_of_fewer_batches(rank: int, num_read: int, num_of_others: int) -> None:
+    """Warn a training loop whose rank has read all its batches, if other ranks have more and would wait for it."""
+    if num_read < num_of_others and torch.is_grad_enabled() and not current_gradient().joins_uneven_inputs:
+        warn_user(
+            f"Rank {rank} has read its {num_read} batches, and other ranks have {num_of_others}: the backward pass "
+            "of the next one waits for this rank until it times out. Train within `join_uneven_inputs`, or prepare "
+            "the loader with `even_batches=True`.",
+            main_process_only=False,
+        )
 
 
 def _begin(place: Placement | None, fetched: tuple[Any, Any] | None) -> Any:

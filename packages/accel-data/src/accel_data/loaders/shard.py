@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from accel_data.iterable_shard import IterableDatasetShard
 from accel_data.loaders.adapter import build_loader
 from accel_data.loaders.prepared import PreparedLoader
-from accel_data.loaders.reading import read_planned, read_sampled, read_stream
+from accel_data.loaders.reading import read_planned, read_sampled, read_stream, warn_of_fewer_batches
 from accel_data.loaders.sharding import index_shard, is_iterable
 from accel_data.loaders.streams import has_state
 from accel_data.mesh import DataRanks, data_ranks, ranks_of_run
@@ -107,6 +107,7 @@ class DataLoaderShard(PreparedLoader):
                 step_size=self._step_size(),
                 ends_alike=ends_alike or self.data_ranks.num_ranks == 1,
                 loader_state=self._loader_state if self.use_stateful_dataloader else None,
+                at_end=self._end_stream,
             )
         # The data set may have been read further than to the batch that is yielded.
         prefetches = base.num_workers > 0 or (place is not None and place.prefetches)
@@ -116,6 +117,10 @@ class DataLoaderShard(PreparedLoader):
         if sampler_pass.plan is not None:
             return read_planned(batches, sampler_pass.plan, place, loader=self, progress=progress)
         return read_sampled(batches, sampler_pass, place, loader=self, progress=progress)
+
+    def _end_stream(self, num_read: int) -> None:
+        num_missed = 0 if self._reader is None else self._reader.num_missed
+        warn_of_fewer_batches(self.data_ranks.rank, num_read, num_read + num_missed)
 
 
 def _sharded_source(loader: DataLoader[Any]) -> BatchSamplerShard | IterableDatasetShard | None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from accel_data.batch_metadata import Placeholder
 from accel_data.dataset_proxy import DatasetProxy
+from accel_data.iterable_shard import Placeholder
 from accel_data.loaders.reader import Batches, Reader
 from accel_state.errors import CheckpointError
 

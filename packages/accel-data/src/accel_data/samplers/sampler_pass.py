@@ -15,9 +15,11 @@ from accel_data.samplers.order import draw_order, draw_seed
 from accel_data.samplers.order_source import OrderSource, PassGenerator
 from accel_data.samplers.plan import ShardPlan
 from accel_data.samplers.position import START, Position
-from accel_data.samplers.shared_order import check_same_order, share_generator
+from accel_data.samplers.shared_order import check_same_order
 from accel_data.samplers.stream import StreamSharding
 from accel_data.step import StepShape
+from accel_ops.random.sync import synchronize_rng_states
+from accel_state.enums import RNGType
 
 #: Indices of an order given as a list that the ranks compare.
 _NUM_COMPARED = 1024
@@ -56,6 +58,7 @@ class SamplerPass:
     Attributes:
         order_state: State of the generator before the order was drawn, once it has been.
         has_drawn: Whether the order has been drawn.
+        misses_last_step: Without a plan: whether this rank has no batch in the last step of the others.
         steps: Without a plan: steps that were sampled and not yet yielded by the loader, oldest first.
     """
 
@@ -73,11 +76,11 @@ class SamplerPass:
         self.plan = plan
         self.start = start
         self.order_state = order_state
-        self.has_drawn = False
+        self.has_drawn = self.misses_last_step = False
         self.steps: deque[SampledStep] = deque()
         self._source = source
         self._sharding = sharding
-        self._rank = rank
+        self.rank = rank
         self._is_shared = is_shared
 
     @property
@@ -139,7 +142,7 @@ class SamplerPass:
         else:
             replacement.set_state(torch.get_rng_state())
         if self._is_shared:
-            share_generator(replacement)
+            synchronize_rng_states([RNGType.GENERATOR], replacement)
         self.order_state = replacement.get_state()
         return replacement
 
@@ -160,11 +163,12 @@ class SamplerPass:
             batches = chain(compared, batches)
         for step in self._sharding.steps(batches, first=first):
             end = Position(end.samples + step.shape.num_samples, end.batches + step.num_batches)
-            if not step.pieces[self._rank]:
+            if not step.pieces[self.rank]:
+                self.misses_last_step = True
                 return
             following = step.num_following
-            self.steps.append(SampledStep(step.shape, self._rank >= following, following < num_ranks, end))
-            yield step.pieces[self._rank]
+            self.steps.append(SampledStep(step.shape, self.rank >= following, following < num_ranks, end))
+            yield step.pieces[self.rank]
 
     def _remaining_batches(self) -> tuple[Iterator[list[int]], list[Any] | None]:
         """Return the batches after the start, and the first samples or batches of the epoch if they come before it."""

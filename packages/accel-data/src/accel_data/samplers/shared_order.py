@@ -6,17 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from accel_ops.collectives.objects import gather_object
-from accel_ops.random.sync import synchronize_rng_states
-from accel_state.enums import RNGType
 from accel_state.errors import ConfigError
-
-
-def share_generator(generator: torch.Generator) -> None:
-    """Give ``generator`` the state that it has on rank 0; a collective."""
-    synchronize_rng_states([RNGType.GENERATOR], generator)
 
 
 def check_same_order(source: Any, first: Sequence[Any]) -> None:

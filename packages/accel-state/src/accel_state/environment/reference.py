@@ -13,11 +13,14 @@ PAGE = Path("docs") / "reference" / "settings.md"
 _INTRODUCTION = """\
 # Settings
 
-Every setting that can be given as an environment variable. Where a flag stands, `accel launch` takes it
-too; where a config key stands, the config file has it (`section.key` inside a section). An argument of
-`Accelerator` wins over the variable, a flag over the config file. A value that is not accepted is an error
-that names the variable; an empty variable counts as unset. The variables are read when `Accelerator()` is
-built, never at import.
+The settings of a run, which its processes read from environment variables when `Accelerator()` is built, never
+at import. Where a flag stands, `accel launch` takes it too; where a config key stands, the config file has it
+(`section.key` inside a section). An argument of `Accelerator` wins over the variable, a flag over the config file.
+A value that is not accepted is an error that names the variable; an empty variable counts as unset.
+
+Settings that only the launcher reads (launcher, machines, hosts, SLURM, Ray, Kubernetes, TPU pods, SageMaker,
+supervision) are not listed here: `accel launch --help TOPIC` describes them, and `accel config show --all` lists
+every setting of a launch with its value.
 
 This page is made from the table of settings: `python -m accel_state.environment.reference`.
 """
