@@ -253,7 +253,7 @@ def _stages() -> Drawing:
 
 
 def _trackers() -> Drawing:
-    services = ("jsonl", "tensorboard", "wandb")
+    services = ("mlflow", "aim", "jsonl, wandb")
     tops = (2, 9, 16)
     return Drawing(
         "From the training loop to the trackers",
