@@ -1,10 +1,13 @@
 import os
+import threading
 
 import pytest
 
 from tools.engines import load_engine
-from tools.engines.running import Outcome, require_root, table
+from tools.engines.protocol import Engine
+from tools.engines.running import Outcome, require_root, set_up_all, table
 from tools.front_door import main
+from tools.setup.environment import Environment
 from tools.setup.failures import SetupError
 
 
@@ -34,12 +37,46 @@ def test_root_is_asked_for_before_anything_is_made(as_a_user, capsys):
 
 
 def test_the_table_names_the_engines_that_failed():
-    text = table([Outcome("aim", 1.0, 2.0, 0), Outcome("slurm", 3.0, 4.0, 1)])
+    text = table([Outcome("aim", 1.0, 2.0, 0), Outcome("slurm", 3.0, 4.0, 1)], total_s=9.0)
     assert text.splitlines() == [
         "  aim         set-up    1.0 s  tests    2.0 s  ok",
         "  slurm       set-up    3.0 s  tests    4.0 s  FAILED (pytest exit 1)",
-        "failed: slurm, 10 s",
+        "failed: slurm, 9 s",
     ]
+
+
+def test_environments_are_set_up_beside_each_other_and_engines_of_one_in_turn(tmp_path):
+    both_have_begun, log = threading.Barrier(2, timeout=30), []
+
+    class Ready(Environment):
+        def is_ready(self):
+            return True
+
+    def engine(name, folder, *, waits=False):
+        def prepare(environment):
+            log.append(name)
+            if waits:
+                both_have_begun.wait()
+
+        return Engine(name, "", (), environment=lambda: Ready(tmp_path / folder), prepare=prepare)
+
+    engines = [engine("a", "x", waits=True), engine("b", "x"), engine("c", "y", waits=True), engine("d", "x")]
+    ready = set_up_all(engines)
+    assert [each.name for each, _, _ in ready] == ["a", "b", "c", "d"]
+    assert [environment.folder.name for _, environment, _ in ready] == ["x", "x", "y", "x"]
+    assert [name for name in log if name != "c"] == ["a", "b", "d"]
+
+
+def test_an_environment_that_cannot_be_set_up_is_an_error(tmp_path):
+    def fail(environment):
+        raise SetupError("no compiler")
+
+    class Ready(Environment):
+        def is_ready(self):
+            return True
+
+    with pytest.raises(SetupError, match="no compiler"):
+        set_up_all([Engine("a", "", (), environment=lambda: Ready(tmp_path), prepare=fail)])
 
 
 def test_help_tells_the_engines_and_what_they_are_for(capsys):
