@@ -39,6 +39,8 @@ def environment_with(changes: Mapping[str, str] | None = None) -> dict[str, str]
     environ.setdefault("OMP_NUM_THREADS", "1")
     environ.pop("PYTHONPATH", None)
     environ.pop("PYTHONHOME", None)
+    # Tests start Python often, which would compile our sources each time.
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
     environ.update(changes or {})
     return environ
 

@@ -22,11 +22,12 @@ def test_what_takes_too_long_is_ended_and_that_is_said(tmp_path, capsys):
     assert "was ended: it took longer than 0.5 s" in capsys.readouterr().err
 
 
-def test_a_child_sees_no_python_path_and_one_thread(monkeypatch):
+def test_a_child_sees_no_python_path_and_one_thread_and_keeps_compiled_sources(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "somewhere")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     environ = environment_with({"EXTRA": "1"})
-    assert "PYTHONPATH" not in environ
+    assert {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}.isdisjoint(environ)
     assert (environ["OMP_NUM_THREADS"], environ["EXTRA"]) == ("1", "1")
 
 
