@@ -52,7 +52,7 @@ def set_up(engine: Engine) -> Environment:
 
 
 def set_up_all(engines: Sequence[Engine]) -> list[tuple[Engine, Environment, float]]:
-    """Set up all engines, two environments at a time: pip and compilers each keep about one core busy.
+    """Set up all engines, two environments at a time: while pip of one waits for files, the other goes on.
 
     Returns:
         Each engine in the given order, with its environment and the seconds that it took.
