@@ -85,8 +85,7 @@ def linear_names(model: nn.Module, skipped: list[str], *, prefix: str = "") -> l
     return [
         name
         for name, module in model.named_modules()
-        if type(module) is nn.Linear
-        and not any(f".{one}." in f".{f'{prefix}.{name}'.strip('.')}." for one in skipped)
+        if type(module) is nn.Linear and not _is_skipped(f"{prefix}.{name}".strip("."), skipped)
     ]
 
 
@@ -141,3 +140,7 @@ def empty_8bit_layer(layer: nn.Linear, config: BnbQuantizationConfig, scales: to
     if layer.bias is not None:
         made.bias = layer.bias
     return made
+
+
+def _is_skipped(name: str, skipped: list[str]) -> bool:
+    return any(f".{one}." in f".{name}." for one in skipped)
