@@ -213,24 +213,6 @@ def test_a_policy_chooses_other_units(capsys):
     assert [unit["modules"] for unit in units] == [["embed"], ["blocks.0"], ["blocks.1"], ["norm"], ["head"]]
 
 
-def test_a_picture_that_cannot_be_written_is_an_error(tmp_path, capsys):
-    (tmp_path / "taken.svg").mkdir()
-    assert plan("--num_processes", "2", "--picture", str(tmp_path / "taken.svg")) == 1
-    assert "`--picture` cannot write" in (message := capsys.readouterr().err)
-    assert "taken.svg`: " in message
-    assert "Choose another file." in message
-
-
-def test_the_picture_is_written(tmp_path, capsys):
-    assert plan("--num_processes", "2", "--picture", str(tmp_path / "plan.svg")) == 0
-    assert (tmp_path / "plan.svg").read_text(encoding="utf-8").startswith("<svg ")
-    assert "on 2 ranks" in capsys.readouterr().out
-    assert (
-        plan("--num_processes", "4", "--dp_replicate_size", "2", "--picture", str(tmp_path / "plan.svg")) == 0
-    )
-    assert "4 ranks: dp_replicate 2 × dp_shard 2" in (tmp_path / "plan.svg").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -251,8 +233,6 @@ def test_the_picture_is_written(tmp_path, capsys):
         (("--fsdp_auto_wrap_policy", "NOWRAP"), "Unknown auto-wrap policy `NOWRAP`.*Did you mean `NO_WRAP`"),
         (("--fsdp_min_num_params", "3"), "no effect without `--fsdp_auto_wrap_policy`"),
         (("--sequence_length", "4"), "Net cannot run on tokens alone.*NotImplementedError.*Leave out `--seq"),
-        (("--picture", "plan.png"), "its name must end in `.svg`, got `plan.png`"),
-        (("--picture", "nowhere/plan.svg"), "there is no folder `nowhere`"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(words, message, capsys):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel_state.errors import ConfigError
@@ -98,13 +97,11 @@ class PlanCommand:
         parser.add_argument(
             "--trust_remote_code", action="store_true", help="run code from the Hub; read it first"
         )
-        parser.add_argument("--picture", metavar="FILE", type=Path, help="draw the plan into this SVG file")
         parser.add_argument("--json", action="store_true", help="print bytes as JSON")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Print the plan, and draw it if asked; or propose layouts."""
+        """Print the plan, or propose layouts."""
         _check_flags(arguments)
-        _check_picture(arguments.picture)
         from accel_backends.plans.policies import units_policy
         from accel_backends.plans.sources import resolve_plan
         from accel_bigmodel.estimate.models import create_empty_model
@@ -122,7 +119,6 @@ class PlanCommand:
 
 
 def _shown(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) -> str:
-    from accel.plan_report.picture import as_svg
     from accel.plan_report.table import as_data, as_text
     from accel_backends.plans.estimate import estimate
     from accel_backends.plans.model_sizes import model_sizes
@@ -134,9 +130,6 @@ def _shown(model: nn.Module, plan: ParallelPlan, arguments: argparse.Namespace) 
     check_layout(layout, num_processes=num_processes, model=sizes)
     stages = estimate(model, plan, layout, _step(arguments))
     name = arguments.model_name
-    if arguments.picture is not None:
-        drawn = name if len(stages) == 1 else f"stage 0 of {name}"
-        _write_picture(arguments.picture, as_svg(stages[0].planned, name=drawn, layout=layout))
     if arguments.json:
         return json.dumps(as_data(stages, name=name), indent=2)
     return as_text(stages, name=name)
@@ -208,31 +201,10 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         )
     if arguments.fit is not None:
         idle = [axis for axis in _AXES if getattr(arguments, f"{axis}_size") is not None]
-        if idle or arguments.picture is not None:
-            flag = f"--{idle[0]}_size" if idle else "--picture"
+        if idle:
             raise ConfigError(
-                f"`{flag}` has no effect with `--fit`, which proposes layouts. Leave one of them out."
+                f"`--{idle[0]}_size` has no effect with `--fit`, which proposes layouts. Leave one of them out."
             )
-
-
-def _write_picture(picture: Path, svg: str) -> None:
-    try:
-        picture.write_text(svg, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"`--picture` cannot write `{picture}`: {error.strerror}. Choose another file."
-        ) from error
-
-
-def _check_picture(picture: Path | None) -> None:
-    if picture is None:
-        return
-    if picture.suffix.lower() != ".svg":
-        raise ConfigError(f"`--picture` writes SVG, so its name must end in `.svg`, got `{picture}`.")
-    if not picture.parent.is_dir():
-        raise ConfigError(
-            f"`--picture` cannot write `{picture}`: there is no folder `{picture.parent}`. Create it."
-        )
 
 
 command = PlanCommand()
