@@ -80,7 +80,8 @@ for num_ranks in (48, 4800):
     sizes = {"dp_replicate_size": num_ranks // 24, "dp_shard_size": 4, "tp_size": 3}
     mesh = ParallelismConfig(**sizes, cp_size=2).build_device_mesh("cpu")
     pairs = mesh["dp_shard_cp", "tp"].shape
-    print(num_calls, device_mesh.new_group is counting, dist.get_process_group_ranks(mesh["dp_shard_cp"].get_group()), *pairs)
+    ranks = dist.get_process_group_ranks(mesh["dp_shard_cp"].get_group())
+    print(num_calls, device_mesh.new_group is counting, ranks, *pairs)
     dist.destroy_process_group()
 """
 

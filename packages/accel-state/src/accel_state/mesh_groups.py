@@ -44,12 +44,13 @@ def add_union(mesh: DeviceMesh, name: str) -> None:
         mesh: The part that has these axes alone.
         name: Of the new axis.
     """
-    real = device_mesh.new_group
-    device_mesh.new_group = _group_if_member
+    called_by_torch = vars(device_mesh)
+    real = called_by_torch["new_group"]
+    called_by_torch["new_group"] = _group_if_member
     try:
         mesh._flatten(name)
     finally:
-        device_mesh.new_group = real
+        called_by_torch["new_group"] = real
 
 
 def _group_if_member(ranks: list[int], **_options: object) -> dist.ProcessGroup | None:

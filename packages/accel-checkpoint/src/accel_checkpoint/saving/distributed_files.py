@@ -93,7 +93,8 @@ class DistributedTable:
             folder, _, file = path.rpartition("/")
             for note in json.loads(notes[path]) if folder == self.folder else ():
                 shape, offset, sizes = map(tuple, note.get("part", ((), (), ())))
-                chunk = Chunk(file, *note["place"], offset, sizes)
+                start, num_bytes = note["place"]
+                chunk = Chunk(file, start, num_bytes, offset, sizes)
                 for keys in map(tuple, note["paths"]):
                     if "dtype" in note:
                         kinds[keys] = getattr(torch, note["dtype"]), shape
