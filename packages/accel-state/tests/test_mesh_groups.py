@@ -7,6 +7,7 @@ from accel_state.mesh_groups import _members, build_mesh
 from accel_state.mesh_layout import MeshLayout
 from accel_state.partial_state import PartialState
 from accel_state.runtime import reset_runtime
+from accel_state.testing import run_script
 
 
 def test_a_rank_knows_its_own_groups_alone():
@@ -60,3 +61,33 @@ def test_a_second_run_in_the_same_processes_has_groups_of_its_own(world, tmp_pat
     for rank, groups in enumerate(told):
         pair = [rank // 2 * 2, rank // 2 * 2 + 1]
         assert groups == {"dp": [0, 1, 2, 3], "dp_shard_cp": pair, "loss": [0, 1, 2, 3]}
+
+
+COUNT_GROUPS = """
+import torch.distributed as dist
+from torch.distributed import device_mesh, distributed_c10d
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from accel_state.parallelism_config import ParallelismConfig
+real, num_calls = dist.new_group, 0
+def counting(*args, **options):
+    global num_calls
+    num_calls += 1
+    return real(*args, **options)
+dist.new_group = device_mesh.new_group = counting
+for num_ranks in (48, 4800):
+    dist.init_process_group("fake", rank=7, world_size=num_ranks, store=FakeStore())
+    num_calls = 0
+    sizes = {"dp_replicate_size": num_ranks // 24, "dp_shard_size": 4, "tp_size": 3}
+    mesh = ParallelismConfig(**sizes, cp_size=2).build_device_mesh("cpu")
+    pairs = mesh["dp_shard_cp", "tp"].shape
+    ranks = dist.get_process_group_ranks(mesh["dp_shard_cp"].get_group())
+    print(num_calls, device_mesh.new_group is counting, ranks, *pairs)
+    dist.destroy_process_group()
+"""
+
+
+def test_the_number_of_groups_does_not_grow_with_the_number_of_ranks(tmp_path):
+    script = tmp_path / "count.py"
+    script.write_text(COUNT_GROUPS)
+    few, many = run_script(script).stdout.splitlines()
+    assert few == many == "7 True [1, 4, 7, 10, 13, 16, 19, 22] 8 3"

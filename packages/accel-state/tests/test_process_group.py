@@ -227,6 +227,35 @@ def test_group_of_the_user_is_used_and_never_destroyed(world, tmp_path):
     ]
 
 
+FEW_FILES = """
+import resource, sys, warnings
+from accel_state import PartialState
+
+warnings.showwarning = lambda message, *_: print(message)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
+state = PartialState(cpu=True)
+print(state.process_index, *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_the_limit_of_open_files_is_raised_for_the_connections_of_all_ranks(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(FEW_FILES)
+    lines = run_script(script, "500", num_processes=3).stdout.splitlines()
+    assert sorted(lines) == ["0 265 500", "1 265 500", "2 265 500"]
+
+
+def test_a_hard_limit_that_is_too_low_for_all_ranks_is_reported_once(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(FEW_FILES)
+    lines = run_script(script, "200", num_processes=2).stdout.splitlines()
+    message = (
+        "This process may have 200 files open, but rank 0 of 2 ranks needs about 262, a connection being a file. "
+        "Raise the hard limit of the job (`ulimit -Hn`; `LimitNOFILE` of a service)."
+    )
+    assert sorted(lines) == ["0 200 200", "1 200 200", message]
+
+
 SEVERAL_BACKENDS = """
 import torch.distributed as dist
 from accel_state import PartialState

@@ -1,11 +1,14 @@
 import json
+import sys
 
 import pytest
 import torch
 
+from accel_checkpoint.formats.distributed_metadata import Entry, read_metadata
 from accel_checkpoint.pieces import Piece
-from accel_checkpoint.saving.distributed_files import part_of_rank
+from accel_checkpoint.saving.distributed_files import DistributedTable, part_of_rank
 from accel_checkpoint.saving.pending_files import write_file
+from accel_checkpoint.saving.sink import FileSink
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_state.errors import CheckpointError
 
@@ -39,3 +42,33 @@ def test_a_snapshot_keeps_the_values_of_its_time(tmp_path):
 def test_a_value_that_could_run_code_is_refused():
     with pytest.raises(CheckpointError, match="s/__0_0.distcp.*`w` is a `builtins.function`|`w` is a"):
         part_of_rank("s", [Piece("w", lambda: None)], {"w": ("w",)}, rank=0)
+
+
+def test_a_table_makes_each_entry_once_however_many_ranks_have_a_part(tmp_path):
+    num_ranks, num_made = 50, 0
+    notes = {}
+    for rank in range(num_ranks):
+        pieces = [
+            Piece("w", torch.full((1, 2), rank, dtype=torch.int16), (num_ranks, 2), (rank, 0)),
+            Piece("number", rank),
+        ]
+        file = part_of_rank("s", pieces, {"w": ("m", "w"), "number": ("m", 0)}, rank=rank)
+        notes[file.name] = write_file(file, tmp_path).note
+
+    def count(frame, event, _):
+        nonlocal num_made
+        num_made += event == "call" and frame.f_code is Entry.__init__.__code__
+
+    with FileSink(tmp_path / ".metadata") as sink:
+        sys.setprofile(count)
+        try:
+            DistributedTable("s").write(sink, notes | {"other/__0_0.distcp": "[]"})
+        finally:
+            sys.setprofile(None)
+    assert num_made == 2
+    entries = read_metadata(tmp_path / ".metadata")
+    assert (entries["m.w"].dtype, entries["m.w"].shape) == (torch.int16, (num_ranks, 2))
+    assert {(chunk.file, chunk.offset) for chunk in entries["m.w"].chunks} == {
+        (f"__{rank}_0.distcp", (rank, 0)) for rank in range(num_ranks)
+    }
+    assert [chunk.file for chunk in entries["m.0"].chunks] == [max(notes).removeprefix("s/")]

@@ -11,7 +11,7 @@ from accel_launch import __version__
 from accel_launch.cpu_cores import num_cpu_cores
 from accel_launch.fingerprint import differences, faults, fingerprint
 from accel_launch.launchers.hosts import Host
-from accel_launch.launchers.preflight import ssh_command
+from accel_launch.launchers.preflight import check_hosts, ssh_command
 from accel_launch.launchers.ssh import SSHLauncher, _fitting, _with_ranks
 from accel_launch.plan import LaunchPlan
 from accel_state.errors import LaunchError
@@ -120,6 +120,33 @@ def test_a_host_that_cannot_be_reached_ends_it_before_it_begins(request_for, tmp
     with pytest.raises(LaunchError, match="Nothing was started, .*\n  far2: cannot be reached: no route"):
         SSHLauncher().run(plan(request_for, script, hosts="h1,far2"))
     assert not (tmp_path / "started").exists()
+
+
+# Each host answers once all have the question.
+PATIENT_SSH = """#!/bin/sh
+read question
+touch "$MEETING/$$"
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+    [ $(ls "$MEETING" | wc -l) = 5 ] && echo "$question" && exit 0
+    sleep 0.3
+done
+exit 3
+"""
+
+
+def test_all_hosts_are_asked_at_once(tmp_path, fake_ssh, monkeypatch):
+    (tmp_path / "bin" / "ssh").write_text(PATIENT_SSH)
+    (tmp_path / "meeting").mkdir()
+    monkeypatch.setenv("MEETING", str(tmp_path / "meeting"))
+    answers = check_hosts(
+        [Host(f"h{number}") for number in range(5)],
+        options=(),
+        interpreter=("python",),
+        cwd=Path("/srv"),
+        script=None,
+        is_compared=False,
+    )
+    assert answers == 5 * [{"cwd": "/srv", "script": None}]
 
 
 def test_what_differs_is_named_and_told_apart_by_whether_it_breaks_a_run(tmp_path):

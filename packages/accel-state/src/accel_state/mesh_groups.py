@@ -10,6 +10,7 @@ from operator import mul
 
 import torch
 import torch.distributed as dist
+from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 
 _made: weakref.WeakKeyDictionary[
@@ -32,6 +33,28 @@ def build_mesh(device_type: str, sizes: Mapping[str, int]) -> DeviceMesh:
     ranks = torch.arange(prod(shape), dtype=torch.int).reshape(shape)
     groups = [_group_of(members) for members in _members(dist.get_rank(), shape)]
     return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=tuple(sizes))
+
+
+def add_union(mesh: DeviceMesh, name: str) -> None:
+    """Make the axes of ``mesh`` one axis more of the mesh that it is a part of. Every rank must call this.
+
+    `DeviceMesh._flatten` lets every rank make the groups of all ranks too, one after the other.
+
+    Args:
+        mesh: The part that has these axes alone.
+        name: Of the new axis.
+    """
+    called_by_torch = vars(device_mesh)
+    real = called_by_torch["new_group"]
+    called_by_torch["new_group"] = _group_if_member
+    try:
+        mesh._flatten(name)
+    finally:
+        called_by_torch["new_group"] = real
+
+
+def _group_if_member(ranks: list[int], **_options: object) -> dist.ProcessGroup | None:
+    return _group_of(tuple(ranks)) if dist.get_rank() in ranks else None
 
 
 def _members(rank: int, shape: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -182,14 +182,14 @@ class MeshLayout:
             A new mesh with ``axes`` in the order of `AXES`. The unions ``dp``, ``dp_shard_cp``, ``dp_cp`` and
             ``loss`` can be looked up by name too, if any of their axes are in ``axes``.
         """
-        from accel_state.mesh_groups import build_mesh
+        from accel_state.mesh_groups import add_union, build_mesh
 
         wanted = set(axes)
         mesh = build_mesh(device_type, {axis: size for axis, size in self.sizes.items() if axis in wanted})
         for name, members in _UNIONS.items():
             present = tuple(axis for axis in members if axis in wanted)
             if present:
-                mesh[present]._flatten(name)
+                add_union(mesh[present], name)
         return mesh
 
     def expert_mesh(self, device_type: str) -> DeviceMesh:

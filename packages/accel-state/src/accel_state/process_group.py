@@ -19,6 +19,7 @@ from torch.distributed.constants import default_pg_nccl_timeout
 
 from accel_state.environment import read, variable
 from accel_state.errors import ConfigError, StateError
+from accel_state.open_files import raise_open_file_limit
 from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
 
@@ -40,6 +41,9 @@ OPTIONS = frozenset(
 _FAILURE_WAIT_S = 5.0
 _CALLBACK_WAIT_S = 5.0
 _RELEASE_S = 0.02
+_FILES_PER_RANK = 3
+"""Two connections to the store, and one of gloo."""
+_OTHER_FILES = 256
 
 
 class _Owned:
@@ -94,6 +98,7 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
     import torch.distributed.nn.functional  # noqa: F401
 
     _forget_meshes()  # of a group that the script destroyed
+    _allow_connections(arguments["world_size"])
     dist.init_process_group(**arguments)
     _Owned.pid, _Owned.group = os.getpid(), dist.group.WORLD
     if not _Owned.is_exit_hooked:
@@ -105,6 +110,17 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
         # A rank may be connected to all while another is not yet. If it left now, as a short script does, the other
         # would fail with "Connection closed by peer" (torch 2.13).
         dist.barrier()
+
+
+def _allow_connections(num_ranks: int) -> None:
+    """Let this process have as many connections as rank 0 has, which hosts the store: else the ranks wait in vain."""
+    num_files = _FILES_PER_RANK * num_ranks + _OTHER_FILES
+    limit = raise_open_file_limit(num_files)
+    if limit < num_files:
+        warn_user(
+            f"This process may have {limit} files open, but rank 0 of {num_ranks} ranks needs about {num_files}, a "
+            "connection being a file. Raise the hard limit of the job (`ulimit -Hn`; `LimitNOFILE` of a service)."
+        )
 
 
 def check_backend(backend: str) -> None:

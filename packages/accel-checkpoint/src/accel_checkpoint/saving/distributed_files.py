@@ -87,12 +87,21 @@ class DistributedTable:
             sink: Receives the bytes.
             notes: What each rank noted about its file, by the name of the file.
         """
-        entries: dict[Path, Entry] = {}
-        for file in sorted(notes):
-            if file.rpartition("/")[0] == self.folder:
-                for note in json.loads(notes[file]):
-                    _add(entries, note, file.rpartition("/")[2])
-        sink.write(encode_metadata(entries.values()))
+        kinds: dict[Path, tuple[torch.dtype | None, tuple[int, ...]]] = {}
+        chunks: dict[Path, list[Chunk]] = {}
+        for path in sorted(notes):
+            folder, _, file = path.rpartition("/")
+            for note in json.loads(notes[path]) if folder == self.folder else ():
+                shape, offset, sizes = map(tuple, note.get("part", ((), (), ())))
+                start, num_bytes = note["place"]
+                chunk = Chunk(file, start, num_bytes, offset, sizes)
+                for keys in map(tuple, note["paths"]):
+                    if "dtype" in note:
+                        kinds[keys] = getattr(torch, note["dtype"]), shape
+                        chunks.setdefault(keys, []).append(chunk)
+                    else:
+                        kinds[keys], chunks[keys] = (None, ()), [chunk]
+        sink.write(encode_metadata(Entry(keys, tuple(chunks[keys]), *kind) for keys, kind in kinds.items()))
 
 
 def part_name(folder: str, rank: int) -> str:
@@ -118,16 +127,3 @@ def part_of_rank(
 def _is_nothing(piece: Piece) -> bool:
     """Whether it is the empty part of a tensor that others hold; an empty tensor is written, to be found again."""
     return isinstance(piece.local, torch.Tensor) and piece.local.numel() == 0 and not piece.is_whole
-
-
-def _add(entries: dict[Path, Entry], note: Mapping[str, Any], file: str) -> None:
-    start, num_bytes = note["place"]
-    for keys in note["paths"]:
-        path = tuple(keys)
-        if "dtype" not in note:
-            entries[path] = Entry(path, (Chunk(file, start, num_bytes),))
-            continue
-        shape, offset, sizes = (tuple(numbers) for numbers in note["part"])
-        before = entries[path].chunks if path in entries else ()
-        chunk = Chunk(file, start, num_bytes, offset, sizes)
-        entries[path] = Entry(path, (*before, chunk), getattr(torch, note["dtype"]), shape)

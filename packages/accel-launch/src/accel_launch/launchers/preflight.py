@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from accel_launch.fingerprint import differences, digest_of_script, faults
 from accel_launch.launchers.hosts import Host
 from accel_launch.messages import warn
 from accel_state.errors import LaunchError
+from accel_state.open_files import raise_open_file_limit
 
 _TIMEOUT_S = 60
 _NUM_NAMED = 5
@@ -48,17 +51,11 @@ def check_hosts(
     """
     question = json.dumps({"cwd": str(cwd), "script": script}) + "\n"
     program = (*interpreter, "-P", "-m", "accel_launch.fingerprint")
-    started = [
-        subprocess.Popen(
-            ssh_command(host, options, program),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for host in hosts
-    ]
-    answers = [_answer(process, question, interpreter[0]) for process in started]
+    raise_open_file_limit(3 * len(hosts) + 256)
+    # All are asked before any answer is awaited: their answers take as long as the slowest, not as all together.
+    started = [_asked(ssh_command(host, options, program), question) for host in hosts]
+    end_s = time.monotonic() + _TIMEOUT_S
+    answers = [_answer(process, end_s, interpreter[0]) for process in started]
     complaints = {
         host.name: [answer] for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, str)
     }
@@ -97,10 +94,21 @@ def _named(differing: Sequence[str]) -> str:
     return ", ".join(differing[:_NUM_NAMED]) + more
 
 
-def _answer(process: subprocess.Popen[str], question: str, python: str) -> dict[str, Any] | str:
+def _asked(command: Sequence[str], question: str) -> subprocess.Popen[str]:
+    """Start a process, and write the question to it."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it has ended, and `_answer` returns why
+        process.stdin.write(question)
+        process.stdin.flush()
+    return process
+
+
+def _answer(process: subprocess.Popen[str], end_s: float, python: str) -> dict[str, Any] | str:
     """Return the fingerprint of a host, or what is wrong with it in words."""
     try:
-        stdout, stderr = process.communicate(question, timeout=_TIMEOUT_S)
+        stdout, stderr = process.communicate(timeout=max(1.0, end_s - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
