@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from torch.distributed import TCPStore
 
 from accel_launch.launchers.ports import free_port
 
@@ -237,12 +240,30 @@ def test_what_cannot_be_done_is_told_in_one_line(script, no_user_config, flags, 
     assert told[0].startswith(message.format(script=path))
 
 
+class RunsAsWhoeverReadsIt:
+    """Its pickle makes a folder where it is read."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (self.folder,)
+
+
 @pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_machines_start_again_together(script, no_user_config, backend):
+def test_machines_start_again_together(script, no_user_config, tmp_path, backend):
+    port = free_port()
     flags = ["--num_machines=2", "--num_processes=2", "--main_process_ip=127.0.0.1", "--max_restarts=1"]
-    flags += [f"--main_process_port={free_port()}", f"--rdzv_backend={backend}"]
+    flags += [f"--main_process_port={port}", f"--rdzv_backend={backend}"]
     path = script(FAIL_ONCE)
-    machines = [start(*flags, f"--machine_rank={rank}", path, env=no_user_config) for rank in (0, 1)]
+    machines = [start(*flags, "--machine_rank=0", path, env=no_user_config)]
+    if backend == "static":  # torch's would run what strangers write
+        store = TCPStore("127.0.0.1", port, wait_for_workers=False)
+        code = base64.b64encode(pickle.dumps(RunsAsWhoeverReadsIt(str(tmp_path / "ran"))))
+        store.set("torch.rendezvous.accel", code)
+        for name in ("accel/accel/round/9/accel/machine/0", "accel/accel/message"):
+            store.set(name, code)
+    machines.append(start(*flags, "--machine_rank=1", path, env=no_user_config))
     for rank, (code, stdout, stderr) in enumerate([finish(machine) for machine in machines]):
         assert code == 0, stderr
         assert stdout.splitlines() == [f"rank {rank} attempt {attempt} of 2" for attempt in (0, 1)]
@@ -251,6 +272,7 @@ def test_machines_start_again_together(script, no_user_config, backend):
             if rank
             else "The ranks start again, since those of another machine do."
         ) in stderr
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from accel_launch.launchers.ports import free_port
-from accel_launch.rendezvous import address_towards, meeting_of
+from accel_launch.rendezvous import address_towards, meeting_of, word_of
 
 
 def machine(machine_rank: int, num_processes: int = 2, restarts: int = 0) -> dict[str, object]:
@@ -41,18 +41,50 @@ def test_the_own_address_is_the_one_that_leads_to_the_others(endpoint, address):
     assert address_towards(endpoint) == address
 
 
+WORD = machine(0) | {"address": "10.0.0.1"}
+
+
+def test_a_machine_says_in_plain_values_who_it_is():
+    assert word_of("accel/machine/0", json.dumps(WORD).encode()) == WORD
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"gASVIQAAAAAAAACMBXBvc2l4lIwGc3lzdGVtlJOUjAZ0b3VjaCBYlIWUUpQu",
+        b"\xff\xfe",
+        b"[" * 4000,
+        b"[]",
+        json.dumps(WORD | {"address": "a" * 5000}).encode(),
+        json.dumps(WORD | {"address": "10.0.0.1\0"}).encode(),
+        json.dumps(WORD | {"port": "29500"}).encode(),
+        json.dumps(WORD | {"port": 70_000}).encode(),
+        json.dumps(WORD | {"restarts": -1}).encode(),
+        json.dumps(WORD | {"restarts": True}).encode(),
+        json.dumps(WORD | {"other": 1}).encode(),
+    ],
+)
+def test_a_value_that_no_machine_writes_is_refused_by_the_name_of_its_key(value):
+    with pytest.raises(
+        ValueError, match=r"the key `accel/machine/1` has a value .* choose another `--main_pro"
+    ):
+        word_of("accel/machine/1", value)
+
+
 class Program:
     """The program of one machine, asked through its pipes."""
 
-    def __init__(self, machine_rank: int, port: int, *flags: str) -> None:
+    def __init__(self, machine_rank: int, port: int, *flags: str, num_machines: int = 2) -> None:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "accel_launch.rendezvous", "--id=accel", "--backend=static"),
                 f"--endpoint=127.0.0.1:{port}",
-                *("--num-machines=2", f"--machine-rank={machine_rank}", "--num-processes=1", *flags),
+                *(f"--num-machines={num_machines}", f"--machine-rank={machine_rank}", "--num-processes=1"),
+                *flags,
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
 
@@ -65,29 +97,73 @@ class Program:
 
 
 @pytest.fixture
-def programs():
-    port = free_port()
-    started = [Program(0, port), Program(1, port)]
-    for program in started:
+def start():
+    """Start the program of a machine, which asks for a meeting."""
+    port, started = free_port(), []
+
+    def of_machine(machine_rank: int, *flags: str, num_machines: int = 2) -> Program:
+        program = Program(machine_rank, port, *flags, num_machines=num_machines)
+        started.append(program)
         program.ask(meet=0)
-    yield started
+        return program
+
+    yield of_machine
     for program in started:
         program.process.kill()
         program.process.communicate()
 
 
+@pytest.fixture
+def programs(start):
+    return [start(0), start(1)]
+
+
 @pytest.mark.slow
-def test_a_machine_that_starts_anew_calls_the_other(programs):
+def test_a_machine_that_starts_anew_calls_the_others(start):
+    programs = [start(rank, num_machines=3) for rank in range(3)]
     first = [program.answer()["meeting"] for program in programs]
-    assert [meeting["first_rank"] for meeting in first] == [0, 1]
+    assert [meeting["first_rank"] for meeting in first] == [0, 1, 2]
     programs[1].ask(meet=1)
-    assert programs[0].answer() == {"called": True}
-    programs[0].ask(meet=0)
+    for program in (programs[0], programs[2]):
+        assert program.answer() == {"called": True}
+        program.ask(meet=0)
     second = [program.answer()["meeting"] for program in programs]
-    assert [meeting["restarts"] for meeting in second] == [1, 1]
+    assert [meeting["restarts"] for meeting in second] == [1, 1, 1]
     for program in programs:
         program.ask(leave=False)
-    assert [program.process.wait(timeout=60) for program in programs] == [0, 0]
+    assert [program.process.wait(timeout=60) for program in programs] == [0, 0, 0]
+
+
+@pytest.mark.slow
+def test_a_second_launch_of_a_machine_takes_the_place_of_the_first(start, programs):
+    for program in programs:
+        program.answer()
+    second = start(1)
+    for program in programs:
+        assert program.answer() == {"called": True}
+        program.ask(meet=0)
+    assert [program.answer()["meeting"]["group_rank"] for program in (programs[0], second)] == [0, 1]
+    _, stderr = programs[1].process.communicate(timeout=60)
+    assert programs[1].process.returncode == 1
+    assert "another launch has `--machine_rank 1`, too. Give each machine its own." in stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        (
+            "timeout=1",
+            "no launch with `--machine_rank 1` joined within 1 s. Start one on each machine, or raise",
+        ),
+        ("last_call_timeout=1", "`--rdzv_conf` has `last_call_timeout`, but `static` knows `timeout` only."),
+    ],
+)
+def test_a_machine_that_meets_nobody_says_why(start, conf, message):
+    _, stderr = (program := start(0, f"--conf={conf}")).process.communicate(timeout=60)
+    assert program.process.returncode == 1
+    assert stderr.startswith("error: The machines do not meet by `--rdzv_backend static` at `127.0.0.1:")
+    assert message in stderr
 
 
 @pytest.mark.slow

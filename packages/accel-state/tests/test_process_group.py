@@ -146,6 +146,33 @@ def interrupted(folder, *, waiting):
         return finish(pair)
 
 
+LISTENERS = """
+import psutil
+import torch.distributed as dist
+from accel_state.partial_state import PartialState
+state = PartialState(cpu=True)
+dist.barrier()
+opened = psutil.Process().net_connections(kind="tcp")
+print(sorted({connection.laddr.ip for connection in opened if connection.status == "LISTEN"}), flush=True)
+state.destroy_process_group()
+PartialState._reset_state()
+again = PartialState(cpu=True)
+again.wait_for_everyone()
+print(again.num_processes)
+"""
+
+
+def test_ranks_that_meet_at_the_loopback_listen_to_no_other_machine():
+    with start_ranks(["-c", LISTENERS], 3) as ranks:
+        ended = finish(ranks)
+        for (stderr, exit_code), rank in zip(ended, ranks, strict=True):
+            assert exit_code == 0, stderr
+            addresses, size = rank.stdout.splitlines()
+            assert "'0.0.0.0'" not in addresses
+            assert "'::'" not in addresses
+            assert size == "3"
+
+
 @pytest.mark.parametrize(
     "outcome",
     [

@@ -1,15 +1,16 @@
 """The program that agrees with other machines on the ranks, as ``python -P -m accel_launch.rendezvous FLAGS``.
 
-It is torch's rendezvous (`torch.distributed.elastic.rendezvous`) as a service to the supervisor of one machine, which
-starts and ends the ranks. Each line of the standard input is a question, as JSON, each line of the standard output an
-answer:
+It is a rendezvous (`StaticRendezvous`, or one of `torch.distributed.elastic.rendezvous`) as a service to the supervisor
+of one machine, which starts and ends the ranks. Each line of the standard input is a question, as JSON, each line of
+the standard output an answer:
 
 - ``{"meet": 1}`` waits for all machines; 1 is how often the ranks of this one have started again. The answer,
   ``{"meeting": {...}}``, says which ranks this machine has, and where all meet.
 - ``{"called": true}`` comes unasked, when another machine wants to start anew.
 - ``{"leave": false}`` waits until the ranks of all machines have succeeded; ``{"leave": true}`` ends the run for all.
 
-The end of the input ends the program. Of the package only this, `notebook` and `xla_spawn` import torch.
+The end of the input ends the program. Of the package only this, `static_rendezvous`, `notebook` and `xla_spawn` import
+torch.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 _NUM_DONE, _ALL_DONE = "accel/num-done", "accel/all-done"
 # How long a machine that has succeeded waits for the others, as torchrun does.
 _LEAVE_TIMEOUT_S = 300
-# How long machines wait for each other in torch's `static`.
-_STATIC_TIMEOUT_S = "900"
+# What a machine writes of itself, and how long that may be.
+_WORD_TYPES = {"machine_rank": int, "num_processes": int, "restarts": int, "address": str, "port": int}
+_MAX_WORD_BYTES = 4096
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,7 +136,7 @@ class Rendezvous:
         self._store = found.store
         self._members = [f"accel/machine/{number}" for number in range(found.world_size)]
         self._store.set(self._members[found.rank], json.dumps(own))
-        all_told = [json.loads(self._store.get(member)) for member in self._members]
+        all_told = [word_of(member, self._store.get(member)) for member in self._members]
         return meeting_of(all_told, found.rank)
 
     def _leave(self, *, has_failed: bool) -> None:
@@ -160,6 +162,25 @@ class Rendezvous:
             if handler.is_closed() or handler.num_nodes_waiting() > 0:
                 return
             time.sleep(self._given.monitor_interval)
+
+
+def word_of(key: str, value: bytes) -> dict[str, Any]:
+    """Return what a machine wrote of itself under ``key``, where strangers can write, too.
+
+    Raises:
+        ValueError: If no machine of a run writes such a value.
+    """
+    word: Any = None
+    with suppress(ValueError, RecursionError):
+        word = json.loads(value) if len(value) <= _MAX_WORD_BYTES else None
+    is_table = isinstance(word, dict) and {name: type(entry) for name, entry in word.items()} == _WORD_TYPES
+    numbers = [entry for entry in word.values() if isinstance(entry, int)] if is_table else [-1]
+    if min(numbers) < 0 or word["port"] > 0xFFFF or not word["address"].isprintable():
+        raise ValueError(
+            f"the key `{key}` has a value that no machine of this run writes, {value[:40]!r}. Something else writes to "
+            "that port: choose another `--main_process_port`, on a network that you trust."
+        )
+    return dict(word)
 
 
 def meeting_of(machines: Sequence[dict[str, Any]], own: int) -> dict[str, Any]:
@@ -201,26 +222,27 @@ def _handler_of(given: argparse.Namespace) -> RendezvousHandler:
 
     backend = given.backend
     settings: dict[str, Any] = dict(pair.split("=", 1) for pair in given.conf.split(",") if pair)
-    if backend == "static":
-        # Machines that know their places still have to agree on each restart, which torch's `static` does not do.
-        backend = "c10d"
-        timeout = settings.pop("timeout", _STATIC_TIMEOUT_S)
-        settings = {"join_timeout": timeout, "read_timeout": timeout} | settings
     if backend == "c10d":
         # torch guesses by the machine's name, which need not lead to the address that was given.
         settings.setdefault("is_host", str(given.machine_rank == 0).lower())
-    return get_rendezvous_handler(
-        RendezvousParameters(
-            backend,
-            given.endpoint,
-            given.id,
-            given.num_machines,
-            given.num_machines,
-            # torch would tell the others this machine's name, which they may not be able to resolve.
-            local_addr=address_towards(given.endpoint),
-            **settings,
-        )
+    parameters = RendezvousParameters(
+        backend,
+        given.endpoint,
+        given.id,
+        given.num_machines,
+        given.num_machines,
+        # torch would tell the others this machine's name, which they may not be able to resolve.
+        local_addr=address_towards(given.endpoint),
+        **settings,
     )
+    if backend == "static":
+        from accel_launch.static_rendezvous import StaticRendezvous
+
+        # Machines that know their ranks still have to agree on each restart, which torch's `static` does not do.
+        return StaticRendezvous(
+            parameters, machine_rank=given.machine_rank, poll_interval_s=given.monitor_interval
+        )
+    return get_rendezvous_handler(parameters)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -56,7 +56,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
         own("num_machines", count, 1, "Number of machines.", unset_values=(1,), not_on=("tpu",)),
         own("machine_rank", index, 0, "Place of this machine among them; 0 is where the ranks meet.", unset_values=(0,), needs=("machines",), not_on=_OTHER_PLACES),
         own("same_network", boolean, True, "All machines are on one local network; where a config file says they are not, they meet by `c10d`.", is_switch=True, unset_values=(True,), needs=("machines",), not_on=_OTHER_PLACES),
-        own("rdzv_backend", text, "static", "How the machines find each other, such as `static` or `c10d`.", unset_values=("static",), needs=("machines",), not_on=_OTHER_PLACES),
+        own("rdzv_backend", text, "static", "How the machines find each other: `static`, or one of torch's, such as `c10d`, by which whoever reaches the port can run code.", unset_values=("static",), needs=("machines",), not_on=_OTHER_PLACES),
         only_flag("rdzv_id", text, None, "Name of the job on all its machines. Default: the scheduler's number, or made of user and command.", needs=("machines",)),
         only_flag("rdzv_conf", pairs, None, "Further settings of the rendezvous backend, as `KEY=VALUE,KEY=VALUE`.", needs=("rendezvous",)),
         only_flag("max_restarts", index, 0, "How often all ranks start again after one of them has failed.", needs=("own_ranks",)),

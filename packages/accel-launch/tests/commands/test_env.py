@@ -62,3 +62,20 @@ def test_all_packages_of_accel_are_listed():
     packages = environment_report(None, environ={"HF_HOME": "/missing"})["packages"]
     assert len([name for name in packages if name.partition("-")[0] == "accel"]) == 9
     assert packages["accel-checkpoint"] == version("accel-checkpoint")
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_nothing_of_commands_addresses_and_variables_that_is_secret_is_shown(
+    tmp_path, capsys, monkeypatch, form
+):
+    (tmp_path / "c.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ntpu_env: [HF_TOKEN=hush]\ncommands: [export T=hush, ls]\n"
+        "main_process_ip: http://user:hush@host\n"
+    )
+    monkeypatch.setenv("ACCELERATE_PROXY", "http://user:hush@host")
+    monkeypatch.setenv("ACCELERATE_AUTH", "hush")
+    assert main(["env", *form, "--config_file", str(tmp_path / "c.yaml")]) == 0
+    told = capsys.readouterr().out
+    assert "hush" not in told
+    assert "(lines: 2)" in told
+    assert "ACCELERATE_AUTH" in told

@@ -187,3 +187,86 @@ def test_where_neither_file_nor_environment_is_flags_say_it_all(request_for):
 def test_the_other_launch_chooses_a_launcher_of_its_own(request_for, given):
     """By the same name, the job that a launch submits would submit another one."""
     assert relaunch_command(request_for(**given))[-3:] == ("--launcher=auto", "--", "train.py")
+
+
+# By names of any case, and by a password in an address whatever the name is.
+SECRETS = {
+    "HF_TOKEN": "SECRET_0",
+    "WANDB_API_KEY": "SECRET_1",
+    "HF_ENDPOINT": "https://user:SECRET_2@host",
+    "WANDB_BASE_URL": "http://:SECRET_3@host:8080/path",
+    "WANDB_PASSWD": "SECRET_4",
+    "HF_PASS": "SECRET_5",
+    "NCCL_AUTH": "SECRET_6",
+    "HF_hub_token": "SECRET_7",
+    "TORCH_CREDS": "SECRET_8",
+    "WANDB_COOKIE": "SECRET_9",
+    "HF_DSN": "SECRET_10",
+    "GLOO_PWD": "SECRET_11",
+    "UCX_SECRET": "SECRET_12",
+    "FI_Password": "SECRET_13",
+}
+HARMLESS = {"NCCL_DEBUG": "INFO", "HF_HUB_URL": "http://host:8080/a:b", "WANDB_DIR": "ssh://git@host/x"}
+DATABASE = "postgres://user:SECRET_14@host"
+LAUNCHES = {
+    "deepspeed": ("--use_deepspeed", "--num_machines=2", "--deepspeed_hostfile=hosts"),
+    "kubernetes": ("--launcher=kubernetes", "--kubernetes_image=i:1"),
+    "local": (),
+    "mpi": ("--use_mpirun",),
+    "ray": ("--launcher=ray",),
+    "slurm": ("--slurm",),
+    "ssh": ("--hosts=a,b",),
+    "tpu-pod": ("--tpu", "--tpu_cluster", "--tpu_name=n", "--tpu_zone=z"),
+}
+SHOWS_HARMLESS = {"deepspeed", "kubernetes", "ray"}
+
+
+@pytest.fixture
+def secrets(workplace, monkeypatch):
+    (workplace / "hosts").write_text("a slots=1\nb slots=1\n")
+    for name, value in (SECRETS | HARMLESS).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("DB_URL", DATABASE)
+
+
+@pytest.mark.usefixtures("secrets")
+@pytest.mark.parametrize("launcher", LAUNCHES)
+def test_no_launch_shows_a_secret_of_the_shell(capfd, launcher):
+    flags = ["--num_processes=2", *LAUNCHES[launcher]]
+    flags += ["--cpu"] if launcher not in ("deepspeed", "tpu-pod") else []
+    for form in ([], ["--json"]):
+        assert main(["launch", "--dry-run", *form, *flags, "train.py"]) == 0
+        out, err = capfd.readouterr()
+        shown = [line for line in (out + err).splitlines() if "SECRET_" in line]
+        assert shown == []
+    assert ("http://host:8080/a:b" in out) == (launcher in SHOWS_HARMLESS)
+
+
+@pytest.mark.usefixtures("secrets")
+@pytest.mark.parametrize("launcher", ["kubernetes", "tpu-pod"])
+def test_an_address_with_a_password_is_refused_where_others_would_see_it(capfd, launcher):
+    flags = ["--num_processes=2", *LAUNCHES[launcher], *(["--cpu"] if launcher == "kubernetes" else [])]
+    assert main(["launch", "--dry-run", *flags, "--env=DB_URL", "train.py"]) == 1
+    out, err = capfd.readouterr()
+    assert "`--env DB_URL` looks like a secret, but" in err
+    assert "SECRET_" not in out + err
+
+
+@pytest.mark.usefixtures("secrets")
+def test_mpirun_of_hydra_has_no_secret_on_its_command_line(workplace, monkeypatch):
+    program = workplace / "mpirun"
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo "HYDRA build" && exit\necho "$@" > {workplace}/seen\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{workplace}:/usr/bin:/bin")
+    assert main(["launch", "--cpu", "--use_mpirun", "--num_processes=2", "train.py"]) == 0
+    seen = (workplace / "seen").read_text()
+    assert "SECRET_" not in seen
+    assert "http://host:8080/a:b" in seen
+
+
+def test_the_directory_of_the_shell_is_no_secret(request_for):
+    flags = {"launcher": "kubernetes", "kubernetes_image": "i", "use_cpu": "true", "env": "PWD,OLDPWD"}
+    request = request_for(flags=flags, environ={"PWD": "/a", "OLDPWD": "/b"})
+    assert {"PWD": "/a", "OLDPWD": "/b"}.items() <= workload_of(request, index_variable="I").environ.items()

@@ -7,6 +7,7 @@ import atexit
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -44,6 +45,7 @@ _RELEASE_S = 0.02
 _FILES_PER_RANK = 3
 """Two connections to the store, and one of gloo."""
 _OTHER_FILES = 256
+_STORE_BACKLOG = 2048
 
 
 class _Owned:
@@ -91,8 +93,10 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
     arguments["backend"] = backend
     if "nccl" in backend:
         arguments.setdefault("timeout", default_pg_nccl_timeout)  # torch has it for NCCL without gloo alone
+    server = None
     if "init_method" not in arguments and "store" not in arguments:
         arguments["init_method"] = _init_method(topology)
+        server = _loopback_server(topology)
     # The functions of this module have the default group as a default argument. Imported while the group exists
     # (DDP does so, by way of torch._dynamo) they would keep it beyond the end of the script (torch 2.13).
     import torch.distributed.nn.functional  # noqa: F401
@@ -100,6 +104,7 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
     _forget_meshes()  # of a group that the script destroyed
     _allow_connections(arguments["world_size"])
     dist.init_process_group(**arguments)
+    del server  # torch has a store on it now
     _Owned.pid, _Owned.group = os.getpid(), dist.group.WORLD
     if not _Owned.is_exit_hooked:
         # Once: atexit keeps the order of registration, and every registration after torch's import runs before
@@ -237,6 +242,31 @@ def _init_method(topology: Topology) -> str:
         # Not the address itself: under torchrun the agent holds the store already, which only `env://` knows.
         return "env://"
     return f"tcp://{topology.master_addr}:{topology.master_port}"
+
+
+def _loopback_server(topology: Topology) -> dist.TCPStore | None:
+    """Open the store of ranks that meet at the loopback, on rank 0; None if there is none to open.
+
+    Torch's store for this port in this process then is on the same server. The server that it would start
+    listens on all interfaces, whatever the address is (torch 2.13).
+    """
+    address, port = topology.master_addr or "", topology.master_port
+    is_kept_by_agent = variable("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if topology.rank != 0 or not address.startswith("127.") or port is None or is_kept_by_agent:
+        return None
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address, port))
+        except (
+            OSError
+        ):  # taken: torch shares the server of an earlier group of this process, or raises its error
+            return None
+        listener.listen(_STORE_BACKLOG)
+        fd = listener.detach()
+    return dist.TCPStore(
+        address, port, is_master=True, wait_for_workers=False, multi_tenant=True, master_listen_fd=fd
+    )
 
 
 def _topology_of_group(topology: Topology) -> Topology:

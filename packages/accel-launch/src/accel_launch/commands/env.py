@@ -15,6 +15,7 @@ from typing import Any
 from accel_launch.accelerators.detection import find_accelerators, present_accelerators
 from accel_launch.config.file import find_config
 from accel_launch.installation import PACKAGES
+from accel_launch.launchers.relaunch import is_secret
 from accel_launch.messages import show
 from accel_launch.options import OPTIONS
 from accel_state.environment import snapshot
@@ -61,14 +62,21 @@ def environment_report(config_file: str | None, *, environ: Mapping[str, str]) -
         "memory_gib": _memory_gib(),
         "accelerators": present_accelerators(),
         "used_accelerators": ",".join(find_accelerators(environ).names) or None,
-        "variables": {name: value for name, value in sorted(environ.items()) if name.startswith(_PREFIXES)},
+        "variables": {
+            name: "(secret)" if is_secret(name, value) else value
+            for name, value in sorted(environ.items())
+            if name.startswith(_PREFIXES)
+        },
         **told,
     }
 
 
 def _without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     hidden = {"additional_args"} | {setting.config_key for setting in OPTIONS if setting.is_secret}
-    return {key: "(secret)" if key in hidden and value else value for key, value in values.items()}
+    shown = {key: "(secret)" if key in hidden and value else value for key, value in values.items()}
+    if isinstance(lines := shown.get("commands"), list):
+        shown["commands"] = f"(lines: {len(lines)})"
+    return {key: "(secret)" if is_secret("", str(value)) else value for key, value in shown.items()}
 
 
 def what_accelerate_means() -> str | None:

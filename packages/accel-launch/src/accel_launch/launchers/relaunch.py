@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 
 from accel_launch.options import OPTIONS, SETTINGS_OF_LAUNCHER
@@ -26,7 +27,9 @@ FORWARDED = (
 # Variables of the libraries that a run works with, by how their names begin.
 _PREFIXES = ("FI_", "GLOO_", "HF_", "NCCL_", "PYTORCH_", "TORCH_", "UCX_", "WANDB_")
 _OF_THIS_MACHINE = frozenset({"LD_LIBRARY_PATH", "PATH", "PYTHONPATH"})
-_SECRET_WORDS = ("CREDENTIAL", "KEY", "PASSWORD", "SECRET", "TOKEN")
+_SECRET_WORDS = ("AUTH", "COOKIE", "CRED", "DSN", "KEY", "PASS", "PWD", "SECRET", "TOKEN")
+_DIRECTORIES = frozenset({"PWD", "OLDPWD"})
+_PASSWORD_IN_ADDRESS = re.compile(r"//[^/\s:@]*:[^/\s]*@")
 
 
 def library_variables(environ: Mapping[str, str], *, named: Collection[str] = ()) -> dict[str, str]:
@@ -34,15 +37,20 @@ def library_variables(environ: Mapping[str, str], *, named: Collection[str] = ()
     return {name: value for name, value in environ.items() if name.startswith(_PREFIXES) or name in named}
 
 
-def is_secret(name: str) -> bool:
-    """Tell whether a variable of this name must not stand on a command line, where all users of a machine see it."""
-    return any(word in name for word in _SECRET_WORDS)
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable must not stand where other users see it, such as on a command line.
+
+    Its name decides, whatever the case of its letters, or a password in an address (``//user:password@host``).
+    """
+    name = name.upper()
+    has_secret_name = name not in _DIRECTORIES and any(word in name for word in _SECRET_WORDS)
+    return has_secret_name or _PASSWORD_IN_ADDRESS.search(value) is not None
 
 
 def shown_to_all(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what may stand on a command line, or go through a program that puts it there: no secrets."""
     found = library_variables(environ, named=FORWARDED)
-    return {name: value for name, value in found.items() if not is_secret(name)}
+    return {name: value for name, value in found.items() if not is_secret(name, value)}
 
 
 def public_variables(variables: Mapping[str, str], *, where: str, otherwise: str) -> dict[str, str]:
@@ -54,10 +62,10 @@ def public_variables(variables: Mapping[str, str], *, where: str, otherwise: str
         otherwise: What to do with a secret instead, in a sentence.
 
     Raises:
-        ConfigError: If one of them is a secret, by its name.
+        ConfigError: If one of them `is_secret`.
     """
-    for name in variables:
-        if is_secret(name):
+    for name, value in variables.items():
+        if is_secret(name, value):
             raise ConfigError(f"`--env {name}` looks like a secret, but {where}. {otherwise}")
     return dict(variables)
 
