@@ -164,6 +164,31 @@ def test_without_an_output_nothing_is_said(no_user_config):
     assert done.returncode == 2
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_ranks_go_on_where_a_standard_stream_is_closed(tmp_path, no_user_config, closed):
+    """The second line comes once the launcher has passed on the first."""
+    script = tmp_path / "twice.py"
+    script.write_text(
+        "import os, select, sys\n"
+        "for word in ('once', 'twice'):\n"
+        "    for stream in (sys.stdout, sys.stderr):\n"
+        "        print(word, file=stream, flush=True)\n"
+        "    pipes = select.poll()\n"
+        "    [pipes.register(descriptor, 0) for descriptor in (1, 2)]\n"
+        "    assert not pipes.poll(300)\n"  # the other end of a pipe is closed
+        "open(f'{os.environ[\"RANK\"]}.txt', 'w').close()\n"
+    )
+    command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num_processes", "3", str(script)]
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *command],
+        env=os.environ | no_user_config,
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+    )
+    assert (done.returncode, len(list(tmp_path.glob("?.txt")))) == (0, 3), done
+
+
 def test_ctrl_c_is_no_traceback(tmp_path, no_user_config):
     """While a config file is read that never comes."""
     pipe = tmp_path / "c.yaml"

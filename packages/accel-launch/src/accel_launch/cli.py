@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import textwrap
@@ -55,6 +56,7 @@ def help_text() -> str:
 
 def _without_traceback(action: Callable[[], int]) -> int:
     """Return the exit code of ``action``, also where Ctrl-C ends it, or nobody reads its output any more."""
+    _open_closed_streams()
     try:
         exit_code = action()
         flush()
@@ -64,6 +66,16 @@ def _without_traceback(action: Callable[[], int]) -> int:
         return INTERRUPTED
     except ReaderGone:
         return FAILURE
+
+
+def _open_closed_streams() -> None:
+    """Open the null device on each closed standard stream, whose descriptor a pipe to a rank would get otherwise."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # It is the lowest that is free, so it is the one that `open` returns.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _main(arguments: Sequence[str]) -> int:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from accel_state.lazy import attach
 
 if TYPE_CHECKING:
-    from accel_ops.agreement.arrival import debug_deadline as debug_deadline
     from accel_ops.agreement.debug_mode import chained_operation as chained_operation
     from accel_ops.agreement.debug_mode import verify_operation as verify_operation
     from accel_ops.collectives.broadcasting import broadcast as broadcast
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from accel_ops.random.state import restore_rng_states as restore_rng_states
     from accel_ops.random.sync import synchronize_rng_state as synchronize_rng_state
     from accel_ops.random.sync import synchronize_rng_states as synchronize_rng_states
+    from accel_state.arrival import debug_deadline as debug_deadline
     from accel_state.availability import is_torch_distributed_available as is_torch_distributed_available
     from accel_state.errors import DistributedOperationException as DistributedOperationException
 
@@ -72,7 +72,7 @@ __getattr__, __dir__, __all__ = attach(
         "convert_outputs_to_fp32": "accel_ops.nested.conversion",
         "convert_to_fp32": "accel_ops.nested.conversion",
         "copy_tensor_to_devices": "accel_ops.collectives.unknown_shapes",
-        "debug_deadline": "accel_ops.agreement.arrival",
+        "debug_deadline": "accel_state.arrival",
         "find_batch_size": "accel_ops.nested.description",
         "find_device": "accel_ops.nested.description",
         "find_executable_batch_size": "accel_ops.memory.batch_size",

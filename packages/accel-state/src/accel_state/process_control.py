@@ -32,11 +32,13 @@ def first(is_first: bool, *, barrier: Callable[[], None]) -> Iterator[None]:
 
 def main_process_first(runtime: Runtime) -> AbstractContextManager[None]:
     """Run the body on rank 0, then on the others."""
+    runtime.await_arrival("main_process_first")
     return first(runtime.topology.rank == 0, barrier=runtime.wait_for_everyone)
 
 
 def local_main_process_first(runtime: Runtime) -> AbstractContextManager[None]:
     """Run the body on the first process of each machine, then on the others."""
+    runtime.await_arrival("local_main_process_first")
     return first(runtime.topology.local_rank == 0, barrier=runtime.wait_for_everyone)
 
 

@@ -94,6 +94,7 @@ class ProcessView:
 
     def wait_for_everyone(self) -> None:
         """Block until every process has called this; a single process does not wait."""
+        self._runtime.await_arrival("wait_for_everyone")
         self._runtime.wait_for_everyone()
 
     def main_process_first(self) -> AbstractContextManager[None]:

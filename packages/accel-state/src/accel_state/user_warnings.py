@@ -56,6 +56,12 @@ def user_frame() -> FrameType:
     return frame
 
 
+def call_site() -> str:
+    """Return file, line and function of the innermost frame outside these packages and torch."""
+    frame = user_frame()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
 def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 

@@ -16,7 +16,7 @@ from accel_backends.optimizer import AcceleratedOptimizer
 from accel_backends.precisions.protocol import Precision
 from accel_backends.stepping.weighted_loss import WeightedLoss
 from accel_backends.strategies.protocol import ForwardBackward, Strategy, Sync
-from accel_state import ConfigError, GradientState
+from accel_state import ConfigError, GradientState, current_runtime, has_runtime
 
 
 class Stepper:
@@ -57,6 +57,7 @@ class Stepper:
         self._on_window_end = on_window_end
         self._accumulation = strategy.capabilities.accumulation
         self._block_models: tuple[nn.Module, ...] = ()
+        self._is_debugging = has_runtime() and current_runtime().debug
 
     @property
     def step(self) -> int:
@@ -174,6 +175,8 @@ class Stepper:
                 "loaders that cut sequences give `shift_labels` instead, of which the loss is "
                 "`model.loss_function(logits=…, labels=None, shift_labels=…, vocab_size=…)`."
             )
+        if self._is_debugging:
+            self._await_other_ranks("backward")
         is_last = self._gradient.sync_gradients
         if num_items is not None:
             self._weights.backward(
@@ -221,6 +224,8 @@ class Stepper:
             if torch.is_grad_enabled():
                 self.backward(loss, None if num_items is None else num_items(batch))
             return loss.detach()
+        if self._is_debugging:
+            self._await_other_ranks("forward_backward")
         run = partial(strategy.forward_backward, model, batch, loss_fn, num_items=num_items)
         if not torch.is_grad_enabled():
             return run()
@@ -241,6 +246,16 @@ class Stepper:
         if is_last:
             self._end_window()
         return loss
+
+    def _await_other_ranks(self, operation: str) -> None:
+        """Return once all ranks have come to a backward pass, if it is one that synchronizes gradients."""
+        gradient = self._gradient
+        if not self._optimizers or gradient.joins_uneven_inputs:
+            return
+        # DDP's, in `no_sync`.
+        is_local = not all(getattr(model, "require_backward_grad_sync", True) for model in self._models)
+        if not is_local and (gradient.sync_gradients or not self.can_defer_sync):
+            current_runtime().await_arrival(operation)
 
     def _end_window(self) -> None:
         self._num_windows += 1

@@ -70,7 +70,16 @@ class Agreement:
         self._counts[kind] += 1
         return f"{kind}-{self._counts[kind]}"
 
-    def agree(self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None) -> str:
+    def agree(
+        self,
+        topic: str,
+        report: str,
+        merge: Merge,
+        *,
+        wait_s: float | None = None,
+        name: str = "",
+        limit_s: float | None = None,
+    ) -> str:
         """Return the verdict on ``topic``; blocks until every rank has reported.
 
         Args:
@@ -79,6 +88,8 @@ class Agreement:
             merge: Merges the reports; called on rank 0 if there is a store.
             wait_s: If there is a store, after this time rank 0 merges the reports at hand, with empty ones for the
                 ranks that are missing.
+            name: What the round is called in messages about rank 0; the topic by default.
+            limit_s: If there is a store, how long the other ranks wait for rank 0; the deadline by default.
 
         Raises:
             CheckpointError: If a rank has ended, or has not reported before the deadline.
@@ -130,7 +141,16 @@ class StoreAgreement(Agreement):
         self._counts = self._counts if counts is None else counts
         self.deadline_s = deadline_s
 
-    def agree(self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None) -> str:
+    def agree(
+        self,
+        topic: str,
+        report: str,
+        merge: Merge,
+        *,
+        wait_s: float | None = None,
+        name: str = "",
+        limit_s: float | None = None,
+    ) -> str:
         """Return the verdict."""
         with self._reporting_a_lost_store(topic):
             if self.rank == 0:
@@ -138,7 +158,7 @@ class StoreAgreement(Agreement):
             self._store.set(f"{topic}/report/{self.rank}", report)
             if self._store.add(f"{topic}/count", 1) == self.world_size - 1:
                 self._store.set(f"{topic}/complete", "")
-            verdict = self._verdict(topic)
+            verdict = self._verdict(topic, name or topic, limit_s)
             self._store.delete_key(f"{topic}/report/{self.rank}")
             if self._store.add(f"{topic}/readers", 1) == self.world_size - 1:
                 self._store.set(f"{topic}/read", "")
@@ -150,17 +170,18 @@ class StoreAgreement(Agreement):
             self._store.set(f"flag/{name}", "")
         return self._store.check([f"flag/{name}"])
 
-    def _verdict(self, topic: str) -> str:
+    def _verdict(self, topic: str, name: str, limit_s: float | None) -> str:
         """Return what rank 0 has decided."""
         # Rank 0, which names those that are missing, is given the time to do so.
-        end_s = time.monotonic() + self.deadline_s + _GRACE_S
+        grace_s = _GRACE_S if limit_s is None else 0.0
+        limit_s = self.deadline_s if limit_s is None else limit_s
+        end_s = time.monotonic() + limit_s + grace_s
         for now_s in self._until(f"{topic}/verdict"):
             if self._presence.ended([0]) and not self._store.check([f"{topic}/verdict"]):
-                raise CheckpointError(f"Rank 0 has ended before it came to `{topic}`; see its output.")
+                raise CheckpointError(f"Rank 0 has ended before it came to `{name}`; see its output.")
             if now_s > end_s:
                 raise CheckpointError(
-                    f"Rank 0 did not come to `{topic}` within {self.deadline_s:g} s. It may have failed; "
-                    "see its output."
+                    f"Rank 0 did not come to `{name}` within {limit_s:g} s. It may have failed; see its output."
                 )
         answer = self._store.get(f"{topic}/verdict").decode()
         if not answer.startswith(_AGREED):

@@ -14,7 +14,8 @@ import torch
 
 from accel_ops.nested.description import iterate_tensors
 from accel_ops.nested.structures import dataclass_items, is_dataclass_instance
-from accel_state.user_warnings import OWN_PACKAGES, user_frame
+from accel_state.arrival import by_process
+from accel_state.user_warnings import OWN_PACKAGES, call_site
 
 #: Ranks with another version of the exchange never agree.
 _VERSION = 2
@@ -81,12 +82,6 @@ def qualified(operation: Callable[..., Any]) -> str:
     return f"{package if package in OWN_PACKAGES else operation.__module__}.{operation.__name__}"
 
 
-def call_site() -> str:
-    """Return file, line and function of the innermost frame outside these packages and torch."""
-    frame = user_frame()
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
 def outline(data: Any, of_tensor: Callable[[torch.Tensor], Any]) -> Any:
     """Return nested lists and dicts with ``of_tensor(leaf)`` for each tensor and its type for any other leaf."""
     if isinstance(data, torch.Tensor):
@@ -143,8 +138,3 @@ def _message(problem: str, title: str, lines: Sequence[str], calls: Sequence[Cal
         f"Cannot apply desired operation{problem}\n\n{title}:\n{by_process(lines)}\n"
         f"Called from:\n{by_process([call.call_site for call in calls])}"
     )
-
-
-def by_process(lines: Sequence[str]) -> str:
-    """Return one line per rank."""
-    return "\n".join(f"  - Process {rank}: {line}" for rank, line in enumerate(lines))

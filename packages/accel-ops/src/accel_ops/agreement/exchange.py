@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from accel_ops.agreement.arrival import await_arrival, earlier_divergence
-from accel_ops.agreement.calls import Call, CallDescription, explain_difference
+from accel_ops.agreement.calls import Call, CallDescription, explain_difference, qualified, shapes_of
 from accel_ops.transport import Transport
+from accel_state.arrival import await_arrival, earlier_divergence
 from accel_state.errors import DistributedOperationException
 from accel_state.runtime import current_runtime, has_runtime
 
@@ -71,7 +71,14 @@ def agree(
             not come in time.
     """
     if is_debugging():
-        await_arrival(transport, call)
+        await_arrival(
+            transport.store,
+            rank=transport.rank,
+            world_size=transport.world_size,
+            operation=qualified(call.operation),
+            data=str(shapes_of(call.data)),
+            kind="collective",
+        )
     try:
         heads, bodies = _swap(transport, call, number, attached)
     except RuntimeError as error:  # the backend's, which does not know for what it was used
@@ -82,7 +89,7 @@ def agree(
         )
         raise
     if any(head[:2] != heads[0][:2] for head in heads):
-        hint = earlier_divergence(transport) if is_debugging() else ""
+        hint = earlier_divergence(transport.store, world_size=transport.world_size) if is_debugging() else ""
         raise DistributedOperationException(explain_difference(_descriptions(transport, call)) + hint)
     return Replies([number for _, _, number in heads], bodies)
 

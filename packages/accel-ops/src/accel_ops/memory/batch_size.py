@@ -7,10 +7,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any, overload
 
-from accel_ops.agreement.arrival import AbsentRankError
 from accel_ops.memory.oom_agreement import Try
 from accel_ops.memory.release import clear_device_cache, should_reduce_batch_size
 from accel_ops.transport import current_transport
+from accel_state.arrival import AbsentRankError
 from accel_state.errors import ConfigError, StateError
 from accel_state.process_group import is_group_up
 

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from accel_ops.agreement.arrival import begin_new_era
 from accel_ops.agreement.exchange import is_debugging
 from accel_ops.transport import Transport
+from accel_state.arrival import begin_new_era
 from accel_state.errors import StateError
 from accel_state.process_group import leave_group
 
@@ -78,7 +78,7 @@ class Try:
             own = " Memory had run out on this process." if outcome == "out of memory" else ""
             raise StateError(f"Process {rank} failed, so this process cannot go on. See its error.{own}")
         if verdict == "repeat" and is_debugging():
-            begin_new_era(self._transport)
+            begin_new_era(self._transport.store, rank=self._transport.rank)
         return verdict == "repeat"
 
     def fail(self) -> None:

@@ -208,6 +208,7 @@ class Checkpointer:
         from accel.checkpoints.loader import load_checkpoint, newest_checkpoint
 
         choices = LoadChoices.of(load_kwargs, options)
+        current_runtime().await_arrival("load_state")
         if restore_loaders is None:
             restore_loaders = self._resumes_loaders
         saver = self._get_saver()

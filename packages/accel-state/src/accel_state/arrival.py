@@ -1,0 +1,159 @@
+"""Debug mode's barrier in the ranks' store, which names the ranks that do not come.
+
+It is not a collective, so it also finds the rank that has raised, has ended, or waits in another collective.
+Each rank makes three requests per call and then waits for one key; nothing is polled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from accel_state.errors import DistributedOperationException
+from accel_state.user_warnings import call_site
+
+DEADLINE_S = 30.0
+_deadline_s: ContextVar[float] = ContextVar("accel_debug_deadline_s", default=DEADLINE_S)
+_COMPLETE, _GIVEN_UP = "complete", "given up"
+
+
+class AbsentRankError(DistributedOperationException):
+    """A rank did not come to an operation in time. No collective has been started."""
+
+
+@contextmanager
+def debug_deadline(seconds: float) -> Iterator[None]:
+    """Let this rank wait ``seconds`` instead of 30 for the others in each check of debug mode.
+
+    Some stores round up to whole seconds.
+    """
+    token = _deadline_s.set(seconds)
+    try:
+        yield
+    finally:
+        _deadline_s.reset(token)
+
+
+def debug_deadline_s() -> float:
+    """Return how many seconds this rank waits for the others in each check of debug mode."""
+    return _deadline_s.get()
+
+
+def await_arrival(
+    store: Store, *, rank: int, world_size: int, operation: str, data: str = "", kind: str | None = None
+) -> None:
+    """Wait until every rank has come to an operation.
+
+    Args:
+        store: The store of all ranks.
+        rank: This process.
+        world_size: Number of ranks.
+        operation: Its name, for messages.
+        data: What it is called with, for messages.
+        kind: Must be the same on all ranks; the operation's name if None.
+
+    Raises:
+        AbsentRankError: If one does not come within the deadline. It raises too when it comes later, so that
+            all ranks agree that the operation did not take place.
+        DistributedOperationException: On every rank, if the kinds differ.
+    """
+    store = _debug_store(store)
+    era = store.add(f"era/{rank}", 0)
+    number = store.add(f"{era}/calls/{rank}", 1)
+    _, before, _, _ = _last_call(store, rank)
+    place = f"`{operation}` at {call_site()}"
+    store.set(f"last/{rank}", f"{era}\n{number}\n{before}\n{place}\n{operation if kind is None else kind}")
+    outcome = f"{era}/{number}/outcome"
+    num_arrived = store.add(f"{era}/{number}/arrived", 1)
+    is_late = store.check([outcome])
+    if num_arrived == world_size:
+        store.compare_set(outcome, "", _difference(store, world_size) or _COMPLETE)
+        # All ranks have come here, so all have left the call before.
+        for key in ("arrived", "outcome"):
+            store.delete_key(f"{era}/{number - 1}/{key}")
+    elif not is_late and not _appears(store, outcome):
+        store.compare_set(outcome, "", _GIVEN_UP)
+    reached = store.get(outcome).decode()
+    if reached == _COMPLETE:
+        return
+    if reached != _GIVEN_UP:
+        raise DistributedOperationException(
+            "Cannot apply desired operation: the processes called different operations, and each would wait for the "
+            f"others. Make the same calls in the same order on all processes.\n\nOperations:\n{reached}"
+        )
+    last = [_last_call(store, other) for other in range(world_size)]
+    absent = [other for other, (where, *_) in enumerate(last) if where < (era, number)]
+    if is_late or not absent:
+        raise AbsentRankError(
+            f"Process {rank} came to `{operation}` after the other processes had given it up. See their errors."
+        )
+    lines = ["has not come" if other in absent else place for other, (_, place, _, _) in enumerate(last)]
+    earlier = [place if other in absent else before for other, (_, place, before, _) in enumerate(last)]
+    seen = "".join(
+        f"\nProcess {other} was last seen in {last[other][1]}." for other in absent if last[other][1]
+    )
+    raise AbsentRankError(
+        f"Cannot apply desired operation: process {', '.join(map(str, absent))} did not come to `{operation}` within "
+        f"{_deadline_s.get():g} seconds. It has raised, has ended, is busy with something else, or the call is "
+        "under a condition that does not hold there. If it works for longer, set the limit with "
+        f"`accel_ops.debug_deadline(seconds)`.\n\nOperation: `{operation}`{data and f' on {data}'}\n"
+        f"Called from:\n{by_process(lines)}{seen}{_divergence(earlier)}"
+    )
+
+
+def begin_new_era(store: Store, *, rank: int) -> None:
+    """Count calls anew, on every rank: afterwards all are in step again, whatever each has called before."""
+    _debug_store(store).add(f"era/{rank}", 1)
+
+
+def earlier_divergence(store: Store, *, world_size: int) -> str:
+    """Return a hint if the ranks made the call before the present one from different places."""
+    return _divergence([_last_call(_debug_store(store), rank)[2] for rank in range(world_size)])
+
+
+def by_process(lines: Sequence[str]) -> str:
+    """Return one line per rank."""
+    return "\n".join(f"  - Process {rank}: {line}" for rank, line in enumerate(lines))
+
+
+def _debug_store(store: Store) -> Store:
+    return PrefixStore("accel_debug", store)
+
+
+def _appears(store: Store, key: str) -> bool:
+    """Wait for a key until the deadline and return whether it is there."""
+    try:
+        store.wait([key], timedelta(seconds=_deadline_s.get()))
+    except RuntimeError:  # the kinds of store raise different errors when time is up, all of them this one
+        return False
+    return True
+
+
+def _difference(store: Store, world_size: int) -> str:
+    """Return the calls of the ranks, all of which have come, if they are different operations."""
+    last = [_last_call(store, rank) for rank in range(world_size)]
+    if len({kind for *_, kind in last}) == 1:
+        return ""
+    places, earlier = [place for _, place, _, _ in last], [before for _, _, before, _ in last]
+    return f"{by_process(places)}{_divergence(earlier)}"
+
+
+def _divergence(places: Sequence[str]) -> str:
+    if "" in places or len(set(places)) == 1:
+        return ""
+    return (
+        "\nThe operation before was already called from different places, as happens when one of the calls is "
+        f"under a condition such as `if accelerator.is_main_process`:\n{by_process(places)}"
+    )
+
+
+def _last_call(store: Store, rank: int) -> tuple[tuple[int, int], str, str, str]:
+    """Return the era and number of a rank's last call, its place, the place of the call before it, and its kind."""
+    if not store.check([f"last/{rank}"]):
+        return (-1, -1), "", "", ""
+    era, number, before, place, kind = store.get(f"last/{rank}").decode().split("\n")
+    return (int(era), int(number)), place, before, kind
