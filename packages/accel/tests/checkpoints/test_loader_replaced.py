@@ -153,7 +153,7 @@ def load_where_one_rank_sees_another_save(folder, rank):
         fill(models, optimizer, value)
         accelerator.save_state(folder / ("latest" if value == 0 else "save_1"))
     if accelerator.process_index == rank:
-        accelerator.register_load_state_pre_hook(OtherJob(folder))
+        accelerator.unwrap_model(models[0]).meanwhile = OtherJob(folder)
     accelerator.load_state(folder / "latest")
     return values_of(models, optimizer)
 
