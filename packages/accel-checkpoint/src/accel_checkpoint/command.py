@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 from accel_checkpoint.manifest import problems_of
-from accel_checkpoint.reading.listing import Found, age_of, checkpoints_in, folder_of_checkpoints, inspect
+from accel_checkpoint.reading.listing import Found, State, checkpoints_in, folder_of_checkpoints, inspect_all
 from accel_ops.byte_sizes import convert_bytes
 from accel_state.errors import CheckpointError
 
@@ -51,8 +52,7 @@ command = CheckpointCommand()
 
 def find(folder: Path) -> list[Found]:
     """Return the checkpoint at ``folder``, or the checkpoints in it."""
-    itself = inspect(folder)
-    return [itself] if itself is not None else checkpoints_in(folder_of_checkpoints(folder))
+    return inspect_all([folder]) or checkpoints_in(folder_of_checkpoints(folder))
 
 
 def verify(found: Found) -> int:
@@ -87,6 +87,8 @@ def as_table(found: list[Found]) -> str:
 
 def _row(found: Found) -> tuple[str, ...]:
     manifest, step, processes = found.manifest, "?", "?"
+    if found.state is State.UNREADABLE:
+        return (found.path.name, "?", "?", "?", "?", found.state.value)
     if manifest is None:
         num_bytes = sum(path.stat().st_size for path in found.path.rglob("*") if path.is_file())
     else:
@@ -95,7 +97,7 @@ def _row(found: Found) -> tuple[str, ...]:
 
 
 def _age(found: Found) -> str:
-    seconds = age_of(found)
+    seconds = max(0.0, time.time() - found.modified_s)
     for length, unit in _UNITS:
         if seconds >= length:
             return f"{int(seconds // length)} {unit}"

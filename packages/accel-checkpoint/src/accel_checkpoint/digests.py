@@ -11,6 +11,8 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 
+from accel_checkpoint.files import naming_read_errors
+
 _CHUNK_BYTES = 4 * 2**20
 _NAME = "crc32"
 
@@ -32,7 +34,7 @@ class Digest:
 def digest_of(path: Path) -> str:
     """Return the digest of a file."""
     digest = Digest()
-    with path.open("rb", buffering=0) as file:
+    with naming_read_errors(path), path.open("rb", buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return str(digest)

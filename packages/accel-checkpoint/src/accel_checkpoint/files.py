@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -58,6 +60,30 @@ def regular_file(folder: Path, name: str) -> Path:
     if not stat.S_ISREG(mode):
         raise CheckpointError(f"`{path}` is not a regular file. Replace it with the file itself.")
     return path
+
+
+def raise_read_error(path: Path, error: Exception) -> None:
+    """Raise the `OSError` behind a failed read, with a hint; return if the content of the file is to blame.
+
+    `zipfile` replaces it by an error that calls the file damaged.
+    """
+    cause = error if isinstance(error, OSError) else error.__context__
+    if not isinstance(cause, OSError) or cause.errno in (None, errno.EINVAL, errno.ENOENT):
+        return  # a damaged file leads to invalid offsets
+    trace = cause.__traceback__
+    if cause is error or (trace is not None and trace.tb_frame.f_globals.get("__name__") == "zipfile"):
+        hint = "It may be undamaged: check its permissions and its disk, and load it again."
+        raise OSError(cause.errno, f"`{path}` cannot be read: {cause.strerror}. {hint}") from error
+
+
+@contextmanager
+def naming_read_errors(path: Path) -> Iterator[None]:
+    """Add the path and a hint to an error of the system; see `raise_read_error`."""
+    try:
+        yield
+    except OSError as error:
+        raise_read_error(path, error)
+        raise
 
 
 def remove_folder(folder: Path, *, ignore_errors: bool = False) -> None:

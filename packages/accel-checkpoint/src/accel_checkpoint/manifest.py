@@ -14,7 +14,7 @@ from typing import Any
 
 from accel_checkpoint.digests import digest_of
 from accel_checkpoint.file_names import MANIFEST_NAME, ranks_of_random_states
-from accel_checkpoint.files import force_to_disk, is_plain_name, regular_file
+from accel_checkpoint.files import force_to_disk, is_plain_name, naming_read_errors, regular_file
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_layout import MeshLayout
 
@@ -121,7 +121,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def has_manifest(folder: Path) -> bool:
     """Whether ``folder`` has a manifest, which marks a complete checkpoint."""
-    return os.path.lexists(folder / MANIFEST_NAME)
+    try:
+        (folder / MANIFEST_NAME).lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -134,7 +138,8 @@ def read_manifest(folder: Path) -> Manifest:
     if path.stat().st_size > MAX_BYTES:
         raise CheckpointError(f"The manifest `{path}` is larger than {MAX_BYTES} bytes and is not read.")
     try:
-        content = json.loads(path.read_bytes())
+        with naming_read_errors(path):
+            content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"The manifest `{path}` is damaged: {error}") from error
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
@@ -186,23 +191,29 @@ def problems_of(folder: Path, manifest: Manifest, *, digests: bool) -> list[str]
 
 
 def _check(manifest: Manifest, path: Path) -> None:
-    numbers = (manifest.world_size, manifest.step, manifest.place)
-    if (
-        not all(isinstance(value, int) for value in numbers)
-        or not isinstance(manifest.objects, dict)
-        or not isinstance(manifest.token, str)
-    ):
-        raise CheckpointError(f"The manifest `{path}` is damaged: a field has the wrong type.")
+    numbers = [
+        manifest.world_size,
+        manifest.step,
+        manifest.place,
+        *[entry.num_bytes for entry in manifest.files],
+    ]
+    numbers += [] if manifest.iteration is None else [manifest.iteration]
+    texts = [manifest.token, manifest.strategy, manifest.model_format]
     try:
+        texts += [name for names in manifest.objects.values() for name in names]
+        if any(type(one) is not int or one < 0 for one in numbers) or any(
+            type(one) is not str for one in texts
+        ):
+            raise TypeError("a field has the wrong type, or is negative")
         num_ranks = manifest.layout.world_size
-    except (ConfigError, TypeError) as error:
+    except (ConfigError, TypeError, AttributeError) as error:
         raise CheckpointError(f"The manifest `{path}` is damaged: {error}") from error
     if num_ranks != manifest.world_size:
         raise CheckpointError(
             f"The manifest `{path}` is damaged: its mesh is for {num_ranks} ranks, but {manifest.world_size} saved it."
         )
     for entry in manifest.files:
-        if not is_plain_name(entry.name) or not isinstance(entry.num_bytes, int):
+        if not is_plain_name(entry.name):
             raise CheckpointError(
                 f"The manifest `{path}` names the file `{entry.name}`. Only files inside the folder are read."
             )

@@ -2,10 +2,14 @@ import json
 
 import pytest
 
-from accel_checkpoint.ranks.deferred_error import DeferredError
+from accel_checkpoint.ranks.deferred_error import DeferredError, ReplacedError
 from accel_state.errors import CheckpointError
 
-OTHERS = {"well": json.dumps(["of another", ""]), "failed": json.dumps(["of another", "OSError: full"])}
+OTHERS = {
+    "well": json.dumps(["of another", "", False]),
+    "failed": json.dumps(["of another", "OSError: full", False]),
+    "replaced": json.dumps(["of another", "", True]),
+}
 
 
 def deferred(*reports):
@@ -56,7 +60,18 @@ def test_a_rank_that_failed_reports_its_error_and_then_raises_it():
         raise KeyError("a")
     with pytest.raises(KeyError):
         one.agree()
-    assert reported == [("checked", ["", "KeyError: 'a'"])]
+    assert reported == [("checked", ["", "KeyError: 'a'", False])]
+
+
+def test_a_replaced_checkpoint_is_reported_on_every_rank_before_other_errors():
+    with deferred(None, OTHERS["failed"], OTHERS["replaced"]) as here:
+        raise KeyError("a")
+    with pytest.raises(ReplacedError, match="^Nothing was loaded, since another save replaces it. Load a checkpoint"):
+        here.agree()
+    with deferred(OTHERS["failed"], None) as there:
+        pass
+    with pytest.raises(ReplacedError):
+        there.agree(is_replaced=True)
 
 
 def test_an_interruption_is_not_deferred():

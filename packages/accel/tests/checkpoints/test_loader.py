@@ -120,7 +120,7 @@ def test_a_run_that_starts_anew_beside_a_broken_checkpoint_is_warned(tmp_path):
     saved = accelerator.save_state()
     Path(saved, MANIFEST_NAME).unlink()
     with pytest.warns(
-        UserWarning, match="No checkpoint in .* is complete .`checkpoint_0` is incomplete"
+        UserWarning, match="No checkpoint in .* is complete, so none is loaded. `checkpoint_0` is incomplete"
     ) as warned:
         assert not accelerator.load_state(missing_ok=True)
     assert [one.filename for one in warned] == [__file__]

@@ -266,6 +266,35 @@ def test_a_manifest_of_another_kind_is_refused(checkpoint, content):
     refused(checkpoint, match=r"accel_checkpoint.json|version 99")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"iteration": "3"},
+        {"iteration": -1},
+        {"iteration": [1]},
+        {"strategy": 5},
+        {"strategy": None},
+        {"model_format": ["full"]},
+        {"token": 3},
+        {"step": -1},
+        {"step": True},
+        {"step": 1.5},
+        {"place": -1},
+        {"world_size": "1"},
+        {"objects": {"models": [3]}},
+        {"objects": {"models": 3}},
+        {"objects": []},
+        {"files": [{"name": "a", "num_bytes": -1, "digest": ""}]},
+        {"files": [{"name": "a", "num_bytes": "1", "digest": ""}]},
+    ],
+    ids=str,
+)
+def test_a_manifest_with_a_field_of_the_wrong_type_is_refused(checkpoint, change):
+    path = checkpoint / "accel_checkpoint.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    refused(checkpoint, match=r"manifest `.*accel_checkpoint.json` is damaged")
+
+
 def test_content_of_the_wrong_shape_is_refused(checkpoint):
     for name in TORCH_FILES:
         if name == "custom_checkpoint_0.pkl":

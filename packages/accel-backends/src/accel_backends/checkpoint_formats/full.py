@@ -36,6 +36,7 @@ class FullFormat(CheckpointFormat):
 
     name: ClassVar[str] = "full"
     needs_shared_disk: ClassVar[bool] = False
+    opens_all: ClassVar[bool] = True
 
     def model_numbers(self, names: Collection[str]) -> list[int]:
         """Return the indexes of the models that have files in this format."""

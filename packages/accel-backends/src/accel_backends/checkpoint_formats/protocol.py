@@ -82,6 +82,8 @@ class CheckpointFormat(Protocol):
     is_per_rank: ClassVar[bool] = False
     """Whether states are what `Strategy.own_model_state` and `Strategy.own_optimizer_state` return, which is also what
     `read_optimizer` takes in place of parameters, and what it returns is for the optimizer itself to load."""
+    opens_all: ClassVar[bool] = False
+    """Whether `open_model` and `read_optimizer` open all files, so that these may be replaced before they are read."""
     save_arguments: ClassVar[frozenset[str]] = frozenset()
     """Arguments of `save_state` that only this format knows, which it finds in `SaveChoices.engine_options`."""
 

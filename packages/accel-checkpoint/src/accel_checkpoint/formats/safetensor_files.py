@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from accel_checkpoint.files import naming_read_errors
 from accel_checkpoint.formats.deferred import DeferredTensor, second_names_in
 from accel_checkpoint.formats.safetensor_writing import write_safetensors
 from accel_checkpoint.formats.weight_names import SAFETENSORS
@@ -87,7 +88,11 @@ class SafetensorsReader:
 def open_safetensors(path: Path) -> Iterator[SafetensorsReader]:
     """Open a safetensors file for reading."""
     try:
-        file = safe_open(path, framework="pt")
+        try:
+            file = safe_open(path, framework="pt")
+        except FileNotFoundError:  # safetensors 0.7 calls every file missing that it cannot open
+            with naming_read_errors(path), path.open("rb"):
+                file = safe_open(path, framework="pt")
     except SafetensorError as error:
         raise CheckpointError(
             f"`{path}` is not a readable safetensors file: {error}. "

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from accel_checkpoint.files import naming_read_errors, raise_read_error
 from accel_checkpoint.formats.plain_data import check_loaded, harmless_globals
 from accel_state.errors import CheckpointError
 
@@ -88,7 +89,8 @@ def naming_damage(path: Path) -> Iterator[None]:
         CheckpointError: In place of such an error.
     """
     try:
-        yield
+        with naming_read_errors(path):
+            yield
     except (*DAMAGE, CheckpointError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "Unsupported global" in str(error) or "GLOBAL" in str(error):
@@ -113,6 +115,7 @@ def checked_members(source: Path | BinaryIO | mmap.mmap, path: Path, num_bytes: 
         with zipfile.ZipFile(source) as archive:  # type: ignore[arg-type]
             members = archive.infolist()
     except (zipfile.BadZipFile, ValueError, EOFError, struct.error, NotImplementedError, OSError) as error:
+        raise_read_error(path, error)
         raise CheckpointError(
             f"`{path}` is not a readable `torch.save` file: {error}. Copy or save it again."
         ) from error

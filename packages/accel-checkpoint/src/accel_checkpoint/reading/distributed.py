@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from accel_checkpoint.file_names import METADATA_NAME
-from accel_checkpoint.files import regular_file
+from accel_checkpoint.files import naming_read_errors, regular_file
 from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, read_metadata
 from accel_checkpoint.formats.mapped_tensors import mapped_tensor
 from accel_checkpoint.formats.torch_files import read_torch_bytes
@@ -88,7 +88,7 @@ class DistributedState:
 
     def _content(self, chunk: Chunk, entry: Entry) -> Any:
         path = regular_file(self._folder, self._prefix + chunk.file)
-        with path.open("rb") as file:
+        with naming_read_errors(path), path.open("rb") as file:
             if chunk.start + chunk.num_bytes > os.fstat(file.fileno()).st_size:
                 raise CheckpointError(
                     f"`{path}` ends before the part of `{entry.key}`. Copy or save it again."

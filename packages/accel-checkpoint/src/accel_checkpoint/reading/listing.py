@@ -39,6 +39,7 @@ class State(enum.Enum):
     FOREIGN = "no manifest (another package's)"
     INCOMPLETE = "incomplete"
     DAMAGED = "damaged"
+    UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,9 @@ def inspect(folder: Path) -> Found | None:
         problems = problems_of(folder, manifest, digests=False)
         state = State.DAMAGED if problems else State.COMMITTED
         return Found(folder, state, manifest, " ".join(problems), modified_s)
-    if not numbers_of_models(names) and not ranks_of_random_states(names) and not _has_parts(folder, names):
+    is_numbered = bool(names) and checkpoint_number(folder.name) is not None
+    is_known = numbers_of_models(names) or ranks_of_random_states(names) or _has_parts(folder, names)
+    if not is_numbered and not is_known:
         return None
     modified_s = folder.stat().st_mtime
     if ranks_of_random_states(names) and not is_own(folder):
@@ -109,7 +112,7 @@ def is_own(folder: Path) -> bool:
             if archive.getinfo(name).file_size > 2**20:
                 return False
             return OWN_MARK.encode() in archive.read(name)
-    except (zipfile.BadZipFile, ValueError, OSError, CheckpointError):
+    except (zipfile.BadZipFile, ValueError, CheckpointError):
         return False
 
 
@@ -134,18 +137,17 @@ def checkpoints_in(folder: Path) -> list[Found]:
 
 
 def inspect_all(paths: Iterable[Path]) -> list[Found]:
-    """Return the checkpoints among ``paths``."""
+    """Return the checkpoints among ``paths``, also those that cannot be read."""
     found = []
     for path in paths:
         try:
             one = inspect(path)
-        except (FileNotFoundError, PermissionError):  # just removed by a running job, or not a checkpoint
-            continue
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
+                continue  # just removed by a running job
+            one = Found(path, State.UNREADABLE, problem=str(error), modified_s=time.time())
+            if one.number is None and isinstance(error, PermissionError):
+                continue  # no checkpoint of this run, such as `lost+found`
         if one is not None:
             found.append(one)
     return found
-
-
-def age_of(found: Found, *, now_s: float | None = None) -> float:
-    """Return how many seconds ago a checkpoint was saved."""
-    return max(0.0, (time.time() if now_s is None else now_s) - found.modified_s)

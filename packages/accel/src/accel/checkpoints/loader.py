@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from torch import nn
@@ -10,6 +12,7 @@ from torch import nn
 from accel.checkpoints.load_choices import LoadChoices
 from accel.checkpoints.prepared import Prepared
 from accel.checkpoints.restoration import Restoration
+from accel_checkpoint.ranks.agreement import first
 from accel_checkpoint.ranks.deferred_error import DeferredError
 from accel_checkpoint.reading.listing import Found, checkpoints_in
 from accel_checkpoint.reading.selection import agree_on_newest, check_loadable, part_of_save, token_of
@@ -17,7 +20,6 @@ from accel_checkpoint.reading.strictness import Strictness
 from accel_checkpoint.saving.saver import Saver
 from accel_state.errors import CheckpointError, ConfigError
 from accel_state.mesh_layout import MeshLayout
-from accel_state.user_warnings import warn_user
 
 LoadHook = Callable[[list[nn.Module], str], None]
 
@@ -41,44 +43,45 @@ def load_checkpoint(
 
     Raises:
         CheckpointError: On every rank, if any rank failed.
+        ReplacedError: On every rank, if another save has replaced the checkpoint meanwhile.
     """
     folder = input_dir.resolve()
     saver.log_failure()
     topology = saver.topology
-    token = _token_of_rank_0(folder, saver) if topology.num_nodes > 1 else ""
+    token = saver.agree("token", token_of(folder) if topology.rank == 0 else "", first)
     found: Found | None = None
     next_number = ""
     with _not_loaded(saver, "checked", folder) as deferred:
-        if token:
+        if topology.num_nodes > 1 and token:
             # Without a shared disk, this node's part may be of a later save, which was killed before rank 0 committed.
             folder = part_of_save(folder, token)
         # One process per node reads all files; the others only check that they exist.
         found = check_loadable(folder, verify=verify and topology.local_rank == 0)
         if topology.local_rank == 0:
             next_number = _next_number(found)
-    next_number = deferred.agree(next_number, _highest)
+    next_number = deferred.agree(next_number, _highest, is_replaced=_is_replaced(folder, token))
     assert found is not None
-    with _not_loaded(saver, "loaded", folder) as deferred:
-        models = list(prepared.models)
-        for hook in hooks:
-            hook(models, str(found.path))
-        Restoration(
-            found,
-            prepared,
-            topology.rank,
-            layout,
-            Strictness(is_strict),
-            restore_loaders=restore_loaders,
-            choices=choices,
-        ).run(models)
-    deferred.agree()
+    with ExitStack() as opened:
+        with _not_loaded(saver, "opened", folder) as deferred:
+            models = list(prepared.models)
+            for hook in hooks:
+                hook(models, str(found.path))
+            strict = Strictness(is_strict)
+            restoration = Restoration(
+                found, prepared, topology.rank, layout, strict, restore_loaders, choices
+            )
+            restoration.open(models, opened)
+        deferred.agree(is_replaced=_is_replaced(folder, token))
+        with _not_loaded(saver, "loaded", folder) as deferred:
+            restoration.load()
+        deferred.agree(is_replaced=not restoration.has_opened_all and _is_replaced(folder, token))
     return int(next_number) if next_number else None
 
 
 def newest_checkpoint(folder_of_checkpoints: Path | None, saver: Saver, *, missing_ok: bool) -> Path | None:
     """Return the newest checkpoint that the main process sees, the same on every rank. Every rank must call it.
 
-    Warns if there are checkpoints, but none is complete.
+    Warns of newer ones that are incomplete or damaged.
 
     Raises:
         ConfigError: If no folder was chosen.
@@ -94,34 +97,16 @@ def newest_checkpoint(folder_of_checkpoints: Path | None, saver: Saver, *, missi
             f"There is no complete checkpoint in `{folder_of_checkpoints}`. Pass the folder of the checkpoint to load, "
             "or `missing_ok=True` to start anew."
         )
-    if newest is None and saver.topology.rank == 0:
-        _warn_of_broken(folder_of_checkpoints)
     return newest
-
-
-def _warn_of_broken(folder_of_checkpoints: Path) -> None:
-    """Warn if a run starts anew although it has saved before."""
-    broken = [
-        f"`{found.path.name}` is {found.state.value}" for found in checkpoints_in(folder_of_checkpoints)
-    ]
-    if broken:
-        warn_user(
-            f"No checkpoint in `{folder_of_checkpoints}` is complete ({', '.join(broken)}), so none is loaded and the "
-            f"run starts anew. Run `accel checkpoint verify {folder_of_checkpoints}` to see what is wrong.",
-        )
 
 
 def _not_loaded(saver: Saver, stage: str, folder: Path) -> DeferredError:
     return DeferredError(saver.agree, stage, failed=f"The checkpoint `{folder}` was not loaded")
 
 
-def _token_of_rank_0(folder: Path, saver: Saver) -> str:
-    """Return the token of the save that rank 0 loads."""
-    token = ""
-    with _not_loaded(saver, "token", folder) as deferred:
-        if saver.topology.rank == 0:
-            token = token_of(folder)
-    return deferred.agree(token)
+def _is_replaced(folder: Path, token: str) -> bool:
+    """Whether a folder that held the save ``token`` holds another one; not if it has been removed."""
+    return bool(token) and os.path.isdir(folder) and token_of(folder) != token  # noqa: PTH112 (raises nothing)
 
 
 def _next_number(found: Found) -> str:

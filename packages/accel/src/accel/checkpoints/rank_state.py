@@ -113,7 +113,7 @@ class RankState:
             changes.append("every rank derives new random states from it")
         if is_alone:
             changes = ["it has the random states of rank 0 only, from which the other ranks derive new ones"]
-        if self._was_accumulating:
+        if self.was_accumulating:
             changes.append(_STARTS_OVER)
         self._reset_accumulation(prepared)
         if changes:
@@ -125,7 +125,8 @@ class RankState:
             )
 
     @property
-    def _was_accumulating(self) -> bool:
+    def was_accumulating(self) -> bool:
+        """Whether the checkpoint was saved within an accumulation, and so has a file of gradients."""
         return self.accumulation is not None and bool(self.accumulation["is_accumulating"])
 
     def _restore_accumulation(self, prepared: Prepared) -> None:
@@ -135,7 +136,7 @@ class RankState:
             return
         num_steps = prepared.stepper.num_steps
         if state.get("num_steps", num_steps) != num_steps:
-            if self._was_accumulating:
+            if self.was_accumulating:
                 logger.warning(
                     "The checkpoint was saved within an accumulation of %s steps and is loaded into one of %s: %s.",
                     state["num_steps"],
@@ -146,7 +147,7 @@ class RankState:
             return
         restore_gradients(prepared.bare_models(), {})
         prepared.stepper.load_state_dict(state)
-        if self._was_accumulating:
+        if self.was_accumulating:
             self._restore_gradients(prepared)
         elif prepared.stepper.is_accumulating:
             logger.warning(

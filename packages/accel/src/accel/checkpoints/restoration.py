@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from accel.checkpoints.optimizer_files import OptimizerFiles
 from accel.checkpoints.prepared import Prepared, class_name, has_state_per_rank
 from accel.checkpoints.rank_state import RankState
 from accel_backends.checkpoint_formats.choosing import format_of, format_of_optimizer, saved_models
-from accel_backends.checkpoint_formats.protocol import SavedState
 from accel_checkpoint import file_names as layout
 from accel_checkpoint.file_names import OPTIMIZER_NAME, SAMPLER_NAME, SCALER_NAME, SCHEDULER_NAME
 from accel_checkpoint.files import files_below, regular_file
@@ -54,55 +53,41 @@ class Restoration:
     layout: MeshLayout
     strict: Strictness
     restore_loaders: bool
-    choices: LoadChoices = field(default_factory=LoadChoices)
+    choices: LoadChoices
 
     def __post_init__(self) -> None:
         self._restarted_loaders: list[str] = []
         self.folder: Path = self.found.path
         self.names = list(files_below(self.folder))
-        self._objects: Mapping[str, Sequence[str]] = (
-            self.found.manifest.objects if self.found.manifest else {}
-        )
+        manifest = self.found.manifest
+        self._objects: Mapping[str, Sequence[str]] = manifest.objects if manifest else {}
 
-    def run(self, models: Sequence[nn.Module]) -> None:
-        """Load everything; random states come last, so that loading does not draw from them.
-
-        Args:
-            models: The models that no hook has loaded.
+    def open(self, models: Sequence[nn.Module], opened: ExitStack) -> None:
+        """Open the files until ``opened`` is closed, and check that they fit the models that no hook has loaded.
 
         Raises:
-            CheckpointError: If something does not fit; names the file and the object. Mismatches are found before
-                anything is loaded, where that is possible.
+            CheckpointError: If something does not fit; names the file and the object.
         """
-        check_inventory(
-            self.folder,
-            self.names,
-            self.prepared,
-            num_models=len(models),
-            num_loaders=len(self.prepared.loaders),
-            strict=self.strict,
-            choices=self.choices,
-        )
-        own = RankState.read(self.found, self.names, self.prepared, self.rank, self.layout, self.strict)
-        with ExitStack() as opened:
-            # Whatever does not fit is found in all models before any of them is changed.
-            ready = [
-                self._opened_model(index, models[index], opened)
-                for index in saved_models(self.names)
-                if index < len(models)
-            ]
-            loads = [
-                *self._optimizers(),
-                *self._schedulers(),
-                *self._loaders(),
-                *self._scaler(),
-                *self._custom(),
-            ]
-            for files, saved in ready:
-                files.load(saved)
-        while loads:
-            loads.pop(0)()  # popped, so that its mapped file is released
-        own.restore(self.prepared)
+        found, names, prepared = self.found, self.names, self.prepared
+        check_inventory(found, names, prepared, self.strict, self.choices, num_models=len(models))
+        self._rank_state = RankState.read(found, names, prepared, self.rank, self.layout, self.strict)
+        self.has_opened_all = not self._rank_state.was_accumulating
+        indexes = [index for index in saved_models(names) if index < len(models)]
+        self._loads = [
+            *[self._opened_model(index, models[index], opened) for index in indexes],
+            opened.close,
+            *self._optimizers(),
+            *self._schedulers(),
+            *self._loaders(),
+            *self._scaler(),
+            *self._custom(),
+        ]
+
+    def load(self) -> None:
+        """Load everything; random states come last, so that loading does not draw from them."""
+        while self._loads:
+            self._loads.pop(0)()  # popped, so that its mapped file is released
+        self._rank_state.restore(self.prepared)
         if self._restarted_loaders:
             logger.warning(
                 "The checkpoint was saved in the middle of an epoch of %s. That epoch starts over, in the same order. "
@@ -111,14 +96,15 @@ class Restoration:
                 ", ".join(self._restarted_loaders),
             )
 
-    def _opened_model(self, index: int, model: nn.Module, opened: ExitStack) -> tuple[ModelFiles, SavedState]:
+    def _opened_model(self, index: int, model: nn.Module, opened: ExitStack) -> Load:
         """Open and check the files of a model, until ``opened`` is closed."""
         form = format_of(self.names, index=index)
         strict = Strictness(self.strict.is_strict and self.choices.strict_models)
         files = ModelFiles(self.prepared.strategy, model, form.model_file(index), index, strict)
         saved = opened.enter_context(form.open_model(self.folder, index=index))
         files.check(saved)
-        return files, saved
+        self.has_opened_all &= form.opens_all
+        return partial(files.load, saved)
 
     def _optimizers(self) -> Iterator[Load]:
         for index, optimizer in enumerate(self.prepared.optimizers if self.choices.optimizers else ()):
@@ -130,6 +116,7 @@ class Restoration:
             name = form.optimizer_file(index)
             with self.strict.loading(name, into):
                 files = OptimizerFiles(self.prepared, optimizer, form, index)
+                self.has_opened_all &= form.opens_all
                 state = files.read(self.folder)
                 misfit = self._other_class(OPTIMIZER_NAME, index, kind) or files.misfit_of(state)
                 if misfit is None:
@@ -199,16 +186,13 @@ class Restoration:
         if name not in self.names:
             return
         with self.strict.loading(name, into):
-            content = self._read(name)
+            content = read_torch_file(regular_file(self.folder, name))
 
             def load_content() -> None:
                 with self.strict.loading(name, into):
                     load(content)
 
             yield load_content
-
-    def _read(self, name: str, *, mmap: bool = False) -> Any:
-        return read_torch_file(regular_file(self.folder, name), mmap=mmap)
 
     def _other_class(self, objects: str, index: int, kind: type) -> str | None:
         saved = self._objects.get(objects, ())

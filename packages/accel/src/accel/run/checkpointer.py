@@ -79,6 +79,7 @@ class Checkpointer:
         self._load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
         self._saver: Saver | None = None
         self._has_warned = False
+        self._newest_number: int | None = None
 
     @property
     def project(self) -> ProjectConfiguration:
@@ -206,6 +207,7 @@ class Checkpointer:
         """Load a checkpoint; see `Accelerator.load_state`. Every rank must call it."""
         from accel.checkpoints.load_choices import LoadChoices
         from accel.checkpoints.loader import load_checkpoint, newest_checkpoint
+        from accel_checkpoint.ranks.deferred_error import ReplacedError
 
         choices = LoadChoices.of(load_kwargs, options)
         current_runtime().await_arrival("load_state")
@@ -222,19 +224,26 @@ class Checkpointer:
             )
         else:
             folder = Path(input_dir)
-        next_iteration = load_checkpoint(
-            self.content(),
-            folder,
-            saver=saver,
-            layout=current_runtime().layout,
-            hooks=tuple(self._load_hooks.values()),
-            verify=verify,
-            is_strict=strict,
-            restore_loaders=restore_loaders,
-            choices=choices,
-        )
+        for is_last in (False, False, True):
+            try:
+                next_iteration = load_checkpoint(
+                    self.content(),
+                    folder,
+                    saver=saver,
+                    layout=current_runtime().layout,
+                    hooks=tuple(self._load_hooks.values()),
+                    verify=verify,
+                    is_strict=strict,
+                    restore_loaders=restore_loaders,
+                    choices=choices,
+                )
+                break
+            except ReplacedError:
+                if is_last:
+                    raise
         if next_iteration is not None and self.project.automatic_checkpoint_naming:
             self.project.iteration = next_iteration
+            self._newest_number = next_iteration - 1
         return True
 
     def require_all(self, name: str, folder: str | os.PathLike[str]) -> None:
@@ -305,6 +314,9 @@ class Checkpointer:
                 ", ".join(f"loader {index}" for index in left),
             )
         stage.describe(content.description())
+        if self.project.automatic_checkpoint_naming and self._processes.is_main_process:
+            with suppress(OSError):  # it is not needed for the save
+                self._notice_other_run(target.parent)
         has_own_disk = stage.place != 0
         is_spread = self.project.save_on_each_node and has_own_disk
         if stage.is_owner and has_own_disk and not is_spread:
@@ -394,6 +406,18 @@ class Checkpointer:
                 "`accelerator.project_configuration.iteration` to the number to go on with."
             )
         return target
+
+    def _notice_other_run(self, folder: Path) -> None:
+        """Warn once if the newest checkpoint is of another run, which also saves here."""
+        from accel_checkpoint.reading.selection import newest_of_other_run
+
+        self._newest_number, is_of_other = newest_of_other_run(folder, before=self._newest_number)
+        if is_of_other:
+            logger.warning_once(
+                "Another run saves in `%s` too: each of them may remove the other's checkpoints, or load them. Give "
+                "each run a `project_dir` of its own, or end one of them.",
+                folder,
+            )
 
     def _count(self, request: Request) -> None:
         if request.iteration is not None:
