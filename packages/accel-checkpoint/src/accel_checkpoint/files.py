@@ -57,8 +57,7 @@ def regular_file(folder: Path, name: str) -> Path:
             raise CheckpointError(
                 f"`{path}` is a symbolic link, but not to a regular file. Replace it with what should be there."
             )
-    if not stat.S_ISREG(mode):
-        raise CheckpointError(f"`{path}` is not a regular file. Replace it with the file itself.")
+    check_regular(path)
     return path
 
 
@@ -84,6 +83,12 @@ def naming_read_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         raise_read_error(path, error)
         raise
+
+
+def check_regular(path: Path) -> None:
+    """Raise a `CheckpointError` if ``path`` is a folder, a device or a pipe, which would block who opens it."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise CheckpointError(f"`{path}` is not a regular file. Replace it with the file itself.")
 
 
 def remove_folder(folder: Path, *, ignore_errors: bool = False) -> None:

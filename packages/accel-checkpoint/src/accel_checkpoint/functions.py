@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.saving.pending_files import SafetensorsFile, TorchFile, write_file
 from accel_checkpoint.saving.sink import FileSink
 from accel_state import PartialState
-from accel_state.errors import ConfigError
+from accel_state.errors import CheckpointError, ConfigError
 from accel_state.user_warnings import warn_user
 
 TORCH_SAFE_GLOBALS = harmless_globals()
@@ -65,20 +66,27 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
     """Load a `torch.save` file, provided that it holds only tensors and plain values.
 
     Args:
-        f: The file.
+        f: The path, or an open file that can seek.
         map_location: As for `torch.load`.
         **kwargs: As for `torch.load`, except that `weights_only` is always true.
 
     Raises:
         ConfigError: If ``weights_only=False`` is passed.
-        pickle.UnpicklingError: If the file holds anything else.
+        CheckpointError: If the file is damaged or holds anything else; it is a `pickle.UnpicklingError`, too.
     """
     if kwargs.pop("weights_only", True) is not True:
         raise ConfigError(
             "`load` never unpickles freely: `weights_only` must be True. For files that you trust, call `torch.load`."
         )
-    with torch.serialization.safe_globals(harmless_globals()):
-        return torch.load(f, map_location=map_location, weights_only=True, **kwargs)
+    source = f if hasattr(f, "read") else Path(f)
+    try:
+        return read_torch_file(source, archives_only=False, map_location=map_location, **kwargs)
+    except CheckpointError as error:
+        raise _UnreadableFile(str(error)) from error
+
+
+class _UnreadableFile(CheckpointError, pickle.UnpicklingError):
+    """What `load` raises, and what `torch.load` raises for the same file."""
 
 
 def save_custom_state(

@@ -1,10 +1,15 @@
 """The table of a sharded checkpoint is a pickle of strangers: it must not run anything, nor lead out of its folder."""
 
+import pathlib
 import pickle
+import struct
+import tracemalloc
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.distributed.checkpoint import metadata as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata
 
 from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, encode_metadata, read_metadata
@@ -79,3 +84,39 @@ CHUNK = ENTRIES[0].chunks[0]
 def test_a_part_that_cannot_be_is_refused(tmp_path, chunk):
     with pytest.raises(CheckpointError, match="is not a readable table"):
         read_metadata(written(tmp_path, encode_metadata([replace(ENTRIES[0], chunks=(chunk,))])))
+
+
+def text(value):
+    return b"\x8c" + bytes([len(value)]) + value.encode()
+
+
+LIVE = [
+    *(
+        getattr(dcp, name)
+        for name in ("Metadata", "TensorStorageMetadata", "MetadataIndex", "TensorProperties")
+    ),
+    _StorageInfo,
+    torch.Size,
+    torch.serialization._get_layout,
+    *(getattr(pathlib, name) for name in ("PurePosixPath", "PosixPath")),
+]
+STATES = [b"}" + text("parts") + b")s", b"N}" + text("parts") + b")s\x86"]
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("live", LIVE, ids=lambda live: live.__name__)
+def test_a_table_changes_no_class_of_the_process(tmp_path, live, state):
+    before = dict(vars(live))
+    content = b"\x80\x04" + text(live.__module__) + text(live.__name__) + b"\x93" + state + b"b."
+    with pytest.raises(CheckpointError, match="is not a readable table"):
+        read_metadata(written(tmp_path, content))
+    assert dict(vars(live)) == before
+
+
+def test_a_small_table_takes_little_memory(tmp_path):
+    path = written(tmp_path, b"\x80\x02Nr" + struct.pack("<I", 2**24) + b".")
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match="its memo has the index 16777216"):
+        read_metadata(path)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()

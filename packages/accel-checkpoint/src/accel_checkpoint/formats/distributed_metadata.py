@@ -7,8 +7,8 @@ import math
 import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 from uuid import uuid4
 
 import torch
@@ -17,19 +17,39 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from accel_checkpoint.files import is_plain_name
+from accel_checkpoint.formats.pickle_opcodes import check_pickle
 from accel_checkpoint.formats.torch_files import DAMAGE
 from accel_state.errors import CheckpointError
 
-_CLASSES = ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "BytesStorageMetadata",
-            "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")  # fmt: skip
+
+class _Record:
+    """Stands for a value of any class in a table; on a class itself, too, `__setstate__` keeps `BUILD` from changes."""
+
+    __slots__ = ("state",)
+
+    def __new__(cls, *arguments: Any) -> Self:
+        return object.__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Size(_Record):
+    def __new__(cls, sizes: Any = ()) -> Any:
+        return sizes
+
+
+_NAMES = ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "BytesStorageMetadata",
+          "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")  # fmt: skip
+_CLASSES: dict[str, Any] = {name: type(name, (_Record,), {"__slots__": ()}) for name in _NAMES}
 _ALLOWED: dict[tuple[str, str], Any] = {
-    **{(dcp.__name__, name): getattr(dcp, name) for name in _CLASSES},
-    (_StorageInfo.__module__, _StorageInfo.__name__): _StorageInfo,
-    ("torch", "Size"): torch.Size,
-    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    **{(dcp.__name__, name): kind for name, kind in _CLASSES.items()},
+    (_StorageInfo.__module__, _StorageInfo.__name__): _Record,
+    ("torch", "Size"): _Size,
+    ("torch.serialization", "_get_layout"): _Record,
     # The folder that was saved to, which nothing here uses.
     **{
-        (module, kind): PurePosixPath
+        (module, kind): _Record
         for module in ("pathlib", "pathlib._local")
         for kind in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
     },
@@ -117,8 +137,8 @@ def read_metadata(path: Path) -> dict[str, Entry]:
         CheckpointError: If it names another class, is damaged, or says what cannot be.
     """
     try:
-        content = _TableUnpickler(io.BytesIO(path.read_bytes()), path).load()
-        return dict(_entries(content))
+        check_pickle(pickled := path.read_bytes())
+        return dict(_entries(_TableUnpickler(io.BytesIO(pickled), path).load()))
     except DAMAGE as error:
         raise CheckpointError(
             f"`{path}` is not a readable table of a sharded checkpoint: {str(error) or type(error).__name__}. "
@@ -144,27 +164,31 @@ class _TableUnpickler(pickle.Unpickler):
 
 
 def _entries(content: Any) -> Iterable[tuple[str, Entry]]:
-    if not isinstance(content, Metadata):
+    if not isinstance(content, _CLASSES["Metadata"]):
         raise ValueError(f"it holds a {type(content).__name__}")
-    paths: Mapping[str, Any] = content.planner_data or {}
+    paths: Mapping[str, Any] = content.state.get("planner_data") or {}
+    places = {
+        (index.state["fqn"], index.state.get("offset")): place.state
+        for index, place in (content.state["storage_data"] or {}).items()
+    }
     described: Any  # unpickled, so it may be anything
     key: Any
-    for key, described in content.state_dict_metadata.items():
+    for key, described in content.state["state_dict_metadata"].items():
         path = tuple(paths.get(key, (key,)))
         if not isinstance(key, str) or not all(type(part) in (str, int) for part in path):
             raise ValueError(f"{key!r} is no name of an entry")
-        if isinstance(described, dcp.BytesStorageMetadata):
-            yield key, Entry(path, (_chunk(content, MetadataIndex(key), (), ()),))
+        if isinstance(described, _CLASSES["BytesStorageMetadata"]):
+            yield key, Entry(path, (_chunk(places[key, None], key, (), ()),))
             continue
-        shape, dtype = tuple(described.size), described.properties.dtype
+        shape, dtype = tuple(described.state["size"]), described.state["properties"].state[0]
         if not isinstance(dtype, torch.dtype) or not all(type(size) is int and size >= 0 for size in shape):
             raise ValueError(f"`{key}` has no valid shape or type")
         chunks = []
-        for part in described.chunks:
-            offset, sizes = tuple(part.offsets), tuple(part.sizes)
+        for part in described.state["chunks"]:
+            offset, sizes = tuple(part.state["offsets"]), tuple(part.state["sizes"])
             _check_inside(key, shape, offset, sizes)
             if math.prod(sizes):
-                chunks.append(_chunk(content, MetadataIndex(key, torch.Size(offset)), offset, sizes))
+                chunks.append(_chunk(places[key, offset], key, offset, sizes))
         yield key, Entry(path, tuple(chunks), dtype, shape)
 
 
@@ -178,12 +202,12 @@ def _check_inside(key: str, shape: tuple[int, ...], offset: tuple[int, ...], siz
         raise ValueError(f"a part of `{key}` does not lie inside it")
 
 
-def _chunk(content: Metadata, index: MetadataIndex, offset: tuple[int, ...], sizes: tuple[int, ...]) -> Chunk:
-    place = content.storage_data[index]
-    if getattr(place, "transform_descriptors", None):
-        raise ValueError(f"`{index.fqn}` is stored in a changed form (`{place.transform_descriptors}`)")
-    if not is_plain_name(place.relative_path):
-        raise ValueError(f"it names the file `{place.relative_path}`")
-    if not (type(place.offset) is int and type(place.length) is int and min(place.offset, place.length) >= 0):
-        raise ValueError(f"`{index.fqn}` has no valid place")
-    return Chunk(place.relative_path, place.offset, place.length, offset, sizes)
+def _chunk(place: Any, key: str, offset: tuple[int, ...], sizes: tuple[int, ...]) -> Chunk:
+    if place.get("transform_descriptors"):
+        raise ValueError(f"`{key}` is stored in a changed form (`{place['transform_descriptors']}`)")
+    file, start, length = place["relative_path"], place["offset"], place["length"]
+    if not is_plain_name(file):
+        raise ValueError(f"it names the file `{file}`")
+    if not (type(start) is int and type(length) is int and min(start, length) >= 0):
+        raise ValueError(f"`{key}` has no valid place")
+    return Chunk(file, start, length, offset, sizes)

@@ -14,13 +14,13 @@ from zipfile import ZipInfo
 import torch
 from torch._weights_only_unpickler import Unpickler
 
+from accel_checkpoint.formats.pickle_opcodes import check_pickle
 from accel_checkpoint.formats.plain_data import check_loaded
-from accel_checkpoint.formats.torch_files import checked_members, naming_damage
+from accel_checkpoint.formats.torch_files import LOCAL_HEADER_BYTES, checked_members, naming_damage
 from accel_checkpoint.saving.snapshot import is_plain
 
 _LARGEST_PICKLE = 4096
 """That of a plain tensor has some 300 bytes."""
-_LOCAL_HEADER_BYTES = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ def mapped_tensor(file: BinaryIO, path: Path, *, start: int, num_bytes: int) -> 
     with naming_damage(path):
         content = mmap.mmap(file.fileno(), before + num_bytes, offset=start - before, access=mmap.ACCESS_COPY)
     members = {
-        member.filename.partition("/")[2]: member for member in checked_members(content, path, num_bytes)
+        member.filename.partition("/")[2]: member
+        for member in checked_members(content, path, num_bytes, check_pickles=False)
     }
     with naming_damage(path):
         if "byteorder" in members and _bytes_of(content, members["byteorder"]) != sys.byteorder.encode():
@@ -87,6 +88,7 @@ def _layout_in(pickled: bytes) -> _Layout | None:
     """
     if b"_rebuild_sparse_tensor" in pickled:
         return None  # torch would note the tensor, and check values that it has not with the next file
+    check_pickle(pickled)
     unpickler = _StructureUnpickler(io.BytesIO(pickled), encoding="utf-8")
     tensor = unpickler.load()  # type: ignore[no-untyped-call]
     if len(unpickler.storages) != 1 or not isinstance(tensor, torch.Tensor) or not is_plain(tensor):
@@ -118,6 +120,6 @@ def _bytes_of(content: mmap.mmap, member: ZipInfo) -> bytes:
 
 def _begin_of(content: mmap.mmap, member: ZipInfo) -> int:
     """Return where the content of a member begins: after its own header with a name and an extra field."""
-    begin = member.header_offset + _LOCAL_HEADER_BYTES
+    begin = member.header_offset + LOCAL_HEADER_BYTES
     name, extra = content[begin - 4 : begin - 2], content[begin - 2 : begin]
     return begin + int.from_bytes(name, "little") + int.from_bytes(extra, "little")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from accel_checkpoint.formats.deferred import DeferredTensor, is_deferred
 from accel_checkpoint.formats.torch_archive import write_torch_archive
+from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.formats.weight_names import PICKLED
 from accel_ops.shared_tensors import id_tensor_storage, id_tensor_view
 from accel_state.errors import CheckpointError
@@ -78,27 +78,12 @@ class PickleReader:
 @contextmanager
 def open_pickled(path: Path) -> Iterator[PickleReader]:
     """Open a ``torch.save`` file for reading."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=_can_be_mapped(path))
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"`{path}` holds more than tensors and plain values, or is damaged, and is not loaded: {error}"
-        ) from error
-    except (RuntimeError, EOFError) as error:
-        raise CheckpointError(
-            f"`{path}` is not a readable `torch.save` file: {error}. Copy or save it again."
-        ) from error
+    content = read_torch_file(path, mmap=True, archives_only=False)
     if not isinstance(content, Mapping):
         raise CheckpointError(
             f"`{path}` holds a {type(content).__name__}, not a state dict. Name a file of weights."
         )
     yield PickleReader(content)
-
-
-def _can_be_mapped(path: Path) -> bool:
-    # Files written before torch 1.6 are not zip archives.
-    with path.open("rb") as file:
-        return file.read(4) == b"PK\x03\x04"
 
 
 def _memory_of(name: str, value: Any) -> object:

@@ -6,6 +6,7 @@ import io
 import pickle
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,21 +31,43 @@ _LEAVES = (
 )
 _CONTAINERS = (dict, OrderedDict, Counter, list, tuple, set)
 _NUMPY_KINDS = "biufc"
+_SPARSE_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values")),
+}
+_NUMPY_CODES = {
+    np.dtype(code).str[1:] for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"
+}
 _NUMPY_HOMES = ("numpy._core.multiarray", "numpy.core.multiarray")
 
 
 def harmless_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
     """Return the globals that are safe beyond those of `torch.load(weights_only=True)`: NumPy numbers, and `b""`."""
-    kinds = {type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"}
     # Registered under both paths: NumPy 2 moved them, and a file contains the path of the version that wrote it.
-    builders: list[Any] = [np.empty(0).__reduce__()[0], np.float64().__reduce__()[0]]
+    builders: list[Any] = [(_empty_array, "_reconstruct"), (np.float64().__reduce__()[0], "scalar")]
+    kinds: list[Any] = [np.ndarray, *{type(np.dtype(code)) for code in _NUMPY_CODES}]
     return [
-        *[(build, f"{home}.{build.__name__}") for build in builders for home in _NUMPY_HOMES],
-        np.ndarray,
-        np.dtype,
+        *[(build, f"{home}.{name}") for build, name in builders for home in _NUMPY_HOMES],
+        (_number_dtype, "numpy.dtype"),
+        (_no_bytes, "numpy.ndarray"),  # a file names it, but does not call it
         (_no_bytes, "builtins.bytes"),
-        *sorted(kinds, key=lambda kind: kind.__name__),
+        # What these build gets its state from the file. No file can name the classes themselves, whose instances are
+        # shared by the process or take any amount of memory: a name cannot contain a newline.
+        *[(kind, f"\n{kind.__name__}") for kind in kinds],
     ]
+
+
+def _number_dtype(code: str, align: bool = False, copy: bool = True) -> np.dtype[Any]:
+    """Stand in for `numpy.dtype`: return a dtype of numbers that is not shared with the process."""
+    if code not in _NUMPY_CODES:
+        raise ValueError(f"`{code}` is no dtype of numbers")
+    return np.dtype(code, copy=True)
+
+
+def _empty_array(*_: Any) -> np.ndarray[Any, Any]:
+    """Stand in for what pickle calls for an array, whose shape and values follow."""
+    return np.empty(0)
 
 
 def _no_bytes() -> bytes:
@@ -91,6 +114,16 @@ def _forged_values(content: Any, where: str, num_bytes: int, seen: set[int]) -> 
     elif isinstance(content, torch.Tensor):
         if content.layout == torch.strided and content.numel() * content.element_size() > num_bytes:
             yield where, "tensor, larger than the file"
+        if parts := [getattr(content, part)() for part in _SPARSE_PARTS.get(content.layout, ())]:
+            for part in parts:
+                yield from _forged_values(part, where, num_bytes, seen)
+            make: Any = torch.sparse_coo_tensor  # checks the indices, by which torch accesses memory
+            if content.layout != torch.sparse_coo:
+                make = partial(torch.sparse_compressed_tensor, layout=content.layout)
+            make(*parts, content.shape, check_invariants=True)
+    elif isinstance(content, torch.UntypedStorage):
+        if content.nbytes() > num_bytes:
+            yield where, "storage, larger than the file"
     elif isinstance(content, (np.ndarray, np.generic, np.dtype)):
         element = content if isinstance(content, np.dtype) else content.dtype
         if element.names is not None or element.subdtype is not None or element.hasobject:

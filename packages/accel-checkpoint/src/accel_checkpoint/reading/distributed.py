@@ -15,7 +15,7 @@ from accel_checkpoint.file_names import METADATA_NAME
 from accel_checkpoint.files import naming_read_errors, regular_file
 from accel_checkpoint.formats.distributed_metadata import Chunk, Entry, read_metadata
 from accel_checkpoint.formats.mapped_tensors import mapped_tensor
-from accel_checkpoint.formats.torch_files import read_torch_bytes
+from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_state.errors import CheckpointError
 
 
@@ -98,7 +98,7 @@ class DistributedState:
                 if mapped is not None:
                     return mapped
             file.seek(chunk.start)
-            return read_torch_bytes(io.BytesIO(file.read(chunk.num_bytes)), path)
+            return read_torch_file(io.BytesIO(file.read(chunk.num_bytes)), path=path)
 
 
 def _common(

@@ -1,0 +1,45 @@
+"""Files of an attacker: whoever reads them gets plain values or an error that names the file, and nothing else."""
+
+import collections
+import re
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hostile_pickles import CANARY, HOSTILE
+
+from accel.utils import load
+from accel_bigmodel import load_state_dict
+from accel_checkpoint.formats.torch_files import read_torch_file
+from accel_state.errors import CheckpointError
+
+PLAIN = {
+    "an empty array of a shape": np.empty(0),
+    "a Counter": {1: 2**62},
+    "a Size": (2**62, 2**62),
+    "a list in itself": [],
+    "a dict in itself": {},
+    "doubled lists": [],
+}
+"""What loads, with a value of its type: it takes no more memory than the file."""
+CLASSES = (np.ndarray, np.dtype, torch.Tensor, torch.Size, collections.OrderedDict, type(np.dtype("i8")))
+
+
+@pytest.mark.parametrize("read", [read_torch_file, load, load_state_dict])
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_an_attack_by_a_file_is_refused(tmp_path, read, attack):
+    path = tmp_path / "file.bin"
+    HOSTILE[attack](path)
+    before = [dict(vars(kind)) for kind in CLASSES], np.dtype("i8").str
+    tracemalloc.start()
+    if isinstance(PLAIN.get(attack), dict if read is load_state_dict else object) and attack in PLAIN:
+        assert isinstance(read(path), type(PLAIN[attack]))
+    else:
+        with pytest.raises(CheckpointError, match=re.escape(str(path))):
+            read(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**24 + 30 * path.stat().st_size
+    assert not CANARY.exists()
+    assert before == ([dict(vars(kind)) for kind in CLASSES], np.dtype("i8").str)
