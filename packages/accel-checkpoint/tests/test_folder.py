@@ -1,5 +1,6 @@
 import os
 import random
+import sys
 import threading
 
 import numpy as np
@@ -26,6 +27,29 @@ def save(folder, step, value=0.0, **options):
         stage.write("optimizer.bin", {"lr": 0.1, "step": step})
         stage.write("notes.json", {"loss": [1, 2]})
     return stage
+
+
+def num_calls_of_save(folder, step):
+    num_calls = 0
+
+    def count(_frame, event, _):
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        save(folder, step)
+    finally:
+        sys.setprofile(None)
+    return num_calls
+
+
+def test_a_save_below_the_limit_reads_no_other_checkpoint(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=20)
+    costs = [num_calls_of_save(folder, step) for step in range(18)]
+    assert (
+        costs[-1] - costs[2] < 15 * 150
+    )  # comparing the names takes 65 for each; reading the checkpoints, over 300
 
 
 def test_what_is_saved_is_read(tmp_path):

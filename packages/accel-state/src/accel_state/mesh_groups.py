@@ -36,13 +36,9 @@ def build_mesh(device_type: str, sizes: Mapping[str, int]) -> DeviceMesh:
 
 
 def add_union(mesh: DeviceMesh, name: str) -> None:
-    """Make the axes of ``mesh`` one axis more of the mesh that it is a part of. Every rank must call this.
+    """Flatten ``mesh`` into an axis ``name`` of the mesh that it was sliced from. Every rank must call this.
 
-    `DeviceMesh._flatten` lets every rank make the groups of all ranks too, one after the other.
-
-    Args:
-        mesh: The part that has these axes alone.
-        name: Of the new axis.
+    `DeviceMesh._flatten` alone has every rank make the groups of all ranks, as `init_device_mesh` has.
     """
     called_by_torch = vars(device_mesh)
     real = called_by_torch["new_group"]

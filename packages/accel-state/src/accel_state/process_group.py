@@ -42,9 +42,6 @@ OPTIONS = frozenset(
 _FAILURE_WAIT_S = 5.0
 _CALLBACK_WAIT_S = 5.0
 _RELEASE_S = 0.02
-_FILES_PER_RANK = 3
-"""Two connections to the store, and one of gloo."""
-_OTHER_FILES = 256
 _STORE_BACKLOG = 2048
 
 
@@ -119,7 +116,7 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
 
 def _allow_connections(num_ranks: int) -> None:
     """Let this process have as many connections as rank 0 has, which hosts the store: else the ranks wait in vain."""
-    num_files = _FILES_PER_RANK * num_ranks + _OTHER_FILES
+    num_files = 3 * num_ranks + 256  # for each rank two connections to the store and one of gloo
     limit = raise_open_file_limit(num_files)
     if limit < num_files:
         warn_user(

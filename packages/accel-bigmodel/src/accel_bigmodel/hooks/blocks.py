@@ -246,7 +246,7 @@ def _planned(
         _refuse_scripted(module, name)
     is_whole = type(module).__name__ in settings.preload or isinstance(module, _FUSED)
     prefix = f"{name}." if name else ""
-    has_inner_entry = any(key != name and key.startswith(prefix) for key in devices)
+    has_inner_entry = offload and is_whole and any(key != name and key.startswith(prefix) for key in devices)
     includes_submodules = offload and is_whole and not has_inner_entry
     has_align_hook = any(isinstance(hook, AlignDevicesHook) for hook in hooks_of(module))
     if includes_submodules or (_own_tensors(module) and not has_align_hook):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +163,9 @@ def extract_submodules_state_dict(
     state_dict: Mapping[str, Any], submodule_names: list[str]
 ) -> dict[str, Any]:
     """Return the entries of a state dict that belong to one of ``submodule_names``."""
+    wanted = set(submodule_names)
     return {
         name: value
         for name, value in state_dict.items()
-        if any(f"{name}.".startswith(f"{module}.") or module == "" for module in submodule_names)
+        if "" in wanted or not wanted.isdisjoint(accumulate(name.split("."), "{}.{}".format))
     }

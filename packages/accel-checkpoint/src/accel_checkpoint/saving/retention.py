@@ -8,11 +8,11 @@ import shutil
 import time
 from pathlib import Path
 
-from accel_checkpoint.file_names import TEMPORARY_PREFIX
+from accel_checkpoint.file_names import TEMPORARY_PREFIX, checkpoint_number
 from accel_checkpoint.files import remove_folder
 from accel_checkpoint.process_identity import has_ended_by_stamp, stamp
 from accel_checkpoint.reading.listing import checkpoints_in, inspect_all
-from accel_checkpoint.saving.staging import TOKEN, displaced_in, is_active
+from accel_checkpoint.saving.staging import TOKEN, displaced_in, is_active, name_of_displaced
 from accel_state.user_warnings import warn_user
 
 STALE_AFTER_S = 24 * 3600.0
@@ -32,6 +32,9 @@ def remove_old(folder: Path, *, keep: int, newest: Path) -> None:
         keep: How many to keep, including ``newest``.
         newest: The checkpoint that has just been saved; never removed.
     """
+    names = map(name_of_displaced, folder.iterdir())
+    if sum(checkpoint_number(name) is not None for name in names) < keep:
+        return  # without reading any manifest
     numbered = [
         (found.number, found.path)
         for found in [*checkpoints_in(folder), *inspect_all(displaced_in(folder))]
