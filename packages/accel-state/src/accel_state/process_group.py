@@ -231,8 +231,7 @@ def _init_method(topology: Topology) -> str:
 def _loopback_server(topology: Topology) -> dist.TCPStore | None:
     """Open the store of ranks that meet at the loopback, on rank 0; None if there is none to open.
 
-    Torch's store for this port in this process then is on the same server. The server that it would start
-    listens on all interfaces, whatever the address is (torch 2.13).
+    Torch then uses the same server. One of its own would listen on all interfaces (torch 2.13).
     """
     address, port = topology.master_addr or "", topology.master_port
     is_kept_by_agent = variable("TORCHELASTIC_USE_AGENT_STORE") == "True"

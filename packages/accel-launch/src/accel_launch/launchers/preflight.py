@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from accel_launch import __version__
 from accel_launch.fingerprint import differences, digest_of_script, faults
+from accel_launch.foreign_tables import Types, read_table
 from accel_launch.launchers.hosts import Host
-from accel_launch.messages import warn
+from accel_launch.messages import escaped, warn
 from accel_state.errors import LaunchError
 
 _TIMEOUT_S = 60
 _NUM_NAMED = 5
+_NUM_CHARACTERS = 200
+_MAX_ANSWER_BYTES = 2**20
+_OR_NONE = (str, type(None))
+_TYPES: Types = {"python": str, "directory": _OR_NONE, "script": _OR_NONE, "packages": dict, "free_port": int}
+_TYPES |= {"num_accelerators": int}
 _SSH_FAILED = 255
 
 
@@ -53,8 +61,7 @@ def check_hosts(
             ssh_command(host, options, program),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=subprocess.STDOUT,
         )
         for host in hosts
     ]
@@ -94,23 +101,33 @@ def _compare(hosts: Mapping[str, Mapping[str, Any]], *, cwd: str, script: str | 
 
 def _named(differing: Sequence[str]) -> str:
     more = f", and {len(differing) - _NUM_NAMED} more" if len(differing) > _NUM_NAMED else ""
-    return ", ".join(differing[:_NUM_NAMED]) + more
+    return ", ".join(map(escaped, differing[:_NUM_NAMED])) + more
 
 
-def _answer(process: subprocess.Popen[str], question: str, python: str) -> dict[str, Any] | str:
+def _answer(process: subprocess.Popen[bytes], question: str, python: str) -> dict[str, Any] | str:
     """Return the fingerprint of a host, or what is wrong with it in words."""
-    try:
-        stdout, stderr = process.communicate(question, timeout=_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    timer = threading.Timer(_TIMEOUT_S, process.kill)
+    timer.start()
+    with process:
+        with suppress(BrokenPipeError):
+            process.stdin.write(question.encode())
+            process.stdin.close()
+        told = process.stdout.read(_MAX_ANSWER_BYTES + 1)
+        is_late = not timer.is_alive()
+        timer.cancel()
+        if len(told) > _MAX_ANSWER_BYTES:
+            process.kill()
+            return f"`{python} -m accel_launch` wrote more than {_MAX_ANSWER_BYTES >> 20} MiB there"
+    if is_late:
         return f"no answer within {_TIMEOUT_S} seconds"
-    last_line = (stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+    lines = told.decode(errors="replace").strip().splitlines()
+    last_line = escaped(lines[-1][-_NUM_CHARACTERS:]) if lines else f"exit code {process.returncode}"
     if process.returncode == _SSH_FAILED:
         return f"cannot be reached: {last_line}"
     if process.returncode != 0:
         return f"`{python} -m accel_launch` cannot be run there: {last_line}"
-    if not stdout.strip():
-        return f"`{python} -m accel_launch` said nothing there: {last_line}"
-    answer: dict[str, Any] = json.loads(stdout.splitlines()[-1])
-    return answer
+    # Start-up files of the shell there may write lines, too.
+    answers = filter(None, (read_table(line, _TYPES) for line in reversed(lines)))
+    return next(answers, None) or f"`{python} -m accel_launch` said nothing there, but its shell: {last_line}"
