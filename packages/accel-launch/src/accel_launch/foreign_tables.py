@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-Types = dict[str, type | tuple[type, ...]]
+Types = Mapping[str, type | tuple[type, ...]]
 
 
 def has_entries(value: object, types: Types) -> bool:
     """Whether ``value`` is a table that has entries of these types, and perhaps others."""
-    is_table = isinstance(value, dict) and types.keys() <= value.keys()
-    return is_table and all(isinstance(value[name], kind) for name, kind in types.items())
+    if not isinstance(value, dict) or not types.keys() <= value.keys():
+        return False
+    return all(isinstance(value[name], kind) for name, kind in types.items())
 
 
 def read_table(text: str | bytes, types: Types) -> dict[str, Any] | None:

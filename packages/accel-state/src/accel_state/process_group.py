@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.constants import default_pg_nccl_timeout
 
 from accel_state.environment import read, variable
@@ -228,7 +229,7 @@ def _init_method(topology: Topology) -> str:
     return f"tcp://{topology.master_addr}:{topology.master_port}"
 
 
-def _loopback_server(topology: Topology) -> dist.TCPStore | None:
+def _loopback_server(topology: Topology) -> TCPStore | None:
     """Open the store of ranks that meet at the loopback, on rank 0; None if there is none to open.
 
     Torch then uses the same server. One of its own would listen on all interfaces (torch 2.13).
@@ -247,7 +248,7 @@ def _loopback_server(topology: Topology) -> dist.TCPStore | None:
             return None
         listener.listen(_STORE_BACKLOG)
         fd = listener.detach()
-    return dist.TCPStore(
+    return TCPStore(
         address, port, is_master=True, wait_for_workers=False, multi_tenant=True, master_listen_fd=fd
     )
 

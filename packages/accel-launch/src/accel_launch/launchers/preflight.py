@@ -20,12 +20,11 @@ from accel_state.errors import LaunchError
 
 _TIMEOUT_S = 60
 _NUM_NAMED = 5
+_SSH_FAILED = 255
 _NUM_CHARACTERS = 200
 _MAX_ANSWER_BYTES = 2**20
-_OR_NONE = (str, type(None))
-_TYPES: Types = {"python": str, "directory": _OR_NONE, "script": _OR_NONE, "packages": dict, "free_port": int}
-_TYPES |= {"num_accelerators": int}
-_SSH_FAILED = 255
+_TYPES: Types = dict.fromkeys(("directory", "script"), (str, type(None))) | {"python": str, "packages": dict}
+_TYPES = {**_TYPES, "free_port": int, "num_accelerators": int}
 
 
 def ssh_command(host: Host, options: Sequence[str], program: Sequence[str]) -> tuple[str, ...]:

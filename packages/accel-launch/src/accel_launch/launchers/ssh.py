@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from accel_launch.foreign_tables import has_entries, read_table
+from accel_launch.foreign_tables import Types, has_entries, read_table
 from accel_launch.installation import interpreter_command
 from accel_launch.launchers.hosts import Host, hosts_of, num_ranks_on_each
 from accel_launch.launchers.preflight import check_hosts, ssh_command
@@ -33,8 +33,14 @@ from accel_state.errors import LaunchError, NotAvailableError
 
 # Beyond the time the hosts give their ranks, for the way there and back.
 _SLACK_S = 3.0
-_MESSAGE = {"interrupted_by": (int, type(None)), "num_memory_kills": int, "ranks": list}
-_ENDING = {"rank": int, "return_code": int, "was_ended": bool, "last_lines": list}
+_MESSAGE: Types = {"interrupted_by": (int, type(None)), "num_memory_kills": int, "ranks": list}
+_ENDING: Types = {
+    "rank": int,
+    "return_code": int,
+    "was_ended": bool,
+    "last_lines": list,
+    "failed_ago_s": (float, type(None)),
+}
 
 
 class SSHLauncher(BuiltInLauncher):
@@ -199,9 +205,7 @@ def _message(child: ChildEnding) -> dict[str, Any] | None:
     mark = MESSAGE_MARK.decode()
     found = [line for line in child.last_lines if line.startswith(mark)]
     message = read_table(found[-1].removeprefix(mark), _MESSAGE) if found else None
-    is_sound = message is not None and all(
-        has_entries(rank, _ENDING | {"failed_ago_s": (float, type(None))}) for rank in message["ranks"]
-    )
+    is_sound = message is not None and all(has_entries(rank, _ENDING) for rank in message["ranks"])
     return message if is_sound else None
 
 
