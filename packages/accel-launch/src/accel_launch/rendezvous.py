@@ -1,16 +1,15 @@
 """The program that agrees with other machines on the ranks, as ``python -P -m accel_launch.rendezvous FLAGS``.
 
-It is a rendezvous (`StaticRendezvous`, or one of `torch.distributed.elastic.rendezvous`) as a service to the supervisor
-of one machine, which starts and ends the ranks. Each line of the standard input is a question, as JSON, each line of
-the standard output an answer:
+It is a rendezvous (`StaticRendezvous`, or one of torch's) as a service to the supervisor of one machine, which
+starts and ends the ranks. Each line of the standard input is a question, as JSON, each line of the standard output an
+answer:
 
 - ``{"meet": 1}`` waits for all machines; 1 is how often the ranks of this one have started again. The answer,
   ``{"meeting": {...}}``, says which ranks this machine has, and where all meet.
 - ``{"called": true}`` comes unasked, when another machine wants to start anew.
 - ``{"leave": false}`` waits until the ranks of all machines have succeeded; ``{"leave": true}`` ends the run for all.
 
-The end of the input ends the program. Of the package only this, `static_rendezvous`, `notebook` and `xla_spawn` import
-torch.
+The end of the input ends the program. Of the package only `…rendezvous`, `notebook` and `xla_spawn` import torch.
 """
 
 from __future__ import annotations
@@ -168,11 +167,7 @@ class Rendezvous:
 
 
 def word_of(key: str, value: bytes) -> dict[str, Any]:
-    """Return what a machine wrote of itself under ``key``, where strangers can write, too.
-
-    Raises:
-        ValueError: If no machine of a run writes such a value.
-    """
+    """Return what a machine wrote of itself; raise a ValueError if a stranger wrote ``value``."""
     word = read_table(value, _WORD_TYPES) if len(value) <= _MAX_WORD_BYTES else None
     if word is None or word["num_processes"] < 1 or word["restarts"] < 0 or not word["address"].isprintable():
         raise ValueError(
@@ -238,8 +233,7 @@ def _handler_of(given: argparse.Namespace) -> RendezvousHandler | StaticRendezvo
         from accel_launch.static_rendezvous import StaticRendezvous
 
         # Machines that know their ranks still have to agree on each restart, which torch's `static` does not do.
-        rank = given.machine_rank
-        return StaticRendezvous(parameters, machine_rank=rank, poll_interval_s=given.monitor_interval)
+        return StaticRendezvous(parameters, given.machine_rank, poll_interval_s=given.monitor_interval)
     return get_rendezvous_handler(parameters)
 
 

@@ -25,7 +25,7 @@ class StaticRendezvous:
     that whoever reaches the port runs code. Here no value is interpreted: keys exist or do not.
     """
 
-    def __init__(self, given: RendezvousParameters, *, machine_rank: int, poll_interval_s: float) -> None:
+    def __init__(self, given: RendezvousParameters, machine_rank: int, *, poll_interval_s: float) -> None:
         if unknown := given.config.keys() - {"timeout"}:
             raise ValueError(
                 f"`--rdzv_conf` has `{min(unknown)}`, but `static` knows `timeout` only. Remove it."
@@ -36,8 +36,8 @@ class StaticRendezvous:
         self._round = -1
         host, _, port = given.endpoint.rpartition(":")
         self._endpoint = RendezvousStoreInfo(host.strip("[]"), int(port))
-        is_first, timeout = machine_rank == 0, timedelta(seconds=self._timeout_s)
-        store = TCPStore(host.strip("[]"), int(port), None, is_first, timeout, wait_for_workers=False)
+        place, timeout = (host.strip("[]"), int(port)), timedelta(seconds=self._timeout_s)
+        store = TCPStore(*place, None, machine_rank == 0, timeout, wait_for_workers=False)
         self._store = PrefixStore(f"accel/{given.run_id}", store)
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -80,8 +80,7 @@ class StaticRendezvous:
         if self._round == last or (is_new and self._has_joined(self._machine_rank)):
             self._round += 1
             self._store.set(f"call/{self._round}", "")
-        if self._store.add(self._key(self._machine_rank), 1) > 1:
-            rank = self._machine_rank
+        if self._store.add(self._key(rank := self._machine_rank), 1) > 1:
             raise ValueError(f"another launch has `--machine_rank {rank}`, too. Give each machine its own.")
 
     def _has_joined(self, rank: int) -> bool:

@@ -123,7 +123,9 @@ def test_no_line_of_the_job_is_written_by_a_name(request_for, character, where, 
     flags = {"slurm": "true"} | ({"slurm_options": f"'--comment={bad}'"} if where == "options" else {})
     request = request_for(f"{bad}.py" if where == "script" else "train.py", flags=flags)
     request = replace(request, cwd=Path("/srv", bad)) if where == "folder" else request
-    with pytest.raises(ConfigError, match=f"control character, such as a line end, in {what} .* Take it out"):
+    with pytest.raises(
+        ConfigError, match=f"batch script has {what} in it, so a control character, such as .* Take it out"
+    ):
         batch_script(request)
 
 

@@ -242,9 +242,7 @@ def _loopback_server(topology: Topology) -> TCPStore | None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((address, port))
-        except (
-            OSError
-        ):  # taken: torch shares the server of an earlier group of this process, or raises its error
+        except OSError:  # an earlier group of this process has the server, or torch raises its error
             return None
         listener.listen(_STORE_BACKLOG)
         fd = listener.detach()

@@ -94,8 +94,8 @@ def batch_script(request: LaunchRequest) -> str:
     for what, text in [*given.items(), *(("`--slurm_options`", option) for option in options)]:
         if _CONTROL.search(text):  # a comment of the shell ends with its line, quoted or not
             raise ConfigError(
-                f"There is a control character, such as a line end, in {what} ({text!r}), but it becomes a line of the "
-                "batch script. Take it out."
+                f"A line of the batch script has {what} in it, so a control character, such as a line end, cannot be "
+                f"there ({text!r}). Take it out."
             )
     lines = [f"#SBATCH --{name}={shlex.quote(value)}" for name, value in head.items()]
     if requeues:

@@ -34,13 +34,7 @@ from accel_state.errors import LaunchError, NotAvailableError
 # Beyond the time the hosts give their ranks, for the way there and back.
 _SLACK_S = 3.0
 _MESSAGE: Types = {"interrupted_by": (int, type(None)), "num_memory_kills": int, "ranks": list}
-_ENDING: Types = {
-    "rank": int,
-    "return_code": int,
-    "was_ended": bool,
-    "last_lines": list,
-    "failed_ago_s": (float, type(None)),
-}
+_ENDING: Types = {"rank": int, "return_code": int, "was_ended": bool, "last_lines": list}
 
 
 class SSHLauncher(BuiltInLauncher):
@@ -194,10 +188,8 @@ def _tell(plan: LaunchPlan, hosts: Sequence[Host], ending: RunEnding) -> int:
     exit_code = tell(report, is_quiet=plan.is_quiet, file=plan.report)
     if ending.interrupted_by is None:
         for host, child in lost:
-            said = child.last_lines[-1] if child.last_lines else "nothing"
-            complain(
-                f"The connection to {host.name} {describe_ending(child.return_code)}; it said: {escaped(said)}"
-            )
+            said = escaped(child.last_lines[-1]) if child.last_lines else "nothing"
+            complain(f"The connection to {host.name} {describe_ending(child.return_code)}; it said: {said}")
     return exit_code
 
 
@@ -217,9 +209,9 @@ def _rank_endings(host: Host, message: dict[str, Any]) -> list[RankEnding]:
             host.address,
             ChildEnding(
                 rank["return_code"],
-                None if rank["failed_ago_s"] is None else now - rank["failed_ago_s"],
+                now - ago if isinstance(ago := rank.get("failed_ago_s"), float) else None,
                 rank["was_ended"] or message["interrupted_by"] is not None,
-                tuple(rank["last_lines"]),
+                tuple(map(str, rank["last_lines"])),
             ),
         )
         for rank in message["ranks"]
