@@ -55,6 +55,11 @@ def test_every_package_is_in_every_matrix_of_packages():
         assert len(re.findall(rf"^ +- (?:packages/)?{name}$", CI, re.MULTILINE)) == 3, name
 
 
+def test_a_release_uses_actions_that_nobody_can_move():
+    uses = [step["uses"] for job in RELEASE.values() for step in job["steps"] if "uses" in step]
+    assert [use for use in uses if re.fullmatch(r"[\w/.-]+@[0-9a-f]{40}", use) is None] == []
+
+
 @pytest.mark.parametrize("workflow", ["ci.yml", "release.yml"])
 def test_workflows_call_modules_and_commands_that_exist(workflow):
     calls = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from accel_state.environment import snapshot
-from accel_state.errors import NotAvailableError
+from accel_state.errors import ConfigError, NotAvailableError
 
 PROGRAM = "gcloud"
 PYTHON_OF_PODS = ("python3",)
@@ -15,15 +15,22 @@ PYTHON_OF_PODS = ("python3",)
 def on_all_workers(tpu: str, command: str, *, zone: str | None, is_alpha: bool = False) -> tuple[str, ...]:
     """Return the command line that runs ``command``, a line for a shell there, on each machine of a TPU."""
     alpha = ("alpha",) if is_alpha else ()
-    where = ("--zone", zone) if zone else ()
+    where = ("--zone", _no_option("--tpu_zone", zone)) if zone else ()
+    tpu = _no_option("--tpu_name", tpu)
     words = (*alpha, "compute", "tpus", "tpu-vm", "ssh", tpu, *where, "--command", command, "--worker", "all")
     return (PROGRAM, *words)
 
 
 def on_machine(name: str, command: str, *, zone: str | None) -> tuple[str, ...]:
     """Return the command line that runs ``command``, a line for a shell there, on one Compute VM."""
-    where = ("--zone", zone) if zone else ()
-    return (PROGRAM, "compute", "ssh", name, *where, "--command", command)
+    where = ("--zone", _no_option("--tpu_zone", zone)) if zone else ()
+    return (PROGRAM, "compute", "ssh", _no_option("--vm", name), *where, "--command", command)
+
+
+def _no_option(flag: str, value: str) -> str:
+    if value.startswith("-") or "@-" in value:
+        raise ConfigError(f"`{flag}` is `{value}`, which `gcloud` would take for an option. Give a name.")
+    return value
 
 
 def check_is_installed(needed_by: str) -> None:

@@ -49,6 +49,11 @@ def write_beside(line: str) -> None:
         os.write(2, f"{line}\n".encode(errors="backslashreplace"))
 
 
+def escaped(text: str) -> str:
+    """Return what a stranger wrote without characters that a terminal obeys."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 def compact(numbers: Sequence[int]) -> str:
     """Return ``0-2, 5`` for 0, 1, 2 and 5."""
     parts: list[list[int]] = []

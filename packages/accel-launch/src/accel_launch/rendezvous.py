@@ -1,16 +1,15 @@
 """The program that agrees with other machines on the ranks, as ``python -P -m accel_launch.rendezvous FLAGS``.
 
-It is a rendezvous (`StaticRendezvous`, or one of `torch.distributed.elastic.rendezvous`) as a service to the supervisor
-of one machine, which starts and ends the ranks. Each line of the standard input is a question, as JSON, each line of
-the standard output an answer:
+It is a rendezvous (`StaticRendezvous`, or one of torch's) as a service to the supervisor of one machine, which
+starts and ends the ranks. Each line of the standard input is a question, as JSON, each line of the standard output an
+answer:
 
 - ``{"meet": 1}`` waits for all machines; 1 is how often the ranks of this one have started again. The answer,
   ``{"meeting": {...}}``, says which ranks this machine has, and where all meet.
 - ``{"called": true}`` comes unasked, when another machine wants to start anew.
 - ``{"leave": false}`` waits until the ranks of all machines have succeeded; ``{"leave": true}`` ends the run for all.
 
-The end of the input ends the program. Of the package only this, `static_rendezvous`, `notebook` and `xla_spawn` import
-torch.
+The end of the input ends the program. Of the package only `…rendezvous`, `notebook` and `xla_spawn` import torch.
 """
 
 from __future__ import annotations
@@ -26,12 +25,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from accel_launch.foreign_tables import read_table
 from accel_launch.launchers.ports import free_port
 from accel_launch.messages import complain, warn
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
     from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+    from accel_launch.static_rendezvous import StaticRendezvous
 
 _NUM_DONE, _ALL_DONE = "accel/num-done", "accel/all-done"
 # How long a machine that has succeeded waits for the others, as torchrun does.
@@ -76,7 +78,7 @@ class Rendezvous:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._given = given
-        self._handler: RendezvousHandler | None = None
+        self._handler: RendezvousHandler | StaticRendezvous | None = None
         self._store: Store | None = None
         self._members: list[str] = []
         self._is_watching = False
@@ -165,22 +167,14 @@ class Rendezvous:
 
 
 def word_of(key: str, value: bytes) -> dict[str, Any]:
-    """Return what a machine wrote of itself under ``key``, where strangers can write, too.
-
-    Raises:
-        ValueError: If no machine of a run writes such a value.
-    """
-    word: Any = None
-    with suppress(ValueError, RecursionError):
-        word = json.loads(value) if len(value) <= _MAX_WORD_BYTES else None
-    is_table = isinstance(word, dict) and {name: type(entry) for name, entry in word.items()} == _WORD_TYPES
-    numbers = [entry for entry in word.values() if isinstance(entry, int)] if is_table else [-1]
-    if min(numbers) < 0 or word["port"] > 0xFFFF or not word["address"].isprintable():
+    """Return what a machine wrote of itself; raise a ValueError if a stranger wrote ``value``."""
+    word = read_table(value, _WORD_TYPES) if len(value) <= _MAX_WORD_BYTES else None
+    if word is None or word["num_processes"] < 1 or word["restarts"] < 0 or not word["address"].isprintable():
         raise ValueError(
             f"the key `{key}` has a value that no machine of this run writes, {value[:40]!r}. Something else writes to "
             "that port: choose another `--main_process_port`, on a network that you trust."
         )
-    return dict(word)
+    return word
 
 
 def meeting_of(machines: Sequence[dict[str, Any]], own: int) -> dict[str, Any]:
@@ -216,7 +210,7 @@ def address_towards(endpoint: str) -> str | None:
         return str(probe.getsockname()[0])
 
 
-def _handler_of(given: argparse.Namespace) -> RendezvousHandler:
+def _handler_of(given: argparse.Namespace) -> RendezvousHandler | StaticRendezvous:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -239,9 +233,7 @@ def _handler_of(given: argparse.Namespace) -> RendezvousHandler:
         from accel_launch.static_rendezvous import StaticRendezvous
 
         # Machines that know their ranks still have to agree on each restart, which torch's `static` does not do.
-        return StaticRendezvous(
-            parameters, machine_rank=given.machine_rank, poll_interval_s=given.monitor_interval
-        )
+        return StaticRendezvous(parameters, given.machine_rank, poll_interval_s=given.monitor_interval)
     return get_rendezvous_handler(parameters)
 
 

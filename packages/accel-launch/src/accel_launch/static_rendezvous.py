@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
-    RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStoreInfo,
@@ -17,63 +16,35 @@ from torch.distributed.elastic.rendezvous.api import (
 
 # How long machines wait for each other in torch's `static`.
 _TIMEOUT_S = 900
-_CLOSED = "closed"
 
 
-class StaticRendezvous(RendezvousHandler):
+class StaticRendezvous:
     """Machines 0 to ``max_nodes - 1`` meet in a store of machine 0, as often as one of them starts again.
 
-    torch's `static` meets once, and its `c10d` unpickles a value of the store, so that whoever reaches the port runs
-    code. Here no value is interpreted: a key, or its absence, says everything.
-
-    Raises:
-        DistError: If the store cannot be reached.
-        ValueError: If a setting is unknown.
+    Stands in for a `RendezvousHandler`. torch's `static` meets once, and its `c10d` unpickles a value of the store, so
+    that whoever reaches the port runs code. Here no value is interpreted: keys exist or do not.
     """
 
-    def __init__(self, given: RendezvousParameters, *, machine_rank: int, poll_interval_s: float) -> None:
-        unknown = sorted(given.config.keys() - {"timeout"})
-        if unknown:
+    def __init__(self, given: RendezvousParameters, machine_rank: int, *, poll_interval_s: float) -> None:
+        if unknown := given.config.keys() - {"timeout"}:
             raise ValueError(
-                f"`--rdzv_conf` has `{unknown[0]}`, but `static` knows `timeout` only. Remove it."
+                f"`--rdzv_conf` has `{min(unknown)}`, but `static` knows `timeout` only. Remove it."
             )
-        self._given = given
-        self._machine_rank = machine_rank
+        self._num_machines, self._machine_rank = given.max_nodes, machine_rank
         self._poll_interval_s = poll_interval_s
         self._timeout_s = given.get_as_int("timeout", _TIMEOUT_S) or _TIMEOUT_S
         self._round = -1
         host, _, port = given.endpoint.rpartition(":")
         self._endpoint = RendezvousStoreInfo(host.strip("[]"), int(port))
-        store = TCPStore(
-            self._endpoint.master_addr,
-            self._endpoint.master_port,
-            is_master=machine_rank == 0,
-            timeout=timedelta(seconds=self._timeout_s),
-            wait_for_workers=False,
-        )
+        place, timeout = (host.strip("[]"), int(port)), timedelta(seconds=self._timeout_s)
+        store = TCPStore(*place, None, machine_rank == 0, timeout, wait_for_workers=False)
         self._store = PrefixStore(f"accel/{given.run_id}", store)
 
-    def get_backend(self) -> str:
-        """Return ``static``."""
-        return "static"
-
-    def get_run_id(self) -> str:
-        """Return the name of the run, a prefix of all keys."""
-        return str(self._given.run_id)
-
     def next_rendezvous(self) -> RendezvousInfo:
-        """Join the round that was called last, or call the next one if this machine has been in that.
-
-        Blocks until all machines have joined it.
-
-        Raises:
-            RendezvousClosedError: If the run has ended on another machine.
-            RendezvousTimeoutError: If a machine does not join.
-            ValueError: If another launch has the rank of this machine.
-        """
+        """Join the round that was called last, or call the next one if this machine has been in that; wait for all."""
         self._join()
         deadline = time.monotonic() + self._timeout_s
-        while missing := [rank for rank in range(self._given.max_nodes) if not self._has_joined(rank)]:
+        while missing := [rank for rank in range(self._num_machines) if not self._has_joined(rank)]:
             if self.is_closed():
                 raise RendezvousClosedError
             if self.num_nodes_waiting():
@@ -85,7 +56,7 @@ class StaticRendezvous(RendezvousHandler):
                 )
             time.sleep(self._poll_interval_s)
         store = PrefixStore(f"round/{self._round}", self._store)
-        return RendezvousInfo(store, self._machine_rank, self._given.max_nodes, self._endpoint)
+        return RendezvousInfo(store, self._machine_rank, self._num_machines, self._endpoint)
 
     def num_nodes_waiting(self) -> int:
         """Return 1 if another machine has called for the next round, else 0."""
@@ -93,15 +64,11 @@ class StaticRendezvous(RendezvousHandler):
 
     def is_closed(self) -> bool:
         """Whether the run has ended on some machine."""
-        return bool(self._store.check([_CLOSED]))
-
-    def set_closed(self) -> None:
-        """End the run for all machines."""
-        self._store.set(_CLOSED, "")
+        return bool(self._store.check(["closed"]))
 
     def shutdown(self) -> bool:
         """End the run for all machines."""
-        self.set_closed()
+        self._store.set("closed", "")
         return True
 
     def _join(self) -> None:
@@ -113,10 +80,8 @@ class StaticRendezvous(RendezvousHandler):
         if self._round == last or (is_new and self._has_joined(self._machine_rank)):
             self._round += 1
             self._store.set(f"call/{self._round}", "")
-        if self._store.add(self._key(self._machine_rank), 1) > 1:
-            raise ValueError(
-                f"another launch has `--machine_rank {self._machine_rank}`, too. Give each machine its own."
-            )
+        if self._store.add(self._key(rank := self._machine_rank), 1) > 1:
+            raise ValueError(f"another launch has `--machine_rank {rank}`, too. Give each machine its own.")
 
     def _has_joined(self, rank: int) -> bool:
         return bool(self._store.check([self._key(rank)]))

@@ -28,6 +28,7 @@ def test_hosts_are_read_from_a_file(request_for, tmp_path):
     ("flags", "message"),
     [
         ({"hosts": "a,-oProxyCommand=x"}, "`-oProxyCommand=x` in `--hosts` is no host"),
+        ({"hosts": "user@-oProxyCommand"}, "`user@-oProxyCommand` in `--hosts` is no host"),
         ({"hosts": "a b"}, "`a b` in `--hosts` is no host"),
         ({"hosts": "a:0"}, "is no host"),
         ({"hosts": "a,a:2"}, "`a` is named twice"),

@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,22 @@ def test_a_script_that_asks_to_be_run_again_is_put_into_the_queue(
     )
     assert done.returncode == exit_code
     assert ((tmp_path / "told").read_text() if (tmp_path / "told").exists() else None) == told
+
+
+@pytest.mark.parametrize("character", ["\n", "\r", "\x1b"])
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [("folder", "the working directory"), ("script", "the script's name"), ("options", "`--slurm_options`")],
+)
+def test_no_line_of_the_job_is_written_by_a_name(request_for, character, where, what):
+    bad = f"d{character}touch RAN{character}#"
+    flags = {"slurm": "true"} | ({"slurm_options": f"'--comment={bad}'"} if where == "options" else {})
+    request = request_for(f"{bad}.py" if where == "script" else "train.py", flags=flags)
+    request = replace(request, cwd=Path("/srv", bad)) if where == "folder" else request
+    with pytest.raises(
+        ConfigError, match=f"batch script has {what} in it, so a control character, such as .* Take it out"
+    ):
+        batch_script(request)
 
 
 def test_an_array_that_is_none_is_refused(request_for):

@@ -247,3 +247,53 @@ def test_threads_are_those_of_the_host(request_for, tmp_path, fake_ssh, monkeypa
     assert "OMP_NUM_THREADS" not in made.processes[0].environ
     assert SSHLauncher().run(made) == 0
     assert capfd.readouterr().out == f"[h1] {num_cpu_cores()}\n"
+
+
+# What hosts answer instead of what they were asked, and the last that is shown of it.
+ANSWERS = {
+    "echo hello": "said nothing there, but its shell: hello",
+    "echo '[]'": "said nothing there, but its shell: \\[\\]",
+    "echo '{}'": "said nothing there, but its shell: {}",
+    "printf '%0100000d' 0 | tr 0 '['": "said nothing there, but its shell: \\[\\[\\[",
+    'echo \'{"python": 3, "directory": 1, "script": [], "packages": "", "free_port": "x"}\'': "said nothing there",
+    "printf '\\033[2J\\007'": r"its shell: \\x1b\[2J\\x07",
+    "head -c 100000000 /dev/zero": "wrote more than 1 MiB there",
+    "printf '\\377\\376'; exit 3": "cannot be run there: ",
+    "exit 0": "said nothing there, but its shell: exit code 0",
+}
+
+
+@pytest.fixture
+def shell_as_ssh(tmp_path, monkeypatch):
+    """A stand-in for ssh that runs the text of a variable instead of the command."""
+    program = tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\neval "$ANSWER"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    (tmp_path / "t.py").write_text("open('started', 'w')")
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_host_that_answers_nonsense_is_named(request_for, tmp_path, shell_as_ssh, monkeypatch, answer):
+    monkeypatch.setenv("ANSWER", answer)
+    with pytest.raises(LaunchError, match=rf"Nothing was started, .*\n  h1: .*{ANSWERS[answer]}") as caught:
+        SSHLauncher().run(plan(request_for, tmp_path / "t.py", hosts="h1,h2"))
+    assert str(caught.value).count("\n") == 2
+    assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize("message", ["no", "[]", '{"ranks": [1]}', '{"ranks": 1}', "[" * 2000])
+def test_a_host_that_ends_with_nonsense_has_failed(
+    request_for, tmp_path, shell_as_ssh, monkeypatch, capfd, message
+):
+    sound = {"interrupted_by": None, "num_memory_kills": 0}
+    if message.startswith("{"):
+        message = json.dumps(json.loads(message) | sound)
+    (tmp_path / "message").write_bytes(b"\x1e\n\x1e" + message.encode() + b"\n\x1b[2J\n")
+    here = fingerprint(str(tmp_path), "t.py") | {"free_port": 1, "num_accelerators": 0}
+    (tmp_path / "answer").write_text(f"Welcome!\n{json.dumps(here)}\nGoodbye!\n")
+    ends = f"cat {tmp_path}/message >&2; exit 3"
+    monkeypatch.setenv("ANSWER", f'case "$*" in *fingerprint*) cat {tmp_path}/answer;; *) {ends};; esac')
+    assert SSHLauncher().run(plan(request_for, tmp_path / "t.py", hosts="h1,h2")) == 3
+    assert r"The connection to h1 ended with exit code 3; it said: \x1b[2J" in capfd.readouterr().err

@@ -84,6 +84,21 @@ def test_the_machine_of_a_pod_runs_its_own_ranks(request_for, monkeypatch, capsy
     assert "launcher     tpu\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("tpu_name", "--command=rm"),
+        ("tpu_name", "user@-oProxyCommand"),
+        ("tpu_zone", "-z"),
+        ("tpu_vm", "--command=rm"),
+    ],
+)
+def test_a_name_is_no_option_of_gcloud(request_for, flag, value):
+    flags = {"tpu": "true", "tpu_cluster": "true", "tpu_name": "pod", flag: value}
+    with pytest.raises(ConfigError, match=f"is `{value}`, which `gcloud` would take for an option"):
+        TPUPodLauncher().plan(request_for(flags=flags))
+
+
 def test_without_a_name_there_is_no_pod(request_for):
     with pytest.raises(ConfigError, match="`--tpu_cluster` needs `--tpu_name`"):
         TPUPodLauncher().plan(request_for(flags={"tpu": "true", "tpu_cluster": "true"}))

@@ -121,9 +121,17 @@ def test_a_job_without_wheels_is_refused_with_what_to_copy(request_for, wheels):
         job_of(request_for(str(wheels / "train.py"), config=BASIS))
 
 
-@pytest.mark.parametrize(
-    "own", ["accel @ https://x/accel.zip\n", "./accel-0.1.whl\n", "git+https://h/accel.git\n"]
-)
+ALL_WHEELS = "".join(f"./{name.replace('-', '_')}-0.2.0-py3-none-any.whl\n" for name in PACKAGES)
+
+
+@pytest.mark.parametrize("own", ["./accel-0.2.0-py3-none-any.whl\n", ALL_WHEELS.partition("\n")[2]])
+def test_no_wheel_of_a_job_takes_its_siblings_from_an_index(request_for, wheels, own):
+    (wheels / "requirements.txt").write_text(f"numpy\n{own}")
+    with pytest.raises(ConfigError, match=r"but none of `accel.*look for on an index\. Name one of each, or"):
+        job_of(request_for(str(wheels / "train.py"), config=BASIS))
+
+
+@pytest.mark.parametrize("own", ["accel @ https://x/accel.zip\n", ALL_WHEELS, "git+https://h/accel.git\n"])
 def test_the_folder_of_a_job_may_say_where_accel_is(request_for, tmp_path, own):
     (tmp_path / "requirements.txt").write_text(own)
     assert job_of(request_for(str(tmp_path / "train.py"), config=BASIS))["requirements"] is None

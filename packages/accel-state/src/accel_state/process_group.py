@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.constants import default_pg_nccl_timeout
 
 from accel_state.environment import read, variable
@@ -241,11 +242,10 @@ def _init_method(topology: Topology) -> str:
     return f"tcp://{topology.master_addr}:{topology.master_port}"
 
 
-def _loopback_server(topology: Topology) -> dist.TCPStore | None:
+def _loopback_server(topology: Topology) -> TCPStore | None:
     """Open the store of ranks that meet at the loopback, on rank 0; None if there is none to open.
 
-    Torch's store for this port in this process then is on the same server. The server that it would start
-    listens on all interfaces, whatever the address is (torch 2.13).
+    Torch then uses the same server. One of its own would listen on all interfaces (torch 2.13).
     """
     address, port = topology.master_addr or "", topology.master_port
     is_kept_by_agent = variable("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -255,13 +255,11 @@ def _loopback_server(topology: Topology) -> dist.TCPStore | None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((address, port))
-        except (
-            OSError
-        ):  # taken: torch shares the server of an earlier group of this process, or raises its error
+        except OSError:  # an earlier group of this process has the server, or torch raises its error
             return None
         listener.listen(_STORE_BACKLOG)
         fd = listener.detach()
-    return dist.TCPStore(
+    return TCPStore(
         address, port, is_master=True, wait_for_workers=False, multi_tenant=True, master_listen_fd=fd
     )
 

@@ -206,10 +206,8 @@ def _environment_file(settings: Mapping[str, str], environ: Mapping[str, str]) -
 
 def _held_back(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the variables of libraries that the runner would put on a command line, but must not or cannot."""
-    found = library_variables(environ)
-    return tuple(
-        sorted(name for name, value in found.items() if is_secret(name, value) or _UNSAFE.search(value))
-    )
+    found = library_variables(environ).items()
+    return tuple(sorted(name for name, value in found if is_secret(name, value) or _UNSAFE.search(value)))
 
 
 def _own_lines(cwd: Path) -> str:

@@ -106,8 +106,8 @@ def _from_file(request: LaunchRequest, file: str) -> tuple[Host, ...]:
 
 def _host(text: str, pattern: re.Pattern[str], where: str) -> Host:
     match = pattern.fullmatch(text)
-    # What begins with a dash would be an option to `ssh`.
-    if match is None or text.startswith("-") or match["slots"] == "0":
+    # What begins with a dash would be an option of `ssh`.
+    if match is None or text.startswith("-") or "@-" in text or match["slots"] == "0":
         raise ConfigError(
             f"`{text}` in {where} is no host. Write `host1` or `host1:4` (`host1 slots=4` in a file)."
         )

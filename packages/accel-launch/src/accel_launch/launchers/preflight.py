@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,14 +14,19 @@ from typing import Any
 
 from accel_launch import __version__
 from accel_launch.fingerprint import differences, digest_of_script, faults
+from accel_launch.foreign_tables import Types, read_table
 from accel_launch.launchers.hosts import Host
-from accel_launch.messages import warn
+from accel_launch.messages import escaped, warn
 from accel_state.errors import LaunchError
 from accel_state.open_files import raise_open_file_limit
 
 _TIMEOUT_S = 60
 _NUM_NAMED = 5
 _SSH_FAILED = 255
+_NUM_CHARACTERS = 200
+_MAX_ANSWER_BYTES = 2**20
+_TYPES: Types = dict.fromkeys(("directory", "script"), (str, type(None))) | {"python": str, "packages": dict}
+_TYPES = {**_TYPES, "free_port": int, "num_accelerators": int}
 
 
 def ssh_command(host: Host, options: Sequence[str], program: Sequence[str]) -> tuple[str, ...]:
@@ -91,34 +97,40 @@ def _compare(hosts: Mapping[str, Mapping[str, Any]], *, cwd: str, script: str | 
 
 def _named(differing: Sequence[str]) -> str:
     more = f", and {len(differing) - _NUM_NAMED} more" if len(differing) > _NUM_NAMED else ""
-    return ", ".join(differing[:_NUM_NAMED]) + more
+    return ", ".join(map(escaped, differing[:_NUM_NAMED])) + more
 
 
-def _asked(command: Sequence[str], question: str) -> subprocess.Popen[str]:
+def _asked(command: Sequence[str], question: str) -> subprocess.Popen[bytes]:
     """Start a process, and write the question to it."""
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it has ended, and `_answer` returns why
-        process.stdin.write(question)
-        process.stdin.flush()
+        process.stdin.write(question.encode())
+        process.stdin.close()
     return process
 
 
-def _answer(process: subprocess.Popen[str], end_s: float, python: str) -> dict[str, Any] | str:
+def _answer(process: subprocess.Popen[bytes], end_s: float, python: str) -> dict[str, Any] | str:
     """Return the fingerprint of a host, or what is wrong with it in words."""
-    try:
-        stdout, stderr = process.communicate(timeout=max(1.0, end_s - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
+    assert process.stdout is not None
+    timer = threading.Timer(max(1.0, end_s - time.monotonic()), process.kill)
+    timer.start()
+    with process:
+        told = process.stdout.read(_MAX_ANSWER_BYTES + 1)
+        is_late = not timer.is_alive()
+        timer.cancel()
+        if len(told) > _MAX_ANSWER_BYTES:
+            process.kill()
+            return f"`{python} -m accel_launch` wrote more than {_MAX_ANSWER_BYTES >> 20} MiB there"
+    if is_late:
         return f"no answer within {_TIMEOUT_S} seconds"
-    last_line = (stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+    lines = told.decode(errors="replace").strip().splitlines()
+    last_line = escaped(lines[-1][-_NUM_CHARACTERS:]) if lines else f"exit code {process.returncode}"
     if process.returncode == _SSH_FAILED:
         return f"cannot be reached: {last_line}"
     if process.returncode != 0:
         return f"`{python} -m accel_launch` cannot be run there: {last_line}"
-    if not stdout.strip():
-        return f"`{python} -m accel_launch` said nothing there: {last_line}"
-    answer: dict[str, Any] = json.loads(stdout.splitlines()[-1])
-    return answer
+    # Start-up files of the shell there may write lines, too.
+    answers = filter(None, (read_table(line, _TYPES) for line in reversed(lines)))
+    return next(answers, None) or f"`{python} -m accel_launch` said nothing there, but its shell: {last_line}"

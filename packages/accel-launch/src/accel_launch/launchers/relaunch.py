@@ -38,10 +38,7 @@ def library_variables(environ: Mapping[str, str], *, named: Collection[str] = ()
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable must not stand where other users see it, such as on a command line.
-
-    Its name decides, whatever the case of its letters, or a password in an address (``//user:password@host``).
-    """
+    """Whether other users must not see a variable: by its name in any case, or by a password in an address."""
     name = name.upper()
     has_secret_name = name not in _DIRECTORIES and any(word in name for word in _SECRET_WORDS)
     return has_secret_name or _PASSWORD_IN_ADDRESS.search(value) is not None

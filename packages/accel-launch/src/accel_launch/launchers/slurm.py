@@ -17,6 +17,7 @@ from accel_state.errors import ConfigError
 
 _OWN_SETTINGS = ("slurm", "slurm_options", "slurm_array", "slurm_requeue", "num_machines")
 _ARRAY = re.compile(r"[\d,:-]+(%\d+)?")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # What the end of a job takes beyond the time that the ranks are given to save.
 _END_S = 30
 
@@ -88,14 +89,20 @@ def batch_script(request: LaunchRequest) -> str:
             )
         head["array"] = array
     requeues = bool(request.value("slurm_requeue"))
+    options = shlex.split(request.value("slurm_options") or "")
+    given = {"the script's name": head["job-name"], "the working directory": head["chdir"]}
+    for what, text in [*given.items(), *(("`--slurm_options`", option) for option in options)]:
+        if _CONTROL.search(text):  # a comment of the shell ends with its line, quoted or not
+            raise ConfigError(
+                f"A line of the batch script has {what} in it, so a control character, such as a line end, cannot be "
+                f"there ({text!r}). Take it out."
+            )
     lines = [f"#SBATCH --{name}={shlex.quote(value)}" for name, value in head.items()]
     if requeues:
         # `B:` sends it to the batch script, before the end of the job's time or when it is preempted.
         lead_s = math.ceil(request.value("grace_period_s")) + _END_S
         lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append", f"#SBATCH --signal=B:TERM@{lead_s}"]
-    lines += [
-        f"#SBATCH {shlex.quote(option)}" for option in shlex.split(request.value("slurm_options") or "")
-    ]
+    lines += [f"#SBATCH {shlex.quote(option)}" for option in options]
     command = shlex.join(relaunch_command(request, without=_OWN_SETTINGS))
     body = _REQUEUE % command if requeues else f"exec {command}\n"
     return "#!/bin/bash\n" + "\n".join(lines) + "\n\n" + body

@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from accel_launch.foreign_tables import Types, has_entries, read_table
 from accel_launch.installation import interpreter_command
 from accel_launch.launchers.hosts import Host, hosts_of, num_ranks_on_each
 from accel_launch.launchers.preflight import check_hosts, ssh_command
 from accel_launch.launchers.ranks import rank_variables, report_file
 from accel_launch.launchers.relaunch import library_variables
 from accel_launch.launchers.selection import BuiltInLauncher
-from accel_launch.messages import complain
+from accel_launch.messages import complain, escaped
 from accel_launch.plan import LaunchPlan, ProcessPlan
 from accel_launch.processes.child import ChildEnding
 from accel_launch.processes.ending import describe_ending
@@ -32,6 +33,8 @@ from accel_state.errors import LaunchError, NotAvailableError
 
 # Beyond the time the hosts give their ranks, for the way there and back.
 _SLACK_S = 3.0
+_MESSAGE: Types = {"interrupted_by": (int, type(None)), "num_memory_kills": int, "ranks": list}
+_ENDING: Types = {"rank": int, "return_code": int, "was_ended": bool, "last_lines": list}
 
 
 class SSHLauncher(BuiltInLauncher):
@@ -185,7 +188,7 @@ def _tell(plan: LaunchPlan, hosts: Sequence[Host], ending: RunEnding) -> int:
     exit_code = tell(report, is_quiet=plan.is_quiet, file=plan.report)
     if ending.interrupted_by is None:
         for host, child in lost:
-            said = child.last_lines[-1] if child.last_lines else "nothing"
+            said = escaped(child.last_lines[-1]) if child.last_lines else "nothing"
             complain(f"The connection to {host.name} {describe_ending(child.return_code)}; it said: {said}")
     return exit_code
 
@@ -193,7 +196,9 @@ def _tell(plan: LaunchPlan, hosts: Sequence[Host], ending: RunEnding) -> int:
 def _message(child: ChildEnding) -> dict[str, Any] | None:
     mark = MESSAGE_MARK.decode()
     found = [line for line in child.last_lines if line.startswith(mark)]
-    return json.loads(found[-1].removeprefix(mark)) if found else None
+    message = read_table(found[-1].removeprefix(mark), _MESSAGE) if found else None
+    is_sound = message is not None and all(has_entries(rank, _ENDING) for rank in message["ranks"])
+    return message if is_sound else None
 
 
 def _rank_endings(host: Host, message: dict[str, Any]) -> list[RankEnding]:
@@ -204,9 +209,9 @@ def _rank_endings(host: Host, message: dict[str, Any]) -> list[RankEnding]:
             host.address,
             ChildEnding(
                 rank["return_code"],
-                None if rank["failed_ago_s"] is None else now - rank["failed_ago_s"],
+                now - ago if isinstance(ago := rank.get("failed_ago_s"), float) else None,
                 rank["was_ended"] or message["interrupted_by"] is not None,
-                tuple(rank["last_lines"]),
+                tuple(map(str, rank["last_lines"])),
             ),
         )
         for rank in message["ranks"]

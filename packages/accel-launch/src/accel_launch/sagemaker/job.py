@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accel_launch.installation import INSTALL_FROM, least_versions, release, wheels_in
+from accel_launch.installation import INSTALL_FROM, PACKAGES, least_versions, release, wheels_in
 from accel_launch.launchers.relaunch import OF_THIS_MACHINE, public_variables
 from accel_launch.options import OPTIONS
 from accel_launch.request import LaunchRequest
@@ -95,6 +95,14 @@ def _requirements(folder: Path, *, image: str | None) -> str | None:
                 f"`{line.strip()}` in `{file}` would be installed from an index, where the name may be another "
                 f"project's. Name a file or an address in its place: `./NAME.whl` beside it, from {INSTALL_FROM}."
             )
+    named = {
+        name.replace("_", "-") for name in re.findall(r"\b(accel(?:_[a-z]+)?)-\d\S*\.whl", "\n".join(own))
+    }
+    if named and (missing := [name for name in PACKAGES if name not in named]):
+        raise ConfigError(
+            f"`{file}` names wheels of accel, but none of `{'`, `'.join(missing)}`, which pip would look for on an "
+            "index. Name one of each, or none: then those that are in the folder are installed."
+        )
     if image or any(re.match(r"(\S*/)?accel([-_]|\b)", line) for line in own):
         return None
     wheels = [f"./{wheel.relative_to(folder).as_posix()}" for wheel in wheels_in(folder)]
