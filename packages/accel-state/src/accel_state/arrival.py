@@ -18,6 +18,7 @@ from accel_state.user_warnings import call_site
 
 DEADLINE_S = 30.0
 _deadline_s: ContextVar[float] = ContextVar("accel_debug_deadline_s", default=DEADLINE_S)
+debug_deadline_s = _deadline_s.get
 _COMPLETE, _GIVEN_UP = "complete", "given up"
 
 
@@ -38,23 +39,10 @@ def debug_deadline(seconds: float) -> Iterator[None]:
         _deadline_s.reset(token)
 
 
-def debug_deadline_s() -> float:
-    """Return how many seconds this rank waits for the others in each check of debug mode."""
-    return _deadline_s.get()
-
-
 def await_arrival(
-    store: Store, *, rank: int, world_size: int, operation: str, data: str = "", kind: str | None = None
+    store: Store, rank: int, world_size: int, operation: str, *, data: str = "", kind: str = ""
 ) -> None:
-    """Wait until every rank has come to an operation.
-
-    Args:
-        store: The store of all ranks.
-        rank: This process.
-        world_size: Number of ranks.
-        operation: Its name, for messages.
-        data: What it is called with, for messages.
-        kind: Must be the same on all ranks; the operation's name if None.
+    """Wait until every rank has come to an ``operation`` of this ``kind``, or by default to this very operation.
 
     Raises:
         AbsentRankError: If one does not come within the deadline. It raises too when it comes later, so that
@@ -66,7 +54,7 @@ def await_arrival(
     number = store.add(f"{era}/calls/{rank}", 1)
     _, before, _, _ = _last_call(store, rank)
     place = f"`{operation}` at {call_site()}"
-    store.set(f"last/{rank}", f"{era}\n{number}\n{before}\n{place}\n{operation if kind is None else kind}")
+    store.set(f"last/{rank}", f"{era}\n{number}\n{before}\n{place}\n{kind or operation}")
     outcome = f"{era}/{number}/outcome"
     num_arrived = store.add(f"{era}/{number}/arrived", 1)
     is_late = store.check([outcome])
