@@ -16,8 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from accel_state.errors import DistributedOperationException
 from accel_state.user_warnings import call_site
 
-DEADLINE_S = 30.0
-_deadline_s: ContextVar[float] = ContextVar("accel_debug_deadline_s", default=DEADLINE_S)
+_deadline_s: ContextVar[float] = ContextVar("accel_debug_deadline_s", default=30.0)
 debug_deadline_s = _deadline_s.get
 _COMPLETE, _GIVEN_UP = "complete", "given up"
 
@@ -49,7 +48,7 @@ def await_arrival(
             all ranks agree that the operation did not take place.
         DistributedOperationException: On every rank, if the kinds differ.
     """
-    store = _debug_store(store)
+    store = PrefixStore("accel_debug", store)
     era = store.add(f"era/{rank}", 0)
     number = store.add(f"{era}/calls/{rank}", 1)
     _, before, _, _ = _last_call(store, rank)
@@ -95,21 +94,17 @@ def await_arrival(
 
 def begin_new_era(store: Store, *, rank: int) -> None:
     """Count calls anew, on every rank: afterwards all are in step again, whatever each has called before."""
-    _debug_store(store).add(f"era/{rank}", 1)
+    PrefixStore("accel_debug", store).add(f"era/{rank}", 1)
 
 
 def earlier_divergence(store: Store, *, world_size: int) -> str:
     """Return a hint if the ranks made the call before the present one from different places."""
-    return _divergence([_last_call(_debug_store(store), rank)[2] for rank in range(world_size)])
+    return _divergence([_last_call(PrefixStore("accel_debug", store), rank)[2] for rank in range(world_size)])
 
 
 def by_process(lines: Sequence[str]) -> str:
     """Return one line per rank."""
     return "\n".join(f"  - Process {rank}: {line}" for rank, line in enumerate(lines))
-
-
-def _debug_store(store: Store) -> Store:
-    return PrefixStore("accel_debug", store)
 
 
 def _appears(store: Store, key: str) -> bool:

@@ -48,13 +48,11 @@ class Runtime:
     def await_arrival(self, operation: str) -> None:
         """In debug mode, return once all ranks have come to ``operation``; otherwise at once."""
         if self.debug and self.topology.world_size > 1:
-            from torch.distributed import group
-
             from accel_state.arrival import await_arrival
 
-            if group.WORLD is not None:  # a run on XLA may have none
-                store, topology = group.WORLD.get_group_store(), self.topology
-                await_arrival(store, topology.rank, topology.world_size, operation)
+            group, topology = torch.distributed.group.WORLD, self.topology
+            if group is not None:  # a run on XLA may have none
+                await_arrival(group.get_group_store(), topology.rank, topology.world_size, operation)
 
 
 class _Current:

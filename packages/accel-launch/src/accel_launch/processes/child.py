@@ -143,9 +143,8 @@ class Child:
     def ending(self) -> ChildEnding:
         """Return how it ended."""
         assert self.return_code is not None
+        tail = self.output.tail
         is_by_exception = self.return_code == 1 or self._was_ended
-        moment = (is_by_exception and self.output.tail.traceback_at) or self._ended_at
+        moment = (is_by_exception and tail.traceback_at) or self._ended_at
         failed_at = moment if self.return_code != 0 else None
-        return ChildEnding(
-            self.return_code, failed_at, self._was_ended, self.output.tail.lines(), self._ended_at
-        )
+        return ChildEnding(self.return_code, failed_at, self._was_ended, tail.lines(), self._ended_at)

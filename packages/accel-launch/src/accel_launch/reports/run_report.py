@@ -129,9 +129,8 @@ def make_report(
     )
     outcome: Outcome = "interrupted" if was_stopped else "succeeded" if first is None else "failed"
     cause = None if was_stopped else first
-    before_s = 0.0
-    if cause is not None:
-        before_s = math.inf if weights[cause.rank] == _LOST_A_PEER else cause.ending.failed_at or 0.0
+    has_lost_peer = cause is not None and weights[cause.rank] == _LOST_A_PEER
+    before_s = math.inf if has_lost_peer else (cause and cause.ending.failed_at) or 0.0
     reports = [
         _rank_report(rank, _outcome(rank, weights[rank.rank], first=cause), before_s, num_memory_kills)
         for rank in ranks
