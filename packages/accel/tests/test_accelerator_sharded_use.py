@@ -649,8 +649,8 @@ def run_other_units(version):
 @BOTH
 def test_debug_mode_names_the_units_that_differ_between_ranks(world, version):
     for message in world(2).run(run_other_units, version):
-        assert "Process 0: [\"'`blocks.1` of Branching'\"]" in message
-        assert "Process 1: [\"'`blocks.2` of Branching'\"]" in message
+        assert "Process 0: `forward of blocks.1 of Branching` at" in message
+        assert "Process 1: `forward of blocks.2 of Branching` at" in message
         assert "in forward" in message  # where it was called from
 
 

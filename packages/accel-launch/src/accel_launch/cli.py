@@ -70,12 +70,9 @@ def _without_traceback(action: Callable[[], int]) -> int:
 
 def _open_closed_streams() -> None:
     """Open the null device on each closed standard stream, whose descriptor a pipe to a rank would get otherwise."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            # It is the lowest that is free, so it is the one that `open` returns.
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def _main(arguments: Sequence[str]) -> int:

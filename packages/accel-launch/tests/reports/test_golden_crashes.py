@@ -246,3 +246,52 @@ def test_no_page_of_launcher_stack(crash):
     _, told, _ = crash("raise SystemExit(5)", 4)
     assert not re.search(r"accel_launch|torch", told)
     assert len(told.splitlines()) <= 3
+
+
+LOST = '"[pair.cc:547] Connection closed by peer [127.0.0.1]:4711"'
+
+
+def test_a_rank_that_ended_without_an_error_is_named(crash):
+    body = f"""
+import atexit
+if rank == 1:
+    atexit.register(lambda: open("ended", "w").close())
+    sys.exit(0)
+while not os.path.exists("ended"):
+    time.sleep(0.01)
+raise RuntimeError({LOST})
+"""
+    code, told, report = crash(body, 3)
+    assert code == 1
+    assert told.splitlines()[1] == "  Rank 1 had ended with exit code 0 before."
+    assert [rank["outcome"] == "finished" for rank in report["ranks"]] == [False, True, False]
+
+
+def test_a_rank_that_was_asked_to_end_while_it_ended_has_failed_with_its_code(crash):
+    body = f"""
+import atexit
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def slow_end():
+    open("ending", "w").close()
+    while not os.path.exists("lost"):
+        time.sleep(0.01)
+    time.sleep(0.2)
+if rank == 1:
+    atexit.register(slow_end)
+    sys.exit(5)
+while not os.path.exists("ending"):
+    time.sleep(0.01)
+atexit.register(lambda: open("lost", "w").close())
+raise RuntimeError({LOST})
+"""
+    code, told, _ = crash(body, 2)
+    assert code == 5
+    assert told.splitlines() == [
+        "error: Rank 1 on HOST failed first: it ended with exit code 5.",
+        "  Rank 0 only died of it.",
+    ]
+
+
+def test_an_unprintable_character_before_a_traceback_hides_nothing(crash):
+    body = "sys.stderr.write('\\x00\\x00')\nraise ValueError('after a NUL')"
+    assert "ValueError: after a NUL (/train.py:5)" in crash(body, 1)[1]

@@ -10,6 +10,7 @@ from accel_launch.processes.child import ChildEnding
 from accel_launch.reports.run_report import RankEnding, make_report
 
 OWN = ("Traceback (most recent call last):", '  File "/t.py", line 2, in f', "ValueError: mine")
+NAMES_RANK_1 = (OWN[0], "CheckpointError: The checkpoint was not saved (rank 1: ValueError: mine).")
 LOST = ("Traceback (most recent call last):", "RuntimeError: Connection closed by peer")
 
 
@@ -46,6 +47,16 @@ def failed(return_code: int, at: float = 1.0, lines: tuple[str, ...] = (), was_e
             ["died of it"] * 2 + ["failed first"],
         ),
         ([failed(-15)], 0, ["failed first"]),
+        # An error that names the rank whose error it is, as those of checkpoints do.
+        (
+            [
+                failed(1, at=0.5, lines=NAMES_RANK_1),
+                failed(-15, at=1.0, lines=OWN, was_ended=True),
+                failed(-15),
+            ],
+            1,
+            ["failed too", "failed first", "failed too"],
+        ),
         # A rank that was asked to end and has a handler for that.
         ([failed(1, at=2.0, was_ended=True), failed(1, at=3.0)], 1, ["died of it", "failed first"]),
         (
@@ -129,3 +140,11 @@ def test_moments_of_failures_are_told_by_the_clock_on_the_wall():
     assert before - timedelta(seconds=61) < first.failed_at <= datetime.now(UTC) - timedelta(seconds=60)
     assert before - timedelta(seconds=1) < second.failed_at <= datetime.now(UTC)
     assert report(ChildEnding(0)).to_dict()["ranks"][0]["failed_at"] is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "ended_at", "had_ended"), [(OWN, 0.5, True), (OWN, 2.0, False), (LOST, 2.0, True)]
+)
+def test_a_rank_that_finished_before_another_failed_is_marked(lines, ended_at, had_ended):
+    made = report(failed(1, lines=lines), ChildEnding(0, ended_at=ended_at))
+    assert [rank.had_ended for rank in made.ranks] == [False, had_ended]

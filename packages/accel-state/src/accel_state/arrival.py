@@ -16,8 +16,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from accel_state.errors import DistributedOperationException
 from accel_state.user_warnings import call_site
 
-DEADLINE_S = 30.0
-_deadline_s: ContextVar[float] = ContextVar("accel_debug_deadline_s", default=DEADLINE_S)
+_deadline_s: ContextVar[float] = ContextVar("accel_debug_deadline_s", default=30.0)
+debug_deadline_s = _deadline_s.get
 _COMPLETE, _GIVEN_UP = "complete", "given up"
 
 
@@ -38,35 +38,22 @@ def debug_deadline(seconds: float) -> Iterator[None]:
         _deadline_s.reset(token)
 
 
-def debug_deadline_s() -> float:
-    """Return how many seconds this rank waits for the others in each check of debug mode."""
-    return _deadline_s.get()
-
-
 def await_arrival(
-    store: Store, *, rank: int, world_size: int, operation: str, data: str = "", kind: str | None = None
+    store: Store, rank: int, world_size: int, operation: str, *, data: str = "", kind: str = ""
 ) -> None:
-    """Wait until every rank has come to an operation.
-
-    Args:
-        store: The store of all ranks.
-        rank: This process.
-        world_size: Number of ranks.
-        operation: Its name, for messages.
-        data: What it is called with, for messages.
-        kind: Must be the same on all ranks; the operation's name if None.
+    """Wait until every rank has come to an ``operation`` of this ``kind``, or by default to this very operation.
 
     Raises:
         AbsentRankError: If one does not come within the deadline. It raises too when it comes later, so that
             all ranks agree that the operation did not take place.
         DistributedOperationException: On every rank, if the kinds differ.
     """
-    store = _debug_store(store)
+    store = PrefixStore("accel_debug", store)
     era = store.add(f"era/{rank}", 0)
     number = store.add(f"{era}/calls/{rank}", 1)
     _, before, _, _ = _last_call(store, rank)
     place = f"`{operation}` at {call_site()}"
-    store.set(f"last/{rank}", f"{era}\n{number}\n{before}\n{place}\n{operation if kind is None else kind}")
+    store.set(f"last/{rank}", f"{era}\n{number}\n{before}\n{place}\n{kind or operation}")
     outcome = f"{era}/{number}/outcome"
     num_arrived = store.add(f"{era}/{number}/arrived", 1)
     is_late = store.check([outcome])
@@ -107,21 +94,17 @@ def await_arrival(
 
 def begin_new_era(store: Store, *, rank: int) -> None:
     """Count calls anew, on every rank: afterwards all are in step again, whatever each has called before."""
-    _debug_store(store).add(f"era/{rank}", 1)
+    PrefixStore("accel_debug", store).add(f"era/{rank}", 1)
 
 
 def earlier_divergence(store: Store, *, world_size: int) -> str:
     """Return a hint if the ranks made the call before the present one from different places."""
-    return _divergence([_last_call(_debug_store(store), rank)[2] for rank in range(world_size)])
+    return _divergence([_last_call(PrefixStore("accel_debug", store), rank)[2] for rank in range(world_size)])
 
 
 def by_process(lines: Sequence[str]) -> str:
     """Return one line per rank."""
     return "\n".join(f"  - Process {rank}: {line}" for rank, line in enumerate(lines))
-
-
-def _debug_store(store: Store) -> Store:
-    return PrefixStore("accel_debug", store)
 
 
 def _appears(store: Store, key: str) -> bool:

@@ -46,21 +46,13 @@ class Runtime:
             self.device_backend.barrier(self.device)
 
     def await_arrival(self, operation: str) -> None:
-        """In debug mode, return once all ranks have come to ``operation``; otherwise at once.
+        """In debug mode, return once all ranks have come to ``operation``; otherwise at once."""
+        if self.debug and self.topology.world_size > 1:
+            from accel_state.arrival import await_arrival
 
-        Raises:
-            DistributedOperationException: If a rank does not come in time, or comes to another operation.
-        """
-        if not self.debug or self.topology.world_size == 1:
-            return
-        import torch.distributed as dist
-
-        from accel_state.arrival import await_arrival
-
-        group = dist.group.WORLD if dist.is_initialized() else None
-        if group is not None:  # a run on XLA may have none
-            rank, world_size = self.topology.rank, self.topology.world_size
-            await_arrival(group.get_group_store(), rank=rank, world_size=world_size, operation=operation)
+            group, topology = torch.distributed.group.WORLD, self.topology
+            if group is not None:  # a run on XLA may have none
+                await_arrival(group.get_group_store(), topology.rank, topology.world_size, operation)
 
 
 class _Current:

@@ -247,7 +247,6 @@ class Accelerator:
             strategy=self._strategy,
             prepared=self._prepared,
             stepper=self._stepper,
-            precision=self._precision,
             preemption=self._preemption,
         )
         self._model_saver = ModelSaver(configuration, processes=processes, strategy=self._strategy)

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from accel_ops import verify_operation
-from accel_ops.agreement.exchange import is_debugging
+from accel_state import current_runtime
 
 _END = "the end of the forward pass"
 
@@ -24,18 +23,13 @@ def check_unit_order(model: nn.Module, units: Mapping[str, nn.Module], *, kind: 
         units: Its units by name; the root may be one.
         kind: What the user's model is called in messages.
     """
-    if not is_debugging():
+    if not current_runtime().debug:
         return
     for name, module in units.items():
-        called = f"`{name}` of {kind}" if name else kind
+        called = f"{name} of {kind}" if name else kind
         module.register_forward_pre_hook(partial(_compare, called), prepend=True)
     model.register_forward_hook(partial(_compare, f"{_END} of {kind}"))
 
 
 def _compare(unit: str, *_: Any) -> None:
-    forward_of_unit(None, unit)
-
-
-@verify_operation
-def forward_of_unit(inputs: None, unit: str) -> None:
-    """Do nothing but be compared: ``unit`` must be the same on all ranks."""
+    current_runtime().await_arrival(f"forward of {unit}")

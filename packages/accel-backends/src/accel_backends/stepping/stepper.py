@@ -249,13 +249,11 @@ class Stepper:
 
     def _await_other_ranks(self, operation: str) -> None:
         """Return once all ranks have come to a backward pass, if it is one that synchronizes gradients."""
-        gradient = self._gradient
-        if not self._optimizers or gradient.joins_uneven_inputs:
-            return
-        # DDP's, in `no_sync`.
-        is_local = not all(getattr(model, "require_backward_grad_sync", True) for model in self._models)
-        if not is_local and (gradient.sync_gradients or not self.can_defer_sync):
-            current_runtime().await_arrival(operation)
+        is_synced = self._gradient.sync_gradients or not self.can_defer_sync
+        if self._optimizers and is_synced and not self._gradient.joins_uneven_inputs:
+            # False in DDP's `no_sync`.
+            if all(getattr(model, "require_backward_grad_sync", True) for model in self._models):
+                current_runtime().await_arrival(operation)
 
     def _end_window(self) -> None:
         self._num_windows += 1

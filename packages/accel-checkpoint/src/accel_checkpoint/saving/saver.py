@@ -21,7 +21,6 @@ from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.stage import Stage
 from accel_checkpoint.saving.transaction import Request, Transaction, writer_threads
 from accel_state import current_runtime
-from accel_state.arrival import debug_deadline_s
 from accel_state.errors import AccelError, CheckpointError
 from accel_state.topology import Topology
 from accel_state.user_warnings import user_frame
@@ -75,8 +74,7 @@ class Saver:
         place = frame.f_code.co_filename, frame.f_lineno
         is_alone_here = place in self._lonely and not self.agreement.flag(self._lonely[place])
         wait_s = 0 if is_alone_here and not needs_all else WAIT_S
-        is_debugging = current_runtime().debug
-        if needs_all and not is_debugging:
+        if needs_all and not current_runtime().debug:
             wait_s = ALL_RANKS_WAIT_S
 
         def merged(reports: Sequence[str]) -> str:
@@ -84,9 +82,8 @@ class Saver:
             return json.dumps([called, step, self._new_token(), number, missing])
 
         while True:
-            topic = self.agreement.next_topic("call")
-            limit_s = debug_deadline_s() if is_debugging else None
-            text = self.agreement.agree(topic, called, merged, wait_s=wait_s, name=name, limit_s=limit_s)
+            topic = self.agreement.next_topic("save_state or save_model")
+            text = self.agreement.agree(topic, called, merged, wait_s=wait_s)
             called_there, step_there, token, number, missing = json.loads(text)
             if self.topology.rank == 0 or not missing or (called_there == called and step_there >= step):
                 break

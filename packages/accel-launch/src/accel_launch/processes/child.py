@@ -20,6 +20,7 @@ class ChildEnding:
 
     ``return_code`` is ``-n`` for signal ``n``. ``failed_at`` is the moment, on the clock of `time.monotonic`,
     at which it showed that it was failing: by a traceback, or by its end; None if it did not fail.
+    ``ended_at`` is the moment of its end, None if unknown.
     ``was_ended`` tells that it still ran when the run was over and was asked to end.
     """
 
@@ -27,6 +28,7 @@ class ChildEnding:
     failed_at: float | None = None
     was_ended: bool = False
     last_lines: tuple[str, ...] = ()
+    ended_at: float | None = None
 
 
 class Child:
@@ -141,7 +143,8 @@ class Child:
     def ending(self) -> ChildEnding:
         """Return how it ended."""
         assert self.return_code is not None
+        tail = self.output.tail
         is_by_exception = self.return_code == 1 or self._was_ended
-        moment = (is_by_exception and self.output.tail.traceback_at) or self._ended_at
+        moment = (is_by_exception and tail.traceback_at) or self._ended_at
         failed_at = moment if self.return_code != 0 else None
-        return ChildEnding(self.return_code, failed_at, self._was_ended, self.output.tail.lines())
+        return ChildEnding(self.return_code, failed_at, self._was_ended, tail.lines(), self._ended_at)

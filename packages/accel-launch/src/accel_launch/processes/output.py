@@ -27,6 +27,8 @@ _MAX_LINES = 200
 _MAX_PARTIAL = 2**18
 _LONGEST_END_S = 30.0  # how long a program may still write after the exception that ends it
 _TRACEBACK = b"Traceback (most recent call last):"
+# A worker of a loader that crashes writes a NUL before the traceback (torch 2.13).
+_UNPRINTABLE = bytes(code for code in range(32) if code not in b"\t\n\r\x1b")
 
 
 class Tail:
@@ -44,7 +46,7 @@ class Tail:
             self.traceback_at = None  # it goes on: the exception was handled
         if self.traceback_at is None and _TRACEBACK in self._partial + chunk:
             self.traceback_at = now
-        *complete, self._partial = (self._partial + chunk).split(b"\n")
+        *complete, self._partial = (self._partial + chunk.translate(None, _UNPRINTABLE)).split(b"\n")
         self._lines.extend(complete)
         self._partial = self._partial[-_MAX_PARTIAL:]
 

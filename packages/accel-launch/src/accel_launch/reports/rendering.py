@@ -52,6 +52,9 @@ def describe(report: RunReport) -> str:
         if rank.outcome == "failed too":
             too.setdefault(_how(rank), []).append(rank.rank)
     lines += [f"  {_ranks(numbers)} {how}, too." for how, numbers in too.items()]
+    had_ended = [rank.rank for rank in others if rank.had_ended]
+    if had_ended:
+        lines.append(f"  {_ranks(had_ended)} had ended with exit code 0 before.")
     died = [rank.rank for rank in others if rank.outcome == "died of it"]
     if died:
         lines.append(f"  {_ranks(died)} only died of it.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -25,6 +27,7 @@ class RankReport:
     """How one rank ended. ``exception`` is the one whose traceback is among its ``last_lines``.
 
     ``failed_at`` is the moment at which it showed that it was failing, in UTC by the clock of this machine.
+    ``had_ended`` tells that it finished before another rank failed.
     """
 
     rank: int
@@ -35,6 +38,7 @@ class RankReport:
     exception: FoundException | None = None
     last_lines: tuple[str, ...] = ()
     failed_at: datetime | None = None
+    had_ended: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready data."""
@@ -113,7 +117,9 @@ def make_report(
         interrupted_by: The signal that ended the run, if one did.
         num_memory_kills: How many processes the kernel killed meanwhile because memory ran out.
     """
-    weights = {rank.rank: _weight(rank, find_exception(rank.ending.last_lines)) for rank in ranks}
+    found = {rank.rank: find_exception(rank.ending.last_lines) for rank in ranks}
+    named = {match[1] for each in found.values() if each and (match := _NAMED_RANK.search(each.message))}
+    weights = {rank.rank: _weight(rank, found[rank.rank], named) for rank in ranks}
     failed = [rank for rank in ranks if rank.ending.return_code != 0]
     first = min(
         failed, key=lambda rank: (weights[rank.rank], rank.ending.failed_at or 0.0, rank.rank), default=None
@@ -123,8 +129,10 @@ def make_report(
     )
     outcome: Outcome = "interrupted" if was_stopped else "succeeded" if first is None else "failed"
     cause = None if was_stopped else first
+    has_lost_peer = cause is not None and weights[cause.rank] == _LOST_A_PEER
+    before_s = math.inf if has_lost_peer else (cause and cause.ending.failed_at) or 0.0
     reports = [
-        _rank_report(rank, _outcome(rank, weights[rank.rank], first=cause), num_memory_kills=num_memory_kills)
+        _rank_report(rank, _outcome(rank, weights[rank.rank], first=cause), before_s, num_memory_kills)
         for rank in ranks
     ]
     return RunReport(
@@ -142,21 +150,26 @@ def _exit_code(first: RankEnding | None, cause: RankEnding | None, interrupted_b
         # After a `KeyboardInterrupt`, Python ends with 1 instead of by SIGINT if an exit handler has evaluated code,
         # as one of torch's compiler does (Python 3.11, torch 2.13).
         return 128 + signal.SIGINT
-    if cause is not None and cause.ending.was_ended:
+    if cause is not None and cause.ending.was_ended and cause.ending.return_code in _ENDED_BY_US:
         return 1  # what Python would have ended with, had there been time
     return exit_code_for_shell(first.ending.return_code)
 
 
 # How plainly a rank is the cause of what happened, from "it failed of itself" to "it was told to end".
-_CAUSE, _WAS_FAILING, _LOST_A_PEER, _WAS_ENDED = range(4)
+_NAMED, _CAUSE, _WAS_FAILING, _WAS_ENDING, _LOST_A_PEER, _WAS_ENDED = range(6)
+_NAMED_RANK = re.compile(r"\(rank (\d+): ")  # by the error of a checkpoint, on every rank
 _ENDED_BY_US = (*(-each for each in known_signals("SIGTERM", "SIGKILL")), 128 + signal.SIGTERM)
 
 
-def _weight(rank: RankEnding, exception: FoundException | None) -> int:
+def _weight(rank: RankEnding, exception: FoundException | None, named: Set[str]) -> int:
+    if str(rank.rank) in named and exception is not None:
+        return _NAMED
     has_lost_peer = exception is not None and exception.is_about_a_lost_peer
     if rank.ending.was_ended:
         # It may have ended with any code. One that is slow to end may have printed its exception long before; what
         # follows that may be more of its message, or show that it was handled.
+        if exception is None and rank.ending.return_code not in (1, *_ENDED_BY_US):
+            return _WAS_ENDING  # as by `sys.exit(5)`, while its exit handlers ran, so that others lost it
         if exception is None or has_lost_peer:
             return _WAS_ENDED
         if rank.ending.return_code in _ENDED_BY_US or not exception.ends_output:
@@ -169,12 +182,14 @@ def _outcome(rank: RankEnding, weight: int, *, first: RankEnding | None) -> Rank
         return "finished"
     if rank is first:
         return "failed first"
-    return "died of it" if first is None or weight != _CAUSE else "failed too"
+    return "died of it" if first is None or weight not in (_NAMED, _CAUSE) else "failed too"
 
 
-def _rank_report(rank: RankEnding, outcome: RankOutcome, *, num_memory_kills: int) -> RankReport:
+def _rank_report(
+    rank: RankEnding, outcome: RankOutcome, before_s: float, num_memory_kills: int
+) -> RankReport:
     ending = rank.ending
-    was_failing = outcome == "failed first" and ending.was_ended
+    was_failing = outcome == "failed first" and ending.was_ended and ending.return_code in _ENDED_BY_US
     return RankReport(
         rank.rank,
         rank.host,
@@ -186,6 +201,7 @@ def _rank_report(rank: RankEnding, outcome: RankOutcome, *, num_memory_kills: in
         find_exception(ending.last_lines) if ending.return_code != 0 else None,
         ending.last_lines[-_NUM_LAST_LINES:],
         None if ending.failed_at is None else _moment(ending.failed_at),
+        ending.return_code == 0 and (ending.ended_at or math.inf) < before_s,
     )
 
 

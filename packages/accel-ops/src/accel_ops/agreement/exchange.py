@@ -71,14 +71,8 @@ def agree(
             not come in time.
     """
     if is_debugging():
-        await_arrival(
-            transport.store,
-            rank=transport.rank,
-            world_size=transport.world_size,
-            operation=qualified(call.operation),
-            data=str(shapes_of(call.data)),
-            kind="collective",
-        )
+        ranks, name = (transport.store, transport.rank, transport.world_size), qualified(call.operation)
+        await_arrival(*ranks, name, data=str(shapes_of(call.data)), kind="collective")
     try:
         heads, bodies = _swap(transport, call, number, attached)
     except RuntimeError as error:  # the backend's, which does not know for what it was used

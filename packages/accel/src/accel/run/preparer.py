@@ -18,9 +18,8 @@ from accel.preemption.guard import PreemptionGuard
 from accel.run import rank_settings
 from accel.run.configuration import RunConfiguration
 from accel.run.prepared_objects import PreparedObjects
-from accel_backends import Precision, Strategy
+from accel_backends import Strategy
 from accel_backends.stepping.stepper import Stepper
-from accel_backends.strategies.bundle import Bundle
 from accel_backends.strategies.bundle_builder import BundleBuilder
 from accel_backends.strategies.own_mesh import check_own_mesh
 from accel_backends.strategies.prepare_checks import check_parameters, check_placement
@@ -38,7 +37,6 @@ class Preparer:
         strategy: Prepares models, optimizers and schedulers.
         prepared: Where prepared objects are remembered.
         stepper: Knows where the accumulation stands.
-        precision: The precision of forward and backward.
         preemption: Lets the workers of loaders outlive its signals.
     """
 
@@ -50,7 +48,6 @@ class Preparer:
         strategy: Strategy,
         prepared: PreparedObjects,
         stepper: Stepper,
-        precision: Precision,
         preemption: PreemptionGuard,
     ) -> None:
         self._configuration = configuration
@@ -58,7 +55,6 @@ class Preparer:
         self._strategy = strategy
         self._prepared = prepared
         self._stepper = stepper
-        self._precision = precision
         self._preemption = preemption
 
     def prepare(self, objects: Sequence[Any], device_placement: Sequence[bool] | None) -> Any:
@@ -71,13 +67,13 @@ class Preparer:
         places = device_placement or [self._configuration.device_placement] * len(objects)
         builder = BundleBuilder(objects, places, find_prepared=self._prepared.find)
         self._check(builder.bundle.models, builder.bundle.optimizers)
-        # Where the ranks communicate anyway, to replicate or shard a model.
-        is_together = self._processes.use_distributed and any(
-            one.requires_grad for model in builder.bundle.models for one in model.parameters()
-        )
-        if is_together:
+        parameters = [one for model in builder.bundle.models for one in model.parameters()]
+        if self._processes.use_distributed and any(one.requires_grad for one in parameters):
+            # The ranks communicate anyway, to replicate or shard a model.
             current_runtime().await_arrival("prepare")
-            self._compare_ranks(builder.bundle)
+            rank_settings.prepare(
+                builder.bundle, self._configuration.loader, num_steps=self._stepper.num_steps
+            )
         ready = self._strategy.prepare(builder.bundle, device_placement=builder.placement)
         is_trained = bool(ready.optimizers) or not self._strategy.capabilities.needs_optimizer
         self._prepared.add_models(ready.models, evaluation_only=not is_trained)
@@ -170,17 +166,6 @@ class Preparer:
         self._strategy.release()
         self._stepper.reset()
         return accel_ops.release_memory(*objects)
-
-    def _compare_ranks(self, bundle: Bundle) -> None:
-        """Compare with the other ranks what must be the same on all of them."""
-        settings, required = rank_settings.settings_of(
-            bundle, self._configuration.loader, num_shards=current_runtime().layout.num_data_ranks
-        )
-        common = {
-            "mixed_precision": self._precision.name,
-            "gradient_accumulation_steps": str(self._stepper.num_steps),
-        }
-        rank_settings.prepare(common | settings, [*common, *required])
 
     def _check(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         num_processes = self._processes.num_processes

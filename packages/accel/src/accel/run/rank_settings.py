@@ -1,14 +1,13 @@
-"""Settings that must be the same on all ranks, compared when a model is prepared."""
+"""Settings that must agree on the ranks that train one model."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from accel_backends.strategies.bundle import Bundle
 from accel_data import DataLoaderConfiguration
@@ -16,109 +15,65 @@ from accel_ops.agreement.calls import Call
 from accel_ops.agreement.exchange import must_check
 from accel_ops.collectives.objects import gather_each
 from accel_ops.transport import current_transport
+from accel_state import AcceleratorState, current_runtime
 from accel_state.errors import ConfigError
 from accel_state.user_warnings import warn_user
 
-_NUM_SHOWN_RANKS = 8
+_REQUIRED = ("mixed_precision", "gradient_accumulation_steps", "number of steps")
+_PLAIN = (bool, int, float, str, tuple, list, type(None))
 
 
-def prepare(settings: Mapping[str, str], required: Sequence[str]) -> None:
-    """Compare the settings of all ranks, which must call this; one collective if they are equal.
-
-    Args:
-        settings: Values by their names.
-        required: Names of those without which the ranks cannot train together.
+def prepare(bundle: Bundle, loading: DataLoaderConfiguration, *, num_steps: int) -> None:
+    """Compare the settings of this rank with those of the others, all of which must call this.
 
     Raises:
-        ConfigError: On every rank, if a required setting differs; other differences are warnings.
+        ConfigError: On every rank, if they could not train together; other differences are a warning.
     """
     transport = current_transport()
-    if transport.world_size == 1 or not must_check(transport, ()):
+    if not must_check(transport, ()):
         return
-    call = Call(prepare)
-    text = json.dumps([settings, required])
-    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    if len(set(gather_each(transport, call, digest))) == 1:
-        return
-    of_ranks = [json.loads(other) for other in gather_each(transport, call, text)]
-    names = {name: None for each, _ in of_ranks for name in each}
-    values = {name: [each.get(name, "missing") for each, _ in of_ranks] for name in names}
-    differing = {name: _listed(each) for name, each in values.items() if len(set(each)) > 1}
-    needed = {name for _, each in of_ranks for name in each}
-    errors = [f"`{name}` is {listed}" for name, listed in differing.items() if name in needed]
-    if errors:
+    own = {"mixed_precision": AcceleratorState().mixed_precision, "gradient_accumulation_steps": num_steps}
+    own |= _settings_of(bundle, loading)
+    of_ranks = gather_each(transport, Call(prepare), {name: str(value) for name, value in own.items()})
+    columns = {name: [each.get(name, "missing") for each in of_ranks] for each in of_ranks for name in each}
+    columns = {name: values for name, values in columns.items() if len(set(values)) > 1}
+    listed = "; ".join(f"`{name}` is {_by_value(values)}" for name, values in columns.items())
+    if any(name.startswith(_REQUIRED) for name in columns):
         raise ConfigError(
-            f"The ranks cannot train together: {'; '.join(errors)}. Set the same on every rank. If a data set is to "
-            "differ between ranks, leave its loader out of `prepare`, or set `even_batches=False` and train in "
-            "`join_uneven_inputs`."
+            f"The ranks cannot train together: {listed}. Set the same on every rank. If a data set is to differ, "
+            "leave its loader out of `prepare`, or set `even_batches=False` and train in `join_uneven_inputs`."
         )
-    if differing:
-        shown = "; ".join(f"`{name}` is {listed}" for name, listed in differing.items())
-        warn_user(f"The ranks were given different settings: {shown}. Set the same on every rank.")
+    if columns:
+        warn_user(f"The ranks were given different settings: {listed}. Set the same on every rank.")
 
 
-def settings_of(
-    bundle: Bundle, loading: DataLoaderConfiguration, *, num_shards: int
-) -> tuple[dict[str, str], list[str]]:
-    """Return the settings of what is to be prepared, and the names of those that are required.
-
-    Args:
-        bundle: The objects.
-        loading: How loaders are prepared.
-        num_shards: Into how many parts a loader is split.
-    """
+def _settings_of(bundle: Bundle, loading: DataLoaderConfiguration) -> dict[str, Any]:
     from accel import __version__
 
-    settings = {"torch.__version__": str(torch.__version__), "accel.__version__": __version__}
-    required: list[str] = []
+    settings: dict[str, Any] = {"torch.__version__": torch.__version__, "accel.__version__": __version__}
     for number, optimizer in enumerate(bundle.optimizers):
         if isinstance(optimizer, torch.optim.Optimizer):
-            settings |= _settings_of_optimizer(optimizer, f"optimizer {number}")
+            settings[f"class of optimizer {number}"] = type(optimizer).__name__
+            for index, group in enumerate(optimizer.param_groups):
+                for key, value in group.items():
+                    if key != "params" and isinstance(value, _PLAIN):
+                        settings[f"{key} of group {index} of optimizer {number}"] = value
     # With `dispatch_batches`, only rank 0 reads.
     for number, loader in enumerate(() if loading.dispatch_batches else bundle.loaders):
-        name = f"loader {number}"
-        num_batches = _length(loader)
-        settings[f"batch_size of {name}"] = repr(loader.batch_size)
-        settings[f"number of batches of {name}"] = repr(num_batches)
-        if loading.even_batches and num_batches is not None:
-            num_parts = 1 if loading.split_batches else num_shards
-            num_steps = num_batches // num_parts if loader.drop_last else -(-num_batches // num_parts)
-            settings[f"number of steps of {name}"] = repr(num_steps)
-            required.append(f"number of steps of {name}")
-    return settings, required
-
-
-def _settings_of_optimizer(optimizer: torch.optim.Optimizer, name: str) -> dict[str, str]:
-    inner = getattr(optimizer, "optimizer", optimizer)
-    settings = {f"class of {name}": type(inner).__name__}
-    for number, group in enumerate(inner.param_groups):
-        for key, value in group.items():
-            if key != "params" and _is_plain(value):
-                settings[f"{key} of group {number} of {name}"] = repr(value)
+        settings[f"batch_size of loader {number}"] = loader.batch_size
+        if isinstance(loader.dataset, IterableDataset):
+            continue
+        with suppress(TypeError, NotImplementedError, AttributeError):  # of a sampler without a length
+            num_batches = settings[f"number of batches of loader {number}"] = len(loader)
+            if loading.even_batches:
+                parts = 1 if loading.split_batches else current_runtime().layout.num_data_ranks
+                num_steps = num_batches // parts if loader.drop_last else -(-num_batches // parts)
+                settings[f"number of steps of loader {number}"] = num_steps
     return settings
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
-def _length(loader: DataLoader[Any]) -> int | None:
-    if isinstance(loader.dataset, IterableDataset):
-        return None  # ranks may read streams of their own
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError, AttributeError):  # of a sampler without a length
-        return None
-
-
-def _listed(values: Sequence[str]) -> str:
-    """Return each value with the ranks that have it."""
-    parts = []
-    for value in dict.fromkeys(values):
-        ranks = [str(rank) for rank, other in enumerate(values) if other == value]
-        more = len(ranks) - _NUM_SHOWN_RANKS
-        shown = ", ".join(ranks[:_NUM_SHOWN_RANKS]) + (f" and {more} more" if more > 0 else "")
-        parts.append(f"{value} on rank{'s' if len(ranks) > 1 else ''} {shown}")
-    return ", ".join(parts)
+def _by_value(values: Sequence[str]) -> str:
+    ranks = {value: [str(rank) for rank, other in enumerate(values) if other == value] for value in values}
+    return ", ".join(
+        f"{value} on rank{(some[1:] and 's') or ''} {', '.join(some)}" for value, some in ranks.items()
+    )
