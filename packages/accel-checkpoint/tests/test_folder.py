@@ -123,6 +123,49 @@ def test_the_error_of_a_background_save_keeps_no_later_call_from_its_work(tmp_pa
     assert folder.newest().step == 2
 
 
+@pytest.fixture
+def small_files():
+    """Return a function that sets the largest size that a file can have, as a quota does."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda num_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("name", ["state.bin", "model.safetensors"])
+def test_the_file_that_the_disk_cannot_take_is_named(tmp_path, small_files, name, blocking):
+    folder = CheckpointFolder(tmp_path)
+    save(folder, 1)
+    small_files(10_000)
+    with pytest.raises(CheckpointError, match=rf"File too large: .*{name}'") as raised:
+        with folder.save(2, blocking=blocking) as stage:
+            stage.write(name, {"w": torch.zeros(10_000)})
+        stage.handle.wait()
+    assert "unexpected pos" not in str(raised.value)
+    small_files(10_000_000)
+    save(folder, 3)
+    assert [saved.step for saved in folder.checkpoints()] == [1, 3]
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint_1", "checkpoint_3"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_is_named_though_torch_writes_the_file(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    with pytest.raises(CheckpointError, match=r"could not write a file; on the disk of `.*` \d+ bytes are free"):
+        with folder.save(1) as stage:
+            stage.gather(lambda stage: torch.save(torch.zeros(1000), "/dev/full"))
+
+
+def test_a_checkpoint_is_saved_though_the_working_directory_has_been_deleted(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    folder = CheckpointFolder(tmp_path / "runs")
+    save(folder, 1, 3.0)
+    assert torch.equal(folder.newest().read("model.safetensors")["w"], torch.full((2, 3), 3.0))
+
+
 @pytest.mark.parametrize("blocking", [True, False])
 def test_files_written_by_other_means_belong_to_the_checkpoint(tmp_path, blocking):
     folder = CheckpointFolder(tmp_path)

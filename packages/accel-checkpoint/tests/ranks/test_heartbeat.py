@@ -107,6 +107,21 @@ def test_a_process_of_this_machine_is_known_to_have_ended_at_once_even_as_a_zomb
 
 
 @linux_only
+def test_a_living_process_is_alive_though_no_file_can_be_opened():
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    own = this_process()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open(os.devnull, os.O_RDONLY)
+        is_taken_for_ended = has_ended(own, own=own)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not is_taken_for_ended
+
+
+@linux_only
 def test_a_process_with_the_same_pid_is_not_taken_for_an_earlier_one():
     *machine, pid, begin = this_process().split()
     assert has_ended(" ".join([*machine, pid, str(int(begin) - 1)]))

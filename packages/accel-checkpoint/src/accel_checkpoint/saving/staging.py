@@ -37,7 +37,7 @@ class Staging:
 
     def __init__(self, target: Path, *, token: str) -> None:
         self.target = target
-        self._is_in_place = target.is_mount() or Path.cwd().is_relative_to(target)
+        self._is_in_place = target.is_mount() or _is_around_working_directory(target)
         around = target if self._is_in_place else target.parent
         self.path = around / f"{TEMPORARY_PREFIX}{target.name}-{token}"
         self._undo: Callable[[], object] | None = None
@@ -84,9 +84,11 @@ class Staging:
 
     def discard(self) -> None:
         """Remove the folder, unless it now holds the checkpoint that `commit` replaced."""
-        if self._undo is None:
-            shutil.rmtree(self.path, ignore_errors=True)
-        self.release()
+        try:
+            if self._undo is None:
+                shutil.rmtree(self.path, ignore_errors=True)
+        finally:
+            self.release()
 
     def release(self) -> None:
         """Mark the folder as no longer in use by this process."""
@@ -206,6 +208,13 @@ def displaced_in(folder: Path) -> list[Path]:
     """Return the checkpoints in ``folder`` that were moved aside by a save that was then interrupted."""
     moved_aside = [path for path in folder.iterdir() if _PREVIOUS.fullmatch(path.name) and path.is_dir()]
     return [path for path in moved_aside if not (folder / name_of_displaced(path)).exists()]
+
+
+def _is_around_working_directory(folder: Path) -> bool:
+    try:
+        return Path.cwd().is_relative_to(folder)
+    except FileNotFoundError:  # it has been deleted, and is in no folder any more
+        return False
 
 
 def _is_empty(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -302,6 +303,10 @@ class Transaction:
     def _agree(self, stage: str, files: Sequence[FileEntry] = ()) -> Verdict:
         """Report this rank's outcome, and raise if any rank failed."""
         error = None if self.failure is None else reason_of(self.failure)
+        if error is not None and "inline_container" in error:  # torch's writer, which does not report the cause
+            folder = self.staging.path.parent
+            error += f" (torch could not write a file; on the disk of `{folder}` {shutil.disk_usage(folder).free} "
+            error += "bytes are free)"
         own = RankReport(
             str(self.request.target),
             self.place,
