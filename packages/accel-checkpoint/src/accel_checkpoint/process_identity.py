@@ -14,10 +14,9 @@ def this_process() -> str:
     """Return the identity of this process: boot id, PID namespace, PID and start time. Empty without `/proc`."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        namespace = Path("/proc/self/ns/pid").readlink()
+        namespace, begin = Path("/proc/self/ns/pid").readlink(), _begin_of(os.getpid())
     except OSError:
         return ""
-    begin = _begin_of(os.getpid())
     return f"{boot} {namespace} {os.getpid()} {begin}" if begin else ""
 
 
@@ -40,10 +39,7 @@ def is_of_this_machine(process: str, *, own: str | None = None) -> bool:
 
 
 def _begin_of(pid: int) -> str | None:
-    """Return the start time of a process, in clock ticks since boot.
-
-    Empty if it has ended or is a zombie, and None if that is unknown, such as with no file descriptor left.
-    """
+    """Return the start time of a process, in clock ticks since boot; empty if it has ended, None if unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):

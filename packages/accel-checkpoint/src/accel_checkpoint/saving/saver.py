@@ -123,9 +123,9 @@ class Saver:
         )
         return Stage(transaction, finish=self._finish if blocking else self._finish_in_background)
 
-    def agree(self, topic: str, report: str, merge: Merge) -> str:
+    def agree(self, topic: str, report: str, merge: Merge, *, is_begun: bool = False) -> str:
         """Return rank 0's verdict on the reports of all ranks; for steps outside a save."""
-        return self.agreement.agree(self.agreement.next_topic(topic), report, merge)
+        return self.agreement.agree(self.agreement.next_topic(topic), report, merge, is_begun=is_begun)
 
     def settle(self) -> None:
         """Wait for the running save, if any.

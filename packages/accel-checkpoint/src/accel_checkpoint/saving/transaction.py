@@ -303,9 +303,13 @@ class Transaction:
     def _agree(self, stage: str, files: Sequence[FileEntry] = ()) -> Verdict:
         """Report this rank's outcome, and raise if any rank failed."""
         error = None if self.failure is None else reason_of(self.failure)
-        if error is not None and "inline_container" in error:  # torch's writer, which does not report the cause
+        if (
+            error is not None and "inline_container" in error
+        ):  # torch's writer, which does not report the cause
             folder = self.staging.path.parent
-            error += f" (torch could not write a file; on the disk of `{folder}` {shutil.disk_usage(folder).free} "
+            error += (
+                f" (torch could not write a file; on the disk of `{folder}` {shutil.disk_usage(folder).free} "
+            )
             error += "bytes are free)"
         own = RankReport(
             str(self.request.target),
@@ -316,7 +320,9 @@ class Transaction:
             self._is_saved,
         )
         try:
-            verdict = Verdict.decode(self.agreement.agree(self._topic(stage), own.encode(), self._merge))
+            verdict = Verdict.decode(
+                self.agreement.agree(self._topic(stage), own.encode(), self._merge, is_begun=True)
+            )
             self._is_rejected = not verdict.is_saved and verdict.error is not None
             if verdict.error is not None:
                 raise CheckpointError(verdict.error)

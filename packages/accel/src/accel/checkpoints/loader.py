@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -112,7 +113,8 @@ def _warn_of_broken(folder_of_checkpoints: Path) -> None:
 
 
 def _not_loaded(saver: Saver, stage: str, folder: Path) -> DeferredError:
-    return DeferredError(saver.agree, stage, failed=f"The checkpoint `{folder}` was not loaded")
+    agree = partial(saver.agree, is_begun=stage == "loaded")  # after all ranks came to "checked"
+    return DeferredError(agree, stage, failed=f"The checkpoint `{folder}` was not loaded")
 
 
 def _token_of_rank_0(folder: Path, saver: Saver) -> str:
