@@ -1,3 +1,4 @@
+import errno
 import os
 import random
 import threading
@@ -9,6 +10,7 @@ from safetensors.torch import load_file
 
 from accel_checkpoint import CheckpointFolder, SavedCheckpoint
 from accel_checkpoint.reading.listing import State, inspect
+from accel_checkpoint.saving import staging
 from accel_state import PartialState
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -166,6 +168,44 @@ def test_a_checkpoint_is_saved_though_the_working_directory_has_been_deleted(tmp
     folder = CheckpointFolder(tmp_path / "runs")
     save(folder, 1, 3.0)
     assert torch.equal(folder.newest().read("model.safetensors")["w"], torch.full((2, 3), 3.0))
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_commit_that_cannot_be_undone_is_reported_and_nothing_is_removed(tmp_path, monkeypatch, replaces):
+    """As on a disk that becomes read-only between the rename and its `fsync`."""
+    folder = CheckpointFolder(tmp_path)
+    save(folder, 1, 1.0)
+    target = tmp_path / ("checkpoint_1" if replaces else "checkpoint_2")
+    before, fsync = target.stat().st_ino if replaces else None, os.fsync
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def fail_after_the_rename(descriptor):
+        if target.exists() and target.stat().st_ino != before:
+            monkeypatch.setattr(os, "rename", refuse)
+            monkeypatch.setattr(staging, "exchange", refuse)
+            refuse()
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail_after_the_rename)
+        with pytest.raises(
+            CheckpointError, match="may be saved.*Read-only.*Check it with `accel checkpoint ver"
+        ):
+            save(folder, 1 if replaces else 2, 2.0)
+    monkeypatch.undo()
+    assert {load_file(path)["w"].max().item() for path in tmp_path.glob("**/model.safetensors")} == {1.0, 2.0}
+    assert CheckpointFolder(tmp_path).newest().read("model.safetensors")["w"].max() == 2.0
+    save(folder, 3, 3.0)
+    assert folder.newest().step == 3
+
+
+def test_a_name_that_could_not_be_loaded_is_refused_at_the_save(tmp_path):
+    folder = CheckpointFolder(tmp_path / os.fsdecode(b"run-\xff"))
+    with pytest.raises(CheckpointError, match=r"run-\\udcff.*is not UTF-8.*Choose another"):
+        save(folder, 1)
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("blocking", [True, False])

@@ -178,8 +178,7 @@ class Saver:
             with transaction, writer, self._showing_progress(transaction, awaited):
                 with transaction.recording_failure():
                     self._buffers.wait()
-                target = transaction.finish(writer.run)
-                return target
+                return transaction.finish(writer.run)
 
         self._running = SaveHandle(write, target=transaction.request.target, hurry=hurry)
         return self._running

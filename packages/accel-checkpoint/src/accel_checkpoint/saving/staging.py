@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -77,10 +78,14 @@ class Staging:
 
     def roll_back(self) -> None:
         """Undo `commit`, also where it stopped halfway."""
-        undo, self._undo = self._undo, None
-        if undo is not None:
-            undo()
-            self._old = None
+        if self._undo is not None:
+            self._undo()
+            self._undo = self._old = None
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether `commit` has succeeded, or could not be undone."""
+        return self._undo is not None
 
     def discard(self) -> None:
         """Remove the folder, unless it now holds the checkpoint that `commit` replaced."""
@@ -124,7 +129,14 @@ class Staging:
             self._undo = lambda: exchange(self.path, self.target)
             return
         old = self.target.parent / self.path.name.replace(TEMPORARY_PREFIX, PREVIOUS_PREFIX, 1)
-        self.target.rename(old)
+        try:
+            self.target.rename(old)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                raise CheckpointError(
+                    f"`{self.target}` cannot be replaced: it is part of a container's image. Save to another folder."
+                ) from error
+            raise
         self._undo = lambda: old.rename(self.target)
         self.path.rename(self.target)
         self._old = old
@@ -165,8 +177,12 @@ def check_target(target: Path) -> None:
     """Reject a path that cannot become a checkpoint's folder.
 
     Raises:
-        ConfigError: If it is a file, or a mount point that holds a checkpoint.
+        ConfigError: If it is a file, or a mount point that holds a checkpoint, or if its name is not UTF-8.
     """
+    if any("\udc80" <= letter <= "\udcff" for letter in str(target)):
+        raise ConfigError(
+            f"The path {str(target)!a} is not UTF-8, so safetensors could not read it. Choose another."
+        )
     if target.exists() and not target.is_dir():
         raise ConfigError(f"The checkpoint's folder `{target}` is a file. Choose another name.")
     if target.is_mount() and holds_checkpoint(target):

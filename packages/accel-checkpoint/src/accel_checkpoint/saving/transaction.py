@@ -89,7 +89,7 @@ class Transaction:
     def __post_init__(self) -> None:
         self.staging = Staging(self.request.target, token=self.request.token)
         self._is_rejected = False
-        self._is_saved = False
+        self._is_saved: bool | None = False
         self._listed: list[FileEntry] = []
         self._is_collective = False
 
@@ -242,6 +242,8 @@ class Transaction:
                 self._write_merged()
                 self._commit_part(self._listed)
                 self._is_saved = True
+        if is_main and self.staging.is_committed:
+            self._is_saved = self._is_saved or None
         if has_parts:
             # Keep the parts that were replaced until rank 0 has committed.
             self._agree("published")
@@ -323,7 +325,7 @@ class Transaction:
             verdict = Verdict.decode(
                 self.agreement.agree(self._topic(stage), own.encode(), self._merge, is_begun=True)
             )
-            self._is_rejected = not verdict.is_saved and verdict.error is not None
+            self._is_rejected = verdict.is_saved is False and verdict.error is not None
             if verdict.error is not None:
                 raise CheckpointError(verdict.error)
         except CheckpointError as error_of_all:
