@@ -154,9 +154,7 @@ def test_the_file_that_the_disk_cannot_take_is_named(tmp_path, small_files, name
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 def test_a_full_disk_is_named_though_torch_writes_the_file(tmp_path):
     folder = CheckpointFolder(tmp_path)
-    with pytest.raises(
-        CheckpointError, match=r"could not write a file; on the disk of `.*` \d+ bytes are free"
-    ):
+    with pytest.raises(CheckpointError, match=r"could not write a file; \d+ bytes are free on the disk of"):
         with folder.save(1) as stage:
             stage.gather(lambda stage: torch.save(torch.zeros(1000), "/dev/full"))
 

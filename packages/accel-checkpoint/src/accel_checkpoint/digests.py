@@ -19,8 +19,7 @@ _NAME = "crc32"
 class Digest:
     """The digest of all bytes passed to `update`."""
 
-    num_bytes_of_all = 0
-    """How many bytes were passed to all digests of this process so far."""
+    num_bytes_of_all = 0  # passed to all digests of this process so far
     _counting = threading.Lock()
 
     def __init__(self) -> None:

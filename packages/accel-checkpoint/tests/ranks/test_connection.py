@@ -31,7 +31,7 @@ def cut(port):
         except OSError:
             continue
         with one, contextlib.suppress(OSError):
-            if one.getpeername()[1] == port:
+            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername()[1] == port:
                 one.shutdown(socket.SHUT_RDWR)
 
 

@@ -104,9 +104,7 @@ def _send_heartbeats(
     number, host, sent = 0, "", 0
     while not stop.wait(beat_s):
         number += 1
-        watching = heartbeat() if rank == 0 else None
-        num_bytes = Digest.num_bytes_of_all + (0 if watching is None else watching.num_bytes)
-        del watching
+        num_bytes = Digest.num_bytes_of_all + (getattr(heartbeat(), "num_bytes", 0) if rank == 0 else 0)
         try:
             host = host or (store.values(["process/0"])[0] if store.check(["process/0"]) else "")
             # Rank 0 looks up a process of its machine; torch prints a stack trace once its store has ended.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import secrets
 import threading
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from accel_checkpoint.saving.low_priority import LowPriorityThread
 from accel_checkpoint.saving.progress import showing_progress, size_of_folder
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.stage import Stage
-from accel_checkpoint.saving.transaction import Request, Transaction, writer_threads
+from accel_checkpoint.saving.transaction import Request, Transaction
 from accel_state import current_runtime
 from accel_state.errors import AccelError, CheckpointError
 from accel_state.topology import Topology
@@ -119,7 +120,7 @@ class Saver:
             request,
             self.topology,
             Agreement() if is_alone else self.agreement,
-            num_threads=writer_threads() if blocking else 1,
+            num_threads=(os.cpu_count() or 1) if blocking else 1,
         )
         return Stage(transaction, finish=self._finish if blocking else self._finish_in_background)
 

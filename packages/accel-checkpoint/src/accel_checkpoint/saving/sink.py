@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Self
 
 from accel_checkpoint.digests import Digest
@@ -60,8 +60,7 @@ class FileSink:
             with self._recording_errors():
                 os.close(self._descriptor)
         # `torch.save` replaces the error of a write with one about positions in the file.
-        is_of_the_write = error is None or isinstance(error, (OSError, RuntimeError))
-        if self._error is not None and self._error is not error and is_of_the_write:
+        if self._error is not None and self._error is not error and isinstance(error, (Exception, NoneType)):
             raise self._error from error
 
     def write(self, data: bytes | memoryview) -> int:

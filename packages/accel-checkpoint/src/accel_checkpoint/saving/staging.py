@@ -58,7 +58,7 @@ class Staging:
         """
         try:
             self._restore_displaced()
-            if not self.target.exists() or (os.name == "posix" and _is_empty(self.target)):
+            if not self.target.exists() or (os.name == "posix" and not any(self.target.iterdir())):
                 self._rename_to_target()
             elif holds_checkpoint(self.target) and not self._is_in_place:
                 self._replace()
@@ -89,11 +89,9 @@ class Staging:
 
     def discard(self) -> None:
         """Remove the folder, unless it now holds the checkpoint that `commit` replaced."""
-        try:
-            if self._undo is None:
-                shutil.rmtree(self.path, ignore_errors=True)
-        finally:
-            self.release()
+        self.release()
+        if self._undo is None:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def release(self) -> None:
         """Mark the folder as no longer in use by this process."""
@@ -132,11 +130,10 @@ class Staging:
         try:
             self.target.rename(old)
         except OSError as error:
-            if error.errno == errno.EXDEV:
-                raise CheckpointError(
-                    f"`{self.target}` cannot be replaced: it is part of a container's image. Save to another folder."
-                ) from error
-            raise
+            if error.errno != errno.EXDEV:
+                raise
+            reason = f"`{self.target}` cannot be replaced: it is part of a container's image."
+            raise CheckpointError(f"{reason} Save to another folder.") from error
         self._undo = lambda: old.rename(self.target)
         self.path.rename(self.target)
         self._old = old
@@ -231,7 +228,3 @@ def _is_around_working_directory(folder: Path) -> bool:
         return Path.cwd().is_relative_to(folder)
     except FileNotFoundError:  # it has been deleted, and is in no folder any more
         return False
-
-
-def _is_empty(folder: Path) -> bool:
-    return next(folder.iterdir(), None) is None

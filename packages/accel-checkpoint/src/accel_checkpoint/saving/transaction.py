@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -308,11 +307,8 @@ class Transaction:
         if (
             error is not None and "inline_container" in error
         ):  # torch's writer, which does not report the cause
-            folder = self.staging.path.parent
-            error += (
-                f" (torch could not write a file; on the disk of `{folder}` {shutil.disk_usage(folder).free} "
-            )
-            error += "bytes are free)"
+            free = shutil.disk_usage(folder := self.staging.path.parent).free
+            error += f" (torch could not write a file; {free} bytes are free on the disk of `{folder}`)"
         own = RankReport(
             str(self.request.target),
             self.place,
@@ -355,8 +351,3 @@ class Transaction:
 
     def _topic(self, stage: str) -> str:
         return f"{self.request.token}/{stage}"
-
-
-def writer_threads() -> int:
-    """Return how many files to write at a time on this machine."""
-    return max(1, min(4, os.cpu_count() or 1))
