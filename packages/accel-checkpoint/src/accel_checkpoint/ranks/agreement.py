@@ -32,7 +32,9 @@ _GRACE_S = 10.0
 """How much longer than rank 0 the other ranks wait, so that it can name the missing ones."""
 _READERS_TIMEOUT_S = 10.0
 """How long rank 0 waits for the other ranks to read the verdict."""
-_WAITING = "Rank %s is waiting for `%s`; of the checkpoint, %.3f GB have been written or read so far."
+_WAITING = (
+    "Rank %s is waiting for rank %s, which is alive: %.3f GB of checkpoints are written or read so far."
+)
 _AGREED = "agreed: "
 """Prefix of a verdict; without it, the text is the reason why there is none."""
 _counts: WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = WeakKeyDictionary()
@@ -167,14 +169,14 @@ class StoreAgreement(Agreement):
     def _verdict(self, topic: str, deadline_s: float) -> str:
         """Return what rank 0 has decided."""
         # Rank 0, which names those that are missing, is given the time to do so.
-        for is_over in self._until([f"{topic}/verdict"], deadline_s + _GRACE_S):
-            if self._presence.ended([0]) and not self._store.check([f"{topic}/verdict"]):
+        for is_over in self._until([f"{topic}/verdict/0"], deadline_s + _GRACE_S):
+            if self._presence.ended([0]) and not self._store.check([f"{topic}/verdict/0"]):
                 raise CheckpointError(f"Rank 0 has ended before it came to `{topic}`; see its output.")
             if is_over:
                 raise CheckpointError(
                     f"Rank 0 did not come to `{topic}` within {deadline_s:g} s. It may have failed; see its output."
                 )
-        [answer] = self._store.values([f"{topic}/verdict"])
+        [answer] = self._store.values([f"{topic}/verdict/0"])
         if not answer.startswith(_AGREED):
             raise CheckpointError(answer)
         return answer.removeprefix(_AGREED)
@@ -186,10 +188,11 @@ class StoreAgreement(Agreement):
             verdict = merge(reports)
         except BaseException as error:
             own = f"Rank 0 has stopped waiting for the others: {type(error).__name__}."
+            own = str(error) if isinstance(error, CheckpointError) else own
             with contextlib.suppress(dist.DistError):
-                self._store.set(f"{topic}/verdict", str(error) if isinstance(error, CheckpointError) else own)
+                self._store.set(f"{topic}/verdict/0", own)
             raise
-        self._store.set(f"{topic}/verdict", f"{_AGREED}{verdict}")
+        self._store.set(f"{topic}/verdict/0", f"{_AGREED}{verdict}")
         if all(reports) or wait_s is None:
             self._wait_for_readers(topic)
         return verdict
@@ -215,9 +218,9 @@ class StoreAgreement(Agreement):
                     f"Rank {_listed(missing)} did not come to `{topic}` within {deadline_s:g} s. "
                     "It may have failed; see its output."
                 )
-        present = [rank for rank in others if rank not in missing]
-        values = self._store.values([f"{topic}/report/{rank}" for rank in present]) if present else []
-        return [dict(zip(present, values, strict=True)).get(rank, "") for rank in others]
+        keys = [f"{topic}/report/{rank}" for rank in others if rank not in missing]
+        values = dict(zip(keys, self._store.values(keys) if keys else [], strict=True))
+        return [values.get(f"{topic}/report/{rank}", "") for rank in others]
 
     def _wait_for_readers(self, topic: str) -> None:
         """Wait until all ranks have read the verdict, since the store may end with rank 0; then delete the keys."""
@@ -226,7 +229,7 @@ class StoreAgreement(Agreement):
             if is_over or len(self._presence.ended(others)) == len(others):
                 return
         with contextlib.suppress(dist.DistError):
-            for name in ("verdict", "readers", "read"):
+            for name in ("verdict/0", "readers", "read"):
                 self._store.delete_key(f"{topic}/{name}")
 
     def _until(
@@ -234,8 +237,7 @@ class StoreAgreement(Agreement):
     ) -> Iterator[bool]:
         """Poll until ``keys`` exist; yield at intervals whether ``wait_s``, or the deadline, has passed."""
         # Polling, because Ctrl-C cannot interrupt a blocking call to the store.
-        pause_s, now_s = _FIRST_WAIT_S, time.monotonic()
-        num_bytes: int | None = None
+        pause_s, now_s, num_bytes = _FIRST_WAIT_S, time.monotonic(), -1
         end_s = now_s + min(deadline_s, math.inf if wait_s is None else wait_s)
         notice_s = now_s + self.deadline_s
         check_s = min(now_s + self._liveness_check_s, end_s)
@@ -245,12 +247,12 @@ class StoreAgreement(Agreement):
                 check_s = now_s + self._liveness_check_s
                 yield now_s > end_s
                 before, num_bytes = num_bytes, self._presence.num_bytes
-                if wait_s is None and before not in (None, num_bytes):
+                if wait_s is None and before not in (-1, num_bytes):
                     end_s = max(end_s, now_s + STALLED_S)
-                if now_s > notice_s and self.rank <= 1:
+                if wait_s is None and now_s > notice_s and self.rank <= 1:
                     notice_s += self.deadline_s
-                    awaited = ", ".join(key for key in keys if not self._store.check([key]))
-                    logger.warning(_WAITING, self.rank, awaited, num_bytes / 1e9)
+                    awaited = [key.rpartition("/")[2] for key in keys if not self._store.check([key])]
+                    logger.warning(_WAITING, self.rank, ", ".join(awaited), num_bytes / 1e9)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, self._longest_wait_s)
 
