@@ -64,10 +64,30 @@ def fill(model, value):
         model.weight.fill_(value)
 
 
+class Progress:
+    """Something of the user's, which `torch.save` writes."""
+
+    size = 1
+
+    def state_dict(self):
+        return {"losses": torch.zeros(self.size)}
+
+    def load_state_dict(self, state):
+        pass
+
+
 def full_disk(folder):
-    accelerator, model = first_save(folder)
+    accelerator, model = build(folder)
+    progress = Progress()
+    accelerator.register_for_checkpointing(progress)
+    fill(model, 1)
+    accelerator.save_state()
+    fill(model, 7)
+    progress.size = 1_000_000
+    must_fail(accelerator, r"No space left on device \(\d+ bytes are free.*custom_checkpoint_0.pkl")
+    progress.size = 1
     accelerator._models.append(nn.Linear(1000, 1000))
-    must_fail(accelerator, "No space left")
+    must_fail(accelerator, r"No space left on device \(\d+ bytes are free.*model_1.safetensors")
     must_still_be_there(folder, 0)
     assert os.listdir(folder / "checkpoints") == ["checkpoint_0"], "something is left over"
     accelerator._models.pop()

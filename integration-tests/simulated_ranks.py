@@ -247,7 +247,7 @@ class AlikeReports(Agreement):
         self.topics = []
         AlikeReports.newest = self
 
-    def agree(self, topic, report, merge, *, wait_s=None):
+    def agree(self, topic, report, merge, *, wait_s=None, is_begun=False):
         self.topics.append(topic.rpartition("/")[2])
         return merge([report] * self.world_size)
 

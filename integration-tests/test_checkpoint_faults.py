@@ -7,6 +7,7 @@ from pathlib import Path
 
 import checkpoint_faults
 import pytest
+import storage_faults
 from forking import Runs
 
 from accel_state.testing.scripts import run_command, run_script
@@ -74,6 +75,38 @@ def test_nothing_is_lost_whichever_call_is_the_last(tmp_path):
     with Runs(checkpoint_faults.INTERRUPTED) as runs:
         num_calls = checkpoint_faults.interrupt_at_every_call(runs, tmp_path, how="kill", counts_writes=False)
     assert num_calls >= 15  # else the calls were not seen
+
+
+@pytest.fixture(scope="module")
+def failing_saves():
+    with Runs(storage_faults.SCRIPT) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("mode", "error", "how"), [("replace", "EIO", "once"), ("background", "ENOSPC", "onward")]
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the names of open files in /proc")
+def test_a_call_that_fails_on_one_rank_is_named_on_all_and_loses_nothing(failing_saves, mode, error, how):
+    num_cases, problems = storage_faults.run(
+        failing_saves, num_processes=2, mode=mode, error=error, how=how, seed=0, sample=4
+    )
+    assert num_cases == 8
+    assert problems == []
+
+
+@pytest.fixture(scope="module")
+def hampered_saves():
+    with Runs(Path(__file__).with_name("slow_saves.py")) as running:
+        yield running
+
+
+@pytest.mark.parametrize(("how", "victim"), [("slow", 1), ("cut", 0), ("cut", 1)])
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the sockets in /proc")
+def test_a_slow_rank_and_a_broken_connection_fail_no_save(hampered_saves, tmp_path, how, victim):
+    hampered_saves.start(num_processes=2, project=str(tmp_path), how=how, victim=victim)
+    assert hampered_saves.codes() == [0, 0]
+    assert [(tmp_path / f"outcome-{rank}").read_text() for rank in (0, 1)] == ["", ""]
 
 
 WAYS = [

@@ -1,3 +1,4 @@
+import errno
 import os
 import random
 import sys
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 
 from accel_checkpoint import CheckpointFolder, SavedCheckpoint
 from accel_checkpoint.reading.listing import State, inspect
+from accel_checkpoint.saving import staging
 from accel_state import PartialState
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -145,6 +147,87 @@ def test_the_error_of_a_background_save_keeps_no_later_call_from_its_work(tmp_pa
         f"Saving `{tmp_path / 'checkpoint_1'}` in the background"
     ] * 2
     assert folder.newest().step == 2
+
+
+@pytest.fixture
+def small_files():
+    """Return a function that sets the largest size that a file can have, as a quota does."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda num_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("name", ["state.bin", "model.safetensors"])
+def test_the_file_that_the_disk_cannot_take_is_named(tmp_path, small_files, name, blocking):
+    folder = CheckpointFolder(tmp_path)
+    save(folder, 1)
+    small_files(10_000)
+    with pytest.raises(CheckpointError, match=rf"File too large: .*{name}'") as raised:
+        with folder.save(2, blocking=blocking) as stage:
+            stage.write(name, {"w": torch.zeros(10_000)})
+        stage.handle.wait()
+    assert "unexpected pos" not in str(raised.value)
+    small_files(10_000_000)
+    save(folder, 3)
+    assert [saved.step for saved in folder.checkpoints()] == [1, 3]
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint_1", "checkpoint_3"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_is_named_though_torch_writes_the_file(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    with pytest.raises(CheckpointError, match=r"could not write a file; \d+ bytes are free on the disk of"):
+        with folder.save(1) as stage:
+            stage.gather(lambda stage: torch.save(torch.zeros(1000), "/dev/full"))
+
+
+def test_a_checkpoint_is_saved_though_the_working_directory_has_been_deleted(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    folder = CheckpointFolder(tmp_path / "runs")
+    save(folder, 1, 3.0)
+    assert torch.equal(folder.newest().read("model.safetensors")["w"], torch.full((2, 3), 3.0))
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_commit_that_cannot_be_undone_is_reported_and_nothing_is_removed(tmp_path, monkeypatch, replaces):
+    """As on a disk that becomes read-only between the rename and its `fsync`."""
+    folder = CheckpointFolder(tmp_path)
+    save(folder, 1, 1.0)
+    target = tmp_path / ("checkpoint_1" if replaces else "checkpoint_2")
+    before, fsync = target.stat().st_ino if replaces else None, os.fsync
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def fail_after_the_rename(descriptor):
+        if target.exists() and target.stat().st_ino != before:
+            monkeypatch.setattr(os, "rename", refuse)
+            monkeypatch.setattr(staging, "exchange", refuse)
+            refuse()
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail_after_the_rename)
+        with pytest.raises(
+            CheckpointError, match="may be saved.*Read-only.*Check it with `accel checkpoint ver"
+        ):
+            save(folder, 1 if replaces else 2, 2.0)
+    monkeypatch.undo()
+    assert {load_file(path)["w"].max().item() for path in tmp_path.glob("**/model.safetensors")} == {1.0, 2.0}
+    assert CheckpointFolder(tmp_path).newest().read("model.safetensors")["w"].max() == 2.0
+    save(folder, 3, 3.0)
+    assert folder.newest().step == 3
+
+
+def test_a_name_that_could_not_be_loaded_is_refused_at_the_save(tmp_path):
+    folder = CheckpointFolder(tmp_path / os.fsdecode(b"run-\xff"))
+    with pytest.raises(CheckpointError, match=r"run-\\udcff.*is not UTF-8.*Choose another"):
+        save(folder, 1)
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("blocking", [True, False])

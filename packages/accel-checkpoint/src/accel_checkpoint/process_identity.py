@@ -14,10 +14,10 @@ def this_process() -> str:
     """Return the identity of this process: boot id, PID namespace, PID and start time. Empty without `/proc`."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        namespace = Path("/proc/self/ns/pid").readlink()
+        namespace, begin = Path("/proc/self/ns/pid").readlink(), _begin_of(os.getpid())
     except OSError:
         return ""
-    return f"{boot} {namespace} {os.getpid()} {_begin_of(os.getpid())}"
+    return f"{boot} {namespace} {os.getpid()} {begin}" if begin else ""
 
 
 def has_ended(process: str, *, own: str | None = None) -> bool:
@@ -28,7 +28,7 @@ def has_ended(process: str, *, own: str | None = None) -> bool:
         own: What `this_process` returns here, if the caller asks about many processes.
     """
     *_, pid, begin = process.split() or [""] * 4
-    return is_of_this_machine(process, own=own) and _begin_of(int(pid)) != begin
+    return is_of_this_machine(process, own=own) and _begin_of(int(pid)) not in (begin, None)
 
 
 def is_of_this_machine(process: str, *, own: str | None = None) -> bool:
@@ -38,12 +38,14 @@ def is_of_this_machine(process: str, *, own: str | None = None) -> bool:
     return machine == here and "" not in machine
 
 
-def _begin_of(pid: int) -> str:
-    """Return the start time of a process, in clock ticks since boot; empty if it has ended or is a zombie."""
+def _begin_of(pid: int) -> str | None:
+    """Return the start time of a process, in clock ticks since boot; empty if it has ended, None if unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return ""
+    except OSError:
+        return None
     fields = stat.rpartition(")")[2].split()  # the program's name may contain spaces and brackets
     return "" if fields[0] in "ZX" else fields[19]
 
@@ -61,4 +63,5 @@ def has_ended_by_stamp(left: str) -> bool | None:
     # Without `/proc` the start time is 0, and stamps identify nothing.
     if machine != stamp().partition("-")[0] or begin == "0":
         return None
-    return _begin_of(int(pid)) != begin
+    now = _begin_of(int(pid))
+    return None if now is None else now != begin

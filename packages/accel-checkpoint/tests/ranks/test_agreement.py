@@ -41,6 +41,8 @@ def test_every_rank_gets_the_verdict_that_rank_0_makes_of_all_reports():
 
 
 class AllPresent:
+    num_bytes = 0
+
     def ended(self, ranks):
         return []
 
@@ -77,7 +79,7 @@ def test_only_rank_0_reads_the_reports():
         num_requests[world_size] = stores[1].num_requests
         topic = f"of {world_size}"
         assert stores[0].read == {f"{topic}/report/{rank}" for rank in range(1, world_size)}
-        assert [store.read for store in stores[1:]] == [{f"{topic}/verdict"}] * (world_size - 1)
+        assert [store.read for store in stores[1:]] == [{f"{topic}/verdict/0"}] * (world_size - 1)
     assert abs(num_requests[8] - num_requests[2]) <= 2  # the last to come, and the last to leave, say so
 
 
@@ -90,11 +92,11 @@ def test_rank_0_does_not_look_for_single_reports_while_it_waits(monkeypatch):
             return getattr(self.store, name)
 
         def check(self, keys):
-            self.checked += keys
+            self.checked.append(keys)
             return self.store.check(keys)
 
     class ReportingThenEnded:
-        has_reported = False
+        has_reported, num_bytes = False, 0
 
         def ended(self, ranks):
             if self.has_reported:
@@ -102,20 +104,81 @@ def test_rank_0_does_not_look_for_single_reports_while_it_waits(monkeypatch):
             self.has_reported = True
             for rank in ranks:
                 store.set(f"topic/report/{rank}", f"of {rank}")
-            store.set("topic/complete", "")
             return []
 
     monkeypatch.setattr(module, "_LIVENESS_CHECK_S", 0.001)
     store = Recording()
     one = StoreAgreement(store, rank=0, world_size=4, deadline_s=20, presence=ReportingThenEnded())
     assert one.agree("topic", "of 0", joined) == "of 0+of 1+of 2+of 3"
-    assert set(store.checked) == {"topic/complete", "topic/read"}
+    assert {len(keys) for keys in store.checked if keys != ["topic/read"]} == {3}
 
 
 def test_missing_ranks_are_named_after_the_deadline():
     alone = agreement(HashStore(), world_size=3, deadline_s=0.05)
     with pytest.raises(CheckpointError, match=r"Rank 1, 2 did not come to `written` within 0.05 s"):
         alone.agree("written", "here", joined)
+
+
+class Working:
+    """Every rank that is asked about has written another byte."""
+
+    num_bytes = 0
+
+    def ended(self, ranks):
+        self.num_bytes += 1
+        return []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("kind", ["begun", "progress"])
+def test_a_rank_at_work_is_waited_for_beyond_the_deadline(monkeypatch, caplog, rank, kind):
+    monkeypatch.setattr(module, "_LIVENESS_CHECK_S", 0.005)
+    monkeypatch.setattr(module, "_LONGEST_WAIT_S", 0.005)
+    monkeypatch.setattr(module, "_GRACE_S", 0.0)
+    store, is_begun = HashStore(), kind == "begun"
+    presence = AllPresent() if is_begun else Working()
+    waiting, outcome = in_thread(
+        StoreAgreement(store, rank=rank, world_size=2, deadline_s=0.2, presence=presence), is_begun=is_begun
+    )
+    waiting.join(timeout=0.5)
+    assert waiting.is_alive()
+    other, _ = agree_in_thread(agreement(store, 1 - rank), "written", f"of {1 - rank}")
+    waiting.join(timeout=20)
+    other.join(timeout=20)
+    assert outcome == ["of 0+of 1"]
+    assert f"Rank {rank} is waiting for rank {1 - rank}, which is alive" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["begun", "progress"])
+def test_a_rank_that_has_stopped_working_is_named(monkeypatch, kind):
+    monkeypatch.setattr(module, "_LIVENESS_CHECK_S", 0.005)
+    monkeypatch.setattr(module, "_LONGEST_WAIT_S", 0.005)
+    monkeypatch.setattr(module, "STALLED_S", 0.05)
+
+    class Stopping(Working):
+        def ended(self, ranks):
+            self.num_bytes = min(self.num_bytes + 1, 5)
+            return []
+
+    presence = AllPresent() if kind == "begun" else Stopping()
+    alone = StoreAgreement(HashStore(), rank=0, world_size=2, deadline_s=0.01, presence=presence)
+    with pytest.raises(CheckpointError, match="Rank 1 did not come to `written` within"):
+        alone.agree("written", "of 0", joined, is_begun=kind == "begun")
+
+
+def in_thread(one, **options):
+    """Return a thread that agrees on `written`, and the list in which its verdict or error will be."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(one.agree("written", f"of {one.rank}", joined, **options))
+        except CheckpointError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, outcome
 
 
 def test_every_waiting_rank_learns_which_rank_is_missing():
@@ -139,10 +202,8 @@ def test_rank_0_leaves_when_the_others_have_read_the_verdict():
     keeper, outcome = agree_in_thread(agreement(store, 0), "committed", "of 0")
     second = agreement(store, 1)
     store.set("committed/report/1", "of 1")
-    store.set("committed/complete", "")
     keeper.join(timeout=0.1)
     assert keeper.is_alive()
-    store.delete_key("committed/complete")
     assert second.agree("committed", "of 1", joined) == "of 0+of 1"
     keeper.join(timeout=20)
     assert outcome == ["of 0+of 1"]

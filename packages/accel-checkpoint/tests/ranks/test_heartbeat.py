@@ -7,6 +7,7 @@ import time
 import pytest
 from torch.distributed import HashStore
 
+from accel_checkpoint.digests import Digest
 from accel_checkpoint.process_identity import has_ended, this_process
 from accel_checkpoint.ranks.heartbeat import Heartbeat
 
@@ -31,17 +32,31 @@ def test_a_rank_that_sends_heartbeats_is_alive_and_one_that_stops_has_ended(dist
 
 
 @linux_only
-def test_a_rank_of_the_machine_of_rank_0_needs_no_heartbeats():
-    store, before = HashStore(), set(threading.enumerate())
+def test_a_rank_of_the_machine_of_rank_0_sends_heartbeats_only_if_it_writes():
+    store = HashStore()
     watching = Heartbeat(store, rank=0, silence_s=0)
-    between = set(threading.enumerate())
     other = Heartbeat(store, rank=1, beat_s=0.01)
-    [thread] = set(threading.enumerate()) - between
-    thread.join(timeout=20)
-    assert not thread.is_alive()
-    assert between - before
+    end = time.monotonic() + 20
+    Digest().update(b"12")
+    while store.get("heartbeat/1") == b"0 0" and time.monotonic() < end:
+        time.sleep(0.01)
+    written = store.get("heartbeat/1")
     assert not ended_within(watching, 1, 0.05)
+    assert watching.num_bytes == int(written.split()[1]) == Digest.num_bytes_of_all
+    assert store.get("heartbeat/1") == written
     del other
+
+
+def test_the_heartbeat_of_rank_0_carries_the_progress_of_the_others():
+    store = HashStore()
+    keeper = Heartbeat(store, rank=0, beat_s=0.01)
+    other = Heartbeat(store, rank=1, beat_s=1000)
+    store.set("heartbeat/1", "1 7000")
+    assert keeper.ended([1]) == []
+    end = time.monotonic() + 20
+    while time.monotonic() < end and other.num_bytes != Digest.num_bytes_of_all + 7000:
+        assert other.ended([0]) == []
+    assert other.num_bytes == Digest.num_bytes_of_all + 7000
 
 
 def test_a_rank_that_has_not_started_yet_is_only_late():
@@ -104,6 +119,21 @@ def test_a_process_of_this_machine_is_known_to_have_ended_at_once_even_as_a_zomb
         os.close(ready)
         os.close(done)
     assert has_ended(process)
+
+
+@linux_only
+def test_a_living_process_is_alive_though_no_file_can_be_opened():
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    own = this_process()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open(os.devnull, os.O_RDONLY)
+        is_taken_for_ended = has_ended(own, own=own)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not is_taken_for_ended
 
 
 @linux_only

@@ -14,7 +14,7 @@ from accel_checkpoint.reading.selection import check_loadable, find_newest
 from accel_checkpoint.saving import staging as module
 from accel_checkpoint.saving.retention import remove_old, remove_stale_folders
 from accel_checkpoint.saving.staging import Staging, check_target
-from accel_state.errors import ConfigError
+from accel_state.errors import CheckpointError, ConfigError
 
 
 def staged(target, token="token-1", **files):
@@ -292,6 +292,32 @@ def test_a_mount_point_may_become_a_checkpoint_and_is_not_replaced(mount_point):
     ):
         check_target(mount_point)
     check_target(mount_point / "checkpoint")
+
+
+def test_a_checkpoint_of_a_containers_image_is_named(tmp_path, mount_point):
+    folders = {name: tmp_path / name for name in ("image", "changes", "work")}
+    for folder in folders.values():
+        folder.mkdir()
+    committed(folders["image"] / "a", old="1")
+    layers = f"lowerdir={folders['image']},upperdir={folders['changes']},workdir={folders['work']}"
+    done = subprocess.run(
+        ["mount", "-t", "overlay", "-o", layers, "overlay", str(mount_point)],
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"needs the right to mount: {done.stderr.decode().strip()}")
+    try:
+        staging = staged(mount_point / "a", token="token-2", new="2")
+        with pytest.raises(CheckpointError, match="part of a container's image. Save to another folder"):
+            staging.commit()
+        staging.discard()
+        assert os.listdir(mount_point) == ["a"]
+        assert check_loadable(mount_point / "a", verify=True).can_be_loaded
+        committed(mount_point / "b", new="2")
+        committed(mount_point / "b", token="token-3", new="3")
+    finally:
+        subprocess.run(["umount", str(mount_point)], check=True)
 
 
 def test_a_failed_commit_into_a_mount_point_changes_nothing(mount_point, monkeypatch):

@@ -63,7 +63,7 @@ class Seat:
     def __init__(self, table, rank):
         self.table, self.rank, self.world_size = table, rank, table.world_size
 
-    def agree(self, topic, report, merge):
+    def agree(self, topic, report, merge, is_begun=False):
         reports = self.table.exchange(self.rank, topic, report)
         with self.table.changed:  # rank 0 makes the verdict, for all to read
             if self.rank == 0:
@@ -147,7 +147,7 @@ def test_a_folder_that_another_rank_of_the_machine_has_made_is_not_taken_for_a_s
     real = Seat.agree
 
     class Slow(Seat):
-        def agree(self, topic, report, merge):
+        def agree(self, topic, report, merge, is_begun=False):
             verdict = real(self, topic, report, merge)
             if self.rank == 2 and topic.endswith("begun"):
                 has_begun.wait(timeout=0.3)  # let the other rank go ahead, as far as it can

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from collections import Counter
@@ -14,12 +15,15 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from accel_checkpoint.ranks.connection import Connection
 from accel_checkpoint.ranks.heartbeat import Heartbeat
-from accel_checkpoint.ranks.store_values import values_of
 from accel_state import current_runtime, has_runtime
 from accel_state.arrival import debug_deadline_s
 from accel_state.errors import CheckpointError
 
+logger = logging.getLogger(__name__)
+STALLED_S = 1800.0
+"""How long to wait for a rank that has begun a step, or made progress, and then writes and reads nothing."""
 _FIRST_WAIT_S = 0.001
 _LONGEST_WAIT_S = 0.05
 _CHECKS_PER_S = 4000
@@ -30,6 +34,9 @@ _GRACE_S = 10.0
 """How much longer than rank 0 the other ranks wait, so that it can name the missing ones."""
 _READERS_TIMEOUT_S = 10.0
 """How long rank 0 waits for the other ranks to read the verdict."""
+_WAITING = (
+    "Rank %s is waiting for rank %s, which is alive: %.3f GB of checkpoints are written or read so far."
+)
 _AGREED = "agreed: "
 """Prefix of a verdict; without it, the text is the reason why there is none."""
 _counts: WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = WeakKeyDictionary()
@@ -41,7 +48,10 @@ Merge = Callable[[Sequence[str]], str]
 
 
 class Presence(Protocol):
-    """Tells which ranks have ended."""
+    """Tells which ranks have ended, and how far the others are."""
+
+    num_bytes: int
+    """How much the ranks of the last call of `ended` had written and read by then."""
 
     def ended(self, ranks: Iterable[int]) -> list[int]:
         """Return those of ``ranks`` that will never report; does not block for long."""
@@ -72,7 +82,9 @@ class Agreement:
         self._counts[kind] += 1
         return f"{kind}-{self._counts[kind]}"
 
-    def agree(self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None) -> str:
+    def agree(
+        self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None, is_begun: bool = False
+    ) -> str:
         """Return the verdict on ``topic``; blocks until every rank has reported.
 
         Args:
@@ -81,6 +93,7 @@ class Agreement:
             merge: Merges the reports; called on rank 0 if there is a store.
             wait_s: If there is a store, after this time rank 0 merges the reports at hand, with empty ones for the
                 ranks that are missing.
+            is_begun: Whether every rank is at work on this already, and so is given more time; see `STALLED_S`.
 
         Raises:
             CheckpointError: If a rank has ended, or has not reported before the deadline.
@@ -101,6 +114,7 @@ class StoreAgreement(Agreement):
     """Reports and verdicts in the store of the process group.
 
     The number of requests per rank and round does not depend on the number of ranks. Only rank 0 reads all reports.
+    A rank that writes or reads files of a checkpoint is waited for beyond the deadline.
 
     Args:
         store: The store.
@@ -121,7 +135,7 @@ class StoreAgreement(Agreement):
         presence: Presence,
         counts: Counter[str] | None = None,
     ) -> None:
-        self._store = store
+        self._store = Connection(store)
         self._presence = presence
         # The others poll less often with more ranks, so that the store can serve them all.
         self._longest_wait_s = (
@@ -132,68 +146,67 @@ class StoreAgreement(Agreement):
         self._counts = self._counts if counts is None else counts
         self.deadline_s = deadline_s
 
-    def agree(self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None) -> str:
+    def agree(
+        self, topic: str, report: str, merge: Merge, *, wait_s: float | None = None, is_begun: bool = False
+    ) -> str:
         """Return the verdict."""
+        deadline_s = max(self.deadline_s, STALLED_S) if is_begun else self.deadline_s
         with self._reporting_a_lost_store(topic):
             if self.rank == 0:
-                return self._decide(topic, report, merge, wait_s)
+                return self._decide(topic, report, merge, wait_s, deadline_s)
             self._store.set(f"{topic}/report/{self.rank}", report)
-            if self._store.add(f"{topic}/count", 1) == self.world_size - 1:
-                self._store.set(f"{topic}/complete", "")
-            verdict = self._verdict(topic, is_call=wait_s is not None)
+            verdict = self._verdict(topic, deadline_s, is_call=wait_s is not None)
             self._store.delete_key(f"{topic}/report/{self.rank}")
-            if self._store.add(f"{topic}/readers", 1) == self.world_size - 1:
-                self._store.set(f"{topic}/read", "")
+            with contextlib.suppress(dist.DistError):  # rank 0 then waits a few seconds longer
+                if self._store.add(f"{topic}/readers", 1) == self.world_size - 1:
+                    self._store.set(f"{topic}/read", "")
             return verdict
 
     def flag(self, name: str, *, is_set: bool = False) -> bool:
         """Whether the store has the flag."""
         if is_set:
             self._store.set(f"flag/{name}", "")
-        return self._store.check([f"flag/{name}"])
+        return bool(self._store.check([f"flag/{name}"]))
 
-    def _verdict(self, topic: str, *, is_call: bool) -> str:
+    def _verdict(self, topic: str, deadline_s: float, *, is_call: bool) -> str:
         """Return what rank 0 has decided; in debug mode, a call of rank 0 is not waited for long."""
         is_brief = is_call and has_runtime() and current_runtime().debug
-        limit_s, grace_s = (debug_deadline_s(), 0.0) if is_brief else (self.deadline_s, _GRACE_S)
+        limit_s, grace_s = (debug_deadline_s(), 0.0) if is_brief else (deadline_s, _GRACE_S)
         # Rank 0, which names those that are missing, is given the time to do so.
-        end_s = time.monotonic() + limit_s + grace_s
-        for now_s in self._until(f"{topic}/verdict"):
-            if self._presence.ended([0]) and not self._store.check([f"{topic}/verdict"]):
+        for is_over in self._until([f"{topic}/verdict/0"], limit_s + grace_s):
+            if self._presence.ended([0]) and not self._store.check([f"{topic}/verdict/0"]):
                 raise CheckpointError(f"Rank 0 has ended before it came to `{topic}`; see its output.")
-            if now_s > end_s:
+            if is_over:
                 raise CheckpointError(
-                    f"Rank 0 did not come to `{topic}` within {limit_s:g} s. It may have failed; "
-                    "see its output."
+                    f"Rank 0 did not come to `{topic}` within {limit_s:g} s. It may have failed; see its output."
                 )
-        answer = self._store.get(f"{topic}/verdict").decode()
+        [answer] = self._store.values([f"{topic}/verdict/0"])
         if not answer.startswith(_AGREED):
             raise CheckpointError(answer)
         return answer.removeprefix(_AGREED)
 
-    def _decide(self, topic: str, report: str, merge: Merge, wait_s: float | None) -> str:
+    def _decide(self, topic: str, report: str, merge: Merge, wait_s: float | None, deadline_s: float) -> str:
         """On rank 0: wait for all reports and store the verdict, or else the error, so that no rank keeps waiting."""
         try:
-            reports = [report, *self._reports(topic, wait_s)]
+            reports = [report, *self._reports(topic, wait_s, deadline_s)]
             verdict = merge(reports)
         except BaseException as error:
             own = f"Rank 0 has stopped waiting for the others: {type(error).__name__}."
+            own = str(error) if isinstance(error, CheckpointError) else own
             with contextlib.suppress(dist.DistError):
-                self._store.set(f"{topic}/verdict", str(error) if isinstance(error, CheckpointError) else own)
+                self._store.set(f"{topic}/verdict/0", own)
             raise
-        self._store.set(f"{topic}/verdict", f"{_AGREED}{verdict}")
+        self._store.set(f"{topic}/verdict/0", f"{_AGREED}{verdict}")
         if all(reports) or wait_s is None:
             self._wait_for_readers(topic)
         return verdict
 
-    def _reports(self, topic: str, wait_s: float | None) -> list[str]:
+    def _reports(self, topic: str, wait_s: float | None, deadline_s: float) -> list[str]:
         """Wait for the reports of the other ranks, and return them."""
         if self.world_size == 1:
             return []
         others, missing = range(1, self.world_size), list[int]()
-        deadline_s = min(self.deadline_s, math.inf if wait_s is None else wait_s)
-        end_s = time.monotonic() + deadline_s
-        for now_s in self._until(f"{topic}/complete", deadline_s):
+        for is_over in self._until([f"{topic}/report/{rank}" for rank in others], deadline_s, wait_s):
             # A rank that has ended may have reported before.
             ended = self._missing(f"{topic}/report", self._presence.ended(others))
             if ended and wait_s is None:
@@ -201,42 +214,51 @@ class StoreAgreement(Agreement):
                     f"Rank {_listed(ended)} has ended before it came to `{topic}`; see its output."
                 )
             # One request per rank, so only once.
-            missing = self._missing(f"{topic}/report", others) if now_s > end_s or ended else []
+            missing = self._missing(f"{topic}/report", others) if is_over or ended else []
             if missing and wait_s is not None:
                 break
             if missing:
                 raise CheckpointError(
-                    f"Rank {_listed(missing)} did not come to `{topic}` within {self.deadline_s:g} s. "
+                    f"Rank {_listed(missing)} did not come to `{topic}` within {deadline_s:g} s. "
                     "It may have failed; see its output."
                 )
-        keys = {rank: f"{topic}/report/{rank}" for rank in others if rank not in missing}
-        values = dict(zip(keys, values_of(self._store, list(keys.values())), strict=True)) if keys else {}
-        return [values.get(rank, "") for rank in others]
+        keys = [f"{topic}/report/{rank}" for rank in others if rank not in missing]
+        values = dict(zip(keys, self._store.values(keys) if keys else [], strict=True))
+        return [values.get(f"{topic}/report/{rank}", "") for rank in others]
 
     def _wait_for_readers(self, topic: str) -> None:
         """Wait until all ranks have read the verdict, since the store may end with rank 0; then delete the keys."""
-        if self.world_size > 1:
-            end_s = time.monotonic() + _READERS_TIMEOUT_S
-            for now_s in self._until(f"{topic}/read"):
-                others = range(1, self.world_size)
-                if now_s > end_s or len(self._presence.ended(others)) == len(others):
-                    return
+        others = range(1, self.world_size)
+        for is_over in self._until([f"{topic}/read"] if others else [], wait_s=_READERS_TIMEOUT_S):
+            if is_over or len(self._presence.ended(others)) == len(others):
+                return
         with contextlib.suppress(dist.DistError):
-            for name in ("count", "complete", "verdict", "readers", "read"):
+            for name in ("verdict/0", "readers", "read"):
                 self._store.delete_key(f"{topic}/{name}")
 
-    def _until(self, key: str, within_s: float = math.inf) -> Iterator[float]:
-        """Poll until ``key`` exists; yield the time at intervals, so that the caller can check for failures."""
+    def _until(
+        self, keys: list[str], deadline_s: float = math.inf, wait_s: float | None = None
+    ) -> Iterator[bool]:
+        """Poll until ``keys`` exist; yield at intervals whether ``wait_s``, or the deadline, has passed."""
         # Polling, because Ctrl-C cannot interrupt a blocking call to the store.
-        first_check_s = min(self._liveness_check_s, self.deadline_s, within_s)
-        wait_s, check_s = _FIRST_WAIT_S, time.monotonic() + first_check_s
-        while not self._store.check([key]):
+        pause_s, now_s, num_bytes = _FIRST_WAIT_S, time.monotonic(), -1
+        end_s = now_s + min(deadline_s, math.inf if wait_s is None else wait_s)
+        notice_s = now_s + self.deadline_s
+        check_s = min(now_s + self._liveness_check_s, end_s)
+        while keys and not self._store.check(keys):
             now_s = time.monotonic()
             if now_s > check_s:
                 check_s = now_s + self._liveness_check_s
-                yield now_s
-            time.sleep(wait_s)
-            wait_s = min(2 * wait_s, self._longest_wait_s)
+                yield now_s > end_s
+                before, num_bytes = num_bytes, self._presence.num_bytes
+                if wait_s is None and before not in (-1, num_bytes):
+                    end_s = max(end_s, now_s + STALLED_S)
+                if wait_s is None and now_s > notice_s and self.rank <= 1:
+                    notice_s += self.deadline_s
+                    awaited = [key.rpartition("/")[2] for key in keys if not self._store.check([key])]
+                    logger.warning(_WAITING, self.rank, ", ".join(awaited), num_bytes / 1e9)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, self._longest_wait_s)
 
     def _missing(self, prefix: str, ranks: Iterable[int]) -> list[int]:
         return [rank for rank in ranks if not self._store.check([f"{prefix}/{rank}"])]
@@ -248,7 +270,8 @@ class StoreAgreement(Agreement):
         except dist.DistError as error:
             raise CheckpointError(
                 f"The ranks cannot agree on `{topic}`: the store of the process group does not answer "
-                f"({str(error).splitlines()[0]}). Rank 0, or the launcher that hosts it, has ended; see its output."
+                f"({str(error).splitlines()[0]}). Rank 0, or the launcher that hosts it, has ended "
+                "or cannot be reached; see its output."
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""Heartbeats: find out which ranks have ended, long before the timeout of the process group."""
+"""Heartbeats: find out which ranks have ended, and which are at work, however long it takes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Iterable
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from accel_checkpoint.digests import Digest
 from accel_checkpoint.process_identity import has_ended, is_of_this_machine, this_process
-from accel_checkpoint.ranks.store_values import values_of
+from accel_checkpoint.ranks.connection import Connection
 
 BEAT_S = 2.0
 """Interval between the heartbeats of a rank."""
@@ -24,7 +25,8 @@ class Heartbeat:
 
     A process on the same machine is looked up in `/proc`, which tells at once whether it has ended. A rank on another
     machine counts as ended when its heartbeats stop. A rank that has not sent any yet counts as late, not as ended.
-    Rank 0 checks the others, and they check rank 0, so that the ranks on rank 0's machine send none.
+    Rank 0 checks the others, and they check rank 0. A heartbeat carries how many bytes of checkpoints the rank has
+    written and read, that of rank 0 with those of the others; ranks on rank 0's machine only send one if this changed.
     The heartbeats stop with this object, or with the process.
 
     Args:
@@ -37,15 +39,19 @@ class Heartbeat:
     def __init__(
         self, store: Store, *, rank: int, beat_s: float = BEAT_S, silence_s: float = SILENCE_S
     ) -> None:
-        self._store = store
+        self._store = Connection(store)
         self._silence_s = silence_s
         self._processes: dict[int, str] = {}
         self._last_beats: dict[int, tuple[str, float]] = {}
-        store.set(f"process/{rank}", this_process())
-        store.set(f"heartbeat/{rank}", "0")
+        self._own = this_process()
+        self.num_bytes = 0
+        """How much the ranks of the last call of `ended` had written and read by then."""
+        self._store.set(f"process/{rank}", self._own)
+        self._store.set(f"heartbeat/{rank}", "0 0")
         stop = threading.Event()
+        arguments = weakref.ref(self), self._store, rank, self._own, beat_s, stop
         thread = threading.Thread(
-            target=_send_heartbeats, args=(store, rank, beat_s, stop), name="accel-heartbeat", daemon=True
+            target=_send_heartbeats, args=arguments, name="accel-heartbeat", daemon=True
         )
         thread.start()
         # At exit too: a thread inside a store call would abort the interpreter's shutdown.
@@ -61,8 +67,8 @@ class Heartbeat:
         if unknown:
             self._look_up(unknown)
         started = [rank for rank in ranks if rank in self._processes]
-        beats = values_of(self._store, [f"heartbeat/{rank}" for rank in started])
-        own = this_process()
+        beats = self._store.values([f"heartbeat/{rank}" for rank in started])
+        self.num_bytes, own = sum(int(beat.split()[1]) for beat in beats), self._own
         return [
             rank
             for rank, beat in zip(started, beats, strict=True)
@@ -75,7 +81,7 @@ class Heartbeat:
         if not self._store.check([f"heartbeat/{rank}" for rank in ranks]):
             ranks = [rank for rank in ranks if self._store.check([f"heartbeat/{rank}"])]
         self._processes.update(
-            zip(ranks, values_of(self._store, [f"process/{rank}" for rank in ranks]), strict=True)
+            zip(ranks, self._store.values([f"process/{rank}" for rank in ranks]), strict=True)
         )
 
     def _is_silent(self, rank: int, beat: str) -> bool:
@@ -87,17 +93,27 @@ class Heartbeat:
         return now_s - since_s > self._silence_s
 
 
-def _send_heartbeats(store: Store, rank: int, beat_s: float, stop: threading.Event) -> None:
-    number, host = 0, ""
+def _send_heartbeats(
+    heartbeat: weakref.ref[Heartbeat],
+    store: Connection,
+    rank: int,
+    own: str,
+    beat_s: float,
+    stop: threading.Event,
+) -> None:
+    number, host, sent = 0, "", 0
     while not stop.wait(beat_s):
         number += 1
+        num_bytes = Digest.num_bytes_of_all + (getattr(heartbeat(), "num_bytes", 0) if rank == 0 else 0)
         try:
-            host = host or (store.get("process/0").decode() if store.check(["process/0"]) else "")
-            if rank != 0 and is_of_this_machine(host):
-                return  # rank 0 looks this process up; torch prints a stack trace once its store has ended
-            store.set(f"heartbeat/{rank}", str(number))
-        except dist.DistError:
-            return  # the store's host has ended; the next call to the store reports it
+            host = host or (store.values(["process/0"])[0] if store.check(["process/0"]) else "")
+            # Rank 0 looks up a process of its machine; torch prints a stack trace once its store has ended.
+            if rank == 0 or num_bytes != sent or not is_of_this_machine(host, own=own):
+                store.set(f"heartbeat/{rank}", f"{number} {num_bytes}")
+                sent = num_bytes
+        except dist.DistError as error:
+            if isinstance(error.__cause__, ConnectionRefusedError):
+                return  # the store's host has ended; the next call to the store reports it
 
 
 def _end(stop: threading.Event, thread: threading.Thread) -> None:

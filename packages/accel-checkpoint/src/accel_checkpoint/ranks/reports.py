@@ -32,7 +32,7 @@ class RankReport(_Encoded):
         node: Rank of its node.
         files: The files that it wrote.
         error: Why it failed; None if it succeeded.
-        is_saved: On rank 0, whether the checkpoint is committed.
+        is_saved: On rank 0, whether the checkpoint is committed; None if it could not be undone.
     """
 
     target: str
@@ -40,7 +40,7 @@ class RankReport(_Encoded):
     node: int
     files: Sequence[FileEntry] = ()
     error: str | None = None
-    is_saved: bool = False
+    is_saved: bool | None = False
 
 
 def reason_of(error: BaseException) -> str:
@@ -54,13 +54,13 @@ class Verdict(_Encoded):
 
     Attributes:
         error: Why the save failed; None if it has not.
-        is_saved: Whether the checkpoint is committed.
+        is_saved: Whether the checkpoint is committed; None if it could not be undone.
         has_parts: Whether the nodes have separate file systems, each with a part of the checkpoint.
         files: The files that all ranks wrote; empty unless there are parts.
     """
 
     error: str | None = None
-    is_saved: bool = False
+    is_saved: bool | None = False
     has_parts: bool = False
     files: Sequence[FileEntry] = ()
 
@@ -87,6 +87,9 @@ def _error_in(reports: Sequence[RankReport], *, target: object) -> str | None:
         reasons = "; ".join(failed)
         if reports[0].is_saved:
             return f"The checkpoint `{target}` is saved, but a later step failed ({reasons})."
+        if reports[0].is_saved is None:
+            undone = f"The checkpoint `{target}` may be saved: its commit could not be undone ({reasons})."
+            return f"{undone} Nothing was removed. Check it with `accel checkpoint verify {target}`."
         return f"The checkpoint `{target}` was not saved ({reasons}). Earlier checkpoints are unchanged."
     targets: dict[int, str] = {}
     for report in reports:

@@ -39,12 +39,22 @@ def showing_progress(
         yield
         return
     over = threading.Event()
-    watcher = threading.Thread(
-        target=_watch,
-        args=(num_bytes, label, total, over, awaited, quiet_s),
-        name="save-progress",
-        daemon=True,
-    )
+
+    def watch() -> None:
+        while awaited is not None and not awaited.is_set():
+            if over.wait(_REFRESH_S):
+                return
+        if quiet_s > 0 and over.wait(quiet_s):
+            return
+        from tqdm.auto import tqdm
+
+        with tqdm(desc=label, total=total, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+            is_over = False
+            while not is_over:
+                is_over = over.wait(_REFRESH_S)
+                bar.update(max(0, num_bytes() - int(bar.n)))
+
+    watcher = threading.Thread(target=watch, name="save-progress", daemon=True)
     watcher.start()
     try:
         yield
@@ -59,25 +69,3 @@ def size_of_folder(folder: Path) -> int:
         return sum((folder / name).stat().st_size for name in files_below(folder))
     except FileNotFoundError:
         return 0
-
-
-def _watch(
-    num_bytes: Callable[[], int],
-    label: str,
-    total: int | None,
-    over: threading.Event,
-    awaited: threading.Event | None,
-    quiet_s: float,
-) -> None:
-    while awaited is not None and not awaited.is_set():
-        if over.wait(_REFRESH_S):
-            return
-    if quiet_s > 0 and over.wait(quiet_s):
-        return
-    from tqdm.auto import tqdm
-
-    with tqdm(desc=label, total=total, unit="B", unit_scale=True, unit_divisor=1024) as bar:
-        is_over = False
-        while not is_over:
-            is_over = over.wait(_REFRESH_S)
-            bar.update(max(0, num_bytes() - int(bar.n)))

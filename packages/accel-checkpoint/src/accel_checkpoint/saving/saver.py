@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import secrets
 import threading
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from accel_checkpoint.saving.low_priority import LowPriorityThread
 from accel_checkpoint.saving.progress import showing_progress, size_of_folder
 from accel_checkpoint.saving.snapshot import HostBuffers
 from accel_checkpoint.saving.stage import Stage
-from accel_checkpoint.saving.transaction import Request, Transaction, writer_threads
+from accel_checkpoint.saving.transaction import Request, Transaction
 from accel_state import current_runtime
 from accel_state.errors import AccelError, CheckpointError
 from accel_state.topology import Topology
@@ -119,13 +120,13 @@ class Saver:
             request,
             self.topology,
             Agreement() if is_alone else self.agreement,
-            num_threads=writer_threads() if blocking else 1,
+            num_threads=(os.cpu_count() or 1) if blocking else 1,
         )
         return Stage(transaction, finish=self._finish if blocking else self._finish_in_background)
 
-    def agree(self, topic: str, report: str, merge: Merge) -> str:
+    def agree(self, topic: str, report: str, merge: Merge, *, is_begun: bool = False) -> str:
         """Return rank 0's verdict on the reports of all ranks; for steps outside a save."""
-        return self.agreement.agree(self.agreement.next_topic(topic), report, merge)
+        return self.agreement.agree(self.agreement.next_topic(topic), report, merge, is_begun=is_begun)
 
     def settle(self) -> None:
         """Wait for the running save, if any.
@@ -178,8 +179,7 @@ class Saver:
             with transaction, writer, self._showing_progress(transaction, awaited):
                 with transaction.recording_failure():
                     self._buffers.wait()
-                target = transaction.finish(writer.run)
-                return target
+                return transaction.finish(writer.run)
 
         self._running = SaveHandle(write, target=transaction.request.target, hurry=hurry)
         return self._running

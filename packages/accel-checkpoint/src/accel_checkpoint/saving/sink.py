@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Self
 
 from accel_checkpoint.digests import Digest
@@ -29,6 +32,7 @@ class FileSink:
     """
 
     def __init__(self, path: Path, *, run: Callable[[Work], None] = run_inline) -> None:
+        self._path = path
         self._descriptor = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
         )
@@ -36,7 +40,7 @@ class FileSink:
         self._run = run
         self._num_unflushed = 0
         self._flush: threading.Thread | None = None
-        self._flush_error: OSError | None = None
+        self._error: OSError | None = None
         self.num_bytes = 0
         self.note = ""
         """What rank 0 needs to know about the content; see `MergedFile`."""
@@ -50,12 +54,14 @@ class FileSink:
         try:
             if self._flush is not None:
                 self._flush.join()
-            if error is None:
-                if self._flush_error is not None:
-                    raise self._flush_error
-                self._run(partial(os.fsync, self._descriptor))
+            if error is None and self._error is None:
+                self._run(self._force_to_disk)
         finally:
-            os.close(self._descriptor)
+            with self._recording_errors():
+                os.close(self._descriptor)
+        # `torch.save` replaces the error of a write with one about positions in the file.
+        if self._error is not None and self._error is not error and isinstance(error, (Exception, NoneType)):
+            raise self._error from error
 
     def write(self, data: bytes | memoryview) -> int:
         """Append ``data`` and return its size in bytes."""
@@ -71,8 +77,11 @@ class FileSink:
     def _append(self, chunk: memoryview) -> None:
         self._digest.update(chunk)
         self._num_unflushed += len(chunk)
-        while chunk:
-            chunk = chunk[os.write(self._descriptor, chunk) :]
+        with self._recording_errors():
+            while chunk:
+                chunk = chunk[os.write(self._descriptor, chunk) :]
+        if self._error is not None:
+            raise self._error
         if self._num_unflushed >= _FLUSH_BYTES:
             self._flush_early()
 
@@ -88,12 +97,26 @@ class FileSink:
             self._flush = None
 
     def _force_to_disk(self) -> None:
-        try:
+        with self._recording_errors():
             os.fsync(self._descriptor)
+
+    @contextmanager
+    def _recording_errors(self) -> Iterator[None]:
+        """Record the first error of the disk: of `fsync`, the kernel reports it only once."""
+        try:
+            yield
         except OSError as error:
-            self._flush_error = error  # told once only; a later call would succeed
+            self._error = self._error or _with_the_file(error, self._path)
 
     @property
     def digest(self) -> str:
         """The digest of the bytes written so far."""
         return str(self._digest)
+
+
+def _with_the_file(error: OSError, path: Path) -> OSError:
+    """Return the error with the name of the file, and with the free bytes if the disk is full."""
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        reason += f" ({shutil.disk_usage(path.parent).free} bytes are free on the disk; free some, or save elsewhere)"
+    return OSError(error.errno, reason, str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -37,7 +38,7 @@ class Staging:
 
     def __init__(self, target: Path, *, token: str) -> None:
         self.target = target
-        self._is_in_place = target.is_mount() or Path.cwd().is_relative_to(target)
+        self._is_in_place = target.is_mount() or _is_around_working_directory(target)
         around = target if self._is_in_place else target.parent
         self.path = around / f"{TEMPORARY_PREFIX}{target.name}-{token}"
         self._undo: Callable[[], object] | None = None
@@ -57,7 +58,7 @@ class Staging:
         """
         try:
             self._restore_displaced()
-            if not self.target.exists() or (os.name == "posix" and _is_empty(self.target)):
+            if not self.target.exists() or (os.name == "posix" and not any(self.target.iterdir())):
                 self._rename_to_target()
             elif holds_checkpoint(self.target) and not self._is_in_place:
                 self._replace()
@@ -77,16 +78,20 @@ class Staging:
 
     def roll_back(self) -> None:
         """Undo `commit`, also where it stopped halfway."""
-        undo, self._undo = self._undo, None
-        if undo is not None:
-            undo()
-            self._old = None
+        if self._undo is not None:
+            self._undo()
+            self._undo = self._old = None
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether `commit` has succeeded, or could not be undone."""
+        return self._undo is not None
 
     def discard(self) -> None:
         """Remove the folder, unless it now holds the checkpoint that `commit` replaced."""
+        self.release()
         if self._undo is None:
             shutil.rmtree(self.path, ignore_errors=True)
-        self.release()
 
     def release(self) -> None:
         """Mark the folder as no longer in use by this process."""
@@ -122,7 +127,13 @@ class Staging:
             self._undo = lambda: exchange(self.path, self.target)
             return
         old = self.target.parent / self.path.name.replace(TEMPORARY_PREFIX, PREVIOUS_PREFIX, 1)
-        self.target.rename(old)
+        try:
+            self.target.rename(old)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            reason = f"`{self.target}` cannot be replaced: it is part of a container's image."
+            raise CheckpointError(f"{reason} Save to another folder.") from error
         self._undo = lambda: old.rename(self.target)
         self.path.rename(self.target)
         self._old = old
@@ -163,8 +174,12 @@ def check_target(target: Path) -> None:
     """Reject a path that cannot become a checkpoint's folder.
 
     Raises:
-        ConfigError: If it is a file, or a mount point that holds a checkpoint.
+        ConfigError: If it is a file, or a mount point that holds a checkpoint, or if its name is not UTF-8.
     """
+    if any("\udc80" <= letter <= "\udcff" for letter in str(target)):
+        raise ConfigError(
+            f"The path {str(target)!a} is not UTF-8, so safetensors could not read it. Choose another."
+        )
     if target.exists() and not target.is_dir():
         raise ConfigError(f"The checkpoint's folder `{target}` is a file. Choose another name.")
     if target.is_mount() and holds_checkpoint(target):
@@ -208,5 +223,8 @@ def displaced_in(folder: Path) -> list[Path]:
     return [path for path in moved_aside if not (folder / name_of_displaced(path)).exists()]
 
 
-def _is_empty(folder: Path) -> bool:
-    return next(folder.iterdir(), None) is None
+def _is_around_working_directory(folder: Path) -> bool:
+    try:
+        return Path.cwd().is_relative_to(folder)
+    except FileNotFoundError:  # it has been deleted, and is in no folder any more
+        return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -88,7 +88,7 @@ class Transaction:
     def __post_init__(self) -> None:
         self.staging = Staging(self.request.target, token=self.request.token)
         self._is_rejected = False
-        self._is_saved = False
+        self._is_saved: bool | None = False
         self._listed: list[FileEntry] = []
         self._is_collective = False
 
@@ -241,6 +241,8 @@ class Transaction:
                 self._write_merged()
                 self._commit_part(self._listed)
                 self._is_saved = True
+        if is_main and self.staging.is_committed:
+            self._is_saved = self._is_saved or None
         if has_parts:
             # Keep the parts that were replaced until rank 0 has committed.
             self._agree("published")
@@ -302,6 +304,11 @@ class Transaction:
     def _agree(self, stage: str, files: Sequence[FileEntry] = ()) -> Verdict:
         """Report this rank's outcome, and raise if any rank failed."""
         error = None if self.failure is None else reason_of(self.failure)
+        if (
+            error is not None and "inline_container" in error
+        ):  # torch's writer, which does not report the cause
+            free = shutil.disk_usage(folder := self.staging.path.parent).free
+            error += f" (torch could not write a file; {free} bytes are free on the disk of `{folder}`)"
         own = RankReport(
             str(self.request.target),
             self.place,
@@ -311,8 +318,10 @@ class Transaction:
             self._is_saved,
         )
         try:
-            verdict = Verdict.decode(self.agreement.agree(self._topic(stage), own.encode(), self._merge))
-            self._is_rejected = not verdict.is_saved and verdict.error is not None
+            verdict = Verdict.decode(
+                self.agreement.agree(self._topic(stage), own.encode(), self._merge, is_begun=True)
+            )
+            self._is_rejected = verdict.is_saved is False and verdict.error is not None
             if verdict.error is not None:
                 raise CheckpointError(verdict.error)
         except CheckpointError as error_of_all:
@@ -342,8 +351,3 @@ class Transaction:
 
     def _topic(self, stage: str) -> str:
         return f"{self.request.token}/{stage}"
-
-
-def writer_threads() -> int:
-    """Return how many files to write at a time on this machine."""
-    return max(1, min(4, os.cpu_count() or 1))

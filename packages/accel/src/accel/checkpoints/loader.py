@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -101,7 +102,8 @@ def newest_checkpoint(folder_of_checkpoints: Path | None, saver: Saver, *, missi
 
 
 def _not_loaded(saver: Saver, stage: str, folder: Path) -> DeferredError:
-    return DeferredError(saver.agree, stage, failed=f"The checkpoint `{folder}` was not loaded")
+    agree = partial(saver.agree, is_begun=stage != "checked")  # all ranks came to that
+    return DeferredError(agree, stage, failed=f"The checkpoint `{folder}` was not loaded")
 
 
 def _is_replaced(folder: Path, token: str) -> bool:

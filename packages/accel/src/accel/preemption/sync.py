@@ -191,6 +191,8 @@ class PreemptionSync:
 class _RankZeroPresence:
     """Reports rank 0 as ended once its training has ended; watches no other rank."""
 
+    num_bytes = 0
+
     def __init__(self, store: Store) -> None:
         self._store = store
 
