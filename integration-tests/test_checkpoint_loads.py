@@ -1,0 +1,28 @@
+"""What is loaded is of one save and the newest, whatever fails and whoever saves meanwhile: samples of two commands."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import two_jobs
+from preloaded import ACCEL
+
+from accel_state.testing.scripts import run_script
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="forks, and folders exchanged in one step"),
+]
+FAILING = Path(__file__).with_name("failing_reads.py")
+
+
+@pytest.mark.parametrize(("form", "verify"), [("full", True), ("sharded", False)])
+def test_a_load_is_of_one_save_while_two_jobs_save(form, verify):
+    whole, replaced, mixed, _ = two_jobs.outcome(num=6, verify=verify, form=form)
+    assert mixed == 0
+    assert whole + replaced == 6
+
+
+def test_whichever_read_fails_the_newest_is_loaded_or_the_error_named():
+    done = run_script(FAILING, "--errors", "ESTALE", "--ways", "newest", timeout_s=60, preload=ACCEL)
+    assert done.returncode == 0, done.stdout + done.stderr
