@@ -66,7 +66,9 @@ def test_a_rank_that_failed_reports_its_error_and_then_raises_it():
 def test_a_replaced_checkpoint_is_reported_on_every_rank_before_other_errors():
     with deferred(None, OTHERS["failed"], OTHERS["replaced"]) as here:
         raise KeyError("a")
-    with pytest.raises(ReplacedError, match="^Nothing was loaded, since another save replaces it. Load a checkpoint"):
+    with pytest.raises(
+        ReplacedError, match="^Nothing was loaded, since another save replaces it. Load a checkpoint"
+    ):
         here.agree()
     with deferred(OTHERS["failed"], None) as there:
         pass
