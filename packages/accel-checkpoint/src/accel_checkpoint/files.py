@@ -71,7 +71,7 @@ def raise_read_error(path: Path, error: Exception) -> None:
         return  # a damaged file leads to invalid offsets
     trace = cause.__traceback__
     if cause is error or (trace is not None and trace.tb_frame.f_globals.get("__name__") == "zipfile"):
-        hint = "It may be undamaged: check its permissions and its disk, and load it again."
+        hint = "It may be intact: check its permissions and its disk, and load it again."
         raise OSError(cause.errno, f"`{path}` cannot be read: {cause.strerror}. {hint}") from error
 
 

@@ -156,6 +156,32 @@ def test_a_folder_without_a_number_that_cannot_be_read_is_no_checkpoint(tmp_path
 
 
 @on_linux
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.bin", "random_states_0.pkl"])
+def test_a_file_that_may_not_be_read_is_not_called_missing_or_damaged(tmp_path, name):
+    accelerator, _, folder = saved_run(tmp_path)
+    (folder / "checkpoint_2" / name).chmod(0)
+    with (
+        obeying_permissions(),
+        pytest.raises(PermissionError, match=f"{name}` cannot be read: Permission denied. It may"),
+    ):
+        accelerator.load_state(folder / "checkpoint_2", strict=False)
+
+
+def test_damage_is_not_taken_for_an_error_that_the_caller_handles(tmp_path):
+    accelerator, _, folder = saved_run(tmp_path)
+    path = folder / "checkpoint_2" / "optimizer.bin"
+    path.write_bytes(bytes(path.stat().st_size))
+    try:
+        (tmp_path / "config").mkdir()
+        (tmp_path / "config").read_bytes()
+    except OSError:
+        with pytest.raises(
+            CheckpointError, match="is not a readable `torch.save` file: File is not a zip file"
+        ):
+            accelerator.load_state(folder / "checkpoint_2")
+
+
+@on_linux
 def test_the_command_lists_a_checkpoint_that_cannot_be_read(tmp_path, capsys):
     _, _, folder = saved_run(tmp_path)
     (folder / "checkpoint_1").chmod(0)
