@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.distributed.elastic.rendezvous.api import (
-    RendezvousClosedError,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-    RendezvousTimeoutError,
-)
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousParameters
 
 # How long machines wait for each other in torch's `static`.
 _TIMEOUT_S = 900
@@ -26,6 +21,8 @@ class StaticRendezvous:
     """
 
     def __init__(self, given: RendezvousParameters, machine_rank: int, *, poll_interval_s: float) -> None:
+        from torch._C._distributed_c10d import PrefixStore, TCPStore
+
         if unknown := given.config.keys() - {"timeout"}:
             raise ValueError(
                 f"`--rdzv_conf` has `{min(unknown)}`, but `static` knows `timeout` only. Remove it."
@@ -35,28 +32,32 @@ class StaticRendezvous:
         self._timeout_s = given.get_as_int("timeout", _TIMEOUT_S) or _TIMEOUT_S
         self._round = -1
         host, _, port = given.endpoint.rpartition(":")
-        self._endpoint = RendezvousStoreInfo(host.strip("[]"), int(port))
-        place, timeout = (host.strip("[]"), int(port)), timedelta(seconds=self._timeout_s)
-        store = TCPStore(*place, None, machine_rank == 0, timeout, wait_for_workers=False)
+        self._place = host.strip("[]"), int(port)
+        timeout = timedelta(seconds=self._timeout_s)
+        store = TCPStore(*self._place, None, machine_rank == 0, timeout, wait_for_workers=False)
         self._store = PrefixStore(f"accel/{given.run_id}", store)
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Join the round that was called last, or call the next one if this machine has been in that; wait for all."""
+        from torch._C._distributed_c10d import PrefixStore
+        from torch.distributed.elastic.rendezvous import api
+
         self._join()
         deadline = time.monotonic() + self._timeout_s
         while missing := [rank for rank in range(self._num_machines) if not self._has_joined(rank)]:
             if self.is_closed():
-                raise RendezvousClosedError
+                raise api.RendezvousClosedError
             if self.num_nodes_waiting():
                 self._join()
             if time.monotonic() > deadline:
-                raise RendezvousTimeoutError(
+                raise api.RendezvousTimeoutError(
                     f"no launch with `--machine_rank {missing[0]}` joined within {self._timeout_s} s. Start one on "
                     "each machine, or raise `--rdzv_conf timeout=SECONDS`."
                 )
             time.sleep(self._poll_interval_s)
         store = PrefixStore(f"round/{self._round}", self._store)
-        return RendezvousInfo(store, self._machine_rank, self._num_machines, self._endpoint)
+        place = api.RendezvousStoreInfo(*self._place)
+        return api.RendezvousInfo(store, self._machine_rank, self._num_machines, place)
 
     def num_nodes_waiting(self) -> int:
         """Return 1 if another machine has called for the next round, else 0."""
