@@ -33,7 +33,6 @@ DAMAGE = (
     struct.error,
 )
 """The errors that `torch.load` raises for truncated, altered or malicious files."""
-LOCAL_HEADER_BYTES = 30
 
 
 def read_torch_file(
@@ -43,7 +42,6 @@ def read_torch_file(
     mmap: bool = False,
     allowed: Sequence[tuple[Callable[..., Any], str]] = (),
     archives_only: bool = True,
-    map_location: Any = "cpu",
     **options: Any,
 ) -> Any:
     """Return the content of a `torch.save` file, with tensors on the CPU.
@@ -54,36 +52,54 @@ def read_torch_file(
         mmap: Map tensors of archives into memory instead of reading them. Copy them before the file is removed.
         allowed: Further classes that the file may name, each with its name there; what is given stands for them.
         archives_only: Refuse files from before torch 1.6, which are no archives.
-        map_location: As for `torch.load`.
         **options: As for `torch.load`.
 
     Raises:
         CheckpointError: If the file is damaged, or holds anything but plain data.
     """
     if isinstance(source, Path):
-        path = source
-        check_regular(path)
+        check_regular(source)
     path = path or Path(str(source))
     with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
         start = file.tell()
         is_archive = file.read(4) == b"PK\x03\x04"
         num_bytes = file.seek(0, os.SEEK_END)
         file.seek(start)
-        if is_archive or archives_only:
-            checked_members(file, path, num_bytes)
-        else:
-            with naming_damage(path):
-                content, end = file.read(), 0
-                for _ in range(5):  # a mark, a version, the system, the content, the keys of storages
-                    end = check_pickle(content, end) if end < len(content) else end
+        members = checked_members(file, path, num_bytes) if is_archive or archives_only else None
+        with naming_damage(path):
+            _check_pickles(file, members)
         file.seek(start)
     with naming_damage(path):
         with torch.serialization.safe_globals([*harmless_globals(), *allowed]):
-            loaded = torch.load(
-                source, map_location=map_location, weights_only=True, mmap=mmap and is_archive, **options
-            )
-        check_loaded(loaded, num_bytes=num_bytes)
-        return loaded
+            options = {"map_location": "cpu", "mmap": mmap and is_archive, **options}
+            content = torch.load(source, weights_only=True, **options)
+        check_loaded(content, num_bytes=num_bytes)
+        return content
+
+
+def _check_pickles(file: BinaryIO, members: Sequence[zipfile.ZipInfo] | None) -> None:
+    if members is not None:
+        for member in members:
+            if member.filename.lower().endswith("data.pkl"):  # torch ignores the case
+                check_pickle(bytes_of(file, member))
+        return
+    content, end = file.read(), 0
+    for _ in range(5):  # a mark, a version, the system, the content, the keys of storages
+        end = check_pickle(content, end) if end < len(content) else end
+
+
+def begin_of(file: Any, member: zipfile.ZipInfo) -> int:
+    """Return where the content of a member begins: after its own header with a name and an extra field."""
+    file.seek(member.header_offset + 26)
+    name_bytes, extra_bytes = struct.unpack("<HH", file.read(4))
+    return int(file.tell() + name_bytes + extra_bytes)
+
+
+def bytes_of(file: Any, member: zipfile.ZipInfo) -> bytes:
+    """Return the content of a member; its checksum is not compared, since torch can leave checksums out."""
+    file.seek(begin_of(file, member))
+    content: bytes = file.read(member.file_size)
+    return content
 
 
 @contextmanager
@@ -104,16 +120,13 @@ def naming_damage(path: Path) -> Iterator[None]:
         ) from error
 
 
-def checked_members(
-    source: Path | BinaryIO | mmap.mmap, path: Path, num_bytes: int, *, check_pickles: bool = True
-) -> list[zipfile.ZipInfo]:
+def checked_members(source: Path | BinaryIO | mmap.mmap, path: Path, num_bytes: int) -> list[zipfile.ZipInfo]:
     """Return the members of an archive.
 
     Args:
         source: The archive; it may follow other bytes.
         path: The file that it is in, for messages.
         num_bytes: Its size.
-        check_pickles: Check the pickle in it, too.
 
     Raises:
         CheckpointError: If `torch.save` cannot have written it: if members are compressed or overlap.
@@ -121,27 +134,10 @@ def checked_members(
     try:
         with zipfile.ZipFile(source) as archive:  # type: ignore[arg-type]
             members = archive.infolist()
-            _check_sizes(members, path, num_bytes)
-            if check_pickles:
-                with naming_damage(path):
-                    for member in members:
-                        if member.filename.lower().endswith("data.pkl"):
-                            _check_pickle_of(archive.fp, member)
     except (zipfile.BadZipFile, ValueError, EOFError, struct.error, NotImplementedError, OSError) as error:
         raise CheckpointError(
             f"`{path}` is not a readable `torch.save` file: {error}. Copy or save it again."
         ) from error
-    return members
-
-
-def _check_pickle_of(file: Any, member: zipfile.ZipInfo) -> None:
-    # The checksum is not compared: torch can leave checksums out.
-    file.seek(member.header_offset + LOCAL_HEADER_BYTES - 4)
-    file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)
-    check_pickle(file.read(member.file_size))
-
-
-def _check_sizes(members: Sequence[zipfile.ZipInfo], path: Path, num_bytes: int) -> None:
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise CheckpointError(
             f"`{path}` holds compressed data, which `torch.save` never writes; it is not loaded. "
@@ -153,6 +149,7 @@ def _check_sizes(members: Sequence[zipfile.ZipInfo], path: Path, num_bytes: int)
             f"`{path}` claims to hold {claimed} bytes but has {num_bytes}: it is truncated or malicious. "
             "Copy or save it again."
         )
+    return members
 
 
 def _unsafe_global_in(message: str) -> str:
