@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
+from zipfile import ZipInfo
 
 import torch
 from torch._weights_only_unpickler import Unpickler
 
 from accel_checkpoint.formats.pickle_opcodes import check_pickle
 from accel_checkpoint.formats.plain_data import check_loaded
-from accel_checkpoint.formats.torch_files import begin_of, bytes_of, checked_members, naming_damage
+from accel_checkpoint.formats.torch_files import checked_members, naming_damage
 from accel_checkpoint.saving.snapshot import is_plain
 
 _LARGEST_PICKLE = 4096
 """That of a plain tensor has some 300 bytes."""
+_LOCAL_HEADER_BYTES = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +62,18 @@ def mapped_tensor(file: BinaryIO, path: Path, *, start: int, num_bytes: int) -> 
         member.filename.partition("/")[2]: member for member in checked_members(content, path, num_bytes)
     }
     with naming_damage(path):
-        if "byteorder" in members and bytes_of(content, members["byteorder"]) != sys.byteorder.encode():
+        if "byteorder" in members and _bytes_of(content, members["byteorder"]) != sys.byteorder.encode():
             return None
         if members["data.pkl"].file_size > _LARGEST_PICKLE:
             return None
-        layout = _layout_in(bytes_of(content, members["data.pkl"]))
+        layout = _layout_in(_bytes_of(content, members["data.pkl"]))
         if layout is None:
             return None
         record, like = members[layout.record], layout.tensor
         if record.file_size < layout.num_bytes:
             raise ValueError(f"`{layout.record}` is too short")
         values = torch.frombuffer(
-            content, dtype=torch.uint8, count=layout.num_bytes, offset=begin_of(content, record)
+            content, dtype=torch.uint8, count=layout.num_bytes, offset=_begin_of(content, record)
         )
         tensor = values.view(like.dtype).as_strided(like.shape, like.stride(), like.storage_offset())
         check_loaded(tensor, num_bytes=num_bytes)
@@ -109,3 +111,15 @@ class _StructureUnpickler(Unpickler):
         dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
         self.storages[f"data/{key}"] = numel * dtype.itemsize
         return torch.empty(numel, dtype=dtype, device="meta")._typed_storage()  # type: ignore[no-untyped-call]
+
+
+def _bytes_of(content: mmap.mmap, member: ZipInfo) -> bytes:
+    begin = _begin_of(content, member)
+    return content[begin : begin + member.file_size]
+
+
+def _begin_of(content: mmap.mmap, member: ZipInfo) -> int:
+    """Return where the content of a member begins: after its own header with a name and an extra field."""
+    begin = member.header_offset + _LOCAL_HEADER_BYTES
+    name, extra = content[begin - 4 : begin - 2], content[begin - 2 : begin]
+    return begin + int.from_bytes(name, "little") + int.from_bytes(extra, "little")

@@ -65,9 +65,11 @@ def read_torch_file(
         is_archive = file.read(4) == b"PK\x03\x04"
         num_bytes = file.seek(0, os.SEEK_END)
         file.seek(start)
-        members = checked_members(file, path, num_bytes) if is_archive or archives_only else None
+        if is_archive or archives_only:
+            checked_members(file, path, num_bytes)
+            file.seek(start)
         with naming_damage(path):
-            _check_pickles(file, members)
+            _check_pickles(file, is_archive=is_archive)
         file.seek(start)
     with naming_damage(path):
         with torch.serialization.safe_globals([*harmless_globals(), *allowed]):
@@ -77,29 +79,14 @@ def read_torch_file(
         return content
 
 
-def _check_pickles(file: BinaryIO, members: Sequence[zipfile.ZipInfo] | None) -> None:
-    if members is not None:
-        for member in members:
-            if member.filename.lower().endswith("data.pkl"):  # torch ignores the case
-                check_pickle(bytes_of(file, member))
+def _check_pickles(file: BinaryIO, *, is_archive: bool) -> None:
+    if is_archive:
+        # Read as torch does: another reader may see another member in a malicious archive.
+        check_pickle(torch._C.PyTorchFileReader(file).get_record("data.pkl"))
         return
     content, end = file.read(), 0
     for _ in range(5):  # a mark, a version, the system, the content, the keys of storages
         end = check_pickle(content, end) if end < len(content) else end
-
-
-def begin_of(file: Any, member: zipfile.ZipInfo) -> int:
-    """Return where the content of a member begins: after its own header with a name and an extra field."""
-    file.seek(member.header_offset + 26)
-    name_bytes, extra_bytes = struct.unpack("<HH", file.read(4))
-    return int(file.tell() + name_bytes + extra_bytes)
-
-
-def bytes_of(file: Any, member: zipfile.ZipInfo) -> bytes:
-    """Return the content of a member; its checksum is not compared, since torch can leave checksums out."""
-    file.seek(begin_of(file, member))
-    content: bytes = file.read(member.file_size)
-    return content
 
 
 @contextmanager
