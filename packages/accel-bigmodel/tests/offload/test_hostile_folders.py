@@ -38,7 +38,7 @@ def test_what_somebody_planted_is_replaced_and_not_written_through(tmp_path, nam
 ENTRIES = [
     None, [], "w", 1,
     {}, {"shape": [2]}, {"dtype": "float32"},
-    {"dtype": "float32", "shape": [-2]}, {"dtype": "float32", "shape": [2.0]}, {"dtype": "float32", "shape": 2},
+    {"dtype": "float32", "shape": [-2]}, {"dtype": "float32", "shape": [2.0]},
     {"dtype": "float32", "shape": ["2"]}, {"dtype": "float32", "shape": [0, 2**63]},
     {"dtype": "int4", "shape": [2]}, {"dtype": "nothing", "shape": [2]}, {"dtype": None, "shape": [2]},
     {"safetensors_file": 3}, {"safetensors_file": "missing"},

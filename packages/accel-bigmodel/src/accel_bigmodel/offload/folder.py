@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -59,12 +58,10 @@ def load_offloaded_weight(
     """
     path = Path(weight_file)
     try:
-        shape, dtype = torch.Size(weight_info["shape"]), as_torch_dtype(weight_info["dtype"])
-        if min((0, *shape)) < 0 or max((0, *shape)) >= 2**63:
-            raise ValueError("a size that cannot be")
+        like = torch.empty(weight_info["shape"], dtype=as_torch_dtype(weight_info["dtype"]), device="meta")
     except DAMAGE as error:
         raise invalid_entry(path.stem, weight_info) from error
-    num_bytes = math.prod(shape) * dtype.itemsize
+    shape, dtype, num_bytes = tuple(like.shape), like.dtype, like.nbytes
     if not path.is_file() or path.stat().st_size < num_bytes:
         raise CheckpointError(
             f"The offloaded weight `{path}` is missing or truncated. Offload the model again."

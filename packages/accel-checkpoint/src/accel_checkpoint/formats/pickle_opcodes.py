@@ -37,10 +37,9 @@ def check_pickle(pickled: bytes | mmap.mmap, start: int = 0) -> int:
     awaited: tuple[bytes, ...] = ()
     latest, position = b"", start
     while True:
-        if not awaited:
-            run = (_RUN if memo else _RUN_WITH_GETS).match(pickled, position)
-            if run is not None and run.end() > position:
-                latest, position = b"", run.end()
+        run = None if awaited else (_RUN if memo else _RUN_WITH_GETS).match(pickled, position)
+        if run is not None and run.end() > position:
+            latest, position = b"", run.end()
         opcode = pickled[position : position + 1]
         position += 1
         size = _NUMBER_BYTES.get(opcode, 0)

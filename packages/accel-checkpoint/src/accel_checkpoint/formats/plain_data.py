@@ -16,19 +16,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_state.errors import CheckpointError
 
-_LEAVES = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    bytearray,
-    torch.Size,
-    torch.dtype,
-    torch.device,
-)
+_LEAVES = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype,
+           torch.device)  # fmt: skip
 _CONTAINERS = (dict, OrderedDict, Counter, list, tuple, set)
 _NUMPY_KINDS = "biufc"
 _SPARSE_PARTS = {

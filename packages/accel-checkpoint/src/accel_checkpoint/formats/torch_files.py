@@ -19,19 +19,8 @@ from accel_checkpoint.formats.pickle_opcodes import check_pickle
 from accel_checkpoint.formats.plain_data import check_loaded, harmless_globals
 from accel_state.errors import CheckpointError
 
-DAMAGE = (
-    pickle.UnpicklingError,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    MemoryError,
-    struct.error,
-)
+DAMAGE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError,
+          ArithmeticError, AssertionError, MemoryError, struct.error)  # fmt: skip
 """The errors that `torch.load` raises for truncated, altered or malicious files."""
 
 
@@ -69,24 +58,19 @@ def read_torch_file(
             checked_members(file, path, num_bytes)
             file.seek(start)
         with naming_damage(path):
-            _check_pickles(file, is_archive=is_archive)
-        file.seek(start)
-    with naming_damage(path):
-        with torch.serialization.safe_globals([*harmless_globals(), *allowed]):
-            options = {"map_location": "cpu", "mmap": mmap and is_archive, **options}
-            content = torch.load(source, weights_only=True, **options)
-        check_loaded(content, num_bytes=num_bytes)
-        return content
-
-
-def _check_pickles(file: BinaryIO, *, is_archive: bool) -> None:
-    if is_archive:
-        # Read as torch does: another reader may see another member in a malicious archive.
-        check_pickle(torch._C.PyTorchFileReader(file).get_record("data.pkl"))
-        return
-    content, end = file.read(), 0
-    for _ in range(5):  # a mark, a version, the system, the content, the keys of storages
-        end = check_pickle(content, end) if end < len(content) else end
+            if is_archive:
+                # Read as torch does: another reader may see another member in a malicious archive.
+                check_pickle(torch._C.PyTorchFileReader(file).get_record("data.pkl"))
+            else:
+                pickles, end = file.read(), 0
+                for _ in range(5):  # a mark, a version, the system, the content, the keys of storages
+                    end = check_pickle(pickles, end) if end < len(pickles) else end
+            file.seek(start)
+            with torch.serialization.safe_globals([*harmless_globals(), *allowed]):
+                options = {"map_location": "cpu", "mmap": mmap and is_archive, **options}
+                content = torch.load(source, weights_only=True, **options)
+            check_loaded(content, num_bytes=num_bytes)
+            return content
 
 
 @contextmanager
