@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -96,6 +97,20 @@ def test_models_that_are_not_to_be_had_are_refused_with_the_reason(transformers,
             create_empty_model(name)
     with pytest.raises(NotAvailableError, match="The Hub cannot be reached"):
         create_empty_model("a/far")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"model_type": "bert", "hidden_size": 7, "num_attention_heads": 2}, "hidden size"),
+        ({"model_type": "bert", "hidden_act": "nothing"}, "nothing"),
+        ({"model_type": "bert", "hidden_size": -1, "num_attention_heads": 1}, "negative dimension"),
+    ],
+)
+def test_a_config_from_which_no_model_can_be_made_is_refused(tmp_path, content, reason):
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=f"has no config that transformers can read: .*{reason}"):
+        create_empty_model(str(tmp_path))
 
 
 def test_a_library_that_is_missing_or_broken_is_told(monkeypatch, tmp_path):

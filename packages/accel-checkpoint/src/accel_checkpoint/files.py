@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import stat
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 from accel_state.errors import CheckpointError
 
@@ -89,6 +91,15 @@ def check_regular(path: Path) -> None:
     """Raise a `CheckpointError` if ``path`` is a folder, a device or a pipe, which would block who opens it."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise CheckpointError(f"`{path}` is not a regular file. Replace it with the file itself.")
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file; raise a `CheckpointError` if it is not readable."""
+    check_regular(path)
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"`{path}` is not readable JSON: {error}. Copy or save it again.") from error
 
 
 def remove_folder(folder: Path, *, ignore_errors: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import accel_ops
 from accel_checkpoint.file_names import checkpoint_name, random_states_file
-from accel_checkpoint.files import regular_file
+from accel_checkpoint.files import read_json, regular_file
 from accel_checkpoint.formats.safetensor_files import open_safetensors
 from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.manifest import Manifest, problems_of, read_manifest
@@ -135,10 +134,7 @@ class SavedCheckpoint:
             with open_safetensors(path) as reader:
                 return {key: reader.read(key).clone() for key in reader.keys()}  # noqa: SIM118 (no mapping)
         if path.suffix == ".json":
-            try:
-                return json.loads(path.read_bytes())
-            except ValueError as error:
-                raise CheckpointError(f"`{path}` is damaged: {error}") from error
+            return read_json(path)
         return read_torch_file(path)
 
     def restore_random_states(self) -> None:

@@ -47,6 +47,25 @@ def test_tensors_at_odd_places_are_copied(tmp_path):
         (b'{"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}', "the entry of `a` is invalid"),
         (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "`a` does not lie inside"),
         (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}', "`a` does not lie inside"),
+        (
+            b'{"a": {"dtype": "F32", "shape": [0, 9223372036854775808], "data_offsets": [0, 0]}}',
+            "does not lie",
+        ),
+        (
+            (
+                b'{"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}, "b": {"dtype": "U8", "shape": [3], '
+                b'"data_offsets": [1, 4]}}'
+            ),
+            "its tensors overlap",
+        ),
+        (
+            (
+                b'{"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}, "a": {"dtype": "U8", "shape": [2], '
+                b'"data_offsets": [2, 4]}}'
+            ),
+            "a key occurs twice",
+        ),
+        (b"[" * 100000, "not valid JSON"),
     ],
 )
 def test_invalid_headers_are_rejected(tmp_path, header, why):

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from accel_checkpoint.formats.weight_files import CheckpointFile, checkpoint_files
+from accel_checkpoint.formats.weight_files import CheckpointFile, checkpoint_files, opener
 from accel_state.errors import CheckpointError
 
 
@@ -89,10 +90,10 @@ def test_several_candidates_are_named_and_not_chosen_from(tmp_path):
         checkpoint_files(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", "{}", '{"weight_map": []}'])
+@pytest.mark.parametrize("content", ["{", "[1]", "{}", '{"weight_map": []}', "[" * 100000])
 def test_an_invalid_index_is_rejected(tmp_path, content):
     write(tmp_path, index__json=content)
-    with pytest.raises(CheckpointError, match=r"The index .*index\.json"):
+    with pytest.raises(CheckpointError, match=r"index\.json` "):
         checkpoint_files(tmp_path)
 
 
@@ -101,3 +102,14 @@ def test_a_missing_checkpoint_is_an_error(tmp_path):
         checkpoint_files(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"holds no checkpoint: none of model\.safetensors"):
         checkpoint_files(tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs pipes with a name")
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_pipe_in_place_of_a_weight_file_is_refused(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with (
+        pytest.raises(CheckpointError, match="is not a regular file"),
+        opener(tmp_path / name)(tmp_path / name),
+    ):
+        pass

@@ -11,6 +11,7 @@ from torch import nn
 
 from accel_bigmodel.estimate.hub import verify_on_hub
 from accel_bigmodel.skeleton import init_empty_weights
+from accel_checkpoint.formats.torch_files import DAMAGE
 from accel_state.errors import ConfigError, NotAvailableError, did_you_mean
 
 
@@ -122,17 +123,17 @@ def _from_transformers(
         config = transformers.AutoConfig.from_pretrained(
             name, trust_remote_code=trust_remote_code, token=token, local_files_only=is_cached
         )
-    except (OSError, ValueError) as error:
+        made = _architecture(transformers, config)
+        with init_empty_weights():
+            if made is not None:
+                model: nn.Module = made(config)
+            else:
+                model = transformers.AutoModel.from_config(config, trust_remote_code=trust_remote_code)
+    except (OSError, *DAMAGE) as error:
         raise ConfigError(
-            f"`{name}` has no config that transformers can read: {error}. "
+            f"`{name}` has no config that transformers can read: {str(error) or type(error).__name__}. "
             "Name a model of transformers, or give one of your own as `module:factory`."
         ) from error
-    made = _architecture(transformers, config)
-    with init_empty_weights():
-        if made is not None:
-            model: nn.Module = made(config)
-        else:
-            model = transformers.AutoModel.from_config(config, trust_remote_code=trust_remote_code)
     return model
 
 

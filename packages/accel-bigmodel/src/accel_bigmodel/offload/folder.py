@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -14,8 +13,9 @@ from torch import nn
 
 from accel_bigmodel.tensors.dtypes import as_torch_dtype
 from accel_bigmodel.tensors.placing import set_module_tensor_to_device
+from accel_checkpoint.files import is_plain_name, read_json
 from accel_checkpoint.formats.safetensor_ranges import ByteRange, MappedFile
-from accel_checkpoint.formats.weight_files import is_plain
+from accel_checkpoint.formats.torch_files import DAMAGE
 from accel_state.errors import CheckpointError
 
 INDEX_NAME = "index.json"
@@ -38,10 +38,7 @@ def offload_weight(
     dense = weight.detach().cpu().contiguous()
     path = weight_file(Path(offload_folder), weight_name)
     raw = dense.reshape(-1).view(torch.uint8) if dense.numel() else torch.empty(0, dtype=torch.uint8)
-    staged = path.with_name(path.name + ".part")
-    with staged.open("wb") as file:
-        file.write(raw.numpy().data)
-    staged.replace(path)  # models that map the previous file keep their values
+    _write(path, raw.numpy().data)
     if index is not None:
         index[weight_name] = {"dtype": str(dense.dtype).removeprefix("torch."), "shape": list(dense.shape)}
     return index
@@ -57,11 +54,14 @@ def load_offloaded_weight(
         weight_info: Its entry in the index, with ``dtype`` and ``shape``.
 
     Raises:
-        CheckpointError: If the file is missing or shorter than the index says.
+        CheckpointError: If the file is missing or shorter than the index says, or the entry is no such table.
     """
-    path, shape = Path(weight_file), tuple(weight_info["shape"])
-    dtype = as_torch_dtype(weight_info["dtype"])
-    num_bytes = math.prod(shape) * dtype.itemsize
+    path = Path(weight_file)
+    try:
+        like = torch.empty(weight_info["shape"], dtype=as_torch_dtype(weight_info["dtype"]), device="meta")
+    except DAMAGE as error:
+        raise invalid_entry(path.stem, weight_info) from error
+    shape, dtype, num_bytes = tuple(like.shape), like.dtype, like.nbytes
     if not path.is_file() or path.stat().st_size < num_bytes:
         raise CheckpointError(
             f"The offloaded weight `{path}` is missing or truncated. Offload the model again."
@@ -74,14 +74,28 @@ def load_offloaded_weight(
     return MappedFile(path).tensor(ByteRange(dtype, shape, 0, num_bytes))
 
 
+def invalid_entry(name: str, entry: object) -> CheckpointError:
+    """Return the error for an entry of an index that `offload_weight` did not write, or whose file is missing."""
+    return CheckpointError(
+        f"The offload index has an invalid entry for `{name}`: {entry!r:.200}. Offload the model again."
+    )
+
+
 def save_offload_index(index: Mapping[str, Any], offload_folder: str | os.PathLike[str]) -> None:
     """Add ``index`` to the ``index.json`` of a folder; nothing is written if it is empty."""
     if not index:
         return
     path = Path(offload_folder, INDEX_NAME)
     merged = {**(read_offload_index(offload_folder) if path.is_file() else {}), **index}
-    staged = path.with_name(INDEX_NAME + ".part")
-    staged.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
+    _write(path, (json.dumps(merged, indent=2) + "\n").encode())
+
+
+def _write(path: Path, content: bytes | memoryview) -> None:
+    """Replace a file; models that map the previous one keep their values, and links planted here are not followed."""
+    staged = path.with_name(path.name + ".part")
+    staged.unlink(missing_ok=True)
+    with staged.open("xb") as file:
+        file.write(content)
     staged.replace(path)
 
 
@@ -94,10 +108,7 @@ def read_offload_index(offload_folder: str | os.PathLike[str]) -> dict[str, Any]
     path = Path(offload_folder, INDEX_NAME)
     if not path.is_file():
         raise CheckpointError(f"`{offload_folder}` holds no offloaded weights: `{INDEX_NAME}` is missing.")
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"The index `{path}` is not readable JSON: {error}") from error
+    index = read_json(path)
     if not isinstance(index, dict):
         raise CheckpointError(f"The index `{path}` must be a JSON object with one entry per weight.")
     return index
@@ -144,6 +155,6 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 def weight_file(folder: Path, name: str) -> Path:
     """Return the file of a weight; names that lead out of the folder are refused."""
-    if not is_plain(f"{name}.dat"):
+    if not is_plain_name(f"{name}.dat") or "/" in str(name):
         raise CheckpointError(f"`{name}` cannot be the name of a file inside `{folder}`.")
     return folder / f"{name}.dat"

@@ -14,6 +14,7 @@ import torch
 from accel_bigmodel.offload.folder import (
     check_identity,
     file_identities,
+    invalid_entry,
     load_offloaded_weight,
     read_offload_index,
     weight_file,
@@ -99,13 +100,16 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         if key in self.state_dict:
             return self.state_dict[key]
         entry = self.index[key]
-        if entry.get("safetensors_file") is not None:
-            return self._from_safetensors(entry["safetensors_file"], entry.get("weight_name", key), entry)
+        try:
+            name = entry.get("weight_name", key)
+            if entry.get("safetensors_file") is not None:
+                return self._from_safetensors(entry["safetensors_file"], name, entry)
+        except (AttributeError, LookupError, TypeError, ValueError, FileNotFoundError) as error:
+            raise invalid_entry(key, entry) from error
         if self.save_folder is None:
             raise CheckpointError(
                 f"`{key}` is in an offload folder, but no `save_folder` was given. Pass the folder."
             )
-        name = entry.get("weight_name", key)
         if name in self._mapped:
             return self._mapped[name]
         path = weight_file(self.save_folder, name)

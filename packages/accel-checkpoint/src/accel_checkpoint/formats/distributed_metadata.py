@@ -34,18 +34,13 @@ class _Record:
         self.state = state
 
 
-class _Size(_Record):
-    def __new__(cls, sizes: Any = ()) -> Any:
-        return sizes
-
-
 _NAMES = ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "BytesStorageMetadata",
           "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")  # fmt: skip
 _CLASSES: dict[str, Any] = {name: type(name, (_Record,), {"__slots__": ()}) for name in _NAMES}
 _ALLOWED: dict[tuple[str, str], Any] = {
     **{(dcp.__name__, name): kind for name, kind in _CLASSES.items()},
     (_StorageInfo.__module__, _StorageInfo.__name__): _Record,
-    ("torch", "Size"): _Size,
+    ("torch", "Size"): type("Size", (_Record,), {"__new__": lambda cls, sizes=(): sizes}),
     ("torch.serialization", "_get_layout"): _Record,
     # The folder that was saved to, which nothing here uses.
     **{

@@ -16,11 +16,12 @@ from torch._weights_only_unpickler import Unpickler
 
 from accel_checkpoint.formats.pickle_opcodes import check_pickle
 from accel_checkpoint.formats.plain_data import check_loaded
-from accel_checkpoint.formats.torch_files import LOCAL_HEADER_BYTES, checked_members, naming_damage
+from accel_checkpoint.formats.torch_files import checked_members, naming_damage
 from accel_checkpoint.saving.snapshot import is_plain
 
 _LARGEST_PICKLE = 4096
 """That of a plain tensor has some 300 bytes."""
+_LOCAL_HEADER_BYTES = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,7 @@ def mapped_tensor(file: BinaryIO, path: Path, *, start: int, num_bytes: int) -> 
     with naming_damage(path):
         content = mmap.mmap(file.fileno(), before + num_bytes, offset=start - before, access=mmap.ACCESS_COPY)
     members = {
-        member.filename.partition("/")[2]: member
-        for member in checked_members(content, path, num_bytes, check_pickles=False)
+        member.filename.partition("/")[2]: member for member in checked_members(content, path, num_bytes)
     }
     with naming_damage(path):
         if "byteorder" in members and _bytes_of(content, members["byteorder"]) != sys.byteorder.encode():
@@ -120,6 +120,6 @@ def _bytes_of(content: mmap.mmap, member: ZipInfo) -> bytes:
 
 def _begin_of(content: mmap.mmap, member: ZipInfo) -> int:
     """Return where the content of a member begins: after its own header with a name and an extra field."""
-    begin = member.header_offset + LOCAL_HEADER_BYTES
+    begin = member.header_offset + _LOCAL_HEADER_BYTES
     name, extra = content[begin - 4 : begin - 2], content[begin - 2 : begin]
     return begin + int.from_bytes(name, "little") + int.from_bytes(extra, "little")

@@ -10,13 +10,11 @@ _PLAIN = rb"[()\]}NRQbuesat\x81\x85-\x89\x8f\x90\x91\x93\x94]|[K\x80].|M..|J....
 _ONE = re.compile(_PLAIN, re.DOTALL)
 _RUN = re.compile(rb"(?:%s)*+" % _PLAIN.replace(b"]|", b"]++|", 1), re.DOTALL)
 _RUN_WITH_GETS = re.compile(rb"(?:%s|h.|j....)*+" % _PLAIN.replace(b"]|", b"]++|", 1), re.DOTALL)
-_NUMBER_BYTES = {
+_NUMBER_BYTES = {  # of an index, or of a length that as many bytes follow
     bytes([opcode]): size
     for size, opcodes in ((1, b"qhUC\x8c\x8a"), (4, b"rjXB"), (8, b"\x8d\x8e\x96"))
     for opcode in opcodes
 }
-"""The opcodes that an index follows, or a length and as many bytes."""
-_LONGEST_KNOWN_TEXT = 16
 _ARGUMENTS = {
     b"name:builtins.bytearray": (rb"\)|name:_codecs\.encode",),
     b"name:builtins.set": (rb"\]",),
@@ -39,10 +37,9 @@ def check_pickle(pickled: bytes | mmap.mmap, start: int = 0) -> int:
     awaited: tuple[bytes, ...] = ()
     latest, position = b"", start
     while True:
-        if not awaited:
-            run = (_RUN if memo else _RUN_WITH_GETS).match(pickled, position)
-            if run is not None and run.end() > position:
-                latest, position = b"", run.end()
+        run = None if awaited else (_RUN if memo else _RUN_WITH_GETS).match(pickled, position)
+        if run is not None and run.end() > position:
+            latest, position = b"", run.end()
         opcode = pickled[position : position + 1]
         position += 1
         size = _NUMBER_BYTES.get(opcode, 0)
@@ -63,7 +60,7 @@ def check_pickle(pickled: bytes | mmap.mmap, start: int = 0) -> int:
             latest = memo.get(number, b"")
         elif size:
             begin, position = position + size, position + size + number
-            latest = b"text:" + (pickled[begin:position] if number <= _LONGEST_KNOWN_TEXT else b"")
+            latest = b"text:" + (pickled[begin:position] if number <= 16 else b"")
         elif opcode == b"c":
             middle = pickled.find(b"\n", position)
             end = pickled.find(b"\n", max(middle, position) + 1)

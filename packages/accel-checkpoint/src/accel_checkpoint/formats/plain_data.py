@@ -16,19 +16,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from accel_checkpoint.formats.deferred import DeferredTensor
 from accel_state.errors import CheckpointError
 
-_LEAVES = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    bytearray,
-    torch.Size,
-    torch.dtype,
-    torch.device,
-)
+_LEAVES = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype,
+           torch.device)  # fmt: skip
 _CONTAINERS = (dict, OrderedDict, Counter, list, tuple, set)
 _NUMPY_KINDS = "biufc"
 _SPARSE_PARTS = {
@@ -45,7 +34,7 @@ _NUMPY_HOMES = ("numpy._core.multiarray", "numpy.core.multiarray")
 def harmless_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
     """Return the globals that are safe beyond those of `torch.load(weights_only=True)`: NumPy numbers, and `b""`."""
     # Registered under both paths: NumPy 2 moved them, and a file contains the path of the version that wrote it.
-    builders: list[Any] = [(_empty_array, "_reconstruct"), (np.float64().__reduce__()[0], "scalar")]
+    builders: list[Any] = [(lambda *_: np.empty(0), "_reconstruct"), (np.float64().__reduce__()[0], "scalar")]
     kinds: list[Any] = [np.ndarray, *{type(np.dtype(code)) for code in _NUMPY_CODES}]
     return [
         *[(build, f"{home}.{name}") for build, name in builders for home in _NUMPY_HOMES],
@@ -63,11 +52,6 @@ def _number_dtype(code: str, align: bool = False, copy: bool = True) -> np.dtype
     if code not in _NUMPY_CODES:
         raise ValueError(f"`{code}` is no dtype of numbers")
     return np.dtype(code, copy=True)
-
-
-def _empty_array(*_: Any) -> np.ndarray[Any, Any]:
-    """Stand in for what pickle calls for an array, whose shape and values follow."""
-    return np.empty(0)
 
 
 def _no_bytes() -> bytes:

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accel_checkpoint.files import naming_read_errors
+from accel_checkpoint.files import check_regular, naming_read_errors
 from accel_checkpoint.formats.deferred import DeferredTensor, second_names_in
 from accel_checkpoint.formats.safetensor_writing import write_safetensors
 from accel_checkpoint.formats.weight_names import SAFETENSORS
@@ -87,6 +87,7 @@ class SafetensorsReader:
 @contextmanager
 def open_safetensors(path: Path) -> Iterator[SafetensorsReader]:
     """Open a safetensors file for reading."""
+    check_regular(path)
     try:
         try:
             file = safe_open(path, framework="pt")

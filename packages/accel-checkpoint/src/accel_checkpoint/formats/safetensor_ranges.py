@@ -6,11 +6,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from accel_checkpoint.files import check_regular
 from accel_state.errors import CheckpointError
 
 DTYPES: dict[str, torch.dtype] = {
@@ -51,13 +53,14 @@ def read_layout(path: Path) -> SafetensorsLayout:
     Raises:
         CheckpointError: If it is not a safetensors file, or its header contradicts its size.
     """
+    check_regular(path)
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(_LARGEST_HEADER, size - 8):
             raise _unreadable(path, "its header does not fit into it")
         try:
-            header = json.loads(file.read(length))
+            header = json.loads(file.read(length), object_pairs_hook=_unique)
         except (ValueError, RecursionError) as error:
             raise _unreadable(path, f"its header is not valid JSON ({error})") from error
     if not isinstance(header, dict):
@@ -66,8 +69,19 @@ def read_layout(path: Path) -> SafetensorsLayout:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _unreadable(path, "its metadata is not a table of strings")
     ranges = {name: _range(path, name, entry, 8 + length, size) for name, entry in header.items()}
+    spans = sorted(
+        (place.start, place.start + place.num_bytes) for place in ranges.values() if place.num_bytes
+    )
+    if any(end > start for (_, end), (start, _) in pairwise(spans)):
+        raise _unreadable(path, "its tensors overlap")
     second = {name: kept for name, kept in metadata.items() if kept in ranges and name not in ranges}
     return SafetensorsLayout(path, ranges, second)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(table := dict(pairs)) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return table
 
 
 def _range(path: Path, name: str, entry: Any, base: int, size: int) -> ByteRange:
@@ -83,7 +97,7 @@ def _range(path: Path, name: str, entry: Any, base: int, size: int) -> ByteRange
     if not isinstance(shape, list) or not all(type(number) is int for number in (*shape, start, end)):
         raise _unreadable(path, f"`{name}` has a shape or an offset that is not an integer")
     num_bytes = math.prod(shape) * dtype.itemsize
-    if min([start, *shape]) < 0 or base + end > size or end - start != num_bytes:
+    if min([start, *shape]) < 0 or max([0, *shape]) >= 2**63 or base + end > size or end - start != num_bytes:
         raise _unreadable(path, f"`{name}` does not lie inside it")
     return ByteRange(dtype, tuple(shape), base + start, num_bytes)
 

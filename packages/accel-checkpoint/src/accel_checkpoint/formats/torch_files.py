@@ -19,21 +19,9 @@ from accel_checkpoint.formats.pickle_opcodes import check_pickle
 from accel_checkpoint.formats.plain_data import check_loaded, harmless_globals
 from accel_state.errors import CheckpointError
 
-DAMAGE = (
-    pickle.UnpicklingError,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    MemoryError,
-    struct.error,
-)
+DAMAGE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError,
+          ArithmeticError, AssertionError, MemoryError, struct.error)  # fmt: skip
 """The errors that `torch.load` raises for truncated, altered or malicious files."""
-LOCAL_HEADER_BYTES = 30
 
 
 def read_torch_file(
@@ -43,7 +31,6 @@ def read_torch_file(
     mmap: bool = False,
     allowed: Sequence[tuple[Callable[..., Any], str]] = (),
     archives_only: bool = True,
-    map_location: Any = "cpu",
     **options: Any,
 ) -> Any:
     """Return the content of a `torch.save` file, with tensors on the CPU.
@@ -54,15 +41,13 @@ def read_torch_file(
         mmap: Map tensors of archives into memory instead of reading them. Copy them before the file is removed.
         allowed: Further classes that the file may name, each with its name there; what is given stands for them.
         archives_only: Refuse files from before torch 1.6, which are no archives.
-        map_location: As for `torch.load`.
         **options: As for `torch.load`.
 
     Raises:
         CheckpointError: If the file is damaged, or holds anything but plain data.
     """
     if isinstance(source, Path):
-        path = source
-        check_regular(path)
+        check_regular(source)
     path = path or Path(str(source))
     with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
         start = file.tell()
@@ -71,19 +56,21 @@ def read_torch_file(
         file.seek(start)
         if is_archive or archives_only:
             checked_members(file, path, num_bytes)
-        else:
-            with naming_damage(path):
-                content, end = file.read(), 0
+            file.seek(start)
+        with naming_damage(path):
+            if is_archive:
+                # Read as torch does: another reader may see another member in a malicious archive.
+                check_pickle(torch._C.PyTorchFileReader(file).get_record("data.pkl"))
+            else:
+                pickles, end = file.read(), 0
                 for _ in range(5):  # a mark, a version, the system, the content, the keys of storages
-                    end = check_pickle(content, end) if end < len(content) else end
-        file.seek(start)
-    with naming_damage(path):
-        with torch.serialization.safe_globals([*harmless_globals(), *allowed]):
-            loaded = torch.load(
-                source, map_location=map_location, weights_only=True, mmap=mmap and is_archive, **options
-            )
-        check_loaded(loaded, num_bytes=num_bytes)
-        return loaded
+                    end = check_pickle(pickles, end) if end < len(pickles) else end
+            file.seek(start)
+            with torch.serialization.safe_globals([*harmless_globals(), *allowed]):
+                options = {"map_location": "cpu", "mmap": mmap and is_archive, **options}
+                content = torch.load(source, weights_only=True, **options)
+            check_loaded(content, num_bytes=num_bytes)
+            return content
 
 
 @contextmanager
@@ -105,16 +92,13 @@ def naming_damage(path: Path) -> Iterator[None]:
         ) from error
 
 
-def checked_members(
-    source: Path | BinaryIO | mmap.mmap, path: Path, num_bytes: int, *, check_pickles: bool = True
-) -> list[zipfile.ZipInfo]:
+def checked_members(source: Path | BinaryIO | mmap.mmap, path: Path, num_bytes: int) -> list[zipfile.ZipInfo]:
     """Return the members of an archive.
 
     Args:
         source: The archive; it may follow other bytes.
         path: The file that it is in, for messages.
         num_bytes: Its size.
-        check_pickles: Check the pickle in it, too.
 
     Raises:
         CheckpointError: If `torch.save` cannot have written it: if members are compressed or overlap.
@@ -122,28 +106,11 @@ def checked_members(
     try:
         with zipfile.ZipFile(source) as archive:  # type: ignore[arg-type]
             members = archive.infolist()
-            _check_sizes(members, path, num_bytes)
-            if check_pickles:
-                with naming_damage(path):
-                    for member in members:
-                        if member.filename.lower().endswith("data.pkl"):
-                            _check_pickle_of(archive.fp, member)
     except (zipfile.BadZipFile, ValueError, EOFError, struct.error, NotImplementedError, OSError) as error:
         raise_read_error(path, error)
         raise CheckpointError(
             f"`{path}` is not a readable `torch.save` file: {error}. Copy or save it again."
         ) from error
-    return members
-
-
-def _check_pickle_of(file: Any, member: zipfile.ZipInfo) -> None:
-    # The checksum is not compared: torch can leave checksums out.
-    file.seek(member.header_offset + LOCAL_HEADER_BYTES - 4)
-    file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)
-    check_pickle(file.read(member.file_size))
-
-
-def _check_sizes(members: Sequence[zipfile.ZipInfo], path: Path, num_bytes: int) -> None:
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise CheckpointError(
             f"`{path}` holds compressed data, which `torch.save` never writes; it is not loaded. "
@@ -155,6 +122,7 @@ def _check_sizes(members: Sequence[zipfile.ZipInfo], path: Path, num_bytes: int)
             f"`{path}` claims to hold {claimed} bytes but has {num_bytes}: it is truncated or malicious. "
             "Copy or save it again."
         )
+    return members
 
 
 def _unsafe_global_in(message: str) -> str:

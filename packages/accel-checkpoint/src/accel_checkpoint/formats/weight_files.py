@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
+from accel_checkpoint.files import is_plain_name, read_json
 from accel_checkpoint.formats.pickle_files import open_pickled
 from accel_checkpoint.formats.protocol import OpenWeights
 from accel_checkpoint.formats.safetensor_files import open_safetensors
@@ -92,25 +92,17 @@ def _files_of_index(index: Path) -> list[CheckpointFile]:
 
 
 def _weight_map(index: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(index.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"The index `{index}` is not readable JSON: {error}") from error
+    content = read_json(index)
     weight_map = content.get("weight_map", content) if isinstance(content, dict) else content
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"The index `{index}` must map names of weights to names of files.")
     return weight_map
 
 
-def _inside(index: Path, file_name: object) -> str:
+def _inside(index: Path, file_name: Any) -> str:
     """Return ``file_name`` if it names a file in the folder of ``index`` on every operating system."""
-    if not isinstance(file_name, str) or not is_plain(file_name):
+    if not is_plain_name(file_name) or "/" in file_name:
         raise CheckpointError(
             f"The index `{index}` names the file `{file_name}`. Only plain names of files beside it are read."
         )
-    return file_name
-
-
-def is_plain(name: str) -> bool:
-    """Whether ``name`` is a file name without a folder on every operating system."""
-    return name not in ("", ".", "..") and PurePosixPath(name).name == PureWindowsPath(name).name == name
+    return str(file_name)
