@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import re
 import signal
 import time
 import warnings
@@ -186,6 +187,50 @@ def test_interrupt_ends_both_ranks_as_interrupted(outcome):
     ended = outcome
     assert [exit_code for _, exit_code in ended] == [-signal.SIGINT] * 2, ended
     assert all("KeyboardInterrupt" in errors and "terminate called" not in errors for errors, _ in ended)
+
+
+WAITS_LONG = """
+import os, time
+from accel_state import process_group
+from accel_state.partial_state import PartialState
+process_group.FIRST_NOTICE_S = 0.5
+if os.environ["RANK"] == "1":
+    while not os.path.exists(os.environ["REPORTED"]):
+        time.sleep(0.05)
+PartialState(cpu=True).wait_for_everyone()
+"""
+
+
+def test_a_rank_that_waits_at_the_start_says_for_whom(tmp_path, monkeypatch):
+    reported = tmp_path / "reported"
+    monkeypatch.setenv("REPORTED", str(reported))
+    with start_ranks(["-c", WAITS_LONG], 2) as ranks:
+        while "Rank 0 has waited for the other of 2 ranks" not in ranks[0].stderr:
+            assert ranks[0].process.poll() is None, ranks[0].stderr
+            time.sleep(0.05)
+        reported.touch()
+        ended = finish(ranks)
+    assert [exit_code for _, exit_code in ended] == [0, 0]
+    assert "answers, so ranks are missing" in ended[0][0]
+
+
+NOBODY_LISTENS = """
+import datetime
+from accel_state import process_group
+from accel_state.partial_state import PartialState
+process_group.FIRST_NOTICE_S = 0.5
+PartialState(cpu=True, timeout=datetime.timedelta(seconds=3))
+"""
+
+
+def test_a_rank_says_that_nobody_listens_where_the_ranks_meet():
+    with start_ranks(["-c", NOBODY_LISTENS], 2) as ranks:
+        ranks[0].process.kill()
+        (_, (errors, exit_code)) = finish(ranks)
+    assert exit_code == 1
+    assert re.search(
+        r"Rank 1 has waited for rank 0 for 0 s; `.*:\d+` cannot be reached: Connection refused", errors
+    )
 
 
 def waits_alone(folder):

@@ -77,6 +77,17 @@ def test_a_prefix_stands_before_each_line_and_the_last_gets_an_end(screen):
     assert output.tail.lines() == ("done", "last")
 
 
+def test_a_long_line_is_passed_on_without_a_search_at_each_byte(screen):
+    output = Output(prefix="[h1] ", stdout=screen.out, stderr=screen.err)
+    part = b"." * 50_000  # minutes of regular expressions, if each byte may be the beginning of a line
+    for end in (b"", b"", b"", b"", b"\r\n"):
+        os.write(output.stdout, part + end)
+        output.drain()
+    output.started()
+    output.close()
+    assert screen.read()[0] == b"[h1] " + 5 * part + b"\r\n"
+
+
 def test_when_nobody_reads_us_any_more_the_process_learns_it():
     reader, writer = os.pipe()
     output = Output(stdout=writer, stderr=writer)

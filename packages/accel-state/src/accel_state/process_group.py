@@ -11,7 +11,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,8 @@ from accel_state.errors import ConfigError, StateError
 from accel_state.open_files import raise_open_file_limit
 from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
+
+logger = logging.getLogger(__name__)
 
 OPTIONS = frozenset(
     {
@@ -44,6 +47,9 @@ _FAILURE_WAIT_S = 5.0
 _CALLBACK_WAIT_S = 5.0
 _RELEASE_S = 0.02
 _STORE_BACKLOG = 2048
+_NOTICE_S = 300.0
+FIRST_NOTICE_S = 30.0
+"""How long a rank waits for the others at the start before it says so."""
 
 
 class _Owned:
@@ -101,7 +107,8 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
 
     _forget_meshes()  # of a group that the script destroyed
     _allow_connections(arguments["world_size"])
-    dist.init_process_group(**arguments)
+    with _reporting_a_long_wait(topology):
+        dist.init_process_group(**arguments)
     del server  # torch has a store on it now
     _Owned.pid, _Owned.group = os.getpid(), dist.group.WORLD
     if not _Owned.is_exit_hooked:
@@ -113,6 +120,41 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
         # A rank may be connected to all while another is not yet. If it left now, as a short script does, the other
         # would fail with "Connection closed by peer" (torch 2.13).
         dist.barrier()
+
+
+@contextmanager
+def _reporting_a_long_wait(topology: Topology) -> Iterator[None]:
+    """Log after half a minute, and then every five, for whom this rank waits, and why."""
+    is_over = threading.Event()
+    threading.Thread(target=_report_waits, args=(topology, is_over), daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
+def _report_waits(topology: Topology, is_over: threading.Event) -> None:
+    awaited = f"the other of {topology.world_size} ranks" if topology.rank == 0 else "rank 0"
+    waited_s, pause_s = 0.0, FIRST_NOTICE_S
+    while not is_over.wait(pause_s):
+        waited_s, pause_s = waited_s + pause_s, _NOTICE_S
+        logger.warning(
+            "Rank %d has waited for %s for %.0f s%s. Start the script on all machines, with the same address and port, "
+            "which all of them can reach.",
+            *(topology.rank, awaited, waited_s, _reason_to_wait(topology)),
+        )
+
+
+def _reason_to_wait(topology: Topology) -> str:
+    """Return whether the place where the ranks meet answers, for the end of a sentence."""
+    if topology.master_addr is None:
+        return ""
+    place = f"`{topology.master_addr}:{topology.master_port}`"
+    try:
+        socket.create_connection((topology.master_addr, topology.master_port), timeout=5).close()
+    except OSError as error:
+        return f"; {place} cannot be reached: {error.strerror or error}"
+    return f"; {place} answers, so ranks are missing, or it is another program"
 
 
 def _allow_connections(num_ranks: int) -> None:

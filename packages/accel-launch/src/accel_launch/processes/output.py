@@ -114,8 +114,10 @@ class Channel:
 
     def _whole_lines(self, chunk: bytes) -> bytes:
         text = self.pending + chunk
-        lines = _LINE.findall(text)
-        self.pending = text[sum(map(len, lines)) :]
+        end = (
+            max(text.rfind(b"\r"), text.rfind(b"\n")) + 1
+        )  # beyond it, a search would try each byte as a beginning
+        lines, self.pending = _LINE.findall(text[:end]), text[end:]
         return b"".join(self.prefix + line for line in lines if not line.startswith(MESSAGE_MARK))
 
     def _write(self, data: bytes) -> None:
