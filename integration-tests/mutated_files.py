@@ -105,12 +105,7 @@ def read_offloaded(path):
 
 def write_config(folder):
     """Write a config file of the launcher."""
-    config = {
-        "compute_environment": "LOCAL_MACHINE",
-        "mixed_precision": "no",
-        "num_processes": 2,
-        "tags": ["a", "b"],
-    }
+    config = {"compute_environment": "LOCAL_MACHINE", "mixed_precision": "no", "num_processes": 2}
     (folder / "config.json").write_text(json.dumps(config))
     lines = "".join(f"{name}: {value}\n" for name, value in config.items())
     (folder / "config.yaml").write_text(lines + "fsdp_config:\n  fsdp_version: 2\n")
