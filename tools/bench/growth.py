@@ -315,6 +315,8 @@ def store_round(size: int, folder: Path) -> Work:
             return super().__getattribute__(name)
 
     class Present:
+        num_bytes = 0
+
         def ended(self, ranks: object) -> list[int]:
             return []
 

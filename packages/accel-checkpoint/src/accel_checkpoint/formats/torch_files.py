@@ -62,15 +62,23 @@ def read_torch_file(
                 # Read as torch does: another reader may see another member in a malicious archive.
                 check_pickle(torch._C.PyTorchFileReader(file).get_record("data.pkl"))
             else:
-                pickles, end = file.read(), 0
-                for _ in range(5):  # a mark, a version, the system, the content, the keys of storages
-                    end = check_pickle(pickles, end) if end < len(pickles) else end
+                _check_pickles_of(file)
             file.seek(start)
             with torch.serialization.safe_globals([*harmless_globals(), *allowed]):
                 options = {"map_location": "cpu", "mmap": mmap and is_archive, **options}
                 content = torch.load(source, weights_only=True, **options)
             check_loaded(content, num_bytes=num_bytes)
             return content
+
+
+def _check_pickles_of(file: BinaryIO) -> None:
+    """Check the pickles at the start of a file that is no archive, whose tensors follow them."""
+    try:
+        end, content = file.tell(), mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, AttributeError):  # it is in memory
+        end, content = 0, file.read()
+    for _ in range(5):  # a mark, a version, the system, the content, the keys of storages
+        end = check_pickle(content, end) if end < len(content) else end
 
 
 @contextmanager
