@@ -73,10 +73,11 @@ def read_torch_file(
 
 def _check_pickles_of(file: BinaryIO) -> None:
     """Check the pickles at the start of a file that is no archive, whose tensors follow them."""
+    content: bytes | mmap.mmap
     try:
-        end, content = file.tell(), mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        content, end = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), file.tell()
     except (OSError, AttributeError):  # it is in memory
-        end, content = 0, file.read()
+        content, end = file.read(), 0
     for _ in range(5):  # a mark, a version, the system, the content, the keys of storages
         end = check_pickle(content, end) if end < len(content) else end
 
