@@ -127,7 +127,7 @@ PATIENT_SSH = """#!/bin/sh
 read question
 touch "$MEETING/$$"
 for _ in 1 2 3 4 5 6 7 8 9 10; do
-    [ $(ls "$MEETING" | wc -l) = 5 ] && echo "$question" && exit 0
+    [ $(ls "$MEETING" | wc -l) = 5 ] && echo "$ANSWER" && exit 0
     sleep 0.3
 done
 exit 3
@@ -138,6 +138,9 @@ def test_all_hosts_are_asked_at_once(tmp_path, fake_ssh, monkeypatch):
     (tmp_path / "bin" / "ssh").write_text(PATIENT_SSH)
     (tmp_path / "meeting").mkdir()
     monkeypatch.setenv("MEETING", str(tmp_path / "meeting"))
+    numbers = {"free_port": 1, "num_accelerators": 0}
+    answer = {"directory": None, "script": None, "python": "3.11", "packages": {}, **numbers}
+    monkeypatch.setenv("ANSWER", json.dumps(answer))
     answers = check_hosts(
         [Host(f"h{number}") for number in range(5)],
         options=(),
@@ -146,7 +149,7 @@ def test_all_hosts_are_asked_at_once(tmp_path, fake_ssh, monkeypatch):
         script=None,
         is_compared=False,
     )
-    assert answers == 5 * [{"cwd": "/srv", "script": None}]
+    assert answers == 5 * [answer]
 
 
 def test_what_differs_is_named_and_told_apart_by_whether_it_breaks_a_run(tmp_path):

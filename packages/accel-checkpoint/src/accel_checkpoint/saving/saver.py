@@ -120,7 +120,7 @@ class Saver:
             request,
             self.topology,
             Agreement() if is_alone else self.agreement,
-            num_threads=(os.cpu_count() or 1) if blocking else 1,
+            num_threads=min(4, os.cpu_count() or 1) if blocking else 1,
         )
         return Stage(transaction, finish=self._finish if blocking else self._finish_in_background)
 

@@ -25,8 +25,12 @@ _NUM_NAMED = 5
 _SSH_FAILED = 255
 _NUM_CHARACTERS = 200
 _MAX_ANSWER_BYTES = 2**20
-_TYPES: Types = dict.fromkeys(("directory", "script"), (str, type(None))) | {"python": str, "packages": dict}
-_TYPES = {**_TYPES, "free_port": int, "num_accelerators": int}
+_TYPES: Types = {
+    **dict.fromkeys(("directory", "script"), (str, type(None))),
+    "python": str,
+    "packages": dict,
+    **dict.fromkeys(("free_port", "num_accelerators"), int),
+}
 
 
 def ssh_command(host: Host, options: Sequence[str], program: Sequence[str]) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ _MAX_PARTIAL = 2**18
 _LONGEST_END_S = 30.0  # how long a program may still write after the exception that ends it
 _TRACEBACK = b"Traceback (most recent call last):"
 # A worker of a loader that crashes writes a NUL before the traceback (torch 2.13).
-_UNPRINTABLE = bytes(code for code in range(32) if code not in b"\t\n\r\x1b")
+_UNPRINTABLE = bytes(code for code in range(32) if code not in b"\t\n\r\x1b" + MESSAGE_MARK)
 
 
 class Tail:
@@ -114,9 +114,8 @@ class Channel:
 
     def _whole_lines(self, chunk: bytes) -> bytes:
         text = self.pending + chunk
-        end = (
-            max(text.rfind(b"\r"), text.rfind(b"\n")) + 1
-        )  # beyond it, a search would try each byte as a beginning
+        # Beyond the last end, a search would try each byte as a beginning.
+        end = max(text.rfind(b"\r"), text.rfind(b"\n")) + 1
         lines, self.pending = _LINE.findall(text[:end]), text[end:]
         return b"".join(self.prefix + line for line in lines if not line.startswith(MESSAGE_MARK))
 
