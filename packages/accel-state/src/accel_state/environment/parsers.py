@@ -59,6 +59,13 @@ def _to_duration(text: str) -> float:
     return seconds
 
 
+def _to_host(text: str) -> str:
+    name = text.strip()
+    if any(letter.isspace() or not letter.isprintable() for letter in name):
+        raise ValueError(text)
+    return name
+
+
 def _to_names(text: str) -> tuple[str, ...]:
     return tuple(name for name in (part.strip() for part in text.split(",")) if name)
 
@@ -71,6 +78,7 @@ number = Parser("a number", float, metavar="X")
 duration = Parser("a number of seconds of at least 0", _to_duration, metavar="SECONDS")
 port = Parser("a port number between 0 and 65535", _to_port, metavar="PORT")
 text = Parser("any text", str)
+host = Parser("the name or the address of a host", _to_host)
 names = Parser("names separated by commas", _to_names, metavar="NAMES")
 
 

@@ -13,6 +13,7 @@ from accel_state.environment.parsers import (
     count,
     digit,
     either,
+    host,
     index,
     names,
     number,
@@ -89,7 +90,7 @@ _ROWS: dict[str, tuple[Setting, ...]] = {
     ),
     # Ranks and sizes are read together, as one topology: see `accel_state.process_environments`.
     "Processes": (
-        process("master_addr", text, None, "Host of rank 0, where the ranks meet.", flag="--main_process_ip", config_key="main_process_ip", metavar="ADDRESS", needs=("machines",), not_on=_OTHER_PLACES),
+        process("master_addr", host, None, "Host of rank 0, where the ranks meet.", flag="--main_process_ip", config_key="main_process_ip", metavar="ADDRESS", needs=("machines",), not_on=_OTHER_PLACES),
         process("master_port", port, None, "Port on that host.", flag="--main_process_port", config_key="main_process_port", launch_default="a free one", not_on=("tpu", "sagemaker")),
         Setting("ompi_rank", "OMPI_COMM_WORLD_RANK", index, None, "Rank of this process (Open MPI)."),
         Setting("ompi_world_size", "OMPI_COMM_WORLD_SIZE", count, None, "Number of processes (Open MPI)."),
