@@ -6,8 +6,7 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import NoneType, TracebackType
@@ -57,8 +56,10 @@ class FileSink:
             if error is None and self._error is None:
                 self._run(self._force_to_disk)
         finally:
-            with self._recording_errors():
+            try:
                 os.close(self._descriptor)
+            except OSError as failed:
+                self._keep(failed)
         # `torch.save` replaces the error of a write with one about positions in the file.
         if self._error is not None and self._error is not error and isinstance(error, (Exception, NoneType)):
             raise self._error from error
@@ -77,9 +78,11 @@ class FileSink:
     def _append(self, chunk: memoryview) -> None:
         self._digest.update(chunk)
         self._num_unflushed += len(chunk)
-        with self._recording_errors():
+        try:
             while chunk:
                 chunk = chunk[os.write(self._descriptor, chunk) :]
+        except OSError as error:
+            self._keep(error)
         if self._error is not None:
             raise self._error
         if self._num_unflushed >= _FLUSH_BYTES:
@@ -97,16 +100,14 @@ class FileSink:
             self._flush = None
 
     def _force_to_disk(self) -> None:
-        with self._recording_errors():
-            os.fsync(self._descriptor)
-
-    @contextmanager
-    def _recording_errors(self) -> Iterator[None]:
-        """Record the first error of the disk: of `fsync`, the kernel reports it only once."""
         try:
-            yield
+            os.fsync(self._descriptor)
         except OSError as error:
-            self._error = self._error or _with_the_file(error, self._path)
+            self._keep(error)
+
+    def _keep(self, error: OSError) -> None:
+        """Keep the first error of the disk: of `fsync`, the kernel reports it only once."""
+        self._error = self._error or _with_the_file(error, self._path)
 
     @property
     def digest(self) -> str:
