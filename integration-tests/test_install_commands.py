@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from accel_launch.installation import PACKAGES
-from tools.workspace import ROOT, read_packages
+from tools.workspace import ROOT, read_packages, requirement_name
+
+PROJECTS = read_packages()
 
 NAME = re.compile(
     rf"(?:{'|'.join(PACKAGES)})(?:\[[\w,-]*\])?(?:[=<>~!]=?[\w.*]+)?[`'\"\\.,;:)]*(?=\s|$)", re.IGNORECASE
@@ -19,14 +21,17 @@ COMMAND = re.compile(r"\bpip3?[\"',\s]+(?:install|download|wheel)\b(?P<words>(?:
 QUOTED = re.compile(r"`[^`]*`")
 
 
-def by_name(text):
-    """Yield the packages of accel that the commands of pip in a text take from an index."""
+def from_an_index(text):
+    """Yield the packages of accel that the commands of pip in a text take from an index: by name, or for another."""
     for found in COMMAND.finditer(text):
         words = found["words"].replace("\\\n", " ")
         if text[: found.start()].endswith("`") and "`" in words:  # a command within a sentence
             words = words.partition("`")[0]
         words = re.split(r"\s#\s", words)[0]
         yield from (word for word in re.split(r"[\s\"']+", words) if NAME.fullmatch(word.strip("`(),")))
+        by_path = set(re.findall(r"(?<!subdirectory=)packages/(accel[\w-]*)", words))
+        needed = {requirement_name(one) for name in by_path for one in PROJECTS[name].dependencies}
+        yield from sorted(needed & PROJECTS.keys() - by_path)
 
 
 @pytest.mark.parametrize(
@@ -37,14 +42,15 @@ def by_name(text):
         ("pip download --no-deps accel-data", ["accel-data"]),
         ("pip install --find-links dist \\\n    accel", ["accel"]),
         ('["-m", "pip", "install", "accel-launch"]', ["accel-launch"]),
-        ("pip install packages/accel-state ./packages/accel 'packages/accel[all]' dist/*.whl", []),
+        ("pip install packages/accel-state './packages/accel-trackers[wandb]' dist/*.whl", []),
+        ("Run `pip install 'packages/accel-data[torchdata]'`.", ["accel-ops", "accel-state"]),
         ("pip install git+https://HOST/accel.git#subdirectory=packages/accel", []),
         ("Run `pip install wandb` beside accel.", []),
         ("pip install accelerate", []),
     ],
 )
 def test_a_name_is_told_from_a_path(text, names):
-    assert list(by_name(text)) == names
+    assert list(from_an_index(text)) == names
 
 
 def test_no_text_installs_accel_by_name():
@@ -54,7 +60,7 @@ def test_no_text_installs_accel_by_name():
     found = {}
     for name in texts:
         if name.suffix in suffixes and name.name != Path(__file__).name and (ROOT / name).is_file():
-            if names := list(by_name((ROOT / name).read_text(encoding="utf-8"))):
+            if names := list(from_an_index((ROOT / name).read_text(encoding="utf-8"))):
                 found[str(name)] = names
     assert found == {}
 
