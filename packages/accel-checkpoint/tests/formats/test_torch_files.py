@@ -125,11 +125,39 @@ def test_what_no_pickle_of_plain_data_has_is_refused(tmp_path, pickled, reason):
         read_torch_file(archived(tmp_path / "file", pickled))
 
 
+STATE = b"(K\3X\1\0\0\0<NNN" + 2 * b"J\xff\xff\xff\xff" + b"K\0tb"
+
+
+def pickled_dtype(code, state=STATE):
+    return b"cnumpy\ndtype\nX" + struct.pack("<I", len(code)) + code + b"\x89\x88\x87R" + state
+
+
 @pytest.mark.parametrize("code", [b"V2147483640", b"S9", b"O", b"M8"])
 def test_a_dtype_that_is_not_of_numbers_is_refused(tmp_path, code):
-    dtype = b"cnumpy\ndtype\nX" + struct.pack("<I", len(code)) + code + b"\x85R"
     with pytest.raises(CheckpointError, match=f"`{code.decode()}` is no dtype of numbers"):
-        read_torch_file(archived(tmp_path / "file", dtype))
+        read_torch_file(archived(tmp_path / "file", pickled_dtype(code)))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        STATE.replace(b"NNN", b"N"),  # crashes NumPy 2.4
+        b"q\1" + STATE + b"h\1" + STATE.replace(b"NNN", b"N"),
+        STATE + STATE.replace(b"NNN", b"N"),
+        STATE.replace(b"K\0tb", b"K\1tb"),
+        b"q\1" + STATE + b"(K\0K\0K\0K\0K\0K\0tq\2h\1h\2b",
+    ],
+    ids=["short", "second", "second at once", "flags", "from the memo"],
+)
+def test_a_forged_state_of_a_dtype_is_refused(tmp_path, state):
+    with pytest.raises(CheckpointError, match="whose argument is not written out"):
+        read_torch_file(archived(tmp_path / "file", pickled_dtype(b"f4", state)))
+
+
+@pytest.mark.parametrize("value", [np.dtype("f4"), 2 * [np.dtype("i8")], (np.bool_(True), np.bool_(True))])
+def test_dtypes_and_scalars_of_numpy_come_back(tmp_path, value):
+    torch.save(value, tmp_path / "file")
+    assert read_torch_file(tmp_path / "file") == value
 
 
 def test_a_storage_larger_than_the_file_is_refused(tmp_path):

@@ -15,15 +15,27 @@ _NUMBER_BYTES = {  # of an index, or of a length that as many bytes follow
     for size, opcodes in ((1, b"qhUC\x8c\x8a"), (4, b"rjXB"), (8, b"\x8d\x8e\x96"))
     for opcode in opcodes
 }
+_STATE_OF_DTYPE = (rb"\(", b"K\3", b"text:[<>=|]", *3 * (b"N",), *2 * (b"J\xff{4}",), b"K\0", b"t", b"b")
+_AFTER_DTYPE = rb"(?!\(|name:).*|name:(_codecs\.encode|numpy\.dtype)"
+"""What is not the beginning of another state for it: NumPy does not check states, and may crash (NumPy 2.4)."""
 _ARGUMENTS = {
     b"name:builtins.bytearray": (rb"\)|name:_codecs\.encode",),
     b"name:builtins.set": (rb"\]",),
     b"name:_codecs.encode": (rb"text:.*", rb"text:latin-?1"),
     b"name:collections.Counter": (rb"\}",),
     b"name:collections.OrderedDict": (rb"[)\]]",),
-    b"name:torch.Size": (rb"[()KMJ]|text:.*", rb"[KMJt\x85]|text:.*"),
+    b"name:numpy.dtype": (
+        b"text:.*",
+        *2 * (b"[\x88\x89]|K.",),
+        b"\x87",
+        b"R",
+        *_STATE_OF_DTYPE,
+        _AFTER_DTYPE,
+    ),
+    b"dtype": (_AFTER_DTYPE,),
+    b"name:torch.Size": (rb"[()]|[KMJ].*|text:.*", rb"[t\x85]|[KMJ].*|text:.*"),
 }
-"""What may follow a callable that copies its argument or takes a size: the argument itself, not a reference to one."""
+"""What may follow a callable that copies its argument, or takes a size or a state: the argument itself is there."""
 
 
 def check_pickle(pickled: bytes | mmap.mmap, start: int = 0) -> int:
@@ -33,7 +45,7 @@ def check_pickle(pickled: bytes | mmap.mmap, start: int = 0) -> int:
         ValueError: If it is cut short, or has what no pickle of plain data has: other opcodes, a memo index beyond its
             size, or a callable such as `bytearray` whose argument is not written out.
     """
-    memo: dict[int, bytes] = {}  # callables and short texts only
+    memo: dict[int, bytes] = {}  # callables, short texts and dtypes only
     awaited: tuple[bytes, ...] = ()
     latest, position = b"", start
     while True:
@@ -48,12 +60,14 @@ def check_pickle(pickled: bytes | mmap.mmap, start: int = 0) -> int:
             position += size
             if number > max(255, len(pickled)):
                 raise ValueError(f"its memo has the index {number}")
-            if latest.startswith(b"name:") or len(latest) > len(b"text:"):
+            if latest == b"R" and awaited[: len(_STATE_OF_DTYPE)] == _STATE_OF_DTYPE:
+                memo[number] = b"dtype"
+            elif latest.startswith(b"name:") or len(latest) > len(b"text:"):
                 memo[number] = latest
             else:
                 memo.pop(number, None)
             continue
-        if opcode == b"." and not awaited:
+        if opcode == b"." and awaited in ((), (_AFTER_DTYPE,)):
             return position
         if opcode in (b"h", b"j"):
             position += size
@@ -68,11 +82,12 @@ def check_pickle(pickled: bytes | mmap.mmap, start: int = 0) -> int:
             latest = f"name:{IMPORT_MAPPING.get(module, module)}.".encode() + pickled[middle + 1 : end]
             position = end + 1 if end >= 0 else len(pickled) + 1
         elif one := _ONE.match(pickled, position - 1):
-            latest, position = opcode, one.end()
+            latest, position = one[0], one.end()
         elif opcode:
             raise ValueError(f"its opcode {opcode!r} is not one of plain data")
         if position > len(pickled):
             raise ValueError("it is cut short")
         if awaited and re.fullmatch(awaited[0], latest, re.DOTALL) is None:
             raise ValueError("it calls something whose argument is not written out")
-        awaited = _ARGUMENTS.get(latest, ()) + awaited[1:]
+        is_unknown = latest == b"" and awaited[:1] == (_AFTER_DTYPE,)  # no state, if the two become a tuple
+        awaited = ((b"\x86",) if is_unknown else _ARGUMENTS.get(latest, ())) + awaited[1:]

@@ -20,7 +20,7 @@ from accel_checkpoint.formats.plain_data import check_loaded, harmless_globals
 from accel_state.errors import CheckpointError
 
 DAMAGE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError,
-          ArithmeticError, AssertionError, MemoryError, struct.error)  # fmt: skip
+          ArithmeticError, AssertionError, MemoryError, SystemError, struct.error)  # fmt: skip
 """The errors that `torch.load` raises for truncated, altered or malicious files."""
 
 
