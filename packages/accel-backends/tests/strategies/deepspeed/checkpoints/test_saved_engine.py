@@ -1,6 +1,8 @@
 """Files as DeepSpeed 0.19.8 writes them, made by hand: of two ranks under stage 3."""
 
 import os
+import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -78,6 +80,23 @@ def test_a_part_of_a_tensor_may_lie_in_two_files(folder):
     odd = SavedEngine(folder, "pytorch_model").weights()["odd"]
     assert odd.part(6, 4).tolist() == [6, 7, 8, 9]
     assert odd.part(9, 6).tolist() == [9, 10, 11, 12, 13, 14]
+
+
+class ZeroStageEnum:
+    def __reduce__(self):
+        return getattr, (ZeroStageEnum, "weights")
+
+
+def test_a_stage_that_an_early_python_3_11_saved_is_known(folder, monkeypatch):
+    for name in ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.zero", "deepspeed.runtime.zero.config"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules[name], "ZeroStageEnum", ZeroStageEnum, raising=False)
+    monkeypatch.setattr(ZeroStageEnum, "__module__", name)
+    for path in (folder / "pytorch_model").glob("*optim_states.pt"):
+        content = torch.load(path)
+        content["optimizer_state_dict"]["zero_stage"] = ZeroStageEnum()
+        torch.save(content, path)
+    assert SavedEngine(folder, "pytorch_model").stage == 3
 
 
 class Harmful:
