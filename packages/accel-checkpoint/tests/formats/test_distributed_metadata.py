@@ -44,6 +44,14 @@ def test_entries_come_back_as_they_were(tmp_path):
     assert list(read) == ["model.a.weight", "model.empty", "optimizer.param_groups.0.lr"]
 
 
+def test_a_table_of_an_early_python_3_11_is_read(tmp_path, monkeypatch):
+    kind = dcp._MEM_FORMAT_ENCODING
+    monkeypatch.setattr(kind, "__reduce_ex__", lambda self, _: (getattr, (kind, self.name)))
+    table = encode_metadata(ENTRIES)
+    assert b"getattr" in table
+    assert list(read_metadata(written(tmp_path, table)).values()) == ENTRIES
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [

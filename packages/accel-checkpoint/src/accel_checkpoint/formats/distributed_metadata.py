@@ -42,6 +42,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     (_StorageInfo.__module__, _StorageInfo.__name__): _Record,
     ("torch", "Size"): type("Size", (_Record,), {"__new__": lambda cls, sizes=(): sizes}),
     ("torch.serialization", "_get_layout"): _Record,
+    ("builtins", "getattr"): _Record,  # by which Python 3.11.0 to 3.11.3 saves a member of an enumeration
     # The folder that was saved to, which nothing here uses.
     **{
         (module, kind): _Record
