@@ -148,6 +148,7 @@ def interrupted(folder, *, waiting):
 
 
 LISTENERS = """
+import os, pathlib, sys, time
 import psutil
 import torch.distributed as dist
 from accel_state.partial_state import PartialState
@@ -157,14 +158,19 @@ opened = psutil.Process().net_connections(kind="tcp")
 print(sorted({connection.laddr.ip for connection in opened if connection.status == "LISTEN"}), flush=True)
 state.destroy_process_group()
 PartialState._reset_state()
+ended = pathlib.Path(sys.argv[1])
+if os.environ["RANK"] == "0":
+    ended.touch()
+while not ended.exists():  # else a rank may meet the store that is about to end
+    time.sleep(0.01)
 again = PartialState(cpu=True)
 again.wait_for_everyone()
 print(again.num_processes)
 """
 
 
-def test_ranks_that_meet_at_the_loopback_listen_to_no_other_machine():
-    with start_ranks(["-c", LISTENERS], 3) as ranks:
+def test_ranks_that_meet_at_the_loopback_listen_to_no_other_machine(tmp_path):
+    with start_ranks(["-c", LISTENERS, tmp_path / "ended"], 3) as ranks:
         ended = finish(ranks)
         for (stderr, exit_code), rank in zip(ended, ranks, strict=True):
             assert exit_code == 0, stderr
