@@ -49,7 +49,9 @@ def read_torch_file(
     if isinstance(source, Path):
         check_regular(source)
     path = path or Path(str(source))
-    with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
+    with naming_read_errors(path):
+        opened = source.open("rb") if isinstance(source, Path) else nullcontext(source)
+    with opened as file:
         start = file.tell()
         is_archive = file.read(4) == b"PK\x03\x04"
         num_bytes = file.seek(0, os.SEEK_END)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def _stage(kind: object, name: str) -> int:
     return ("disabled", "optimizer_states", "gradients", "weights").index(name)
 
 
-_KNOWN = [
+_KNOWN: list[tuple[Callable[..., Any], str]] = [
     (_stage, "builtins.getattr"),
     (SavedObject, "deepspeed.utils.tensor_fragment.fragment_address"),
     (SavedObject, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
