@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from accel_launch.launchers.ports import free_port
-from accel_launch.rendezvous import address_towards, meeting_of, word_of
+from accel_launch.rendezvous import address_towards, machine_of, meeting_of
 
 
 def machine(machine_rank: int, num_processes: int = 2, restarts: int = 0) -> dict[str, object]:
@@ -45,7 +45,7 @@ WORD = machine(0) | {"address": "10.0.0.1"}
 
 
 def test_a_machine_says_in_plain_values_who_it_is():
-    assert word_of("accel/machine/0", json.dumps(WORD).encode()) == WORD
+    assert machine_of("accel/machine/0", json.dumps(WORD).encode()) == WORD
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_value_that_no_machine_writes_is_refused_by_the_name_of_its_key(value)
     with pytest.raises(
         ValueError, match=r"the key `accel/machine/1` has a value .* choose another `--main_pro"
     ):
-        word_of("accel/machine/1", value)
+        machine_of("accel/machine/1", value)
 
 
 class Program:

@@ -39,8 +39,8 @@ _NUM_DONE, _ALL_DONE = "accel/num-done", "accel/all-done"
 # How long a machine that has succeeded waits for the others, as torchrun does.
 _LEAVE_TIMEOUT_S = 300
 # What a machine writes of itself, and how long that may be.
-_WORD_TYPES = {"machine_rank": int, "num_processes": int, "restarts": int, "address": str, "port": int}
-_MAX_WORD_BYTES = 4096
+_MACHINE_TYPES = {"machine_rank": int, "num_processes": int, "restarts": int, "address": str, "port": int}
+_MAX_MACHINE_BYTES = 4096
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -138,7 +138,7 @@ class Rendezvous:
         self._store = found.store
         self._members = [f"accel/machine/{number}" for number in range(found.world_size)]
         self._store.set(self._members[found.rank], json.dumps(own))
-        all_told = [word_of(member, self._store.get(member)) for member in self._members]
+        all_told = [machine_of(member, self._store.get(member)) for member in self._members]
         return meeting_of(all_told, found.rank)
 
     def _leave(self, *, has_failed: bool) -> None:
@@ -166,15 +166,16 @@ class Rendezvous:
             time.sleep(self._given.monitor_interval)
 
 
-def word_of(key: str, value: bytes) -> dict[str, Any]:
+def machine_of(key: str, value: bytes) -> dict[str, Any]:
     """Return what a machine wrote of itself; raise a ValueError if a stranger wrote ``value``."""
-    word = read_table(value, _WORD_TYPES) if len(value) <= _MAX_WORD_BYTES else None
-    if word is None or word["num_processes"] < 1 or word["restarts"] < 0 or not word["address"].isprintable():
+    machine = read_table(value, _MACHINE_TYPES) if len(value) <= _MAX_MACHINE_BYTES else None
+    is_sound = machine is not None and machine["num_processes"] > 0 and machine["restarts"] >= 0
+    if machine is None or not is_sound or not machine["address"].isprintable():
         raise ValueError(
             f"the key `{key}` has a value that no machine of this run writes, {value[:40]!r}. Something else writes to "
             "that port: choose another `--main_process_port`, on a network that you trust."
         )
-    return word
+    return machine
 
 
 def meeting_of(machines: Sequence[dict[str, Any]], own: int) -> dict[str, Any]:
