@@ -82,6 +82,7 @@ def main() -> None:
         f"base: counts on {accuracy(accelerator, base, 1):.2f}, in threes {accuracy(accelerator, base, 3):.2f}"
     )
     accelerator.save_model(base, args.output_dir / "base")
+    accelerator.wait_for_everyone()  # rank 0 writes, and every rank reads it below
     accelerator.free_memory(base)
 
     if args.quantize:
