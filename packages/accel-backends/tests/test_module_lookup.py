@@ -91,3 +91,11 @@ class SpreadByTransformers(nn.Linear):
 def test_the_tensor_parallel_size_is_what_transformers_says_of_its_model():
     assert get_model_tp_size(SpreadByTransformers(2, 2)) == 4
     assert get_model_tp_size(nn.Linear(2, 2)) is None
+
+
+@pytest.mark.parametrize("settings", [SimpleNamespace(tp_size=8), {"tp_size": 8}])
+def test_the_tensor_parallel_size_of_transformers_5_is_in_the_config(settings):
+    model = nn.Linear(2, 2)
+    model.tp_size = None
+    model.config = SimpleNamespace(distributed_config=settings)
+    assert get_model_tp_size(model) == 8

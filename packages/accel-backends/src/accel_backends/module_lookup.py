@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -98,5 +99,9 @@ def model_has_dtensor(model: nn.Module) -> bool:
 
 def get_model_tp_size(model: nn.Module) -> int | None:
     """Return over how many processes transformers spread the layers of a model it loaded, None if it did not."""
-    size: int | None = getattr(extract_model_from_parallel(model), "tp_size", None)
+    model = extract_model_from_parallel(model)
+    size: int | None = getattr(model, "tp_size", None)
+    if size is None:  # transformers 5 records it in the config, which is a dict once it was read from a file
+        settings: Any = getattr(getattr(model, "config", None), "distributed_config", None)
+        size = settings.get("tp_size") if isinstance(settings, dict) else getattr(settings, "tp_size", None)
     return size

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from accel_bigmodel import check_has_model, verify_on_hub
-from accel_state.errors import NotAvailableError
+from accel_state.errors import NotAvailableError, UnreachableError
 
 
 class HTTPError(Exception):
@@ -54,7 +54,7 @@ def test_what_is_on_the_hub_is_told(hub):
 def test_a_hub_that_cannot_be_reached_is_an_error_with_the_way_out(hub, kind):
     hub.answer = kind("no such host")
     with pytest.raises(
-        NotAvailableError, match="cannot be reached to look up `a/b`: no such host.*module:factory"
+        UnreachableError, match="cannot be reached to look up `a/b`: no such host.*module:factory"
     ):
         verify_on_hub("a/b")
 

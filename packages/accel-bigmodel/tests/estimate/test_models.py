@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from accel_bigmodel import add_timm_hub_prefix, create_empty_model
-from accel_state.errors import ConfigError, NotAvailableError
+from accel_state.errors import ConfigError, NotAvailableError, UnreachableError
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def transformers(monkeypatch):
 
 def test_models_that_are_not_to_be_had_are_refused_with_the_reason(transformers, hub, tmp_path):
     hub["a/gone"], hub["a/shut"], hub["a/odd"] = "repo", "gated", SimpleNamespace(library_name="other")
-    hub["a/far"] = NotAvailableError("The Hub cannot be reached")
+    hub["a/far"] = UnreachableError("The Hub cannot be reached")
     for name, match in {
         "a/gone": "There is no model `a/gone`", "a/shut": "`a/shut` is gated: accept its terms",
         "a/odd": "`a/odd` has no config that transformers can read: a/odd is not there",
@@ -95,7 +95,10 @@ def test_models_that_are_not_to_be_had_are_refused_with_the_reason(transformers,
     }.items():  # fmt: skip
         with pytest.raises(ConfigError, match=match):
             create_empty_model(name)
-    with pytest.raises(NotAvailableError, match="The Hub cannot be reached"):
+    for name in ("a/gone", "a/shut", "a/far"):
+        with pytest.raises(OSError, match="no model|gated|cannot be reached"):
+            create_empty_model(name)
+    with pytest.raises(UnreachableError, match="The Hub cannot be reached"):
         create_empty_model("a/far")
 
 

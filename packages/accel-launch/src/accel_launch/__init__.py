@@ -19,10 +19,18 @@ if TYPE_CHECKING:
     from accel_launch.commands.launch_kinds import simple_launcher as simple_launcher
     from accel_launch.commands.launch_kinds import tpu_launcher as tpu_launcher
     from accel_launch.commands.launch_kinds import tpu_pod_launcher as tpu_pod_launcher
+    from accel_launch.commands.parsing import env_command as env_command
+    from accel_launch.commands.parsing import env_command_parser as env_command_parser
     from accel_launch.commands.parsing import get_config_parser as get_config_parser
     from accel_launch.commands.parsing import launch_command as launch_command
     from accel_launch.commands.parsing import launch_command_parser as launch_command_parser
+    from accel_launch.commands.parsing import to_fsdp2_command as to_fsdp2_command
+    from accel_launch.commands.parsing import to_fsdp2_command_parser as to_fsdp2_command_parser
+    from accel_launch.commands.parsing import tpu_command_launcher as tpu_command_launcher
+    from accel_launch.commands.parsing import tpu_command_parser as tpu_command_parser
+    from accel_launch.commands.to_fsdp2 import convert_config_to_fsdp2 as convert_config_to_fsdp2
     from accel_launch.config.basic import write_basic_config as write_basic_config
+    from accel_launch.config.objects import BaseConfig as BaseConfig
     from accel_launch.config.objects import ClusterConfig as ClusterConfig
     from accel_launch.config.objects import SageMakerConfig as SageMakerConfig
     from accel_launch.config.objects import load_config_from_file as load_config_from_file
@@ -51,6 +59,7 @@ __version__ = "0.2.0"
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
+        "BaseConfig": "accel_launch.config.objects",
         "ClusterConfig": "accel_launch.config.objects",
         "DEEPSPEED_MULTINODE_LAUNCHERS": "accel_launch.constants",
         "DYNAMO_BACKENDS": "accel_launch.constants",
@@ -67,8 +76,11 @@ __getattr__, __dir__, __all__ = attach(
         "PrepareForLaunch": "accel_launch.notebook",
         "ProcessPlan": "accel_launch.plan",
         "SageMakerConfig": "accel_launch.config.objects",
+        "convert_config_to_fsdp2": "accel_launch.commands.to_fsdp2",
         "debug_launcher": "accel_launch.notebook",
         "deepspeed_launcher": "accel_launch.commands.launch_kinds",
+        "env_command": "accel_launch.commands.parsing",
+        "env_command_parser": "accel_launch.commands.parsing",
         "get_config_parser": "accel_launch.commands.parsing",
         "launch_command": "accel_launch.commands.parsing",
         "launch_command_parser": "accel_launch.commands.parsing",
@@ -82,6 +94,10 @@ __getattr__, __dir__, __all__ = attach(
         "prepare_tpu": "accel_launch.commands.launch_kinds",
         "simple_launcher": "accel_launch.commands.launch_kinds",
         "test_launch": "accel_launch.notebook",
+        "to_fsdp2_command": "accel_launch.commands.parsing",
+        "to_fsdp2_command_parser": "accel_launch.commands.parsing",
+        "tpu_command_launcher": "accel_launch.commands.parsing",
+        "tpu_command_parser": "accel_launch.commands.parsing",
         "tpu_launcher": "accel_launch.commands.launch_kinds",
         "tpu_pod_launcher": "accel_launch.commands.launch_kinds",
         "write_basic_config": "accel_launch.config.basic",

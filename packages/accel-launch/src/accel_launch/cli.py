@@ -141,3 +141,4 @@ def _program(name: str) -> Callable[..., int]:
 
 launch, config, env = _program("launch"), _program("config"), _program("env")
 check, estimate_memory, tpu_config = _program("test"), _program("estimate-memory"), _program("tpu-config")
+to_fsdp2 = _program("to-fsdp2")

@@ -134,7 +134,7 @@ def add_options(
     *,
     has_help: bool = True,
 ) -> None:
-    """Add the flags of ``topics``, all if omitted; a flag that is not given leaves None in the namespace."""
+    """Add the flags of ``topics``, all if omitted; one that is not given is None in the namespace, a switch False."""
     for heading, settings in topics:
         group = parser.add_argument_group(heading)
         for setting in settings:
@@ -150,7 +150,8 @@ def add_option(group: argparse._ActionsContainer, setting: Setting, *, has_help:
     shown = _help(setting) if has_help else argparse.SUPPRESS
     for flags, text in (([*short, setting.flag], shown), (long, argparse.SUPPRESS)):
         if flags:
-            group.add_argument(*flags, dest=setting.name, default=None, help=text, **_kind(setting))
+            default = False if setting.is_switch else None
+            group.add_argument(*flags, dest=setting.name, default=default, help=text, **_kind(setting))
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, str]:

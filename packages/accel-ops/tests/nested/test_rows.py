@@ -53,6 +53,12 @@ def test_concatenate_refuses_what_is_no_tensor():
         concatenate([["a"], ["b"]])
 
 
+def test_concatenate_hands_on_what_a_single_structure_has():
+    joined = concatenate([{"name": "a", "rows": torch.zeros(2, 1)}])
+    assert joined["name"] == "a"
+    assert joined["rows"].shape == (2, 1)
+
+
 @given(st.integers(1, 20), st.integers(1, 8))
 def test_padded_rows_divide_evenly_and_repeat_the_last(batch_size, num_processes):
     rows = torch.arange(batch_size)

@@ -13,8 +13,20 @@ class ConfigError(AccelError, ValueError):
     """A value that a person gave (argument, variable, flag, config key) is wrong or contradicts another."""
 
 
+class MissingFileError(ConfigError, FileNotFoundError):
+    """A file or a model that a person named does not exist."""
+
+
+class NoAccessError(ConfigError, PermissionError):
+    """A file or a model that a person named may not be read."""
+
+
 class NotAvailableError(AccelError, ImportError):
     """A package or a device is missing; the message says how to get it."""
+
+
+class UnreachableError(AccelError, ConnectionError):
+    """A service cannot be reached."""
 
 
 class StateError(AccelError, RuntimeError):

@@ -77,15 +77,28 @@ def check_attention_is_shareable(model: nn.Module) -> None:
     """
     for module in modules_with_config(model):
         check_attention_is_sdpa(module)
-        config = _own_config(module)
-        other = sorted(set(getattr(config, "layer_types", None) or ()) - _SHAREABLE_LAYERS)
-        other += ["alibi"] if getattr(config, "alibi", False) else []  # a bias in the mask
-        if other:
-            raise ConfigError(
-                f"`{type(module).__name__}` has layers of the kinds {', '.join(f'`{one}`' for one in other)}, which "
-                "ranks that share sequences cannot compute together: a part of a sequence does not have what they "
-                "need. Set `cp_size` and `sp_size` to 1."
-            )
+        _check_layers(module, _own_config(module))
+
+
+def check_layers_are_shareable(model: Any) -> None:
+    """Refuse a model of transformers with layers that ranks that share sequences cannot compute, by its ``config``.
+
+    Raises:
+        ConfigError: Naming the kinds of layers.
+    """
+    config = getattr(model, "config", None)
+    _check_layers(model, config.get_text_config() if hasattr(config, "get_text_config") else config)
+
+
+def _check_layers(module: Any, config: Any) -> None:
+    other = sorted(set(getattr(config, "layer_types", None) or ()) - _SHAREABLE_LAYERS)
+    other += ["alibi"] if getattr(config, "alibi", False) else []  # a bias in the mask
+    if other:
+        raise ConfigError(
+            f"`{type(module).__name__}` has layers of the kinds {', '.join(f'`{one}`' for one in other)}, which "
+            "ranks that share sequences cannot compute together: a part of a sequence does not have what they "
+            "need. Set `cp_size` and `sp_size` to 1."
+        )
 
 
 def modules_with_config(model: nn.Module) -> list[nn.Module]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from accel_state.errors import NotAvailableError
+from accel_state.errors import NotAvailableError, UnreachableError
 
 
 def verify_on_hub(repo: str, token: str | None = None) -> Any:
@@ -16,7 +16,8 @@ def verify_on_hub(repo: str, token: str | None = None) -> Any:
         token: Access token; by default the one of the last login.
 
     Raises:
-        NotAvailableError: If `huggingface_hub` is not installed, or the Hub cannot be reached.
+        NotAvailableError: If `huggingface_hub` is not installed.
+        UnreachableError: If the Hub cannot be reached.
     """
     try:
         hub: Any = importlib.import_module("huggingface_hub")
@@ -33,7 +34,7 @@ def verify_on_hub(repo: str, token: str | None = None) -> Any:
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
         return "repo"
     except (OSError, *errors.HfHubHTTPError.__bases__) as error:  # the base belongs to its HTTP library
-        raise NotAvailableError(
+        raise UnreachableError(
             f"The Hub cannot be reached to look up `{repo}`: {error}. Give the folder or `config.json` of the model, "
             "`module:factory` for a model of your own, or the name of a model in the local Hub cache."
         ) from error

@@ -12,7 +12,14 @@ from torch import nn
 from accel_bigmodel.estimate.hub import verify_on_hub
 from accel_bigmodel.skeleton import init_empty_weights
 from accel_checkpoint.formats.torch_files import DAMAGE
-from accel_state.errors import ConfigError, NotAvailableError, did_you_mean
+from accel_state.errors import (
+    ConfigError,
+    MissingFileError,
+    NoAccessError,
+    NotAvailableError,
+    UnreachableError,
+    did_you_mean,
+)
 
 
 def create_empty_model(
@@ -92,7 +99,7 @@ def _made_by_timm(timm: Any, name: str) -> nn.Module:
 def _from_hub(name: str, library: str | None, *, trust_remote_code: bool, token: str | None) -> nn.Module:
     try:
         info = verify_on_hub(name, token)
-    except NotAvailableError as unreachable:
+    except (NotAvailableError, UnreachableError) as unreachable:
         try:
             return _from_transformers(name, trust_remote_code=trust_remote_code, is_cached=True)
         except ConfigError:
@@ -105,12 +112,12 @@ def _from_hub(name: str, library: str | None, *, trust_remote_code: bool, token:
 
 def _refuse_missing(name: str, info: Any) -> None:
     if info == "repo":
-        raise ConfigError(
+        raise MissingFileError(
             f"There is no model `{name}`, neither as a folder here nor on the Hub. Check the name; a private model "
             "requires a login (`hf auth login`)."
         )
     if info == "gated":
-        raise ConfigError(
+        raise NoAccessError(
             f"`{name}` is gated: accept its terms on the Hub, log in (`hf auth login`), and try again."
         )
 

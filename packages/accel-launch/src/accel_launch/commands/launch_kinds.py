@@ -6,6 +6,7 @@ import argparse
 
 from accel_launch.commands.launch import plan_of, request_of
 from accel_launch.commands.parsing import launch_command
+from accel_launch.config.objects import ClusterConfig, SageMakerConfig, load_config_from_file
 from accel_launch.launchers.selection import select_launcher
 from accel_launch.launchers.tpu import xla_variables
 from accel_state.environment import snapshot
@@ -23,6 +24,39 @@ def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str]
     request = request_of(args)
     process = plan_of(request, select_launcher(request)).processes[0]
     return list(process.argv), process.environ_on(snapshot())
+
+
+def validate_launch_command(
+    args: argparse.Namespace,
+) -> tuple[argparse.Namespace, ClusterConfig | SageMakerConfig | None, bool]:
+    """Complete the arguments of a launch with what variables and the config file say; nothing is started.
+
+    Args:
+        args: What `launch_command_parser` has parsed; it is changed.
+
+    Returns:
+        The arguments, the content of the config file if there is one, and whether it sets the precision.
+
+    Raises:
+        ConfigError: If the settings contradict each other.
+    """
+    request = request_of(args)
+    for name, found in request.settings.items():
+        if found.source != "default" and hasattr(args, name):
+            setattr(args, name, found.value)
+    args.num_processes, args.num_machines = request.num_processes, request.num_machines
+    args.machine_rank, args.mixed_precision = request.machine_rank, request.value("mixed_precision")
+    if request.engine in _SWITCHES:
+        setattr(args, _SWITCHES[request.engine], True)
+    has_file = request.config.path is not None
+    return (
+        args,
+        load_config_from_file(args.config_file) if has_file else None,
+        request.settings["mixed_precision"].source == "config file",
+    )
+
+
+_SWITCHES = {"FSDP": "use_fsdp", "DEEPSPEED": "use_deepspeed", "MEGATRON_LM": "use_megatron_lm"}
 
 
 def prepare_multi_gpu_env(args: argparse.Namespace) -> dict[str, str]:

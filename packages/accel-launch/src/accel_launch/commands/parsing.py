@@ -6,14 +6,18 @@ import argparse
 import re
 import sys
 import textwrap
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from accel_launch.commands.protocol import COMMAND_GROUP, Command
+from accel_state.environment import snapshot
 from accel_state.registry import Registry
+
+_Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def make_parser(
-    prog: str, command: Command, subparsers: argparse._SubParsersAction[argparse.ArgumentParser] | None = None
+    prog: str, command: Command, subparsers: _Subparsers | None = None
 ) -> argparse.ArgumentParser:
     """Return the parser of ``command``: that of a program, or of one more subcommand among ``subparsers``."""
     settings: dict[str, Any] = {
@@ -33,17 +37,14 @@ def make_parser(
 
 
 def launch_command_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser] | None = None,
+    subparsers: _Subparsers | None = None,
 ) -> argparse.ArgumentParser:
     """Return the parser of ``accel launch``, for programs that launch as a part of what they do.
 
     Args:
         subparsers: Where to add it as the subcommand ``launch``, with `launch_command` as its ``func``.
     """
-    parser = make_parser("accel launch" if subparsers is None else "launch", _command("launch"), subparsers)
-    if subparsers is not None:
-        parser.set_defaults(func=launch_command)
-    return parser
+    return _parser_of("launch", launch_command, subparsers)
 
 
 def launch_command(args: argparse.Namespace) -> None:
@@ -53,16 +54,62 @@ def launch_command(args: argparse.Namespace) -> None:
         SystemExit: If the run fails, with its exit code.
         AccelError: If it cannot be started.
     """
-    exit_code = _command("launch").run(args)
-    if exit_code:
-        sys.exit(exit_code)
+    _run("launch", args)
+
+
+def env_command_parser(subparsers: _Subparsers | None = None) -> argparse.ArgumentParser:
+    """Return the parser of ``accel env``; see `launch_command_parser`."""
+    return _parser_of("env", env_command, subparsers)
+
+
+def env_command(args: argparse.Namespace) -> dict[str, Any]:
+    """Print what ``accel env`` prints, and return it."""
+    from accel_launch.commands.env import environment_report
+
+    _run("env", args)
+    return environment_report(args.config_file, environ=snapshot())
+
+
+def tpu_command_parser(subparsers: _Subparsers | None = None) -> argparse.ArgumentParser:
+    """Return the parser of ``accel tpu-config``; see `launch_command_parser`."""
+    return _parser_of("tpu-config", tpu_command_launcher, subparsers)
+
+
+def tpu_command_launcher(args: argparse.Namespace) -> None:
+    """Run commands on all machines of a TPU pod, as ``accel tpu-config`` does; raises as `launch_command`."""
+    _run("tpu-config", args)
+
+
+def to_fsdp2_command_parser(subparsers: _Subparsers | None = None) -> argparse.ArgumentParser:
+    """Return the parser of ``accel to-fsdp2``; see `launch_command_parser`."""
+    return _parser_of("to-fsdp2", to_fsdp2_command, subparsers)
+
+
+def to_fsdp2_command(args: argparse.Namespace) -> None:
+    """Convert a config file for FSDP version 1, as ``accel to-fsdp2`` does; raises as `launch_command`."""
+    _run("to-fsdp2", args)
 
 
 def get_config_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser] | None = None,
+    subparsers: _Subparsers | None = None,
 ) -> argparse.ArgumentParser:
     """Return the parser of ``accel config``, alone or as the subcommand ``config`` of ``subparsers``."""
     return make_parser("accel config" if subparsers is None else "config", _command("config"), subparsers)
+
+
+def _parser_of(
+    name: str, function: Callable[[argparse.Namespace], Any], subparsers: _Subparsers | None
+) -> argparse.ArgumentParser:
+    parser = make_parser(f"accel {name}" if subparsers is None else name, _command(name), subparsers)
+    if subparsers is not None:
+        parser.set_defaults(func=function)
+    return parser
+
+
+def _run(name: str, args: argparse.Namespace) -> None:
+    exit_code = _command(name).run(args)
+    if exit_code:
+        sys.exit(exit_code)
 
 
 def _command(name: str) -> Command:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_launch.config.file import ConfigFile, find_config, read_document
+from accel_launch.config.keys import ALIASES, SECTIONS
 from accel_launch.config.writing import document_of, write_config
 from accel_launch.messages import inform, show
 from accel_launch.options import OPTIONS
@@ -72,6 +73,24 @@ def to_version_2(config: ConfigFile) -> Conversion | None:
         values |= converted
         notes += note
     return Conversion(values, tuple(notes))
+
+
+def convert_config_to_fsdp2(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a config file for version 1 as one for version 2; keys that are unknown are kept.
+
+    Raises:
+        ConfigError: As `to_version_2`.
+    """
+    flat = {key: value for key, value in config.items() if key not in SECTIONS}
+    for section in SECTIONS.keys() & config.keys():
+        flat |= {f"{section}.{key}": value for key, value in (config[section] or {}).items()}
+    converted = to_version_2(ConfigFile(values={ALIASES.get(key, key): value for key, value in flat.items()}))
+    return dict(config) if converted is None else {**config, **_sections(converted)}
+
+
+def _sections(converted: Conversion) -> dict[str, Any]:
+    document = document_of(converted.values)
+    return {key: document[key] for key in _CONVERTED if key in document}
 
 
 def _sharding(strategy: str, said: Mapping[str, Any], *, path: object) -> tuple[dict[str, Any], list[str]]:
@@ -139,9 +158,7 @@ class ToFsdp2Command:
         if converted is None:
             show(f"`{config.path}` is for version 2 already; nothing was written.")
             return 0
-        document = document_of(converted.values)
-        sections = {key: document[key] for key in _CONVERTED if key in document}
-        write_config(target, read_document(config.path) | sections)
+        write_config(target, read_document(config.path) | _sections(converted))
         for note in converted.notes:
             inform(note)
         show(f"The configuration for version 2 is saved at `{target}`.")

@@ -13,7 +13,7 @@ from typing import Any
 from accel_launch.config.keys import ALIASES, PLAIN_KEYS, SECTIONS, problem_of
 from accel_launch.messages import warn
 from accel_state.environment.parsers import boolean
-from accel_state.errors import ConfigError, did_you_mean
+from accel_state.errors import ConfigError, MissingFileError, did_you_mean
 
 FILE_NAMES = ("default_config.yaml", "default_config.yml", "default_config.json")
 
@@ -138,7 +138,7 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(
+        raise MissingFileError(
             f"The config file `{path}` does not exist. Make it with `accel config --config_file {path}`, or leave the "
             "flag out."
         ) from None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar
 
 from accel_launch.config.file import find_config
 from accel_launch.config.keys import SECTIONS
-from accel_launch.config.writing import BASIS_SAGEMAKER
+from accel_launch.config.writing import BASIS_SAGEMAKER, write_config
 from accel_launch.engine import SAGEMAKER, engine_of_config
 from accel_launch.options import OPTIONS
 from accel_launch.resolution import resolve
@@ -19,14 +23,43 @@ from accel_state.errors import ConfigError
 
 
 @dataclass
-class ClusterConfig:
-    """What a config file says of a run on machines of one's own; a section is a dict of its keys."""
+class BaseConfig:
+    """What every config file says."""
 
     compute_environment: ComputeEnvironment
     distributed_type: DistributedType | SageMakerDistributedType
     mixed_precision: str
     use_cpu: bool
     debug: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of a file that says the same; what is None or empty is left out."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {
+            key: value.value if isinstance(value, Enum) else value
+            for key, value in values.items()
+            if value is not None and value != {}
+        }
+
+    def to_yaml_file(self, yaml_file: str | os.PathLike[str]) -> None:
+        """Write a config file in YAML; in JSON if the name ends in ``.json``.
+
+        Raises:
+            ConfigError: If it cannot be written there.
+        """
+        write_config(Path(yaml_file), self.to_dict())
+
+    def to_json_file(self, json_file: str | os.PathLike[str]) -> None:
+        """Write a config file in JSON, whatever its name."""
+        Path(json_file).write_text(
+            json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n", encoding="utf-8"
+        )
+
+
+@dataclass
+class ClusterConfig(BaseConfig):
+    """What a config file says of a run on machines of one's own; a section is a dict of its keys."""
+
     num_processes: int = -1
     machine_rank: int = 0
     num_machines: int = 1
@@ -56,14 +89,9 @@ class ClusterConfig:
 
 
 @dataclass
-class SageMakerConfig:
+class SageMakerConfig(BaseConfig):
     """What a config file says of a job on Amazon SageMaker."""
 
-    compute_environment: ComputeEnvironment
-    distributed_type: DistributedType | SageMakerDistributedType
-    mixed_precision: str
-    use_cpu: bool
-    debug: bool
     ec2_instance_type: str
     iam_role_name: str
     image_uri: str | None = None

@@ -37,7 +37,7 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
     """Join equal structures into one, tensor by tensor along ``dim``; a 0-dim tensor counts as one row.
 
     Raises:
-        TypeError: If a leaf is no tensor.
+        TypeError: If a leaf is no tensor, and there is more than one structure.
         ConfigError: If there is nothing to join, or the structures differ.
     """
     if not data:
@@ -58,6 +58,8 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
         joined = {name: concatenate([getattr(item, name) for item in data], dim=dim) for name in names}
         return rebuild_dataclass(first, joined)
     if not isinstance(first, torch.Tensor):
+        if len(data) == 1:  # nothing to join
+            return first
         raise TypeError(f"Can only concatenate tensors but got {type(first)}.")
     return torch.cat([torch.atleast_1d(tensor) for tensor in data], dim=dim)  # type: ignore[no-untyped-call]
 

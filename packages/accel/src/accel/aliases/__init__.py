@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -51,10 +51,16 @@ def owners() -> dict[str, str]:
     return {name: owner for owner in reversed(OWNERS) for name in importlib.import_module(owner).__all__}
 
 
-def aliases(module_name: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+def aliases(
+    module_name: str, *, private: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` for the module at one of the paths.
 
     The paths below a package are attributes of it without an import, unless they hide a name, as `utils.tqdm` would.
+
+    Args:
+        module_name: The module's ``__name__``.
+        private: Names with an underscore that programs import, as ``"module:attribute"``; not in `__all__`.
     """
     found = {name: owners()[name] for name in expected_names()[module_name] if name in owners()}
     below = {
@@ -62,4 +68,5 @@ def aliases(module_name: str) -> tuple[Callable[[str], object], Callable[[], lis
         for path in expected_names()
         if path.startswith(f"{module_name}.")
     }
-    return attach(module_name, found, submodules=below - set(found))
+    load, listing, names = attach(module_name, {**found, **(private or {})}, submodules=below - set(found))
+    return load, listing, [name for name in names if name in found]

@@ -8,4 +8,7 @@ from accel_launch.cli import launch as main
 if __name__ == "__main__":
     sys.exit(main())
 
-__getattr__, __dir__, __all__ = aliases(__name__)
+__getattr__, __dir__, __all__ = aliases(
+    __name__,
+    private={"_validate_launch_command": "accel_launch.commands.launch_kinds:validate_launch_command"},
+)

@@ -1,0 +1,251 @@
+"""Runs Accelerate's own tests on accel: ``python integration-tests/peer_suite.py [--sdist FILE] [FILE.py …]``.
+
+The tests come from Accelerate's source distribution on PyPI and are run as they are, once with Accelerate and once with
+accel, which stands in for it. What passes with Accelerate on this machine must pass with accel, but for the tests in
+`peer_suite.toml`, which gives the reason for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tools.workspace import ROOT
+
+HERE = Path(__file__).parent
+REASONS = HERE / "peer_suite.toml"
+RELEASE = "1.15.0"
+NEEDED = ("parameterized", "torchdata")
+"""What the tests import and the environment of libraries lacks."""
+FILE_TIMEOUT_S = 400
+TEST_TIMEOUT_S = 120
+
+Side = Literal["accelerate", "accel"]
+Outcomes = Mapping[str, str]
+"""How each test ended: ``passed``, ``skipped``, or the text of its failure."""
+
+
+def _pip(*words: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", *map(str, words)], check=True)
+
+
+def _install(folder: Path, *requirements: str) -> Path:
+    """Install packages into a folder, without those that they need, unless it is there."""
+    if not folder.exists():
+        _pip("install", "--no-deps", "--target", folder, *requirements)
+    return folder
+
+
+def _unpack(sdist: Path, folder: Path) -> None:
+    """Unpack the tests and the modules that they share into `tests` and `test_utils`."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder / "sdist", filter="data")
+    (root,) = (folder / "sdist").iterdir()
+    for source in (root / "tests", root / "src" / "accelerate" / "test_utils"):
+        shutil.rmtree(folder / source.name, ignore_errors=True)
+        shutil.move(source, folder / source.name)
+    shutil.rmtree(folder / "sdist")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Accelerate's tests in a folder, and how they are run.
+
+    Attributes:
+        folder: Has `tests` and `test_utils`; results are written here too.
+        extras: A folder of the packages that the tests need.
+        peer: A folder of packages with Accelerate itself.
+    """
+
+    folder: Path
+    extras: Path
+    peer: Path
+
+    @classmethod
+    def prepare(cls, folder: Path, *, sdist: Path | None = None) -> Suite:
+        """Return the suite, unpacked into a folder, which is made; downloads what is not there."""
+        build = ROOT / "build"
+        if sdist is None:
+            sdist = build / "sdist" / f"accelerate-{RELEASE}.tar.gz"
+            if not sdist.exists():
+                _pip(
+                    "download",
+                    "--no-deps",
+                    "--no-binary=:all:",
+                    f"--dest={sdist.parent}",
+                    f"accelerate=={RELEASE}",
+                )
+        folder.mkdir(parents=True, exist_ok=True)
+        _unpack(sdist, folder)
+        for side in ("accelerate", "accel"):
+            _write_command(folder / f"bin-{side}" / "accelerate")
+        return cls(
+            folder,
+            _install(build / "peer-suite", *NEEDED),
+            _install(build / "peer", f"accelerate=={RELEASE}"),
+        )
+
+    @property
+    def files(self) -> list[str]:
+        """The names of the test files."""
+        return sorted(path.name for path in (self.folder / "tests").glob("test_*.py"))
+
+    def run(self, side: Side, file: str, *, tests: Sequence[str] = ()) -> Outcomes:
+        """Run a file, or tests of it, and return how each test ended."""
+        report = self.folder / f"{side}-{Path(file).stem}.xml"
+        report.unlink(missing_ok=True)
+        wanted = [f"{self.folder}/tests/{test}" for test in tests] or [str(self.folder / "tests" / file)]
+        command = [
+            *(sys.executable, "-m", "pytest", *wanted, f"--junitxml={report}", "-o", "junit_family=xunit1"),
+            *("-p", "no:randomly", "-p", "no:cacheprovider", "-o", "addopts=", "-c", os.devnull, "-q"),
+            *(f"--rootdir={self.folder / 'tests'}", f"--timeout={TEST_TIMEOUT_S}"),
+        ]
+        with (self.folder / f"{side}-{Path(file).stem}.log").open("w") as log:
+            try:
+                subprocess.run(
+                    command,
+                    env=self._environ(side),
+                    cwd=self.folder,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    timeout=FILE_TIMEOUT_S,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                return {f"{file}::": "the file did not end in time"}
+        return _read_report(report, file) if report.exists() else {f"{file}::": "no report"}
+
+    def _environ(self, side: Side) -> dict[str, str]:
+        first = (HERE / "peer_suite_start", self.folder) if side == "accel" else (self.peer,)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
+        return {
+            **kept,
+            "PATH": os.pathsep.join([str(self.folder / f"bin-{side}"), kept["PATH"]]),
+            "PYTHONPATH": os.pathsep.join(map(str, (*first, self.extras))),
+            "HF_HOME": str(self.folder / "hf"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+
+
+def _write_command(path: Path) -> None:
+    """Write the command `accelerate` of this interpreter."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m accelerate.commands.accelerate_cli "$@"\n')
+    path.chmod(0o755)
+
+
+def _read_report(report: Path, file: str) -> Outcomes:
+    """Return how each test of a JUnit report ended; a file that cannot be imported is one test without a name."""
+    outcomes: dict[str, str] = {}
+    for case in ET.parse(report).iter("testcase"):
+        group = (case.get("classname") or "").removeprefix(Path(file).stem).removeprefix(".")
+        name = "::".join(filter(None, (file, group, case.get("name"))))
+        if not case.get("classname"):
+            name = f"{file}::"
+        outcomes.setdefault(name, "passed")
+        for child in case:
+            if child.tag == "skipped":
+                outcomes[name] = "skipped"
+            elif child.tag in ("failure", "error"):
+                outcomes[name] = (child.get("message") or child.tag).strip()
+    return outcomes
+
+
+def run_both(suite: Suite, files: Iterable[str]) -> tuple[Outcomes, Outcomes]:
+    """Run files on both sides, two at a time, and return how each test ended with Accelerate and with accel."""
+    sides: dict[Side, dict[str, str]] = {"accelerate": {}, "accel": {}}
+    with ThreadPoolExecutor(2) as pool:
+        runs = [(side, pool.submit(suite.run, side, file)) for file in files for side in sides]
+        for side, run in runs:
+            sides[side].update(run.result())
+    return sides["accelerate"], sides["accel"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What passes with Accelerate, beside what passes with accel.
+
+    Attributes:
+        passed_there: The tests that pass with Accelerate.
+        differences: How those of them ended that do not pass with accel, by test.
+        reasons: Why tests do not pass with accel, by test.
+    """
+
+    passed_there: Sequence[str]
+    differences: Mapping[str, str]
+    reasons: Mapping[str, str]
+
+    @property
+    def without_reason(self) -> list[str]:
+        """The differences that have none."""
+        return [test for test in self.differences if test not in self.reasons]
+
+    @property
+    def reasons_left_over(self) -> list[str]:
+        """The tests that have a reason and pass, of those that were run."""
+        return [test for test in self.reasons if test in self.passed_there and test not in self.differences]
+
+    @property
+    def summary(self) -> str:
+        """The counts in a few words."""
+        num_passed = len(self.passed_there) - len(self.differences)
+        return f"its own tests: {num_passed} of {len(self.passed_there)}"
+
+    def table(self) -> str:
+        """Return a line for each file, then one for each difference."""
+        files = sorted({test.partition("::")[0] for test in self.passed_there})
+        lines = [f"{'file':58} Accelerate  accel"]
+        for file in files:
+            there = [test for test in self.passed_there if test.startswith(f"{file}::")]
+            here = [test for test in there if test not in self.differences]
+            lines.append(f"{file:58} {len(there):10}  {len(here):5}")
+        lines += ["", self.summary, ""]
+        for test, ending in self.differences.items():
+            lines.append(f"{test}: {self.reasons.get(test, f'NO REASON: {ending[:300]}')}")
+        return "\n".join(lines)
+
+
+def compare(there: Outcomes, here: Outcomes, reasons: Mapping[str, str]) -> Comparison:
+    """Compare how tests ended on both sides."""
+    passed = [test for test, ending in there.items() if ending == "passed"]
+    ended = {test: here.get(test) or here.get(f"{test.partition('::')[0]}::", "was not run") for test in passed}
+    return Comparison(
+        passed, {test: ending for test, ending in ended.items() if ending != "passed"}, reasons
+    )
+
+
+def read_reasons() -> dict[str, str]:
+    """Return why tests of Accelerate do not pass here, by test."""
+    table = tomllib.loads(REASONS.read_text(encoding="utf-8"))
+    return {f"{file}::{test}": reason for file, tests in table.items() for test, reason in tests.items()}
+
+
+def main() -> int:
+    """Run and compare; return 1 if a difference has no reason, or a reason no difference."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", metavar="FILE", help="test files to run; all of them by default")
+    parser.add_argument("--sdist", type=Path, help=f"accelerate-{RELEASE}.tar.gz; downloaded by default")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "peer-suite-run")
+    options = parser.parse_args()
+    suite = Suite.prepare(options.folder, sdist=options.sdist)
+    found = compare(*run_both(suite, options.files or suite.files), read_reasons())
+    print(found.table())
+    for test in found.reasons_left_over:
+        print(f"{test} passes: remove its reason from {REASONS.name}.")
+    return 1 if found.without_reason or found.reasons_left_over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
