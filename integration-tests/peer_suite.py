@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,11 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tools.workspace import ROOT
+import peer_sources
 
 HERE = Path(__file__).parent
+
 REASONS = HERE / "peer_suite.toml"
-RELEASE = "1.15.0"
+BUILD = HERE.parent / "build"
+WITHOUT_SUBJECT = ("test_examples.py",)
+"""They start the examples of Accelerate's repository, which the archive lacks."""
 NEEDED = ("parameterized", "torchdata")
 """What the tests import and the environment of libraries lacks."""
 FILE_TIMEOUT_S = 400
@@ -47,17 +49,6 @@ def _install(folder: Path, *requirements: str) -> Path:
     return folder
 
 
-def _unpack(sdist: Path, folder: Path) -> None:
-    """Unpack the tests and the modules that they share into `tests` and `test_utils`."""
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder / "sdist", filter="data")
-    (root,) = (folder / "sdist").iterdir()
-    for source in (root / "tests", root / "src" / "accelerate" / "test_utils"):
-        shutil.rmtree(folder / source.name, ignore_errors=True)
-        shutil.move(source, folder / source.name)
-    shutil.rmtree(folder / "sdist")
-
-
 @dataclass(frozen=True)
 class Suite:
     """Accelerate's tests in a folder, and how they are run.
@@ -74,32 +65,23 @@ class Suite:
 
     @classmethod
     def prepare(cls, folder: Path, *, sdist: Path | None = None) -> Suite:
-        """Return the suite, unpacked into a folder, which is made; downloads what is not there."""
-        build = ROOT / "build"
-        if sdist is None:
-            sdist = build / "sdist" / f"accelerate-{RELEASE}.tar.gz"
-            if not sdist.exists():
-                _pip(
-                    "download",
-                    "--no-deps",
-                    "--no-binary=:all:",
-                    f"--dest={sdist.parent}",
-                    f"accelerate=={RELEASE}",
-                )
-        folder.mkdir(parents=True, exist_ok=True)
-        _unpack(sdist, folder)
+        """Return the suite, copied into a folder, which is made; downloads what is not there."""
+        sources = peer_sources.unpacked(sdist)
+        for source in (sources / peer_sources.TESTS, (sources / peer_sources.SCRIPTS).parent):
+            shutil.copytree(source, folder / source.name, dirs_exist_ok=True)
         for side in ("accelerate", "accel"):
             _write_command(folder / f"bin-{side}" / "accelerate")
         return cls(
             folder,
-            _install(build / "peer-suite", *NEEDED),
-            _install(build / "peer", f"accelerate=={RELEASE}"),
+            _install(BUILD / "peer-suite", *NEEDED),
+            _install(BUILD / "peer", f"accelerate=={peer_sources.RELEASE}"),
         )
 
     @property
     def files(self) -> list[str]:
         """The names of the test files."""
-        return sorted(path.name for path in (self.folder / "tests").glob("test_*.py"))
+        found = (path.name for path in (self.folder / "tests").glob("test_*.py"))
+        return sorted(name for name in found if name not in WITHOUT_SUBJECT)
 
     def run(self, side: Side, file: str, *, tests: Sequence[str] = ()) -> Outcomes:
         """Run a file, or tests of it, and return how each test ended."""
@@ -136,6 +118,7 @@ class Suite:
             "HF_HOME": str(self.folder / "hf"),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
+            "ACCEL_FP16_ON_CPU": "true",  # the scripts train in fp16 on any device
         }
 
 
@@ -220,10 +203,10 @@ class Comparison:
 def compare(there: Outcomes, here: Outcomes, reasons: Mapping[str, str]) -> Comparison:
     """Compare how tests ended on both sides."""
     passed = [test for test, ending in there.items() if ending == "passed"]
-    ended = {test: here.get(test) or here.get(f"{test.partition('::')[0]}::", "was not run") for test in passed}
-    return Comparison(
-        passed, {test: ending for test, ending in ended.items() if ending != "passed"}, reasons
-    )
+    ended = {
+        test: here.get(test) or here.get(f"{test.partition('::')[0]}::", "was not run") for test in passed
+    }
+    return Comparison(passed, {test: ending for test, ending in ended.items() if ending != "passed"}, reasons)
 
 
 def read_reasons() -> dict[str, str]:
@@ -234,10 +217,12 @@ def read_reasons() -> dict[str, str]:
 
 def main() -> int:
     """Run and compare; return 1 if a difference has no reason, or a reason no difference."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", nargs="*", metavar="FILE", help="test files to run; all of them by default")
-    parser.add_argument("--sdist", type=Path, help=f"accelerate-{RELEASE}.tar.gz; downloaded by default")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "peer-suite-run")
+    parser.add_argument("--sdist", type=Path, help=f"{peer_sources.NAME}.tar.gz; downloaded by default")
+    parser.add_argument("--folder", type=Path, default=BUILD / "peer-suite-run")
     options = parser.parse_args()
     suite = Suite.prepare(options.folder, sdist=options.sdist)
     found = compare(*run_both(suite, options.files or suite.files), read_reasons())

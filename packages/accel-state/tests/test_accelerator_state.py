@@ -101,7 +101,7 @@ def test_reset_forgets_training_and_on_demand_the_process():
         assert not hasattr(state, name)
     with pytest.raises(AttributeError, match="has no `dynamo_plugin`: it was reset. Construct `Accelerator"):
         _ = state.dynamo_plugin
-    with pytest.raises(AttributeError, match="has no attribute `speed`"):
+    with pytest.raises(AttributeError, match="'AcceleratorState' object has no attribute 'speed'"):
         _ = state.speed
     AcceleratorState._reset_state(reset_partial_state=True)
     assert not PartialState.is_initialized()

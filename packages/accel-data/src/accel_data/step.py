@@ -96,7 +96,7 @@ def rows_of_rank(batch_size: int | None, num_ranks: int, *, split_batches: bool)
         return batch_size
     if batch_size % num_ranks:
         raise ConfigError(
-            "`split_batches` needs a batch size that is a multiple of the number of processes "
+            "`split_batches` needs a batch size that is a round multiple of the number of processes "
             f"({num_ranks}), got {batch_size}. Change the batch size or pass `split_batches=False`."
         )
     return batch_size // num_ranks

@@ -5,7 +5,7 @@ import pickle
 import pytest
 from torch.utils.data import DataLoader
 
-from accel_data import DataLoaderAdapter, DataLoaderShard
+from accel_data import DataLoaderAdapter, DataLoaderShard, SkipDataLoader
 
 # torchdata 0.11 calls what torch 2.13 has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -53,3 +53,17 @@ def test_a_shard_can_be_built_on_torchdatas_loader() -> None:
     with_torchdata = DataLoaderShard([1, 2], use_stateful_dataloader=True, batch_size=1, collate_fn=list)
     assert list(with_torchdata) == [[1], [2]]
     assert hasattr(with_torchdata, "load_state_dict")
+
+
+def test_the_state_of_a_skipping_loader_is_that_of_the_last_batch_yielded() -> None:
+    pytest.importorskip("torchdata")
+
+    def make() -> SkipDataLoader:
+        return SkipDataLoader(range(6), 1, use_stateful_dataloader=True, batch_size=1, collate_fn=list)
+
+    left, resumed = make(), make()
+    for batch in left:
+        if batch == [2]:
+            break
+    resumed.load_state_dict(left.state_dict())
+    assert list(resumed) == [[3], [4], [5]]

@@ -10,6 +10,7 @@ from accel_launch.commands.launch_kinds import (
     simple_launcher,
     tpu_launcher,
     tpu_pod_launcher,
+    validate_launch_command,
 )
 from accel_launch.commands.parsing import launch_command_parser
 from accel_state.errors import ConfigError
@@ -86,3 +87,26 @@ def test_launches_on_tpus_are_those_of_their_flags(monkeypatch, tmp_path, launch
     flags = ("--no_python",) if launcher is tpu_launcher else ()
     with pytest.raises(ConfigError, match=message):
         prepared(monkeypatch, tmp_path, *flags, prepare=launcher)
+
+
+def test_arguments_are_completed_by_the_config_file(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_DEBUG_MODE", "true")
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "c.yaml").write_text(
+        "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nuse_cpu: true\n"
+        "fsdp_config: {fsdp_version: 2}\n"
+    )
+    args = launch_command_parser().parse_args(["--config_file", "c.yaml", "--num_processes", "2", "train.py"])
+    same, config, has_precision = validate_launch_command(args)
+    assert same is args
+    assert (args.num_processes, args.fsdp_version, args.use_fsdp, args.debug_mode) == (2, 2, True, True)
+    assert (args.mixed_precision, has_precision) == ("bf16", True)
+    assert config.num_processes == 8
+    command, environ = prepare_simple_launcher_cmd_env(args)
+    assert command[-1] == "train.py"
+    assert environ["FSDP_VERSION"] == "2"
+
+
+def test_without_a_config_file_there_is_none(monkeypatch, tmp_path):
+    assert prepared(monkeypatch, tmp_path, "--cpu", prepare=validate_launch_command)[1:] == (None, False)

@@ -4,7 +4,18 @@ import argparse
 
 import pytest
 
-from accel_launch import get_config_parser, launch_command, launch_command_parser
+from accel_launch import (
+    env_command,
+    env_command_parser,
+    get_config_parser,
+    launch_command,
+    launch_command_parser,
+    load_config_from_file,
+    to_fsdp2_command,
+    to_fsdp2_command_parser,
+    tpu_command_launcher,
+    tpu_command_parser,
+)
 from accel_launch.installation import interpreter_command
 from accel_state.errors import ConfigError
 
@@ -65,3 +76,29 @@ def test_numbers_and_booleans_that_a_program_sets_count(capsys):
     given.num_processes, given.multi_gpu = 2, False
     launch_command(given)
     assert "ranks        2" in capsys.readouterr().out
+
+
+def test_a_switch_that_is_not_given_is_false():
+    given = launch_command_parser().parse_args(["train.py"])
+    assert (given.multi_gpu, given.use_fsdp) == (False, False)
+
+
+def test_other_commands_are_parts_of_programs_too(tmp_path, capsys):
+    env_command(env_command_parser().parse_args([]))
+    assert "accel-launch" in capsys.readouterr().out
+    words = ["--tpu_name", "mine", "--tpu_zone", "here", "--command", "ls", "--debug"]
+    tpu_command_launcher(tpu_command_parser().parse_args(words))
+    assert "tpu-vm ssh mine --zone here" in capsys.readouterr().out
+    old = tmp_path / "old.yaml"
+    old.write_text("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n")
+    new = tmp_path / "new.yaml"
+    subparsers = (parser := argparse.ArgumentParser(prog="mine")).add_subparsers()
+    to_fsdp2_command_parser(subparsers)
+    given = parser.parse_args(["to-fsdp2", "--config_file", str(old), "--output_file", str(new)])
+    given.func(given)
+    assert load_config_from_file(str(new)).fsdp_config["fsdp_version"] == 2
+
+
+def test_a_config_file_that_is_missing_is_a_missing_file():
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        to_fsdp2_command(to_fsdp2_command_parser().parse_args(["--config_file", "none.yaml"]))

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from accel_launch.cli import main
-from accel_launch.commands.to_fsdp2 import to_version_2
+from accel_launch.commands.to_fsdp2 import convert_config_to_fsdp2, to_version_2
 from accel_launch.config.file import ConfigFile, read_config
 from accel_state.errors import ConfigError
 
@@ -218,3 +218,13 @@ def test_a_file_of_version_2_is_left_alone(old, capsys):
     assert main(["to-fsdp2", "--config_file", str(old), "--overwrite"]) == 0
     assert "for version 2 already; nothing was written" in capsys.readouterr().out
     assert old.read_text() == before
+
+
+def test_the_content_of_a_file_is_converted_and_unknown_keys_are_kept():
+    section = {"fsdp_backward_prefetch": "BACKWARD_PRE", "fsdp_use_orig_params": True, "fsdp_later": 5}
+    converted = convert_config_to_fsdp2({"debug": True, "fsdp_config": section})
+    assert converted["debug"] is True
+    assert converted["fsdp_config"]["fsdp_version"] == 2
+    assert converted["fsdp_config"]["fsdp_later"] == 5
+    assert not {"fsdp_backward_prefetch", "fsdp_use_orig_params"} & converted["fsdp_config"].keys()
+    assert convert_config_to_fsdp2(converted) == converted

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from accel_launch.config.objects import load_config_from_file
+from accel_launch.config.objects import BaseConfig, ClusterConfig, load_config_from_file
 from accel_state.enums import ComputeEnvironment, DistributedType
 from accel_state.errors import ConfigError
 
@@ -30,3 +30,21 @@ def test_a_sagemaker_file_without_its_keys_is_refused(tmp_path):
     path.write_text("compute_environment: AMAZON_SAGEMAKER\n")
     with pytest.raises(ConfigError, match="lacks `ec2_instance_type`, `iam_role_name`. Add that"):
         load_config_from_file(str(path))
+
+
+@pytest.mark.parametrize("name", ["c.yaml", "c.json"])
+def test_an_object_is_written_as_a_file_that_is_read_as_it(tmp_path, name):
+    config = ClusterConfig(
+        compute_environment="LOCAL_MACHINE",
+        distributed_type="FSDP",
+        mixed_precision="bf16",
+        use_cpu=False,
+        debug=False,
+        num_processes=2,
+        fsdp_config={"fsdp_version": 2},
+    )
+    write = config.to_json_file if name.endswith("json") else config.to_yaml_file
+    write(tmp_path / name)
+    loaded = load_config_from_file(str(tmp_path / name))
+    assert isinstance(loaded, BaseConfig)
+    assert loaded.to_dict() == config.to_dict()

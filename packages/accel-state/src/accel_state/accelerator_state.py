@@ -168,7 +168,7 @@ class AcceleratorState(ProcessView):
                 f"`AcceleratorState` has no `{name}`: it was reset. Construct `Accelerator()` or "
                 "`AcceleratorState()` anew."
             )
-        raise AttributeError(f"`AcceleratorState` has no attribute `{name}`.", name=name, obj=self)
+        raise AttributeError(f"'AcceleratorState' object has no attribute '{name}'", name=name, obj=self)
 
     @staticmethod
     def is_initialized() -> bool:

@@ -29,6 +29,7 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
     skip_batches: int
     #: Batches that have to be read to be skipped.
     _num_read_over: int
+    _state: dict[str, Any] | None = None
 
     def __init__(
         self, dataset: Any, skip_batches: int = 0, use_stateful_dataloader: bool = False, **kwargs: Any
@@ -47,17 +48,30 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.begin()
+        self._state = None
         try:
             nothing = object()
             batches = islice(iter(self.base_dataloader), self._num_read_over, None)
             batch = next(batches, nothing)
             while batch is not nothing:
+                if self.use_stateful_dataloader:
+                    self._state = super().state_dict()  # the next batch is read ahead
                 following = next(batches, nothing)
                 self.end_of_dataloader = following is nothing
                 yield batch
                 batch = following
+            self._state = None
         finally:
             self.end()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the last batch that was yielded, where the inner loader has one."""
+        return super().state_dict() if self._state is None else self._state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        self._state = None
+        super().load_state_dict(state_dict)
 
     def __len__(self) -> int:
         return max(0, len(self.base_dataloader) - self._num_read_over)
