@@ -30,8 +30,8 @@ WITHOUT_SUBJECT = ("test_examples.py",)
 """They start the examples of Accelerate's repository, which the archive lacks."""
 NEEDED = ("parameterized", "torchdata")
 """What the tests import and the environment of libraries lacks."""
-FILE_TIMEOUT_S = 400
-TEST_TIMEOUT_S = 120
+FILE_TIMEOUT_S = 900
+TEST_TIMEOUT_S = 300
 
 Side = Literal["accelerate", "accel"]
 Outcomes = Mapping[str, str]
@@ -163,22 +163,28 @@ class Comparison:
     Attributes:
         passed_there: The tests that pass with Accelerate.
         differences: How those of them ended that do not pass with accel, by test.
-        reasons: Why tests do not pass with accel, by test.
+        reasons: Why tests do not pass with accel, by test; without parameters for all of them.
     """
 
     passed_there: Sequence[str]
     differences: Mapping[str, str]
     reasons: Mapping[str, str]
 
+    def reason(self, test: str) -> str | None:
+        """Return why a test does not pass with accel, as far as that is known."""
+        return self.reasons.get(test, self.reasons.get(_without_parameters(test)))
+
     @property
     def without_reason(self) -> list[str]:
         """The differences that have none."""
-        return [test for test in self.differences if test not in self.reasons]
+        return [test for test in self.differences if self.reason(test) is None]
 
     @property
     def reasons_left_over(self) -> list[str]:
         """The tests that have a reason and pass, of those that were run."""
-        return [test for test in self.reasons if test in self.passed_there and test not in self.differences]
+        needed = {name for test in self.differences for name in (test, _without_parameters(test))}
+        passed = {name for test in self.passed_there for name in (test, _without_parameters(test))}
+        return [name for name in self.reasons if name in passed and name not in needed]
 
     @property
     def summary(self) -> str:
@@ -196,8 +202,12 @@ class Comparison:
             lines.append(f"{file:58} {len(there):10}  {len(here):5}")
         lines += ["", self.summary, ""]
         for test, ending in self.differences.items():
-            lines.append(f"{test}: {self.reasons.get(test, f'NO REASON: {ending[:300]}')}")
+            lines.append(f"{test}: {self.reason(test) or f'NO REASON: {ending[:300]}'}")
         return "\n".join(lines)
+
+
+def _without_parameters(test: str) -> str:
+    return test.partition("[")[0]
 
 
 def compare(there: Outcomes, here: Outcomes, reasons: Mapping[str, str]) -> Comparison:

@@ -95,6 +95,18 @@ def test_what_is_no_tracker_class_is_refused():
     assert "half" not in TRACKERS
 
 
+def test_a_class_without_a_run_object_is_refused_when_it_is_built(mine):
+    class Shadow(GeneralTracker):
+        name = mine.name
+        requires_logging_directory = False
+
+    register_tracker_class(mine)
+    with pytest.warns(UserWarning, match="`Shadow` replaces the tracker"):
+        register_tracker_class(Shadow)
+    with pytest.raises(IncompleteTrackerError, match="`Shadow` lacks `tracker`"):
+        Shadow()
+
+
 def test_neither_the_package_nor_the_list_of_trackers_imports_torch_or_tensorboard():
     code = (
         "import sys, accel_trackers as t; t.get_available_trackers(); t.filter_trackers('all', '.');"

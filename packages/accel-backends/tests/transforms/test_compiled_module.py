@@ -23,6 +23,7 @@ def model():
 def test_it_is_what_torch_compile_makes(model):
     compiled = compile_module(model, backend="eager")
     assert isinstance(compiled, torch._dynamo.OptimizedModule)
+    assert type(compiled).__name__ == "OptimizedModule"  # which programs compare
     assert compiled._orig_mod is model
     rows = torch.randn(4, 2)
     torch.testing.assert_close(compiled(rows), copy.deepcopy(model)(rows))

@@ -49,7 +49,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> type[GeneralT
     given: object = tracker_class
     if not (isinstance(given, type) and issubclass(given, GeneralTracker)):
         raise ConfigError(f"`{tracker_class!r}` is not a subclass of `GeneralTracker`. Derive it from that.")
-    check_complete(tracker_class)
+    check_complete(tracker_class, ("name", "requires_logging_directory"))  # the rest when it is built
     name = tracker_class.name
     if name in TRACKERS and TRACKERS.get(name) is not tracker_class:
         warn_user(f"`{tracker_class.__name__}` replaces the tracker `{name}`.")

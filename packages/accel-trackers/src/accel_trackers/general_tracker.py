@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel_trackers.errors import IncompleteTrackerError
@@ -60,9 +61,11 @@ class GeneralTracker:
         """End the run; whatever was logged is written when this returns."""
 
 
-def check_complete(tracker: GeneralTracker | type[GeneralTracker]) -> None:
-    """Refuse a tracker, or a class of trackers, that lacks something required."""
-    missing = [name for name in _REQUIRED if name not in dir(tracker)]
+def check_complete(
+    tracker: GeneralTracker | type[GeneralTracker], names: Iterable[str] = tuple(_REQUIRED)
+) -> None:
+    """Refuse a tracker, or a class of trackers, that lacks one of ``names``, which are required."""
+    missing = [name for name in names if name not in dir(tracker)]
     if missing:
         cls = tracker if isinstance(tracker, type) else type(tracker)
         needed = "; ".join(f"`{name}`, {_REQUIRED[name]}" for name in missing)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
-from torch._dynamo import OptimizedModule
+from torch import _dynamo, nn
 
 _PREFIX = "_orig_mod."
 
 
-class CompiledModule(OptimizedModule):
+class OptimizedModule(_dynamo.OptimizedModule):  # the same name, since programs compare names
     """What `torch.compile` returns for a module, without ``_orig_mod.`` in the keys of its state dict.
 
     Both kinds of keys are accepted when a state is loaded.
@@ -35,7 +34,11 @@ def compile_module(module: nn.Module, **compile_kwargs: Any) -> nn.Module:
     With ``disable=True`` it is returned as it is.
     """
     compiled: object = torch.compile(module, **compile_kwargs)
-    return CompiledModule(module, compiled.dynamo_ctx) if isinstance(compiled, OptimizedModule) else module
+    return (
+        OptimizedModule(module, compiled.dynamo_ctx)
+        if isinstance(compiled, _dynamo.OptimizedModule)
+        else module
+    )
 
 
 def _accept_original_keys(module: nn.Module, state_dict: dict[str, Any], prefix: str, *args: object) -> None:

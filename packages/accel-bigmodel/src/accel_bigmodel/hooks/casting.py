@@ -70,8 +70,7 @@ def attach_layerwise_casting_hooks(
         module: The model, or a part of it.
         storage_dtype: As for the hook.
         compute_dtype: As for the hook.
-        skip_modules_pattern: Regular expressions; modules whose dotted names match are left unchanged. ``None``
-            (and no classes) casts ``module`` as a whole.
+        skip_modules_pattern: Regular expressions; modules whose dotted names match are left unchanged.
         skip_modules_classes: Classes that are left unchanged.
         non_blocking: As for the hook.
 
@@ -79,9 +78,6 @@ def attach_layerwise_casting_hooks(
         ConfigError: If a module without a hook uses one of the weights.
     """
     hook = LayerwiseCastingHook(storage_dtype, compute_dtype, non_blocking)
-    if skip_modules_classes is None and skip_modules_pattern is None:
-        add_hook_to_module(module, hook, append=True)
-        return
     patterns = (
         (skip_modules_pattern,) if isinstance(skip_modules_pattern, str) else skip_modules_pattern or ()
     )

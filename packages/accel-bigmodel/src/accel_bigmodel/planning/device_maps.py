@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from accel_ops.named_tensors import walk_modules
-from accel_state.errors import ConfigError, UnknownNameError
+from accel_state.errors import ConfigError, did_you_mean
 from accel_state.user_warnings import warn_user
 
 Device = TypeVar("Device")
@@ -49,10 +49,9 @@ class DeviceLookup:
 
 
 def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
-    """Check that a map names only parts of the model, and covers all of its tensors.
+    """Check that a map covers all tensors of the model; keys that are no part of it are a warning.
 
     Raises:
-        UnknownNameError: If a key is neither a module nor a tensor of the model.
         ConfigError: If a parameter or buffer is covered by no entry.
     """
     if device_map.keys() == {""}:
@@ -64,9 +63,9 @@ def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
         parameters += [prefix + key for key, tensor in module._parameters.items() if tensor is not None]
         buffers += [prefix + key for key, tensor in module._buffers.items() if tensor is not None]
     known = {*modules, *parameters, *buffers}
-    for name in device_map:
-        if name not in known:
-            raise UnknownNameError.of("module in `device_map`", name, modules[1:])
+    unknown = [f"`{name}`.{did_you_mean(name, modules[1:])}" for name in device_map if name not in known]
+    if unknown:
+        warn_user(f"These device_map keys do not match any submodules: {' '.join(unknown)}")
     check_covered([*parameters, *buffers], device_map)
 
 

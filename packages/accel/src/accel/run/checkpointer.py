@@ -89,15 +89,15 @@ class Checkpointer:
     def register(self, *objects: Any) -> None:
         """Save and load `objects` with the rest; see `Accelerator.register_for_checkpointing`."""
         bad = [
-            f"number {index} ({type(one).__name__})"
+            f"Item at index {index} ({type(one).__name__})"
             for index, one in enumerate(objects)
             if not callable(getattr(one, "state_dict", None))
             or not callable(getattr(one, "load_state_dict", None))
         ]
         if bad:
             raise ConfigError(
-                "Only objects with `state_dict` and `load_state_dict` can be registered for checkpointing, which "
-                f"these have not: {', '.join(bad)}. Give them both."
+                "Only objects with `state_dict` and `load_state_dict` can be registered for checkpointing. "
+                f"{', '.join(bad)} lack one. Give them both."
             )
         from accel_checkpoint.file_names import custom_file
         from accel_checkpoint.formats.plain_data import check_plain
