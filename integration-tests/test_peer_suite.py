@@ -30,3 +30,20 @@ def test_accelerates_own_tests_pass(tmp_path: Path, record_property: Callable[[s
     assert len(found.passed_there) > 100
     assert not found.without_reason, found.table()
     assert not found.reasons_left_over
+
+
+def test_a_difference_needs_a_reason_and_a_reason_a_difference() -> None:
+    there = {"a.py::one": "passed", "a.py::two[x]": "passed", "a.py::three": "passed", "a.py::four": "failed"}
+    here = {"a.py::one": "it broke", "a.py::two[x]": "skipped", "a.py::three": "passed"}
+    reasons = {"a.py::two": "By design.", "a.py::three": "It was so once.", "b.py::other": "Not run."}
+    found = peer_suite.compare(there, here, reasons)
+    assert found.summary == "its own tests: 1 of 3"
+    assert found.without_reason == ["a.py::one"]
+    assert found.reasons_left_over == ["a.py::three"]
+    assert "a.py::two[x]: By design." in found.table()
+    assert "a.py::one: NO REASON: it broke" in found.table()
+
+
+def test_a_file_that_cannot_be_imported_passes_none_of_its_tests() -> None:
+    found = peer_suite.compare({"a.py::one": "passed"}, {"a.py::": "collection failure"}, {})
+    assert found.differences == {"a.py::one": "collection failure"}
