@@ -66,6 +66,10 @@ class ProcessView:
         """Whether collectives check their inputs first (`ACCELERATE_DEBUG_MODE`)."""
         return self._runtime.debug
 
+    @debug.setter
+    def debug(self, debug: bool) -> None:
+        self._runtime.debug = debug
+
     @property
     def fork_launched(self) -> bool:
         """Whether this process was forked from a notebook."""
