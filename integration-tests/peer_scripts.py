@@ -15,11 +15,13 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import peer_sources
 
+from accel_state.testing.fork_server import fork_server
 from accel_state.testing.scripts import run_script
 
 HERE = Path(__file__).resolve().parent
@@ -121,8 +123,26 @@ EXAMPLES = (
     *(Run(f"by_feature/{name}.py", n, words) for name, words in ARGUMENTS.items() for n in (1, 2)),
     *(Run("by_feature/checkpointing.py", n, BY_STEP) for n in (1, 2)),
 )
-HARDWARE: dict[str, str] = {}
-DIFFERS: dict[str, str] = {}
+REASONS = {
+    "test_script.py": (
+        "DID NOT RAISE",
+        "its last check: after `AcceleratorState._reset_state()` an `Accelerator` goes on as before",
+    ),
+    "test_notebook.py": (
+        "DID NOT RAISE",
+        "its last check: `notebook_launcher` refuses a notebook that has used a GPU, not one that imports bitsandbytes",
+    ),
+    "test_distributed_data_loop.py": (
+        "list index out of range",
+        "no warning about a prepared loader that the script has dropped, since accel keeps none",
+    ),
+    "test_ops.py by debug_launcher": (
+        "Num processes: 1",
+        "with Accelerate, each process of `debug_launcher` is alone if it begins with a `PartialState`",
+    ),
+}
+"""What differs on purpose: a sign in the error or in the changed lines, and the reason."""
+REASONS["test_script.py by debug_launcher"] = REASONS["test_script.py"]
 
 
 def environment(run: Run, folder: str, *, accel: bool) -> dict[str, str]:
@@ -144,6 +164,10 @@ def outcome(run: Run, scripts: Path, *, accel: bool) -> Outcome:
     if run.launched:
         options.append(f"--debug-launcher={run.num_processes}")
     printed: list[str] = []
+    # Processes that import a library once for all runs with it are forked from one that has seen neither.
+    os.environ.pop("PYTHONPATH", None)
+    fork_server()
+    os.environ["PYTHONPATH"] = str(DROP_IN if accel else PEER)
     with tempfile.TemporaryDirectory() as folder:
         for arguments in run.arguments:
             try:
@@ -190,7 +214,7 @@ def normalized(text: str, folder: str) -> list[str]:
 
 def last_error(errors: str, status: int) -> str:
     """Return the error that the first failing process ended with."""
-    kind = r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)"
+    kind = r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Failed)"
     found = re.findall(rf"^(?:\[rank\d\]: )?({kind}(?::.*)?)$", errors, re.MULTILINE)
     # A process that has failed breaks the connections of the others.
     causes = [error for error in found if "gloo" not in error.lower() and "ConnectionReset" not in error]
@@ -198,24 +222,30 @@ def last_error(errors: str, status: int) -> str:
 
 
 def compare(run: Run, scripts: Path) -> tuple[str, str]:
-    """Return a verdict (`same`, `more`, `neither`, `explained` or `differs`) and a reason."""
+    """Run a script with both libraries and return a verdict with a reason.
+
+    Returns:
+        ``same``, ``explained`` (in `REASONS`), ``more`` (only accel runs it here), ``neither`` (nor Accelerate,
+        on this machine) or ``differs``.
+    """
     ours, theirs = (outcome(run, scripts, accel=accel) for accel in (True, False))
-    if ours.succeeded and theirs.succeeded and ours.printed == theirs.printed:
-        return "same", f"{len(ours.printed)} lines"
-    if not theirs.succeeded and not ours.succeeded:
-        return "neither", f"{theirs.error[:150]} / {ours.error[:150]}"
     if not theirs.succeeded:
-        return "more", f"runs with accel; with Accelerate: {theirs.error}"
-    if not ours.succeeded:
-        Path("/tmp/scripts/logs").mkdir(exist_ok=True)
-        Path("/tmp/scripts/logs", run.name.replace("/", "_") + f"-{run.num_processes}.log").write_text(
-            ours.log
-        )
-        return "differs", ours.error
-    lines = difflib.unified_diff(theirs.printed, ours.printed, lineterm="", n=0)
-    return "differs", " | ".join(
-        line for line in lines if line[0] in "+-" and line[:3] not in ("---", "+++")
-    )[:400]
+        error = f"Accelerate: {theirs.error[:150]}"
+        return ("more", error) if ours.succeeded else ("neither", f"{error}; accel: {ours.error[:150]}")
+    if ours.succeeded and ours.printed == theirs.printed:
+        return "same", f"{len(ours.printed)} lines"
+    if ours.succeeded:
+        changes = difflib.unified_diff(theirs.printed, ours.printed, lineterm="", n=0)
+        difference = " ".join(line for line in changes if line[:2] not in ("--", "++", "@@"))
+    else:
+        difference = ours.error
+    sign, reason = REASONS.get(run.name, ("", ""))
+    # Up to a check that accel does not pass, everything is equal.
+    is_equal_so_far = ours.succeeded or not Counter(ours.printed) - Counter(theirs.printed)
+    if reason and sign in difference and is_equal_so_far:
+        return "explained", reason
+    print(ours.log[-4000:], file=sys.stderr)
+    return "differs", difference[:400]
 
 
 def main() -> int:
@@ -232,7 +262,6 @@ def main() -> int:
     if arguments.examples is not None:
         runs += [(run, arguments.examples) for run in EXAMPLES]
     print("| script | processes | result |\n|-|-|-|", flush=True)
-    os.environ["PYTHONPATH"] = str(PEER)  # for the process that has imported Accelerate
     status = 0
     for run, folder in runs:
         if arguments.names and not any(name in run.name for name in arguments.names):

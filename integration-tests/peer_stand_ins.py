@@ -49,7 +49,7 @@ def tokenizer(*_: object, **__: object) -> transformers.PreTrainedTokenizerFast:
     """Stand in for `AutoTokenizer.from_pretrained`: a token for each of our words."""
     model = tokenizers.models.WordLevel(
         {word: i for i, word in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"
-    )  # noqa: S106
+    )
     made = tokenizers.Tokenizer(model)
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.post_processor = tokenizers.processors.TemplateProcessing(
