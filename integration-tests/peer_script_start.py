@@ -3,7 +3,7 @@
 The data sets of Accelerate's test utilities draw numbers without a seed unless given one: here the seed is then 0.
 The library is the one that PYTHONPATH chooses. With ``--debug-launcher=N`` the script's `main` runs in processes
 of `debug_launcher`; with ``--data``, what the script takes from the network is `peer_stand_ins`.
-Each loss that is differentiated is printed in full, since a script may print no more than an accuracy.
+Each loss that `Accelerator.backward` gets is printed in full, since a script may print no more than an accuracy.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from typing import Any
 import numpy as np
 import torch
 
-backward = torch.Tensor.backward
 default_rng = np.random.default_rng
 
 
-def print_and_differentiate(loss: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
-    """Stand in for `torch.Tensor.backward`."""
-    if loss.numel() == 1:
+def print_losses(kind: type) -> None:
+    """Let `Accelerator.backward` print each loss before it differentiates it."""
+    backward = kind.backward
+
+    def print_and_differentiate(accelerator: Any, loss: torch.Tensor, **keywords: Any) -> None:
         print(f"loss {loss.item():.6f}", flush=True)
-    backward(loss, *arguments, **keywords)
+        backward(accelerator, loss, **keywords)
+
+    kind.backward = print_and_differentiate
 
 
 def main() -> None:
@@ -40,13 +43,13 @@ def main() -> None:
     sys.argv[:] = options.words
     script = options.words[0]
     sys.path[0] = str(Path(script).parent)
-    torch.Tensor.backward = print_and_differentiate
     np.random.default_rng = lambda seed=None: default_rng(0 if seed is None else seed)
     # A forked process has not imported what its PYTHONPATH would have.
     if "drop_in" in os.environ["PYTHONPATH"]:
         import accel.drop_in  # noqa: F401
     import accelerate
 
+    print_losses(accelerate.Accelerator)
     if options.data:
         sys.path.append(str(Path(__file__).parent))
         import peer_stand_ins

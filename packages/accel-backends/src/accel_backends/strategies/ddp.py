@@ -90,7 +90,7 @@ class DDPStrategy(TorchStrategy):
         known = [one for one in joinables if isinstance(one, Joinable)]
         if len(known) < len(joinables):
             warn_user(
-                "`join_uneven_inputs` is only supported for multi-GPU and multi-CPU training, of models that DDP wraps: "
+                "`join_uneven_inputs` is only supported for multi-GPU and multi-CPU training of models that DDP wraps: "
                 "it has no effect on the others. Give it the prepared models.",
                 main_process_only=False,
             )
