@@ -142,7 +142,12 @@ REASONS = {
     ),
 }
 """What differs on purpose: a sign in the error or in the changed lines, and the reason."""
+RESUMED = (
+    "loss",
+    "the resumed epoch has the losses of the uninterrupted run, to the last digit; with Accelerate it has others",
+)
 REASONS["test_script.py by debug_launcher"] = REASONS["test_script.py"]
+REASONS["by_feature/checkpointing.py --resume_from_checkpoint=states/epoch_0"] = RESUMED
 
 
 def environment(run: Run, folder: str, *, accel: bool) -> dict[str, str]:
@@ -228,6 +233,10 @@ def compare(run: Run, scripts: Path) -> tuple[str, str]:
         ``same``, ``explained`` (in `REASONS`), ``more`` (only accel runs it here), ``neither`` (nor Accelerate,
         on this machine) or ``differs``.
     """
+    if not PEER.is_dir():
+        raise SystemExit(
+            f"`{PEER}` is missing. Run `pip install --no-deps --target {PEER} accelerate=={peer_sources.RELEASE}`."
+        )
     ours, theirs = (outcome(run, scripts, accel=accel) for accel in (True, False))
     if not theirs.succeeded:
         error = f"Accelerate: {theirs.error[:150]}"
