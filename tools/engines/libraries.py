@@ -17,7 +17,11 @@ def remove_accelerate(environment: Environment) -> None:
 engine = Engine(
     name="libraries",
     purpose="transformers, PEFT, TRL, diffusers and others on accel, with `accelerate` meaning accel",
-    tests=("integration-tests/test_libraries.py", "integration-tests/test_peer_suite.py"),
+    tests=(
+        "integration-tests/test_libraries.py",
+        "integration-tests/test_peer_suite.py",
+        "integration-tests/test_peer_scripts.py",
+    ),
     environment=libraries,
     prepare=remove_accelerate,
 )

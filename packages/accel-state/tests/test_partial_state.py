@@ -5,6 +5,7 @@ import datetime
 import pytest
 import torch
 
+from accel_state.accelerator_state import AcceleratorState
 from accel_state.errors import ConfigError, StateError
 from accel_state.partial_state import PartialState
 from accel_state.runtime import current_runtime
@@ -93,6 +94,14 @@ def test_environment_is_read_when_the_state_is_built(monkeypatch):
     monkeypatch.setenv("ACCELERATE_DEBUG_MODE", "no")
     assert (state.debug, state.fork_launched, current_runtime().is_cpu_forced) == (True, True, True)
     assert PartialState().debug
+
+
+def test_debug_mode_can_be_switched_by_a_script():
+    state, other = PartialState(cpu=True), AcceleratorState()
+    state.debug = True
+    assert (current_runtime().debug, other.debug) == (True, True)
+    other.debug = False
+    assert (current_runtime().debug, state.debug) == (False, False)
 
 
 def test_contradiction_to_the_state_is_refused():

@@ -274,6 +274,26 @@ def test_ranks_may_run_out_of_batches_at_different_times(world):
     assert world(2).run(body_join) == [2, 3]
 
 
+def body_join_of_others():
+    strategy = strategy_for()
+    model, frozen = strategy.prepare_model(seeded()), seeded().requires_grad_(False)
+
+    def train(models):
+        with strategy.join_uneven_inputs(models):
+            for rows in batches(num=1 + dist.get_rank()) if model in models else ():
+                strategy.backward(model(rows).sum())
+
+    with pytest.warns(UserWarning, match="only supported for multi-GPU"):
+        train([frozen])
+    with pytest.warns(UserWarning, match="no effect on the others"):
+        train([frozen, model])
+    return dist.get_rank()
+
+
+def test_joining_models_that_are_not_wrapped_warns_and_joins_the_others(world):
+    assert world(2).run(body_join_of_others) == [0, 1]
+
+
 def test_bf16_trains_close_to_full_precision_and_alike_on_both_ranks(world, alone):
     expected = train(dtype=torch.float32)
     first, second = world(2).run(train, precision="bf16", dtype=torch.float32)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.join import Join
+from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_backends.containers import layers
@@ -23,6 +23,7 @@ from accel_backends.strategies.placement import model_devices
 from accel_backends.strategies.protocol import Capabilities, Sync
 from accel_backends.strategies.torch_strategy import TorchStrategy
 from accel_state.errors import ConfigError
+from accel_state.user_warnings import warn_user
 
 _NOTHING = nullcontext()
 
@@ -86,7 +87,14 @@ class DDPStrategy(TorchStrategy):
         A rank that is done answers the collectives of the others until all are done. Communicates: all ranks.
         """
         joinables = [ddp_of(model) or model for model in models]
-        return Join(joinables, enable=True, throw_on_early_termination=False)
+        known = [one for one in joinables if isinstance(one, Joinable)]
+        if len(known) < len(joinables):
+            warn_user(
+                "`join_uneven_inputs` is only supported for multi-GPU and multi-CPU training of models that DDP wraps: "
+                "it has no effect on the others. Give it the prepared models.",
+                main_process_only=False,
+            )
+        return Join(known, enable=True, throw_on_early_termination=False) if known else _NOTHING
 
 
 def trigger_sync_in_backward(model: nn.Module) -> AbstractContextManager[None]:

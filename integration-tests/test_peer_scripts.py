@@ -1,0 +1,31 @@
+"""Scripts that Accelerate's own tests start do on accel, unchanged, what they do on Accelerate."""
+
+from __future__ import annotations
+
+import peer_scripts
+import peer_sources
+import pytest
+
+pytestmark = pytest.mark.engine("libraries")
+
+SAMPLE = (
+    "test_cli.py",
+    "test_ops.py",
+    "test_sync.py",
+    "test_merge_weights.py",
+    "external_deps/test_metrics.py",
+)
+
+
+@pytest.mark.client(
+    "accelerate",
+    "its test scripts, in 1 to 3 processes",
+    differs="a few checks of what accel does otherwise on purpose; `peer_scripts.py` names each",
+)
+def test_scripts_of_accelerate_print_the_same(record_property):
+    scripts = peer_sources.unpacked() / peer_sources.SCRIPTS
+    runs = [run for run in peer_scripts.SCRIPTS if run.script in SAMPLE and run.num_processes < 3]
+    results = [(run, *peer_scripts.compare(run, scripts)) for run in runs]
+    assert [result for result in results if result[1] == "differs"] == []
+    same = sum(verdict == "same" for _, verdict, _ in results)
+    record_property("ran", f"its test scripts, in 1 and 2 processes: {same} of {len(results)} print the same")

@@ -1,0 +1,34 @@
+"""``accel merge-weights`` for code: its parser and what it runs. Also ``python -m accel.commands.merge``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from accel_bigmodel.saving.merge_command import command
+from accel_launch.cli import run_command
+
+
+def merge_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+    """Return the parser of ``accel merge-weights``, on its own or added to ``subparsers``.
+
+    The parsed arguments have `merge_command` as ``func``.
+    """
+    parser: argparse.ArgumentParser = (
+        argparse.ArgumentParser(prog="accel merge-weights", description=command.help)
+        if subparsers is None
+        else subparsers.add_parser("merge-weights", help=command.help)
+    )
+    command.add_arguments(parser)
+    parser.set_defaults(func=merge_command)
+    return parser
+
+
+def merge_command(args: argparse.Namespace) -> None:
+    """Merge the weights that ``args`` of the parser name."""
+    command.run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("merge-weights", sys.argv[1:]))
