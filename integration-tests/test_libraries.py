@@ -12,7 +12,7 @@ from statistics import fmean
 import pytest
 
 from accel_state.testing.scripts import run_command
-from tools.bench.libraries import ON_ACCEL, SCRIPTS, Losses, losses_of
+from tools.bench.libraries import SCRIPTS, Losses, losses_of
 
 pytestmark = pytest.mark.engine("libraries")
 
@@ -25,7 +25,7 @@ def num_processes(request: pytest.FixtureRequest) -> int:
 
 def run(script: str, folder: Path, *, num_processes: int) -> Losses:
     """Return the losses of a script, on accel."""
-    return losses_of(script, folder, begin=ON_ACCEL[num_processes - 1])
+    return losses_of(script, folder, num_processes=num_processes)
 
 
 def is_falling(losses: Sequence[float]) -> bool:

@@ -74,7 +74,7 @@ def prepare(environment: Environment) -> None:
     """Prepare what no package brings."""
     compile_operators(environment)
     install_peer(environment)
-    install_apart(environment, OLDEST, OLDEST_FOLDER)
+    install_apart(environment, OLDEST_FOLDER, OLDEST)
 
 
 engine = Engine(

@@ -3,7 +3,7 @@
 import subprocess
 
 from tools.engines.protocol import Engine
-from tools.setup.apart import install_peer
+from tools.setup.apart import install_clients, install_peer
 from tools.setup.environment import Environment
 from tools.setup.presets import libraries
 from tools.setup.running import environment_with
@@ -19,6 +19,7 @@ def prepare(environment: Environment) -> None:
     """Leave Accelerate out of the environment, and put it into a folder that processes of comparison import from."""
     remove_accelerate(environment)
     install_peer(environment)
+    install_clients(environment)
 
 
 engine = Engine(

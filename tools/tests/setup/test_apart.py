@@ -15,7 +15,7 @@ def environment(tmp_path):
     made.python.parent.mkdir(parents=True)
     made.python.write_text(
         '#!/bin/sh\nwhile [ "$1" != --target ]; do shift; done\nmkdir "$2"\n'
-        f'echo "$3" >> "{tmp_path}/installed"\n'
+        f'shift 2; echo "$@" >> "{tmp_path}/installed"\n'
     )
     made.python.chmod(0o755)
     return made
@@ -23,7 +23,7 @@ def environment(tmp_path):
 
 def test_a_package_is_installed_once_for_each_requirement(environment, tmp_path):
     for requirement in ("one==1", "one==1", "one==2"):
-        apart.install_apart(environment, requirement, tmp_path / "apart")
+        apart.install_apart(environment, tmp_path / "apart", requirement)
     assert (tmp_path / "installed").read_text().split() == ["one==1", "one==2"]
 
 
