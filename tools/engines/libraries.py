@@ -25,7 +25,7 @@ def prepare(environment: Environment) -> None:
 engine = Engine(
     name="libraries",
     purpose="transformers, PEFT, TRL, diffusers and others on accel, with `accelerate` meaning accel",
-    tests=("integration-tests/test_libraries.py",),
+    tests=("integration-tests/test_clients.py", "integration-tests/test_libraries.py"),
     environment=libraries,
     prepare=prepare,
 )

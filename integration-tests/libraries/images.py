@@ -1,9 +1,11 @@
-"""Stands for torchvision and others that trainers import for images in files, which no script here has."""
+"""Rows for trainers of images, and what stands for torchvision and others, which they import for images in files."""
 
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from unittest.mock import MagicMock
+
+import torch
 
 
 class Unused(ModuleType):
@@ -33,3 +35,22 @@ stand_in(
     "torchvision", "torchvision.transforms", "torchvision.utils", "pytorch_fid", "pytorch_fid.fid_score",
     "pytorch_fid.inception", "kornia", "kornia.augmentation",
 )  # fmt: skip
+
+
+class Same(torch.utils.data.Dataset):
+    """Rows that are all the same: their order is not."""
+
+    def __init__(self, *shape):
+        self.row = torch.linspace(0, 1, torch.Size(shape).numel()).reshape(shape)
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        return self.row
+
+
+def sum_of(module):
+    return sum(
+        value.double().sum().item() for value in module.state_dict().values() if value.is_floating_point()
+    )
