@@ -63,12 +63,10 @@ class Clients:
 
 
 def release_of(distribution):
-    """Return the release that is installed, of Accelerate the one that we compare with."""
-    if distribution == "accelerate":
-        return next(
-            line.partition("==")[2] for line in dependency_group("bench") if line.startswith("accelerate==")
-        )
-    return importlib.metadata.version(distribution)
+    """Return the release that is installed, or the pin of what is in a folder apart: Accelerate and small clients."""
+    pins = [*dependency_group("bench"), *dependency_group("clients")]
+    pinned = [line.partition("==")[2] for line in pins if line.startswith(f"{distribution}==")]
+    return pinned[0] if pinned else importlib.metadata.version(distribution)
 
 
 @pytest.fixture(scope="module")

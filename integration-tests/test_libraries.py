@@ -12,7 +12,7 @@ from statistics import fmean
 import pytest
 
 from accel_state.testing.scripts import run_command
-from tools.bench.libraries import ON_ACCEL, SCRIPTS, Losses, losses_of
+from tools.bench.libraries import SCRIPTS, Losses, largest_difference, losses_of, on_both_sides
 
 pytestmark = pytest.mark.engine("libraries")
 
@@ -25,7 +25,14 @@ def num_processes(request: pytest.FixtureRequest) -> int:
 
 def run(script: str, folder: Path, *, num_processes: int) -> Losses:
     """Return the losses of a script, on accel."""
-    return losses_of(script, folder, begin=ON_ACCEL[num_processes - 1])
+    return losses_of(script, folder, num_processes=num_processes)
+
+
+def beside(script: str, folder: Path, *, num_processes: int) -> Losses:
+    """Return the losses of a script on accel, which are those under Accelerate to the last digit."""
+    ours, theirs = on_both_sides(script, folder, num_processes=num_processes)
+    assert largest_difference(ours, theirs)[0] == 0
+    return ours
 
 
 def is_falling(losses: Sequence[float]) -> bool:
@@ -50,20 +57,26 @@ def test_the_trainer_of_transformers(tmp_path):
     assert together["sharded, resumed"] == together["sharded"]
 
 
+@pytest.mark.client("trl", "SFTTrainer, DPOTrainer and GRPOTrainer; 1 and 2 processes")
+@pytest.mark.timeout(400)
 def test_trl_fine_tunes(tmp_path, num_processes):
-    found = run("fine_tuning", tmp_path, num_processes=num_processes)
+    found = beside("fine_tuning", tmp_path, num_processes=num_processes)
     assert is_falling(found["supervised"])
     assert is_falling(found["preferences"])
     assert any(found["rewards"])
     assert any(found["policy"])
 
 
+@pytest.mark.client("sentence-transformers", "its trainer; 1 and 2 processes")
+@pytest.mark.timeout(400)
 def test_sentence_transformers_trains(tmp_path, num_processes):
-    assert is_falling(run("sentences", tmp_path, num_processes=num_processes)["train"])
+    assert is_falling(beside("sentences", tmp_path, num_processes=num_processes)["train"])
 
 
+@pytest.mark.client("diffusers", "a training loop with averages and hooks, resumed; 1 and 2 processes")
+@pytest.mark.timeout(400)
 def test_diffusers_trains_and_resumes(tmp_path, num_processes):
-    found = run("diffusion", tmp_path, num_processes=num_processes)
+    found = beside("diffusion", tmp_path, num_processes=num_processes)
     assert is_falling([*found["train"], *found["second half"]])
     for name in ("second half", "average"):
         assert found[f"{name}, resumed"] == found[name]
@@ -85,16 +98,20 @@ def test_peft_merges_adapters_into_offloaded_models_and_saves_them(tmp_path):
         assert differences == pytest.approx([0] * 5, abs=1e-5), name
 
 
+@pytest.mark.client("pytorch-accelerated", "its trainer with a metric, resumed; 1 and 2 processes")
+@pytest.mark.timeout(400)
 def test_pytorch_accelerated_trains_measures_and_resumes(tmp_path, num_processes):
-    found = run("loops", tmp_path, num_processes=num_processes)
+    found = beside("loops", tmp_path, num_processes=num_processes)
     assert is_falling(found["train"])
     for name in ("train", "evaluated", "accuracy"):
         assert found[f"{name}, resumed"] == found[name][2:]
     assert set(found["rows"]) == {14}  # padding is not counted
 
 
+@pytest.mark.client("lm_eval", "simple_evaluate with HFLM; 1 and 2 processes")
+@pytest.mark.timeout(600)
 def test_an_evaluation_harness_finds_the_same_on_any_number_of_processes(tmp_path):
-    alone, together = (run("evaluation", tmp_path / str(n), num_processes=n) for n in (1, 2))
+    alone, together = (beside("evaluation", tmp_path / str(n), num_processes=n) for n in (1, 2))
     assert {name: len(values) for name, values in alone.items()} == {
         "choice": 3,
         "perplexity": 2,

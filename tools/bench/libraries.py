@@ -1,55 +1,78 @@
-"""Losses of libraries on accel beside those under Accelerate: ``python -m tools.bench.libraries PEER [SCRIPT …]``.
+"""Losses of libraries on accel beside those under Accelerate: ``python -m tools.bench.libraries [SCRIPT …]``.
 
-Run it in `.venvs/libraries`; `PEER` is the Python of an environment with the same libraries, and Accelerate.
+Run it in `.venvs/libraries`, after `python tools/dev.py test --engines libraries` has put Accelerate beside it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from accel_state.testing.scripts import run_command
+from tools.setup.apart import CLIENTS_FOLDER, PEER_FOLDER
 from tools.workspace import ROOT
 
 SCRIPTS = ROOT / "integration-tests" / "libraries"
 NAMES = ("trainer", "fine_tuning", "sentences", "diffusion", "loops", "evaluation")
-ON_ACCEL = (
-    ["-m", "accel.drop_in"],
-    ["-m", "accel_launch", "launch", "--cpu", "--num_processes=2", "--drop_in"],
+
+
+@dataclass(frozen=True)
+class Side:
+    """What `accelerate` means to a script.
+
+    Args:
+        alone: The words between Python and a script in one process.
+        together: Those that start it in two.
+        folders: Where it imports from before all else.
+    """
+
+    alone: tuple[str, ...]
+    together: tuple[str, ...]
+    folders: tuple[Path, ...] = (CLIENTS_FOLDER,)
+
+
+ACCEL = Side(
+    alone=("-m", "accel.drop_in"),
+    together=("-m", "accel_launch", "launch", "--cpu", "--num_processes=2", "--drop_in"),
 )
-ON_THE_PEER: tuple[list[str], list[str]] = (
-    [],
-    ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"],
+PEER = Side(
+    alone=(),
+    together=("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
+    folders=(PEER_FOLDER, CLIENTS_FOLDER),
 )
 
 Losses = Mapping[str, Sequence[float]]
 
 
-def losses_of(script: str, folder: Path, *, begin: Sequence[str], python: str = sys.executable) -> Losses:
+def losses_of(script: str, folder: Path, *, side: Side = ACCEL, num_processes: int = 1) -> Losses:
     """Run a script of `integration-tests/libraries` and return the losses that it prints, by name.
 
     Args:
         script: Its name, as in ``NAMES``.
         folder: Where it may write.
-        begin: The words between Python and the script: an entry of ``ON_ACCEL`` or ``ON_THE_PEER``.
-        python: What runs it.
+        side: What `accelerate` means to it.
+        num_processes: 1 or 2.
 
     Raises:
         RuntimeError: If it fails, with what it wrote.
     """
     folder.mkdir(exist_ok=True)
+    begin = side.alone if num_processes == 1 else side.together
     done = run_command(
-        [python, *begin, str(SCRIPTS / f"{script}.py"), str(folder)],
+        [sys.executable, *begin, str(SCRIPTS / f"{script}.py"), str(folder)],
         cwd=folder,
         env={
             "ACCELERATE_USE_CPU": "true",
             "HF_HOME": str(folder / "hf"),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(map(str, side.folders)),
         },
         timeout_s=600,
     )
@@ -60,6 +83,19 @@ def losses_of(script: str, folder: Path, *, begin: Sequence[str], python: str = 
         )
     losses: Losses = json.loads(lines[0].removeprefix("LOSSES "))
     return losses
+
+
+def on_both_sides(script: str, folder: Path, *, num_processes: int = 1) -> tuple[Losses, Losses]:
+    """Return the losses of a script on accel, and those under Accelerate.
+
+    Raises:
+        RuntimeError: If it fails, with what it wrote.
+    """
+    folder.mkdir(exist_ok=True)
+    return (
+        losses_of(script, folder / "accel", num_processes=num_processes),
+        losses_of(script, folder / "peer", side=PEER, num_processes=num_processes),
+    )
 
 
 def largest_difference(ours: Losses, theirs: Losses) -> tuple[float, str]:
@@ -82,19 +118,17 @@ def largest_difference(ours: Losses, theirs: Losses) -> tuple[float, str]:
 def main(words: Sequence[str]) -> int:
     """Run scripts on both sides, in one process and in two, and print a table."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.libraries", description=__doc__)
-    parser.add_argument("peer", metavar="PEER")
     parser.add_argument("scripts", nargs="*", metavar="SCRIPT", help=f"any of: {', '.join(NAMES)}")
     arguments = parser.parse_args(words)
     print("| script | processes | values | largest difference | in |\n|-|-|-|-|-|")
     for script in arguments.scripts or NAMES:
-        for index, (begin, peers) in enumerate(zip(ON_ACCEL, ON_THE_PEER, strict=True)):
+        for num_processes in (1, 2):
             with TemporaryDirectory() as folder:
-                ours = losses_of(script, Path(folder, "ours"), begin=begin)
-                theirs = losses_of(script, Path(folder, "theirs"), begin=peers, python=arguments.peer)
+                ours, theirs = on_both_sides(script, Path(folder), num_processes=num_processes)
             difference, name = largest_difference(ours, theirs)
             count = sum(map(len, ours.values()))
             print(
-                f"| {script} | {index + 1} | {count} | {difference:.2g} | {name if difference else ''} |",
+                f"| {script} | {num_processes} | {count} | {difference:.2g} | {name if difference else ''} |",
                 flush=True,
             )
     return 0

@@ -7,19 +7,15 @@ import subprocess
 from pathlib import Path
 
 from tools.engines.protocol import Engine
+from tools.setup.apart import PEER_FOLDER, install_apart, install_peer
 from tools.setup.environment import Environment, shown
 from tools.setup.failures import SetupError
-from tools.setup.pip_runs import run_pip
 from tools.setup.presets import heavy_engines
 from tools.setup.running import timed
 from tools.workspace import ROOT
 
 OPERATORS = ("cpu.ShareMemCommBuilder", "cpu.CPUAdamBuilder", "AsyncIOBuilder")
 """Of ``deepspeed.ops.op_builder``: what every run on CPUs loads, and one with optimizer states there, and on disks."""
-
-PEER = "accelerate==1.15.0"
-PEER_FOLDER = ROOT / "build" / "peer"
-"""Outside of the environment, in which accel takes its place for the libraries that import it."""
 
 OLDEST = "deepspeed==0.18.9"
 OLDEST_FOLDER = ROOT / "build" / "oldest-deepspeed"
@@ -74,32 +70,11 @@ def compile_operators(environment: Environment, *, cache: Path = CACHE) -> None:
     stamp.write_text(wanted)
 
 
-def install_apart(environment: Environment, requirement: str, folder: Path) -> None:
-    """Install a package into ``folder``, without what it requires: that is there already."""
-    stamp = folder / "installed.txt"
-    if stamp.is_file() and stamp.read_text() == requirement:
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    command = [
-        str(environment.python),
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--target",
-        str(folder),
-        requirement,
-    ]
-    environ = environment.child_environ() | {"DS_BUILD_OPS": "0"}
-    run_pip(f"{requirement} into {shown(folder)}", command, cwd=ROOT, environ=environ, log=LOG)
-    stamp.write_text(requirement)
-
-
 def prepare(environment: Environment) -> None:
     """Prepare what no package brings."""
     compile_operators(environment)
-    install_apart(environment, PEER, PEER_FOLDER)
-    install_apart(environment, OLDEST, OLDEST_FOLDER)
+    install_peer(environment)
+    install_apart(environment, OLDEST_FOLDER, OLDEST)
 
 
 engine = Engine(

@@ -3,6 +3,7 @@
 import subprocess
 
 from tools.engines.protocol import Engine
+from tools.setup.apart import install_clients, install_peer
 from tools.setup.environment import Environment
 from tools.setup.presets import libraries
 from tools.setup.running import environment_with
@@ -14,14 +15,22 @@ def remove_accelerate(environment: Environment) -> None:
     subprocess.run(words, env=environment_with(), check=True)  # nothing happens where it is not there
 
 
+def prepare(environment: Environment) -> None:
+    """Leave Accelerate out of the environment, and put it into a folder that processes of comparison import from."""
+    remove_accelerate(environment)
+    install_peer(environment)
+    install_clients(environment)
+
+
 engine = Engine(
     name="libraries",
     purpose="transformers, PEFT, TRL, diffusers and others on accel, with `accelerate` meaning accel",
     tests=(
+        "integration-tests/test_clients.py",
         "integration-tests/test_libraries.py",
-        "integration-tests/test_peer_suite.py",
         "integration-tests/test_peer_scripts.py",
+        "integration-tests/test_peer_suite.py",
     ),
     environment=libraries,
-    prepare=remove_accelerate,
+    prepare=prepare,
 )

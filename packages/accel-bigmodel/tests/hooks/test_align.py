@@ -114,3 +114,19 @@ def test_blocks_run_where_the_table_says():
     )
     assert [parameter.is_meta for parameter in model.parameters()] == [True, True, False, False, True, True]
     assert model(torch.zeros(2, 3)).shape == (2, 5)
+
+
+def test_a_hook_whose_initialization_is_replaced_by_nothing_offloads(monkeypatch):
+    """So compressed-tensors adds it to modules whose weights are on the meta device already."""
+    module = nn.Linear(2, 2)
+    x, weights = torch.randn(1, 2), {name: value.clone() for name, value in module.state_dict().items()}
+    wanted = module(x)
+    hook = AlignDevicesHook("cpu", offload=True, weights_map=weights)
+    with monkeypatch.context() as patch:
+        patch.setattr(AlignDevicesHook, "init_hook", lambda self, module: module)
+        add_hook_to_module(module.to("meta"), hook)
+    assert torch.equal(module(x), wanted)
+    assert torch.equal(module.state_dict()["weight"], weights["weight"])
+    hook.offload = False
+    remove_hook_from_module(module)
+    assert module.weight.is_meta

@@ -1105,6 +1105,7 @@ class Accelerator:
     def register_save_state_pre_hook(self, hook: SaveHook) -> RemovableHandle:
         """Call `hook(models, weights, output_dir)` on every rank before a checkpoint is written.
 
+        Models are those that were prepared, without wrappers such as DDP's.
         Weights that it takes out of the list `weights` are its own to save, into `output_dir`: the folder in
         which the checkpoint grows, which gets its final name when all is there.
 
@@ -1116,7 +1117,7 @@ class Accelerator:
     def register_load_state_pre_hook(self, hook: LoadHook) -> RemovableHandle:
         """Call `hook(models, input_dir)` on every rank before a checkpoint is loaded.
 
-        Models that it takes out of the list `models` are its own to load.
+        Models, without wrappers such as DDP's, that it takes out of the list `models` are its own to load.
 
         Returns:
             A handle whose `remove()` ends this.

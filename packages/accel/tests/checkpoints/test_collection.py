@@ -144,3 +144,37 @@ def save_and_load(folder, *, kind, tied):
 @pytest.mark.parametrize("kind", ["compiled", "compiled in regions"])
 def test_on_two_processes_too(world, tmp_path, kind):
     assert world(2).run(save_and_load, str(tmp_path), kind=kind, tied=True) == [True, True]
+
+
+def save_and_load_with_hooks(folder, settings):
+    """Save two models, the second by hand; return True if hooks got the models themselves and both were loaded."""
+    accelerator = Accelerator(cpu=True, **settings)
+    models = [Net(seed=1), Net(seed=2)]
+    for model in models:
+        model.requires_grad_(True)
+        accelerator.prepare(model)
+    got = []
+
+    def save(models, weights, folder):
+        got.extend(models)
+        torch.save(models[1].state_dict(), f"{folder}/by_hand.pt")
+        del weights[1]
+
+    def load(models, folder):
+        got.extend(models)
+        models.pop().load_state_dict(torch.load(f"{folder}/by_hand.pt"))
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
+    accelerator.save_state(folder)
+    wanted = [model.head.weight.clone() for model in models]
+    for model in models:
+        nn.init.zeros_(model.head.weight)
+    accelerator.load_state(folder)
+    are_loaded = [torch.equal(model.head.weight, one) for model, one in zip(models, wanted, strict=True)]
+    return [one is other for one, other in zip(got, [*models, *models], strict=True)] + are_loaded
+
+
+@pytest.mark.parametrize("settings", [{}, {"dynamo_backend": "eager"}], ids=["wrapped", "and compiled"])
+def test_hooks_get_models_without_wrappers(world, tmp_path, settings):
+    assert world(2).run(save_and_load_with_hooks, tmp_path / "a", settings) == [[True] * 6] * 2

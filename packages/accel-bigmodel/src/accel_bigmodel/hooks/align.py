@@ -87,6 +87,7 @@ class AlignDevicesHook(ModelHook):
         self.residency = Residency([])
         self.keeps_placeholders = False  # when detached, of weights that were on the meta device
         self._slots: dict[str, Slot] = {}
+        self._has_offloaded = False
         self._module_name = module_name
         self._context = context
         self._refuses_empty_output = refuses_empty_output
@@ -124,13 +125,15 @@ class AlignDevicesHook(ModelHook):
         if self.execution_device is not None and torch.device(self.execution_device).type == "meta":
             self.tied_params_map = None
         if self.offload:
-            self._slots = self._offload_weights_of(module)
-            self.residency = Residency(list(self._slots.values()))
-            self._handles = self.residency.follow_state_dicts(module)
+            self._offload(module)
         elif self.execution_device is not None:
             for place in _places(module, recurse=self.place_submodules):
                 self._place(place)
         return module
+
+    def attached(self, module: nn.Module) -> None:
+        if self.offload and not self._has_offloaded:
+            self._offload(module)
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
@@ -190,7 +193,7 @@ class AlignDevicesHook(ModelHook):
                 slot.restore()
             elif not self.keeps_placeholders:
                 make_plain(slot.placeholder)
-        self._slots, self.residency = {}, Residency([])
+        self._slots, self.residency, self._has_offloaded = {}, Residency([]), False
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -204,6 +207,12 @@ class AlignDevicesHook(ModelHook):
                 place.owner, place.name, self.execution_device, tied_params_map=self.tied_params_map,
                 clear_cache=False,
             )  # fmt: skip
+
+    def _offload(self, module: nn.Module) -> None:
+        self._slots = self._offload_weights_of(module)
+        self.residency = Residency(list(self._slots.values()))
+        self._handles = self.residency.follow_state_dicts(module)
+        self._has_offloaded = True
 
     def _offload_weights_of(self, module: nn.Module) -> dict[str, Slot]:
         kept: dict[str, torch.Tensor] = {}

@@ -52,19 +52,25 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
     earlier = getattr(parts, "_hf_hook", None)
     if append and earlier is not None:
         # The earlier one is initialised already.
-        module = hook.init_hook(module)
+        module = _initialized(module, hook)
         parts._hf_hook = SequentialHook(*_flat(earlier), hook)
         return module
     if earlier is not None:
         remove_hook_from_module(module)
     parts._old_forward = module.forward
     try:
-        module = hook.init_hook(module)
+        module = _initialized(module, hook)
     except BaseException:
         del parts._old_forward
         raise
     parts._hf_hook = hook
     parts.forward = HookedForward(module)
+    return module
+
+
+def _initialized(module: nn.Module, hook: ModelHook) -> nn.Module:
+    module = hook.init_hook(module)
+    getattr(hook, "attached", lambda _: None)(module)  # others' hooks need not have it
     return module
 
 

@@ -16,6 +16,9 @@ class ModelHook:
         """Prepare ``module`` when the hook is added, and return it."""
         return module
 
+    def attached(self, module: nn.Module) -> None:
+        """Complete `init_hook`, also where a library that adds the hook has replaced that by nothing."""
+
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -45,6 +48,10 @@ class SequentialHook(ModelHook):
         for hook in self.hooks:
             module = hook.init_hook(module)
         return module
+
+    def attached(self, module: nn.Module) -> None:
+        for hook in self.hooks:
+            getattr(hook, "attached", lambda _: None)(module)
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any

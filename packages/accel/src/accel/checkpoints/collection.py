@@ -88,7 +88,7 @@ def collect(prepared: Prepared, folder: Path, *, rank: int, is_writer: bool, opt
     files: list[PendingFile] = []
     try:
         for hook in options.hooks:
-            hook(list(prepared.models), weights, str(folder))
+            hook(prepared.bare_models(), weights, str(folder))
     finally:
         # Even after a hook has failed on this rank: the other ranks may wait in the collectives of the format.
         # A hook may remove weights on rank 0 only, but all ranks take part in writing those that are left.

@@ -64,9 +64,11 @@ def load_checkpoint(
     assert found is not None
     with ExitStack() as opened:
         with _not_loaded(saver, "opened", folder) as deferred:
-            models = list(prepared.models)
+            bare = prepared.bare_models()
+            left = list(bare)
             for hook in hooks:
-                hook(models, str(found.path))
+                hook(left, str(found.path))
+            models = [prepared.models[bare.index(model)] for model in left]
             strict = Strictness(is_strict)
             restoration = Restoration(
                 found, prepared, topology.rank, layout, strict, restore_loaders, choices
