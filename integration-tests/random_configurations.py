@@ -16,6 +16,7 @@ import select
 import socket
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,7 +34,7 @@ Observed = list[dict[str, Any]]
 SCRIPT = Path(__file__).with_name("random_training.py")
 PEER = Path(__file__).parents[1] / "build" / "peer"
 PRELOADED = ("torch._dynamo", "torch.utils.data.distributed", "torch.distributed.algorithms.join")
-TIMEOUT_S = 60
+TIMEOUT_S = 40
 ENDED, HANGS = "it ended", "it hangs"
 DEFAULTS: Settings = {
     "seed": 1,
@@ -305,7 +306,7 @@ def stateful_loaders_read_as_others(case: Case) -> set[str]:
     if settings["num_workers"] and settings["sampler"] in DRAWN:
         names |= {"draws", "rows", *NUMBERS}
     if settings["resume"] and (
-        settings["sampler"] in DRAWN or all("resumed" not in rank for rank in case.ours)
+        settings["sampler"] in DRAWN | {"own"} or all("resumed" not in rank for rank in case.ours)
     ):
         names |= {"resumed"}  # the order of the epoch that was left; and nothing after its last batch
     return names
@@ -316,7 +317,7 @@ def accepts_no_rows(case: Case) -> set[str]:
     messages = ("ValueError: Batch does not contain any data", "ValueError: __len__() should return >= 0",
                 "TypeError: Unsupported types (<class 'NoneType'>) passed to `_gpu_broadcast_one`")  # fmt: skip
     fails = any(error.startswith(messages) for rank in case.theirs for error in rank.get("message", ()))
-    return set(EVERYTHING) if fails and not any("error" in rank for rank in case.ours) else set()
+    return EVERYTHING if fails and not any("error" in rank for rank in case.ours) else set()
 
 
 def skipped_streams_are_shorter(case: Case) -> set[str]:
@@ -344,7 +345,7 @@ def of_several_processes(case: Case) -> set[str]:
 
 
 def obeys_split_argument(case: Case) -> set[str]:
-    return set(EVERYTHING) if case.settings["split_argument"] and case.num_ranks > 1 else set()
+    return EVERYTHING if case.settings["split_argument"] and case.num_ranks > 1 else set()
 
 
 def streams_have_lengths(case: Case) -> set[str]:
@@ -366,7 +367,7 @@ def keeps_scalars_of_all(case: Case) -> set[str]:
 def joins_ranks_without_batches(case: Case) -> set[str]:
     has_none = any(rank.get("length", [1])[0] == 0 for rank in case.ours)
     fails = any("error" in rank for rank in case.theirs) and not any("error" in rank for rank in case.ours)
-    return set(EVERYTHING) if case.settings["uneven"] and has_none and fails else set()
+    return EVERYTHING if case.settings["uneven"] and has_none and fails else set()
 
 
 def reduces_nothing(case: Case) -> set[str]:
@@ -382,11 +383,17 @@ def averages_integers(case: Case) -> set[str]:
 def splits_what_can_be_split(case: Case) -> set[str]:
     """Accelerate refuses a batch sampler without `batch_size` at once, accel a batch that cannot be split."""
     is_varying = case.settings["sampler"] == "varying batches" and case.settings["split_batches"]
-    return (
-        set(EVERYTHING) - {"error"}
-        if is_varying and case.num_ranks > 1 and "error" in case.theirs[0]
-        else set()
+    fails = all("error" in rank and "length" not in rank for rank in case.theirs)
+    return EVERYTHING if is_varying and fails else set()
+
+
+def stays_at_the_last_rate(case: Case) -> set[str]:
+    fails = any(
+        error.startswith("ValueError: Tried to step")
+        for rank in case.theirs
+        for error in rank.get("message", ())
     )
+    return EVERYTHING if fails and not any("error" in rank for rank in case.ours) else set()
 
 
 def skips_steps(case: Case) -> set[str]:
@@ -439,10 +446,17 @@ def remainder_is_that_of_the_last_step(case: Case) -> set[str]:
     )
 
 
-EVERYTHING = frozenset(
-    "draws error flags gathered length losses norms padded rates reduced remainders resumed rows skipped splits syncs "
-    "total_batch_size total_dataset_length weights".split()
-)
+READ = {
+    "draws",
+    "rows",
+    "flags",
+    "remainders",
+    "length",
+    "total_batch_size",
+    "total_dataset_length",
+    "resumed",
+}
+EVERYTHING = NUMBERS | READ | {"error", "padded", "reduced", "skipped", "splits", "syncs"}
 ROWS, METRICS = "Rows and their order", "Learning rates, gradients and metrics"
 CHECKPOINTS = "Checkpoints and endings"
 MEANT = (
@@ -470,6 +484,7 @@ MEANT = (
     Difference("`even_batches=False` is obeyed", ROWS, fills_nothing_up),
     Difference("a plateau is measured at each call", METRICS, measures_at_each_call),
     Difference("rows are those of the sampler", METRICS, counts_the_rows_of_samplers),
+    Difference("a cycle stays at its last rate", METRICS, stays_at_the_last_rate),
     Difference("the remainder is that of the last step", ROWS, remainder_is_that_of_the_last_step),
 )
 
@@ -510,8 +525,9 @@ class Ranks:
     def receive(self) -> Observed:
         """Return what each rank has seen. After an error the next script gets new processes."""
         answers = []
+        deadline = time.monotonic() + TIMEOUT_S
         for pipe in self._answers:
-            ready, _, _ = select.select([pipe], [], [], TIMEOUT_S)
+            ready, _, _ = select.select([pipe], [], [], max(1, deadline - time.monotonic()))
             line = pipe.readline() if ready else ""
             answers.append(json.loads(line) if line else {"error": [ENDED if ready else HANGS]})
         errors = {error for answer in answers for error in answer.get("error", ())}
