@@ -164,7 +164,7 @@ def possible(settings: Settings, *, ranks: int) -> Settings:
     if made["data"] != "map" or made["dispatch_batches"]:
         made["num_workers"] = min(made["num_workers"], 1)
     # Ranks that read other numbers of batches may not meet in collectives.
-    made["uneven"] = ranks > 1 and not made["even_batches"] and (made["data"] == "map" or is_dispatched(made))
+    made["uneven"] = ranks > 1 and not made["even_batches"]
     if made["sampler"] == "varying batches" and ranks > 1:
         made["uneven"] = True  # other numbers of rows on each rank
     if made["uneven"] and made["sampler"] == "varying batches":
@@ -255,7 +255,7 @@ def has_more_attributes(case: Case) -> set[str]:
         name
         for name in ("total_batch_size", "total_dataset_length")
         if all(
-            their in ("AttributeError", our)
+            their in ("AttributeError", "TypeError", our)
             for theirs, ours in zip(case.theirs, case.ours, strict=True)
             for their, our in zip(theirs.get(name, ()), ours.get(name, ()), strict=False)
         )
@@ -364,10 +364,12 @@ def keeps_scalars_of_all(case: Case) -> set[str]:
     return {"gathered"} if case.num_ranks > 1 and is_scalar else set()
 
 
-def joins_ranks_without_batches(case: Case) -> set[str]:
-    has_none = any(rank.get("length", [1])[0] == 0 for rank in case.ours)
+def joins_uneven_ranks(case: Case) -> set[str]:
+    """With Accelerate such ranks may wait for each other, or fail; and all have the length of the first."""
+    if not case.settings["uneven"]:
+        return set()
     fails = any("error" in rank for rank in case.theirs) and not any("error" in rank for rank in case.ours)
-    return EVERYTHING if case.settings["uneven"] and has_none and fails else set()
+    return EVERYTHING if fails else {"length"}
 
 
 def reduces_nothing(case: Case) -> set[str]:
@@ -410,9 +412,14 @@ def skips_steps(case: Case) -> set[str]:
 
 
 def fills_nothing_up(case: Case) -> set[str]:
-    """Accelerate has no `even_batches=False` where one process reads for all."""
-    if case.num_ranks == 1 or case.settings["even_batches"] or not is_dispatched(case.settings):
+    """Accelerate has no `even_batches=False` for streams, and where one process reads for all."""
+    settings = case.settings
+    is_filled = settings["data"] != "map" or is_dispatched(settings)
+    if case.num_ranks == 1 or settings["even_batches"] or not is_filled:
         return set()
+    message = "ConfigError: Gradients cannot be accumulated over a stream"
+    if all(any(error.startswith(message) for error in rank.get("message", ())) for rank in case.ours):
+        return EVERYTHING
     return {"draws", "rows", "flags", "length", "remainders", "syncs", "skipped", *NUMBERS}
 
 
@@ -478,7 +485,7 @@ MEANT = (
     Difference('`reduce` does nothing with "none"', METRICS, reduces_nothing),
     Difference("integers have a mean", METRICS, averages_integers),
     Difference("scalars of a short step are kept", METRICS, keeps_scalars_of_all),
-    Difference("ranks without a batch join", METRICS, joins_ranks_without_batches),
+    Difference("uneven ranks join, and have lengths of their own", METRICS, joins_uneven_ranks),
     Difference("what can be split is split", ROWS, splits_what_can_be_split),
     Difference("steps are skipped", ROWS, skips_steps),
     Difference("`even_batches=False` is obeyed", ROWS, fills_nothing_up),
