@@ -277,3 +277,16 @@ def test_a_batch_that_is_changed_in_place_does_not_change_what_completes_the_las
         [[0, 1], [4, 5], [8, 9], [12]],
         [[2, 3], [6, 7], [10, 11], [0]],
     ]
+
+
+def last_of_some_rank(size: int) -> list[bool | None]:
+    loader = prepare_data_loader(
+        DataLoader(Sentences(size), batch_size=2, collate_fn=pad_to_longest),
+        dispatch_batches=True,
+        even_batches=False,
+    )
+    return [loader.ends_some_rank for _ in loader]
+
+
+def test_each_rank_knows_that_a_batch_is_the_last_of_another_one(world: Callable[[int], Any]) -> None:
+    assert world(2).run(last_of_some_rank, 10) == [[False, True, True], [False, True]]

@@ -208,6 +208,7 @@ class DataLoaderDispatcher(PreparedLoader):
                 for metadata in read.metadata:
                     progress.update_dataset(metadata)
             self.step_shape = step.shape
+            self.ends_some_rank = step.num_following < self.data_ranks.num_ranks
             if rank >= step.num_following:
                 self.end_of_dataloader = True
                 progress.is_complete = not step.num_following
