@@ -30,7 +30,11 @@ DIFFERS_ON_TWO = {
     "split_batches": "the Trainer gathers its mean loss as often as the unsplit batch has rows",
     "eval, split": "as with split_batches",
     "streamed, split": "as with split_batches",
+    "dispatch and split": "as with split_batches",
     "use_seedable_sampler off": "two processes read the order that one reads",
+    "group_by_length": "as with use_seedable_sampler off",
+    "resumed, group_by_length": "as with use_seedable_sampler off",
+    "eval, gathered as objects": "rows of tensors are items, which the metrics of this table refuse in both",
     "resumed, plain sampler": "as with use_seedable_sampler off",
 }
 """What differs on purpose on two processes only, and why."""

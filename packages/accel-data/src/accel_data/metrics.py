@@ -34,8 +34,9 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
     Call it in the loop over a prepared loader, on every rank that has a batch. Over the whole loop it returns
     exactly the samples of the data set, in the order of the epoch. Where ranks share sequences (context parallelism),
     floating-point values that differ between them, such as losses of parts, are averaged. What has no row for each
-    sample, such as the mean of a batch, is returned from all ranks, with a warning if the last step is padded. So is everything outside of
-    loops, and the last step of a stream whose end is not known. What has the rows of a full batch is reduced, too.
+    sample, such as the mean of a batch, is returned from all ranks, with a warning if the last step is padded. So is
+    everything outside of loops, and the last step of a stream whose end is not known. What has the rows of a full
+    batch is reduced, too.
 
     Args:
         input_data: Nested tensors with one row for each row of this rank's batch, of equal shapes on all
