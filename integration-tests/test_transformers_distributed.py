@@ -206,6 +206,31 @@ def test_the_optimizer_of_a_model_that_transformers_sharded_is_prepared_alone(wo
     torch.testing.assert_close(state, dict(model.state_dict()), rtol=0, atol=1e-6)
 
 
+def dtype_inside(folder, sizes, evaluation_mode):
+    layers = {"tp_size": 2, "dp_shard_size": 1} if "tp_size" in sizes else None
+    accelerator = Accelerator(
+        cpu=True, mixed_precision="bf16", parallelism_config=ParallelismConfig(**layers) if layers else None
+    )
+    model = distributed(folder, **sizes)
+    inside = []
+    model.model.layers[0].mlp.register_forward_hook(
+        lambda module, inputs, output: inside.append(output.dtype)
+    )
+    for _ in range(2):  # a second time changes nothing
+        model = accelerator.prepare_model(model, device_placement=False, evaluation_mode=evaluation_mode)
+    assert model(TOKENS).logits.dtype == torch.float32
+    return inside
+
+
+@pytest.mark.parametrize(
+    ("sizes", "evaluation_mode"), [({"tp_size": 2}, True), ({"tp_size": 2}, False), ({"fsdp_size": 2}, True)]
+)
+def test_a_model_that_transformers_sharded_computes_in_the_precision_of_the_run(
+    world, pretrained, sizes, evaluation_mode
+):
+    assert world(2).run(dtype_inside, pretrained[1], sizes, evaluation_mode) == [[torch.bfloat16]] * 2
+
+
 def collectives_of_layers():
     accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=4))
     model = accelerator.prepare(tiny("Llama"))

@@ -17,7 +17,7 @@ from accel_state.testing.scripts import run_command
 from tools.bench.libraries import ON_ACCEL, ON_THE_PEER, SCRIPTS
 from tools.workspace import ROOT
 
-SCRIPT = SCRIPTS / "trainer_options.py"
+OPTIONS = SCRIPTS / "trainer_options.py"
 PEER = ROOT / "build" / "peer"
 FSDP_MISSING = "Accelerate does not shard on a CPU: it refuses version 1 and trains version 2 as DDP"
 DIFFERS = {
@@ -40,21 +40,24 @@ DIFFERS_ON_TWO = {
 """What differs on purpose on two processes only, and why."""
 
 
-def found_by(names: Sequence[str], folder: Path, *, num_processes: int, is_peer: bool) -> dict[str, Any]:
+def found_by(
+    names: Sequence[str], folder: Path, *, num_processes: int, is_peer: bool = False, script: Path = OPTIONS
+) -> dict[str, Any]:
     """Run options in one set of processes; return what each gave, by its name.
 
     Raises:
         RuntimeError: If the processes failed, with what they wrote.
     """
     folder.mkdir(parents=True)
-    begin = (ON_THE_PEER if is_peer else ON_ACCEL)[num_processes - 1]
+    begin = (ON_THE_PEER if is_peer else ON_ACCEL)[num_processes > 1]
+    begin = [word.replace("=2", f"={num_processes}") for word in begin]
     environ = {
         "ACCELERATE_USE_CPU": "true", "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
         "TRANSFORMERS_VERBOSITY": "error",
     }  # fmt: skip
     if is_peer:
         environ["PYTHONPATH"] = os.pathsep.join((str(PEER), os.environ.get("PYTHONPATH", "")))
-    words = [sys.executable, *begin, str(SCRIPT), str(folder), *names]
+    words = [sys.executable, *begin, str(script), str(folder), *names]
     done = run_command(words, cwd=folder, env=environ, timeout_s=3000)
     found: dict[str, Any] = {}
     for line in done.stdout.splitlines():
@@ -98,7 +101,7 @@ def reason(name: str, *, num_processes: int) -> str | None:
 
 def main(words: Sequence[str]) -> int:
     """Print a table of the options, on one process and on two; the exit code is 1 if one differs without a reason."""
-    listed = [sys.executable, str(SCRIPT), "--list"]
+    listed = [sys.executable, str(OPTIONS), "--list"]
     names = run_command(listed).stdout.splitlines() if list(words) == ["--all"] else list(words)
     is_wrong = False
     print("| option | processes | largest relative difference | in |\n|-|-|-|-|")
