@@ -168,6 +168,69 @@ def test_layers_that_transformers_has_cut_are_left_as_they_are(world, pretrained
     torch.testing.assert_close(state, model.state_dict(), rtol=0, atol=1e-6)
 
 
+def train_as_the_trainer_does(folder, sizes):
+    """The model stays as it is, and the optimizer is prepared without it."""
+    layers = {"tp_size": 2, "dp_shard_size": 1} if "tp_size" in sizes else None
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(**layers) if layers else None)
+    model = distributed(folder, **sizes)
+    assert accelerator.prepare_model(model, device_placement=False, evaluation_mode=True) is model
+    optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+    rows, found = TOKENS if layers else TOKENS[2 * accelerator.process_index :][:2], []
+    for _ in range(2):
+        loss = model(rows, labels=rows).loss
+        accelerator.backward(loss)
+        norm = accelerator.clip_grad_norm_(model.parameters(), 0.5)
+        found.append((accelerator.reduce(loss.detach(), "mean").item(), float(norm)))
+        optimizer.step()
+        optimizer.zero_grad()
+    state = model.state_dict()
+    return found, {
+        name: one.full_tensor() if hasattr(one, "full_tensor") else one for name, one in state.items()
+    }
+
+
+@pytest.mark.client("transformers", "Trainer with models that transformers shards, 2 processes")
+@pytest.mark.parametrize("sizes", [{"tp_size": 2}, {"fsdp_size": 2}], ids=["tp", "fsdp"])
+def test_the_optimizer_of_a_model_that_transformers_sharded_is_prepared_alone(world, pretrained, sizes):
+    model, folder = pretrained
+    optimizer, expected = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for _ in range(2):
+        loss = model(TOKENS, labels=TOKENS).loss
+        loss.backward()
+        expected.append((loss.item(), torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()))
+        optimizer.step()
+        optimizer.zero_grad()
+    (found, state), (of_other, _) = world(2).run(train_as_the_trainer_does, folder, sizes)
+    assert found == of_other
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(state, dict(model.state_dict()), rtol=0, atol=1e-6)
+
+
+def dtype_inside(folder, sizes, evaluation_mode):
+    layers = {"tp_size": 2, "dp_shard_size": 1} if "tp_size" in sizes else None
+    accelerator = Accelerator(
+        cpu=True, mixed_precision="bf16", parallelism_config=ParallelismConfig(**layers) if layers else None
+    )
+    model = distributed(folder, **sizes)
+    inside = []
+    model.model.layers[0].mlp.register_forward_hook(
+        lambda module, inputs, output: inside.append(output.dtype)
+    )
+    for _ in range(2):  # a second time changes nothing
+        model = accelerator.prepare_model(model, device_placement=False, evaluation_mode=evaluation_mode)
+    assert model(TOKENS).logits.dtype == torch.float32
+    return inside
+
+
+@pytest.mark.parametrize(
+    ("sizes", "evaluation_mode"), [({"tp_size": 2}, True), ({"tp_size": 2}, False), ({"fsdp_size": 2}, True)]
+)
+def test_a_model_that_transformers_sharded_computes_in_the_precision_of_the_run(
+    world, pretrained, sizes, evaluation_mode
+):
+    assert world(2).run(dtype_inside, pretrained[1], sizes, evaluation_mode) == [[torch.bfloat16]] * 2
+
+
 def collectives_of_layers():
     accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=4))
     model = accelerator.prepare(tiny("Llama"))

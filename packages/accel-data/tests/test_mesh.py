@@ -82,6 +82,25 @@ def test_tensor_parallel_ranks_see_and_count_every_sample_once(
     assert world(2).run(evaluate_on_a_mesh, names, shape, dispatch) == [[(numbers, numbers)] * 2] * 2
 
 
+def losses_of_parts_of_sequences(name: str) -> list[float]:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp_shard", name))
+    loader = prepare_data_loader(DataLoader(list(range(3)), batch_size=2), torch_device_mesh=mesh)
+    losses: list[float] = []
+    for batch in loader:
+        own = batch.float() + 4 * PartialState().process_index
+        losses += gather_for_metrics(own).tolist()
+    return losses
+
+
+@pytest.mark.parametrize(("name", "losses"), [("cp", [2.0, 3.0, 4.0]), ("tp", [0.0, 1.0, 2.0])])
+def test_losses_of_ranks_that_share_sequences_are_averaged(
+    world: Callable[[int], Any], name: str, losses: list[float]
+) -> None:
+    assert world(2).run(losses_of_parts_of_sequences, name) == [losses] * 2
+
+
 def shuffle_on_a_tensor_parallel_mesh() -> list[int]:
     from torch.distributed.device_mesh import init_device_mesh
 

@@ -217,6 +217,28 @@ def test_a_mean_is_gathered_where_no_step_is_filled_up(world: Callable[[int], An
     assert world(2).run(gather_a_mean_of_full_steps) == [[0.5, 2.5, 4.5, 6.5]] * 2
 
 
+def gather_tensors_as_objects() -> list[int]:
+    loader = prepare_data_loader(DataLoader(list(range(5)), batch_size=2))
+    return [int(row) for batch in loader for row in gather_for_metrics(batch, use_gather_object=True)]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_rows_of_tensors_that_are_gathered_as_objects_come_once(
+    world: Callable[[int], Any], num_processes: int
+) -> None:
+    assert world(num_processes).run(gather_tensors_as_objects) == [[0, 1, 2, 3, 4]] * num_processes
+
+
+def one_loss_for_each_row_of_full_batches() -> int:
+    loader = prepare_data_loader(DataLoader(list(range(7)), batch_size=2))
+    return sum(len(gather_for_metrics(torch.ones(2), use_gather_object=True)) for _ in loader)
+
+
+def test_what_has_the_rows_of_a_full_batch_is_reduced_as_objects_too(world: Callable[[int], Any]) -> None:
+    for num_processes in 1, 2:
+        assert world(num_processes).run(one_loss_for_each_row_of_full_batches) == [7] * num_processes
+
+
 def gather_objects() -> tuple[list[Any], list[str], list[str]]:
     rank = PartialState().process_index
     loader = prepare_data_loader(DataLoader(list(range(5)), batch_size=2))

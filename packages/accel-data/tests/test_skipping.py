@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from accel_data import SkipDataLoader, prepare_data_loader, skip_first_batches
 from accel_state.errors import ConfigError
 from accel_state.gradient_state import GradientState
+from accel_state.partial_state import PartialState
 
 
 class Counting(Dataset):
@@ -54,6 +55,51 @@ def test_only_the_first_batches_of_the_rank_are_missing(num_batches: int, flags:
 def test_streams_are_skipped_by_reading(dispatch: bool) -> None:
     loader = prepared(DataLoader(Stream(), batch_size=2), rank=0, dispatch_batches=dispatch)
     assert [batch.tolist() for batch in skip_first_batches(loader, 1)] == [[4, 5], [8, 9]]
+
+
+def whole_and_skipped_stream(dispatch: bool) -> tuple[list[Any], list[Any]]:
+    loader = prepare_data_loader(DataLoader(Stream(), batch_size=2), dispatch_batches=dispatch)
+    whole = [batch.tolist() for batch in loader]
+    return whole, [batch.tolist() for batch in skip_first_batches(loader, 2)]
+
+
+@pytest.mark.filterwarnings("ignore:The data set is a stream")
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_the_last_step_of_a_skipped_stream_is_completed_from_the_first(
+    world: Callable[[int], Any], dispatch: bool
+) -> None:
+    for whole, skipped in world(2).run(whole_and_skipped_stream, dispatch):
+        assert len(whole) == 3
+        assert skipped == whole[2:]
+
+
+class OfThisRank:
+    """A batch sampler with the batches of one rank only, of varying sizes."""
+
+    batch_size = None
+
+    def __init__(self, rank: int) -> None:
+        self.batches = [[rank], [2 + rank, 4 + rank]]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def read_as_set_to_one_process() -> tuple[int, list[Any]]:
+    sampler = OfThisRank(PartialState().process_index)
+    loader: Any = prepare_data_loader(DataLoader(range(6), batch_sampler=sampler))  # type: ignore[arg-type]
+    assert loader.batch_sampler.batch_sampler is sampler
+    loader.batch_sampler.num_processes, loader.batch_sampler.process_index = 1, 0
+    return len(loader), [batch.tolist() for batch in loader]
+
+
+def test_batches_of_a_rank_are_read_as_they_are_where_the_shard_is_set_to_one_process(
+    world: Callable[[int], Any],
+) -> None:
+    assert world(2).run(read_as_set_to_one_process) == [(2, [[0], [2, 4]]), (2, [[1], [3, 5]])]
 
 
 def test_end_and_remainder_are_known_after_skipping() -> None:

@@ -20,11 +20,13 @@ class DataRanks:
         num_ranks: Data-parallel ranks.
         rank: That of this process.
         of_world: That of every rank of the world.
+        share_sequences: Whether ranks with the same one compute on parts of the same sequences.
     """
 
     num_ranks: int
     rank: int
     of_world: tuple[int, ...]
+    share_sequences: bool = False
 
     @property
     def representatives(self) -> tuple[int, ...]:
@@ -48,7 +50,7 @@ def all_different(num_ranks: int, rank: int) -> DataRanks:
 def ranks_of_layout(layout: MeshLayout, rank: int) -> DataRanks:
     """Return the data ranks of a run of that layout, as seen by ``rank``."""
     of_world = layout.indices(*DATA_AXES)
-    return DataRanks(layout.num_data_ranks, of_world[rank], of_world)
+    return DataRanks(layout.num_data_ranks, of_world[rank], of_world, layout.cp * layout.sp > 1)
 
 
 def ranks_of_run() -> DataRanks:
@@ -78,4 +80,6 @@ def data_ranks(mesh: Any) -> DataRanks:
     shared_axes = [axis for axis, name in enumerate(names) if name in SHARED_AXES]
     groups = mesh.mesh.permute(*data_axes, *shared_axes).reshape(num_ranks, -1).tolist()
     number_of = {member: number for number, group in enumerate(groups) for member in group}
-    return DataRanks(num_ranks, rank, tuple(number_of[member] for member in sorted(number_of)))
+    share_sequences = any(mesh.size(axis) > 1 for axis, name in enumerate(names) if name in ("cp", "sp"))
+    of_world = tuple(number_of[member] for member in sorted(number_of))
+    return DataRanks(num_ranks, rank, of_world, share_sequences)

@@ -10,13 +10,14 @@ from accel_data.mesh import DataRanks, ranks_of_run
 from accel_data.step import StepShape, full_step
 from accel_data.subgroup import gather_among
 from accel_data.trimming import (
+    average_blocks,
     items_without_rows,
     select_blocks,
     select_rows,
     tensor_without_rows,
 )
 from accel_ops.collectives.gathering import gather
-from accel_ops.collectives.objects import gather_object
+from accel_ops.collectives.objects import gather_object, items_of
 from accel_ops.nested.description import find_device, iterate_leaves
 from accel_ops.nested.placement import send_to_device
 from accel_ops.nested.rows import concatenate
@@ -31,9 +32,11 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
     read the same data, such as the ranks of a tensor-parallel group.
 
     Call it in the loop over a prepared loader, on every rank that has a batch. Over the whole loop it returns
-    exactly the samples of the data set, in the order of the epoch. What has no row for each sample, such as the mean
-    of a batch, is returned from all ranks, with a warning if the last step is padded. So is everything outside of
-    loops, and the last step of a stream whose end is not known. What has the rows of a full batch is reduced, too.
+    exactly the samples of the data set, in the order of the epoch. Where ranks share sequences (context parallelism),
+    floating-point values that differ between them, such as losses of parts, are averaged. What has no row for each
+    sample, such as the mean of a batch, is returned from all ranks, with a warning if the last step is padded. So is
+    everything outside of loops, and the last step of a stream whose end is not known. What has the rows of a full
+    batch is reduced, too.
 
     Args:
         input_data: Nested tensors with one row for each row of this rank's batch, of equal shapes on all
@@ -49,6 +52,8 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
         StateError: If the loader was prepared for another number of processes.
     """
     use_gather_object = use_gather_object or _holds_objects(input_data)
+    if isinstance(input_data, torch.Tensor) and current_transport().world_size == 1:
+        use_gather_object = False  # `gather_object` returns it as it is
     loader = current_gradient().active_dataloader
     if current_transport().world_size == 1 and (loader is None or loader.step_shape is None):
         return _gather(input_data, use_gather_object)
@@ -81,7 +86,7 @@ def gather_for_metrics(input_data: Any, *, use_gather_object: bool = False) -> A
         return _select_items(
             gather_object([input_data]), shape, ranks.representatives, loader.counts_batches, full_rows
         )
-    gathered = gather(input_data)
+    gathered = _gather_averaged(input_data, ranks)
     if loader.counts_batches:
         return select_blocks(gathered, shape, ranks.representatives, len(ranks.of_world))
     return select_rows(gathered, shape, ranks.representatives, len(ranks.of_world), full_rows)
@@ -97,9 +102,15 @@ def _gather_blocks(data: Any, ranks: DataRanks, use_gather_object: bool) -> Any:
         return _gather(data, use_gather_object)
     if use_gather_object:
         values = gather_object([data])
-        return [item for rank in ranks.representatives for item in _items(values[rank])]
+        return [item for rank in ranks.representatives for item in items_of(values[rank])]
     shape = full_step(1, ranks.num_ranks)
-    return select_blocks(gather(data), shape, ranks.representatives, len(ranks.of_world))
+    return select_blocks(_gather_averaged(data, ranks), shape, ranks.representatives, len(ranks.of_world))
+
+
+def _gather_averaged(data: Any, ranks: DataRanks) -> Any:
+    """Gather tensors; ranks with parts of the same sequences then have the mean of what each computed from its part."""
+    gathered = gather(data)
+    return average_blocks(gathered, ranks.of_world) if ranks.share_sequences else gathered
 
 
 def _holds_objects(data: Any) -> bool:
@@ -119,17 +130,12 @@ def _select_items(
     for rank, rows, num_valid in zip(representatives, shape.rows, shape.num_valid, strict=True):
         value = values[rank]
         if counts_batches:
-            selected += _items(value) if num_valid else []
+            selected += items_of(value) if num_valid else []
         elif items_without_rows(value, rows, full_rows):
-            selected += _items(value)
+            selected += items_of(value)
         else:
             selected += value[:num_valid]
     return selected
-
-
-def _items(value: Any) -> list[Any]:
-    """Return the items that `gather_object` would make of a value."""
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _gather_uneven(
@@ -140,7 +146,7 @@ def _gather_uneven(
     own_rows = shape.num_valid[ranks.rank]
     if not use_gather_object:
         data = select_rows(data, full_step(own_rows, 1), (0,), 1, full_rows)
-    elif isinstance(data, (list, tuple)) and len(data) == full_rows:
+    elif items_without_rows(data, own_rows, full_rows) is None:
         data = data[:own_rows]
     representatives = set(ranks.representatives)
     device = None if use_gather_object else find_device(data)
@@ -153,7 +159,7 @@ def _gather_uneven(
     if not use_gather_object:
         joined = concatenate(kept)
         return joined if device is None else send_to_device(joined, device)
-    return [item for value in kept for item in _items(value)]
+    return [item for value in kept for item in items_of(value)]
 
 
 def _data_ranks(loader: Any) -> DataRanks:

@@ -60,6 +60,28 @@ def _select(
     return recursively_apply(select, data)
 
 
+def average_blocks(data: Any, of_world: tuple[int, ...]) -> Any:
+    """Return gathered floating-point tensors whose blocks are the mean over the ranks with one number in ``of_world``.
+
+    Equal blocks stay as they are, to the last bit.
+    """
+
+    def average(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.ndim or not len(tensor) or not tensor.is_floating_point():
+            return tensor
+        blocks = list(tensor.chunk(len(of_world)))
+        for number in set(of_world):
+            members = [rank for rank, one in enumerate(of_world) if one == number]
+            first, *others = (blocks[rank] for rank in members)
+            if not all(torch.equal(first, other) for other in others):
+                mean = torch.stack([first, *others]).mean(0)
+                for rank in members:
+                    blocks[rank] = mean
+        return torch.cat(blocks)
+
+    return recursively_apply(average, data)
+
+
 def tensor_without_rows(data: Any, rows: int, full_rows: int | None = None) -> str | None:
     """Describe the first tensor that has neither ``rows`` nor ``full_rows`` rows; None if there is none."""
     for tensor in iterate_tensors(data):
@@ -71,6 +93,8 @@ def tensor_without_rows(data: Any, rows: int, full_rows: int | None = None) -> s
 
 def items_without_rows(items: Any, rows: int, full_rows: int | None = None) -> str | None:
     """Describe objects that are not one list of ``rows`` or ``full_rows`` items; None if they are."""
-    if not isinstance(items, (list, tuple)):
+    if not isinstance(items, (list, tuple, torch.Tensor)) or (
+        isinstance(items, torch.Tensor) and not items.ndim
+    ):
         return f"An object of type `{type(items).__name__}` has no rows"
     return None if len(items) in (rows, full_rows) else f"A list has {len(items)} items"

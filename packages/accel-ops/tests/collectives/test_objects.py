@@ -31,6 +31,17 @@ def test_objects_may_differ_in_type_and_ranks_may_give_nothing(ranks):
     ]
 
 
+def test_rows_of_tensors_are_items_and_one_process_gets_its_tensor_back(ranks):
+    joined = ranks(2).run(lambda rank: gather_object(torch.tensor([[rank], [rank + 10]])))
+    assert [torch.stack(rows).flatten().tolist() for rows in joined] == [[0, 10, 1, 11]] * 2
+    assert ranks(2).run(lambda rank: gather_object(torch.tensor(rank)))[0] == [
+        torch.tensor(0),
+        torch.tensor(1),
+    ]
+    alone = torch.tensor([1, 2])
+    assert gather_object(alone) is alone
+
+
 def test_one_process_gets_its_list_back():
     items = [1, 2]
     assert gather_object(items) is items

@@ -109,6 +109,7 @@ class FullyShardedStrategy(ShardedStrategy):
         """Transform and shard one model, in place; one that is sharded already is left as it is."""
         if is_sharded(model):
             self.context.precision.check_converted(model)
+            self._cast_forward(model)
             self._models.add(model)
             return model
         kind = type(model).__name__

@@ -60,6 +60,11 @@ def check_own_mesh(model: nn.Module, layout: MeshLayout, *, strategy: str, shard
         )
 
 
+def has_own_mesh(model: nn.Module) -> bool:
+    """Whether a library has spread a model over ranks, so that it averages gradients without a strategy."""
+    return bool(_own_axes(model))
+
+
 def _own_axes(model: nn.Module) -> dict[str, int]:
     """Return the axes above 1 of the meshes that the parameters of a model are spread over, and their sizes."""
     tensors = sys.modules.get("torch.distributed.tensor")

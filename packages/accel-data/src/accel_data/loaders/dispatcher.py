@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, ClassVar
 
 import torch
@@ -158,6 +159,8 @@ class DataLoaderDispatcher(PreparedLoader):
             drop_last=self._drops_last(),
             loader_state=self._loader_state if is_stateful else None,
         )
+        if is_iterable(base):
+            steps = islice(steps, self.skip_batches, None)
         return self._yield_own(send_steps(steps, messages, rank=ranks.rank))
 
     def _read_batches(self, *, is_resumed: bool) -> Batches:

@@ -20,7 +20,7 @@ from accel_data.loaders.reader import Batches, Reader
 from accel_data.loaders.saving import load_progress, save_progress
 from accel_data.loaders.sharding import index_shard, is_iterable, shard_indices
 from accel_data.loaders.state_mixin import DataLoaderStateMixin
-from accel_data.loaders.streams import StreamOpener, has_state, stream_of
+from accel_data.loaders.streams import StreamOpener, has_state, stream_of, warn_of_replay
 from accel_data.loaders.worker_states import WorkerStates, restore_workers
 from accel_data.mesh import DataRanks, all_different
 from accel_data.samplers.batch_shard import BatchSamplerShard
@@ -227,7 +227,9 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         progress, base = self._progress, self.base_dataloader
         resumption = progress.resumption or Resumption()
         start = self._position_after(self.skip_batches) if self.skip_batches else resumption.position
-        is_shared = self._reads_by_plan and len(self.data_ranks.of_world) > 1
+        ranks = self.data_ranks
+        # A batch sampler that has the batches of its rank only, as in transformers, is set to one process by its user.
+        is_shared = self._reads_by_plan and len(ranks.of_world) > 1 and shard.num_processes == ranks.num_ranks
         sampler_pass = shard.new_pass(start, order_state=resumption.order_state, is_shared=is_shared)
         progress.begin_pass(
             start, sampler_pass=sampler_pass, plan=sampler_pass.plan if self._reads_by_plan else None
@@ -268,7 +270,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             is_whole=is_whole,
             reader_for=self._reader_for,
         )
-        batches, start = opener.open(resumption, skip_steps=self.skip_batches)
+        if is_whole and self.skip_batches:  # read, and left out as steps: the first completes the last
+            batches, start = opener.open(None, skip_steps=0)[0], self._position_after(self.skip_batches)
+            warn_of_replay(f"{start.samples} samples")
+        else:
+            batches, start = opener.open(resumption, skip_steps=self.skip_batches)
         progress.begin_pass(start, order_state=order_state)
         progress.worker_states = self._stream_workers(resumption)
         return batches

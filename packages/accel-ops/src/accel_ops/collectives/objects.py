@@ -21,7 +21,8 @@ def gather_object(object: Any) -> Any:  # noqa: A002 - the name that users know
     """Return the objects of all ranks in one list, in rank order, on every rank.
 
     Every rank must call it; it blocks until all have. Lists and tuples are joined (each rank gives a list of
-    items, the result is the list of all items); any other object counts as one item.
+    items, the result is the list of all items), and so are the rows of tensors, on several processes; any other object
+    counts as one item.
 
     Args:
         object: Anything that can be pickled; it may differ in size and type between the ranks.
@@ -33,9 +34,9 @@ def gather_object(object: Any) -> Any:  # noqa: A002 - the name that users know
     """
     transport = current_transport()
     if transport.world_size == 1:
-        return object if isinstance(object, list) else _items(object)
+        return object if isinstance(object, (list, torch.Tensor)) else items_of(object)
     gathered = gather_each(transport, Call(gather_object), object)
-    return [item for each in gathered for item in _items(each)]
+    return [item for each in gathered for item in items_of(each)]
 
 
 def gather_each(transport: Transport, call: Call, value: Any) -> list[Any]:
@@ -86,8 +87,10 @@ def _unpickle(payload: bytes) -> Any:
     return pickle.loads(payload)  # noqa: S301 - written by a rank of this job
 
 
-def _items(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+def items_of(value: Any) -> list[Any]:
+    """Return the items that `gather_object` makes of a value."""
+    has_items = isinstance(value, (list, tuple)) or (isinstance(value, torch.Tensor) and value.ndim > 0)
+    return list(value) if has_items else [value]
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:

@@ -21,7 +21,7 @@ from accel.run.prepared_objects import PreparedObjects
 from accel_backends import Strategy
 from accel_backends.stepping.stepper import Stepper
 from accel_backends.strategies.bundle_builder import BundleBuilder
-from accel_backends.strategies.own_mesh import check_own_mesh
+from accel_backends.strategies.own_mesh import check_own_mesh, has_own_mesh
 from accel_backends.strategies.prepare_checks import check_parameters, check_placement
 from accel_state import PartialState
 from accel_state.errors import ConfigError
@@ -182,7 +182,9 @@ class Preparer:
                 shards_parameters=self._strategy.capabilities.shards_parameters,
             )
         if optimizers:
-            trained = [*models, *self._prepared.trained_models]
+            # transformers' Trainer prepares a model that is sharded already for evaluation only: it stays as it is.
+            as_they_are = [model for model in self._prepared.models if has_own_mesh(model)]
+            trained = [*models, *self._prepared.trained_models, *as_they_are]
             # A model may override `parameters()`; the gradients of all are reduced.
             known: list[torch.Tensor] = [one for model in trained for one in nn.Module.parameters(model)]
             known += self._strategy.replaced_parameters()

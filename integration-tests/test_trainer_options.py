@@ -1,0 +1,39 @@
+"""The Trainer of transformers prints the numbers on accel that it prints on Accelerate, whatever its options."""
+
+from __future__ import annotations
+
+import pytest
+from trainer_beside import PEER, found_by, largest_difference
+
+pytestmark = [
+    pytest.mark.engine("libraries"),
+    pytest.mark.skipif(not PEER.is_dir(), reason="needs Accelerate in `build/peer`"),
+]
+
+SAMPLE = (
+    "accumulated epochs", "dispatch_batches", "even_batches off", "num_steps", "sync_each_batch",
+    "use_configured_state", "streamed, accumulated, resumed", "batch_rebalance", "workers",
+    "bf16, accumulated, clipped", "tokens averaged on each", "torch_compile", "sgd, plateau", "eval, in batches",
+    "eval, with inputs and losses", "save_only_model", "resumed, accumulated", "generated",
+)  # fmt: skip
+ON_ONE = ("group_by_length", "eval, gathered as objects", "eval, split", "dispatch and split")
+ON_TWO = ("fsdp, shard_grad_op", "fsdp, resumed")
+"""Sharded on accel; Accelerate trains these as DDP on a CPU, with the same numbers."""
+
+
+@pytest.mark.client(
+    "transformers",
+    "Trainer with 24 of its options beside Accelerate, 1 and 2 processes",
+    differs="a smaller batch size that is found is half, not nine tenths; two processes shuffle as one does",
+)
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_options_of_the_trainer_give_the_numbers_of_accelerate(tmp_path, num_processes):
+    names = SAMPLE + (ON_ONE if num_processes == 1 else ON_TWO)
+    ours, theirs = (
+        found_by(names, tmp_path / str(is_peer), num_processes=num_processes, is_peer=is_peer)
+        for is_peer in (False, True)
+    )
+    for name in names:
+        difference, place = largest_difference(ours[name], theirs[name])
+        # Sharded, ranks add in another order; a number for a weight is a sum in which much cancels out.
+        assert difference <= (0 if num_processes == 1 else 1e-3), (name, place)
