@@ -16,4 +16,5 @@ CHECKS = (
     "device_table",
     "engine_table",
     "client_table",
+    "dependency_table",
 )

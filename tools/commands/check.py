@@ -23,6 +23,7 @@ REPAIRING = (
     "device_table",
     "engine_table",
     "client_table",
+    "dependency_table",
 )  # the checks that can put right what they find
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ class Environment:
         constraints: The file that pins versions.
         extra_constraints: More pins, as lines of a constraints file.
         stubs_for_cuda: Where only a CUDA build of torch is to be had, and no GPU, install it without CUDA's libraries.
+        base: An environment whose packages are visible in this one, too: torch takes a minute to install.
     """
 
     folder: Path
@@ -46,6 +48,7 @@ class Environment:
     constraints: Path = CONSTRAINTS
     extra_constraints: Sequence[str] = ()
     stubs_for_cuda: bool = False
+    base: Environment | None = None
 
     @property
     def python(self) -> Path:
@@ -58,6 +61,11 @@ class Environment:
             / ("Scripts" if os.name == "nt" else "bin")
             / (name + (".exe" if os.name == "nt" else ""))
         )
+
+    @property
+    def site_packages(self) -> Path:
+        """Where packages are installed."""
+        return Path(sysconfig.get_path("purelib", "venv", {"base": str(self.folder)}))
 
     @property
     def log(self) -> Path:
@@ -74,6 +82,8 @@ class Environment:
         for file in files:
             digest.update(f"{file}\n".encode() + file.read_bytes())
         digest.update("\n".join(self.extra_constraints).encode())
+        if self.base is not None:
+            digest.update(self.base.inputs().encode())
         return digest.hexdigest()
 
     def installed(self) -> set[str]:
@@ -95,6 +105,8 @@ class Environment:
 
     def ensure(self) -> Environment:
         """Make or renew the environment if it is not ready. Raises ``SetupError`` if that fails."""
+        if self.base is not None:
+            self.base.ensure()
         if self.is_ready():
             return self
         free_bytes = shutil.disk_usage(ROOT).free
@@ -120,9 +132,12 @@ class Environment:
     def _create(self) -> None:
         self.remove()
         with timed(f"making {shown(self.folder)} with {sys.executable}"):
-            command = [sys.executable, "-m", "venv", str(self.folder)]
+            pip = [] if self.base is None else ["--without-pip"]  # the one of the base serves both
+            command = [sys.executable, "-m", "venv", *pip, str(self.folder)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
+            if self.base is not None:
+                (self.site_packages / "base.pth").write_text(f"{self.base.site_packages}\n", encoding="utf-8")
             return
         output = done.stdout + done.stderr
         if "ensurepip" in output:
@@ -155,7 +170,7 @@ class Environment:
         environ.setdefault("PIP_RETRIES", "2")
         pip = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
         constraints = [word for file in self._constraint_files() for word in ("-c", str(file))]
-        torch = pip_arguments_for_torch(self.python, self.constraints)
+        torch = [] if self.base else pip_arguments_for_torch(self.python, self.constraints)
         if torch is None:
             torch = []
             if self.stubs_for_cuda and can_make_stubs():

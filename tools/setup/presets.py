@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tools.setup.environment import CONSTRAINTS, Environment
 from tools.setup.torch_release import constraints_with_torch
-from tools.workspace import ROOT, dependency_group, read_packages, with_siblings
+from tools.workspace import ROOT, dependency_group, read_packages, requirement_name, with_siblings
 
 
 def development() -> Environment:
@@ -53,6 +53,29 @@ def wheel_trial(wheels: Sequence[Path], *, torch: str | None = None) -> Environm
     requirements = [*map(str, wheels), *dependency_group("test")]
     return Environment(
         ROOT / ".venvs" / folder, (), requirements, constraints=constraints, stubs_for_cuda=True
+    )
+
+
+def only_torch() -> Environment:
+    """Torch and what it requires, which is below every environment of `component`."""
+    return Environment(ROOT / ".venvs" / "alone-torch", (), ["torch"], stubs_for_cuda=True)
+
+
+def component(name: str, wheels: Sequence[Path], *, beside: Sequence[Path] = ()) -> Environment:
+    """One of our packages as a user installs it, and what it declares; every package requires torch.
+
+    Args:
+        name: The package.
+        wheels: Those of all packages. Siblings are installed from them if something requires them.
+        beside: Wheels of others that are installed, too.
+    """
+    places = {requirement_name(wheel.name.partition("-")[0]): wheel for wheel in wheels}
+    return Environment(
+        ROOT / ".venvs" / f"alone-{name}",
+        (),
+        [str(places.pop(name)), *map(str, beside)],
+        extra_constraints=[f"{sibling} @ {wheel.as_uri()}" for sibling, wheel in places.items()],
+        base=only_torch(),
     )
 
 

@@ -91,7 +91,7 @@ def test_all_without_a_folder_names_what_it_leaves_out(registered):
 
 def test_a_tracker_that_needs_a_folder_is_refused_without_one():
     with pytest.raises(
-        ConfigError, match="`jsonl` writes into a folder, but none was given. Pass `project_dir"
+        ConfigError, match="`jsonl` writes into a folder, but none was given. Pass `logging_dir="
     ):
         filter_trackers("jsonl")
 

@@ -88,7 +88,7 @@ def test_help_tells_the_engines_and_what_they_are_for(capsys):
 def test_an_unknown_engine_is_refused_with_those_that_are_known(capsys):
     with pytest.raises(SystemExit):
         main(["test", "--engines", "slrum"])
-    assert "there is no engine `slrum`; known: aim, clearml" in capsys.readouterr().err
+    assert "there is no engine `slrum`; known: aim, alone, clearml" in capsys.readouterr().err
 
 
 def test_paths_are_refused_beside_engines(capsys):

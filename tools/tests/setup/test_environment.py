@@ -1,4 +1,5 @@
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,3 +137,19 @@ def test_a_full_disk_is_refused_before_anything_is_made(make, tmp_path, monkeypa
     with pytest.raises(SetupError, match="The disk is full"):
         make().ensure()
     assert not (tmp_path / "calls").exists()
+
+
+def test_an_environment_sees_the_packages_of_its_base_and_is_renewed_with_it(tmp_path):
+    base = Environment(tmp_path / "base", requirements=["torch"])
+    upper = Environment(tmp_path / "upper", requirements=["numpy"], base=base)
+    base.site_packages.mkdir(parents=True)
+    (base.site_packages / "of_the_base.py").write_text("print('seen')")
+    upper._create()
+    done = subprocess.run(
+        [upper.python, "-c", "import of_the_base"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "seen\n"
+    other = Environment(
+        upper.folder, requirements=["numpy"], base=Environment(base.folder, extra_constraints=["a"])
+    )
+    assert other.inputs() != upper.inputs()

@@ -84,6 +84,7 @@ def test_several_processes_without_a_group_are_an_error(world):
         assert len(messages) == 7
         for message in messages:
             assert f"This is process {rank} of 2, but no process group is up" in message
+            assert "`torch.distributed.init_process_group()`" in message
 
 
 def test_before_the_state_is_built_the_environment_tells_how_many_processes_there_are(

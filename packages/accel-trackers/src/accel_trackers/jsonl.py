@@ -45,7 +45,7 @@ class JsonlTracker(GeneralTracker):
         if not runs_here(self):
             raise StateError(
                 "The tracker `jsonl` has a file on the main process only. "
-                "Ask for it under `if accelerator.is_main_process`."
+                "Ask for it under `if PartialState().is_main_process`."
             )
         if self._file is None or self._file.closed:
             self.logging_dir.mkdir(parents=True, exist_ok=True)

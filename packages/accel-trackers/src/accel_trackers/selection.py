@@ -15,7 +15,7 @@ from accel_trackers.general_tracker import GeneralTracker, check_complete
 TrackerChoice: TypeAlias = str | LoggerType | GeneralTracker
 _NO_FOLDER = (
     "writes into a folder, but none was given. "
-    "Pass `project_dir=...` to `Accelerator`, or `logging_dir` in its `ProjectConfiguration`."
+    "Pass `logging_dir=...`, or `project_dir=...` to an `Accelerator`."
 )
 
 

@@ -41,7 +41,7 @@ class ServiceTracker(GeneralTracker):
         if not runs_here(self):
             raise StateError(
                 f"The tracker `{self.name}` has a run on the main process only. "
-                "Ask for it under `if accelerator.is_main_process`."
+                "Ask for it under `if PartialState().is_main_process`."
             )
         if self._is_finished:
             raise StateError(

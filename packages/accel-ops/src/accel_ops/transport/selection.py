@@ -45,8 +45,9 @@ def current_transport() -> Transport:
     if topology.world_size > 1:
         raise StateError(
             f"This is process {topology.rank} of {topology.world_size}, but no process group is up, so it "
-            "cannot reach the others. Construct `Accelerator()` or `PartialState()` before the first "
-            "collective, and call none after `end_training()` or `destroy_process_group()`."
+            "cannot reach the others. Construct `Accelerator()` or `PartialState()`, or call "
+            "`torch.distributed.init_process_group()`, before the first collective, and call none "
+            "after `end_training()` or `destroy_process_group()`."
         )
     return SingleProcess()
 

@@ -1,0 +1,43 @@
+"""What comes along with the main names of each package, in an environment that has everything."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from accel_state.testing.scripts import run_command
+from tools.bench.cases.component_imports import IMPORTS
+from tools.checks.dependencies import distribution_of
+from tools.checks.dependency_table import requirements_of
+from tools.workspace import read_packages
+
+LOADED = """
+import json, os, sys
+import torch
+before = set(sys.modules)
+for package, statement in json.loads(sys.argv[1]).items():
+    if os.fork() == 0:
+        exec(statement)
+        loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+        print(json.dumps([package, sorted(loaded - sys.stdlib_module_names - {"torch"})]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    """Return by package the modules that were not there after `import torch`."""
+    done = run_command([sys.executable, "-c", LOADED, json.dumps(IMPORTS)], timeout_s=220)
+    assert done.returncode == 0, done.stderr
+    return dict(map(json.loads, done.stdout.splitlines()))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("package", read_packages())
+def test_a_package_imports_only_what_is_installed_with_it(loaded, package):
+    named = requirements_of(package)
+    installed = {package, *named.ours, *named.direct, *named.through_others}
+    assert loaded[package]
+    assert [name for name in loaded[package] if distribution_of(name) not in installed] == []

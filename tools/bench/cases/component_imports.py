@@ -1,0 +1,32 @@
+"""What the main names of each package take to import, beyond the import of torch."""
+
+from tools.bench.case import Case
+
+IMPORTS = {
+    "accel-state": "from accel_state import PartialState",
+    "accel-ops": "from accel_ops import find_executable_batch_size, gather, reduce, set_seed",
+    "accel-checkpoint": "from accel_checkpoint import CheckpointFolder",
+    "accel-backends": "from accel_backends import Bundle, StrategyContext, select_precision, select_strategy",
+    "accel-bigmodel": "from accel_bigmodel import "
+    "init_empty_weights, load_checkpoint_and_dispatch, merge_fsdp_weights, save_model",
+    "accel-data": "from accel_data import gather_for_metrics, prepare_data_loader",
+    "accel-launch": "from accel_launch import main, notebook_launcher",
+    "accel-trackers": "from accel_trackers import BackgroundLog, GeneralTracker, filter_trackers, start_trackers",
+    "accel": "from accel import Accelerator",
+}
+# An import reads files that are in the cache and waits for nothing, so that the time of the processor says what an
+# idle machine needs, also where others run.
+CLOCK = """
+import time
+import torch
+begun = time.process_time()
+{statement}
+print((time.process_time() - begun) * 1e3)
+"""
+
+case = Case(
+    title="import the main names of a package, after `import torch`",
+    unit="ms of the processor",
+    variants={package: CLOCK.format(statement=statement) for package, statement in IMPORTS.items()},
+    baseline="accel-state",
+)
