@@ -89,9 +89,8 @@ def state_of(script: Path) -> str:
         return f"The command `{script}` starts it."
     if os.path.lexists(script):
         return f"The command `{script}` belongs to {owner_of(script)} and stays: {instead}"
-    if os.name == "nt":
-        return f"There is no command `accelerate`, since only an installer can write an `.exe`: {instead}"
-    return f"There is no command `accelerate`: {instead}"
+    reason = ", since only an installer can write an `.exe`" if os.name == "nt" else ""
+    return f"There is no command `accelerate`{reason}: {instead}"
 
 
 def owner_of(script: Path) -> str:
@@ -124,11 +123,7 @@ def install(file: Path, script: Path) -> None:
 
 
 def write(file: Path, text: str) -> None:
-    """Write a file.
-
-    Raises:
-        ConfigError: If it cannot be written.
-    """
+    """Write a file; if that is not possible, raise a `ConfigError`."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
