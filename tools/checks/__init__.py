@@ -15,4 +15,5 @@ CHECKS = (
     "tracker_table",
     "device_table",
     "engine_table",
+    "client_table",
 )

@@ -22,6 +22,7 @@ REPAIRING = (
     "tracker_table",
     "device_table",
     "engine_table",
+    "client_table",
 )  # the checks that can put right what they find
 
 
