@@ -17,9 +17,10 @@ from accel.big_modeling import cpu_offload, disk_offload
 from accel.hooks import AlignDevicesHook, SequentialHook, add_hook_to_module
 from accel.state import AcceleratorState, PartialState
 
-LISTED = tomllib.loads(
+TABLE = tomllib.loads(
     (Path(__file__).parent / "libraries" / "private_names.toml").read_text(encoding="utf-8")
 )
+LISTED = {name for name, libraries in TABLE.items() if isinstance(libraries, list)}
 CPU = torch.device("cpu")
 shown: set[str] = set()
 
@@ -134,4 +135,4 @@ def test_an_offloaded_weight_can_be_changed_between_the_calls_of_its_hook(tmp_pa
 
 
 def test_all_that_is_listed_is_shown():
-    assert shown == set(LISTED)
+    assert shown == LISTED

@@ -283,3 +283,13 @@ def test_copies_obey_the_gradient_state_of_the_process(copied_by):
 def test_an_unknown_unit_is_refused():
     with pytest.raises(ConfigError, match="`scheduler_unit` must be process or optimizer_step, got `epoch`"):
         halving(optimizer_with(), scheduler_unit="epoch")
+
+
+def test_split_batches_and_the_gradient_state_can_be_set_afterwards():
+    optimizer = optimizer_with()
+    scheduler = halving(optimizer, num_replicas=3)
+    scheduler.split_batches = True
+    optimizer.step()
+    scheduler.step()
+    assert scheduler.get_last_lr() == [0.5]
+    assert optimizer.gradient_state is scheduler.gradient_state is current_gradient()

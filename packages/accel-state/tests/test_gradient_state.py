@@ -144,3 +144,11 @@ def test_new_window_means_gradients_of_xla_are_not_synced_yet():
     assert (state.sync_gradients, state.is_xla_gradients_synced) == (False, True)
     state._set_sync_gradients(True)
     assert (state.sync_gradients, state.is_xla_gradients_synced) == (True, False)
+
+
+def test_the_loaders_being_read_can_be_set():
+    state, loader = GradientState(), Loader(remainder=3)
+    state.dataloader_references = [None, loader]
+    assert (state.dataloader_references, state.remainder) == ([loader], 3)
+    state.dataloader_references = []
+    assert not state.in_dataloader

@@ -77,3 +77,26 @@ def test_single_process_neither_waits_nor_destroys(kind):
     state.destroy_process_group()
     with state.main_process_first(), state.local_main_process_first():
         pass
+
+
+def set_by_a_script(kind):
+    """Return what the state shows when a script sets another rank, as scripts do: the rank first."""
+    state = kind()
+    state.process_index = state.local_process_index = 3
+    state.num_processes = 4
+    state.debug, state.backend = True, "other"
+    shown = PartialState()
+    return (
+        shown.is_main_process,
+        shown.is_last_process,
+        shown.num_processes,
+        shown.use_distributed,
+        shown.debug,
+        shown.backend,
+        shown._shared_state["local_process_index"],
+    )
+
+
+@STATES
+def test_what_a_script_sets_is_what_every_view_shows(world, kind):
+    assert world(1).run(set_by_a_script, kind) == [(False, True, 4, True, True, "other", 3)]

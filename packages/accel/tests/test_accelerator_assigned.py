@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from accel import Accelerator
 from accel.utils import (
+    AORecipeKwargs,
     AutocastKwargs,
     DataLoaderConfiguration,
     GradScalerKwargs,
@@ -93,6 +94,33 @@ def test_settings_hold_for_what_is_prepared_afterwards():
         accelerator.gradient_state.sync_gradients = False
         scheduler.step()
     assert scheduler.get_last_lr() == [0.1]  # not only when the optimizer steps
+
+
+def test_hooks_of_checkpoints_can_be_read_and_replaced(tmp_path: Path):
+    accelerator, *_ = prepared()
+    calls: list[str] = []
+    accelerator.register_save_state_pre_hook(lambda *given: calls.append("registered"))
+    before = accelerator._save_model_state_pre_hook
+    assert len(before) == 1
+    accelerator._save_model_state_pre_hook = {0: lambda *given: calls.append("assigned")}
+    accelerator._load_model_state_pre_hook = {0: lambda *given: calls.append("loading")}
+    accelerator.save_state(tmp_path / "state")
+    accelerator._save_model_state_pre_hook = before
+    accelerator.save_state(tmp_path / "state")
+    accelerator.load_state(tmp_path / "state")
+    assert calls == ["assigned", "registered", "loading"]
+    assert list(accelerator._load_model_state_pre_hook) == [0]
+
+
+def test_recipes_of_8_bit_training_are_where_scripts_look_for_them():
+    pytest.importorskip("torchao")
+    recipe = AORecipeKwargs()
+    accelerator = Accelerator(cpu=True, mixed_precision="fp8", kwargs_handlers=[recipe])
+    assert accelerator.fp8_enabled
+    assert accelerator.ao_recipe_handler is recipe
+    assert accelerator.te_recipe_handler is accelerator.fp8_recipe_handler is None
+    with pytest.warns(UserWarning, match="`ao_recipe_handler` has no effect any more"):
+        accelerator.ao_recipe_handler = None
 
 
 def test_assigned_handlers_and_folders_are_used(tmp_path: Path):

@@ -38,7 +38,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self.scaler = scaler
         self.device_placement = device_placement
-        self._gradient = current_gradient()
+        self.gradient_state = current_gradient()
         self._has_stepped_in_backward = hasattr(optimizer, "fused_backward")  # as LOMO does
         self._is_overflow = False  # by this name scripts set it, too
         if device_placement:
@@ -61,7 +61,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         Raises:
             StateError: If ``closure`` is given while the loss is scaled.
         """
-        if not self._gradient.sync_gradients or self._has_stepped_in_backward:
+        if not self.gradient_state.sync_gradients or self._has_stepped_in_backward:
             return None
         if self._check is not None:
             self._check(self.optimizer)
@@ -77,7 +77,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         Args:
             set_to_none: Passed to the wrapped optimizer; None leaves it to that optimizer's default.
         """
-        if not self._gradient.sync_gradients:
+        if not self.gradient_state.sync_gradients:
             return
         if set_to_none is None:
             self.optimizer.zero_grad()
@@ -150,11 +150,13 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # The gradient state belongs to the process, and the check to the models, not to the optimizer.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_gradient", "_check")}
+        return {
+            name: value for name, value in self.__dict__.items() if name not in ("gradient_state", "_check")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._gradient = current_gradient()
+        self.gradient_state = current_gradient()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.optimizer!r})"

@@ -70,33 +70,36 @@ class AcceleratedScheduler:
         self.step_with_optimizer = step_with_optimizer
         self.split_batches = split_batches
         self.scheduler_unit = scheduler_unit
-        self._gradient = current_gradient()
+        self.gradient_state = current_gradient()
         self._takes_measurements = isinstance(scheduler, ReduceLROnPlateau)
-        once = split_batches or scheduler_unit == "optimizer_step" or self._takes_measurements
-        self._steps_per_call = 1 if once else _num_replicas(num_replicas)
+        is_once = scheduler_unit == "optimizer_step" or self._takes_measurements
+        self._num_replicas = 1 if is_once else _num_replicas(num_replicas)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Move the schedule if the optimizer really stepped; arguments go to the wrapped scheduler."""
-        if not self.step_with_optimizer or (self._takes_measurements and not self._gradient.in_dataloader):
+        if not self.step_with_optimizer or (
+            self._takes_measurements and not self.gradient_state.in_dataloader
+        ):
             self.scheduler.step(*args, **kwargs)
             return
-        if not self._gradient.sync_gradients:
-            if self._gradient.adjust_scheduler and hasattr(self.scheduler, "_step_count"):
+        if not self.gradient_state.sync_gradients:
+            if self.gradient_state.adjust_scheduler and hasattr(self.scheduler, "_step_count"):
                 self.scheduler._step_count += 1
             return
         for optimizer in self.optimizers:
             if getattr(optimizer, "step_was_skipped", False):
                 return
-        for _ in range(self._steps_per_call):
-            if self._is_finished():
+        steps = 1 if self.split_batches else self._num_replicas
+        for _ in range(steps):
+            if self._is_finished(steps):
                 return
             self.scheduler.step(*args, **kwargs)
 
-    def _is_finished(self) -> bool:
+    def _is_finished(self, steps_per_call: int) -> bool:
         # Several steps at once may overshoot the end of OneCycleLR when batches do not divide evenly. The last
         # rate that it plans has the index total_steps - 1; the next would rise again, and then it raises.
         total_steps = getattr(self.scheduler, "total_steps", None)
-        last = total_steps if total_steps is None or self._steps_per_call == 1 else total_steps - 1
+        last = total_steps if total_steps is None or steps_per_call == 1 else total_steps - 1
         return last is not None and self.scheduler.last_epoch >= last
 
     def get_last_lr(self) -> list[Any]:
@@ -128,11 +131,11 @@ class AcceleratedScheduler:
         return getattr(self.scheduler, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_gradient"}
+        return {name: value for name, value in self.__dict__.items() if name != "gradient_state"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._gradient = current_gradient()
+        self.gradient_state = current_gradient()
 
 
 def _num_replicas(given: int | None) -> int:

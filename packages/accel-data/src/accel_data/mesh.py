@@ -60,7 +60,10 @@ def ranks_of_run() -> DataRanks:
 
     PartialState()
     runtime = current_runtime()
-    return ranks_of_layout(runtime.layout, runtime.topology.rank)
+    layout = runtime.layout
+    return ranks_of_layout(
+        layout, runtime.topology.rank % layout.world_size
+    )  # a script may set fewer processes
 
 
 def data_ranks(mesh: Any) -> DataRanks:

@@ -16,6 +16,8 @@ from accel_launch import (
     tpu_command_launcher,
     tpu_command_parser,
 )
+from accel_launch.commands.config import default_command_parser, update_command_parser, write_default
+from accel_launch.commands.parsing import CustomArgumentParser, HelpFormatter, clean_option
 from accel_launch.installation import interpreter_command
 from accel_state.errors import ConfigError
 
@@ -102,3 +104,42 @@ def test_other_commands_are_parts_of_programs_too(tmp_path, capsys):
 def test_a_config_file_that_is_missing_is_a_missing_file():
     with pytest.raises(FileNotFoundError, match="does not exist"):
         to_fsdp2_command(to_fsdp2_command_parser().parse_args(["--config_file", "none.yaml"]))
+
+
+def test_a_parser_of_a_program_has_options_in_both_spellings():
+    parser = CustomArgumentParser(formatter_class=HelpFormatter)
+    parser.add_argument("--num_items", "-n", type=int)
+    parser.add_argument_group("more").add_argument("--in_order", action="store_true")
+    assert parser.parse_args(["--num-items", "3", "--in-order"]) == argparse.Namespace(
+        num_items=3, in_order=True
+    )
+    assert "--num_items NUM_ITEMS, --num-items NUM_ITEMS, -n NUM_ITEMS" in parser.format_help()
+
+
+@pytest.mark.parametrize(("option", "name"), [("--use-cpu", "use_cpu"), ("-m", None), ("train.py", None)])
+def test_the_name_of_an_option(option, name):
+    assert clean_option(option) == name
+
+
+def test_the_actions_of_the_config_command_can_be_those_of_another_program(tmp_path, capsys):
+    parent = argparse.ArgumentParser(add_help=False)
+    parent.add_argument("--note")
+    program = argparse.ArgumentParser()
+    actions = program.add_subparsers()
+    get_config_parser(actions)
+    default_command_parser(actions, [parent])
+    update_command_parser(actions, [parent])
+    file = tmp_path / "new.yaml"
+    for words in (["default", "--note", "a"], ["update"], ["config", "default"]):
+        given = program.parse_args([*words, "--config_file", str(file)])
+        assert given.func(given) == 0
+    assert [line.split("`")[2] for line in capsys.readouterr().out.splitlines()] == [
+        ".",
+        " is up to date.",
+        " already; it is left as it is.",
+    ]
+
+
+def test_the_default_config_is_written_where_the_arguments_of_accelerate_say(tmp_path):
+    write_default(argparse.Namespace(mixed_precision="bf16", save_location=str(tmp_path / "new.yaml")))
+    assert "mixed_precision: bf16" in (tmp_path / "new.yaml").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel_state.shared_state import SharedState
@@ -87,6 +88,10 @@ class GradientState:
     def dataloader_references(self) -> list[Any]:
         """The loaders that are being read, the outermost first."""
         return [loader for reference in self._loaders if (loader := reference()) is not None]
+
+    @dataloader_references.setter
+    def dataloader_references(self, loaders: Iterable[Any]) -> None:
+        self._loaders = [weakref.ref(loader) for loader in loaders if loader is not None]
 
     @property
     def active_dataloader(self) -> Any | None:

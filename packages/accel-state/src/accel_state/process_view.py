@@ -15,9 +15,21 @@ from accel_state.process_group import leave_group
 from accel_state.runtime import Runtime, current_runtime
 from accel_state.splitting import split_between_processes
 
+# Attributes that scripts assign, by the field of the topology.
+_RANKS = {"num_processes": "world_size", "process_index": "rank", "local_process_index": "local_rank"}
+
 
 class ProcessView:
     """Reads the runtime anew at every access, so that all views agree and none outlives a reset."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; what the runtime holds changes there, for all views."""
+        if name in _RANKS:
+            self._runtime.set_rank(_RANKS[name], value)
+        elif name in ("backend", "debug", "device", "fork_launched"):
+            setattr(self._runtime, name, value)
+        else:
+            super().__setattr__(name, value)
 
     @property
     def _runtime(self) -> Runtime:
@@ -27,10 +39,6 @@ class ProcessView:
     def device(self) -> torch.device:
         """The device of this process."""
         return self._runtime.device
-
-    @device.setter
-    def device(self, device: torch.device) -> None:
-        self._runtime.device = device
 
     @property
     def backend(self) -> str | None:

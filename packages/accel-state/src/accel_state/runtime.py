@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -38,7 +39,17 @@ class Runtime:
     @property
     def layout(self) -> MeshLayout:
         """How the ranks are arranged: as the `ParallelismConfig` says, else every rank has the whole model."""
-        return _Current.training.get("layout") or MeshLayout.of_replicas(self.topology.world_size)
+        layout: MeshLayout | None = _Current.training.get("layout")
+        if (
+            layout is None or layout.world_size != self.topology.world_size
+        ):  # a script may set `num_processes`
+            return MeshLayout.of_replicas(self.topology.world_size)
+        return layout
+
+    def set_rank(self, field: str, value: int) -> None:
+        """Set one field of the topology, as scripts do one by one: it need not fit the others yet."""
+        self.topology = copy(self.topology)
+        object.__setattr__(self.topology, field, value)
 
     def wait_for_everyone(self) -> None:
         """Block until every rank has called this; return at once in a single process."""

@@ -37,11 +37,14 @@ from accel.run.throughput import Throughput, device_name
 from accel.run.trackers import Trackers
 from accel.run.trigger import Trigger
 from accel_backends import (
+    AORecipeKwargs,
     AutocastKwargs,
     DistributedDataParallelKwargs,
+    FP8RecipeKwargs,
     GradScalerKwargs,
     ProfileKwargs,
     Strategy,
+    TERecipeKwargs,
     TorchDynamoPlugin,
 )
 from accel_backends.stepping.stepper import Stepper
@@ -89,7 +92,11 @@ _HANDLERS: dict[str, type[KwargsHandler]] = {
     "init_handler": InitProcessGroupKwargs,
     "profile_handler": ProfileKwargs,
     "ddp_handler": DistributedDataParallelKwargs,
+    "ao_recipe_handler": AORecipeKwargs,
+    "te_recipe_handler": TERecipeKwargs,
+    "fp8_recipe_handler": FP8RecipeKwargs,
 }
+_LATE = ("autocast_handler", "profile_handler", "ddp_handler")  # those read after the Accelerator is built
 _LISTS = {
     "_models": "_prepared.models",
     "_optimizers": "_prepared.optimizers",
@@ -105,6 +112,8 @@ _OWNERS = {
     "rng_types": ("configuration", "rng_types"),
     "device_placement": ("configuration", "device_placement"),
     "even_batches": ("configuration.loader", "even_batches"),
+    "_save_model_state_pre_hook": ("_checkpointer", "save_hooks"),
+    "_load_model_state_pre_hook": ("_checkpointer", "load_hooks"),
 }
 
 
@@ -264,7 +273,7 @@ class Accelerator:
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute. What a component owns changes there: scripts written for Accelerate assign these."""
         if name in _HANDLERS:
-            if name in ("scaler_handler", "init_handler"):
+            if name not in _LATE:
                 warn_user(
                     f"`{name}` has no effect any more: the Accelerator is built. Pass it in `kwargs_handlers`."
                 )
@@ -315,6 +324,14 @@ class Accelerator:
     @property
     def _custom_objects(self) -> list[Any]:
         return self._checkpointer.custom_objects
+
+    @property
+    def _save_model_state_pre_hook(self) -> Mapping[int, SaveHook]:
+        return self._checkpointer.save_hooks
+
+    @property
+    def _load_model_state_pre_hook(self) -> Mapping[int, LoadHook]:
+        return self._checkpointer.load_hooks
 
     def end_training(self) -> None:
         """Wait for the checkpoint under way, write out and close all trackers, then end the process group.
@@ -608,6 +625,26 @@ class Accelerator:
     def ddp_handler(self) -> DistributedDataParallelKwargs | None:
         """How models are wrapped for data parallelism, where that was given; for those prepared from now on."""
         return self.configuration.handlers.of(DistributedDataParallelKwargs)
+
+    @property
+    def ao_recipe_handler(self) -> AORecipeKwargs | None:
+        """How torchao computes in 8 bits, where that was given."""
+        return self.configuration.handlers.of(AORecipeKwargs)
+
+    @property
+    def te_recipe_handler(self) -> TERecipeKwargs | None:
+        """How Transformer Engine computes in 8 bits, where that was given."""
+        return self.configuration.handlers.of(TERecipeKwargs)
+
+    @property
+    def fp8_recipe_handler(self) -> FP8RecipeKwargs | None:
+        """How 8-bit training was set up by the deprecated class, where that was given."""
+        return self.configuration.handlers.of(FP8RecipeKwargs)
+
+    @property
+    def fp8_enabled(self) -> bool:
+        """Whether models are trained in 8 bits."""
+        return self.mixed_precision == PrecisionType.FP8
 
     # Preparing
 

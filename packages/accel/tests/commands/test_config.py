@@ -1,4 +1,6 @@
+import accel_launch
 from accel.commands import config
+from accel.commands.config import config_args
 
 
 def test_the_default_config_file_is_the_one_that_exists_or_would_be_written(tmp_path, monkeypatch):
@@ -8,3 +10,9 @@ def test_the_default_config_file_is_the_one_that_exists_or_would_be_written(tmp_
     folder.mkdir()
     (folder / "default_config.json").write_text("{}")
     assert config.default_config_file == str(folder / "default_config.json")
+
+
+def test_settings_of_a_config_file_are_where_scripts_import_them_from(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert config_args.default_config_file == config.default_config_file
+    assert config_args.ClusterConfig is accel_launch.ClusterConfig

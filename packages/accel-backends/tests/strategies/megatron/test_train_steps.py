@@ -1,9 +1,15 @@
 import pytest
 import torch
 
-from accel_backends.strategies.megatron.train_steps import decoder_batch, encoder_batch, pair_batch
+from accel_backends.strategies.megatron.train_steps import (
+    T5TrainStep,
+    decoder_batch,
+    encoder_batch,
+    pair_batch,
+)
 from accel_state.errors import ConfigError
 
+CPU = torch.device("cpu")
 TOKENS = torch.tensor([[5, 6, 7, 8]])
 
 
@@ -40,3 +46,10 @@ def test_a_decoder_begins_with_the_first_token_and_sees_no_padding():
     assert own[0, 0, 0].tolist() == [False, False, False, True]
     assert causal[0, 0].tolist() == [[False, True], [False, False]]
     assert cross.shape == (1, 1, 2, 4)
+
+
+def test_masks_are_true_where_nothing_is_seen():
+    mask = torch.tensor([[1, 1, 0]])
+    assert T5TrainStep.attn_mask_postprocess(mask).tolist() == [[[False, False, True]] * 2 + [[True] * 3]]
+    assert T5TrainStep.get_decoder_mask(2, CPU).tolist() == [[[False, True], [False, False]]]
+    assert T5TrainStep.get_enc_dec_mask(mask, 2, CPU).tolist() == [[[False, False, True]] * 2]

@@ -115,6 +115,10 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """The epoch that is being read or comes next."""
         return self._progress.epoch
 
+    @iteration.setter
+    def iteration(self, epoch: int) -> None:
+        self._progress.choose_epoch(epoch)
+
     def get_sampler(self) -> Any:
         """Return the sampler that yields single indices."""
         return get_sampler(self.base_dataloader)

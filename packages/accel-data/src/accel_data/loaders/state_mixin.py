@@ -15,19 +15,16 @@ class DataLoaderStateMixin:
         remainder: Samples in the last global batch if it is not full; 0 if it is full; -1 while that is
             unknown.
         will_pad: Whether the last step is known to be padded.
+        gradient_state: The state of accumulation, which knows the loader that is being read.
         step_shape: Rows of every rank in the current step, and how many are no padding; None if unknown.
     """
 
+    gradient_state: GradientState = current_gradient()
     end_of_dataloader: bool = False
     ends_some_rank: bool | None = False
     remainder: int = -1
     step_shape: StepShape | None = None
     will_pad: bool = False
-
-    @property
-    def gradient_state(self) -> GradientState:
-        """The state of accumulation, which knows the loader that is being read."""
-        return GradientState()
 
     @property
     def rows_of_full_batch(self) -> int | None:
@@ -50,8 +47,8 @@ class DataLoaderStateMixin:
     def begin(self) -> None:
         """Start a pass: this loader becomes the active one."""
         self.reset()
-        current_gradient()._add_dataloader(self)
+        self.gradient_state._add_dataloader(self)
 
     def end(self) -> None:
         """End a pass, complete or not: the loader around this one becomes active again."""
-        current_gradient()._remove_dataloader(self)
+        self.gradient_state._remove_dataloader(self)

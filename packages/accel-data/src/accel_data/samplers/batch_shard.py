@@ -70,6 +70,10 @@ class BatchSamplerShard(Delegating, BatchSampler):
         """Batch size of the given sampler, None if it has none."""
         return getattr(self.batch_sampler, "batch_size", None)
 
+    @batch_size.setter
+    def batch_size(self, batch_size: int) -> None:
+        self.batch_sampler.batch_size = batch_size  # type: ignore[union-attr]
+
     @property
     def drop_last(self) -> bool:  # type: ignore[override]
         """Whether the given sampler leaves out a short last batch."""

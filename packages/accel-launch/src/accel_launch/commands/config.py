@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from accel_launch.commands.parsing import HelpFormatter
 from accel_launch.config.basic import location_of, write_basic_config
@@ -19,6 +21,8 @@ from accel_state.errors import ConfigError
 
 _PLACE = "where the config file lies; your own place (`HF_HOME`, `XDG_CACHE_HOME`, `~/.cache`) if omitted"
 _INTERRUPTED = 130
+_Parsers: TypeAlias = Sequence[argparse.ArgumentParser]
+_Actions: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 class ConfigCommand:
@@ -29,15 +33,8 @@ class ConfigCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--config_file", metavar="FILE", default=None, help=_PLACE)
         actions = parser.add_subparsers(dest="action", metavar="ACTION", title="instead of asking")
-        default = _action(actions, "default", "write a file that suits this machine, unless there is one")
-        default.add_argument(
-            "--mixed_precision", default="no", metavar="{no,fp16,bf16,fp8}", help="number format; default no"
-        )
-        _action(
-            actions,
-            "update",
-            "write an older file again with the names that newer ones use, and nothing else changed",
-        )
+        default_command_parser(actions)
+        update_command_parser(actions)
         shown = _action(actions, "show", "show the settings of a launch, their values and who set them")
         shown.add_argument("--all", action="store_true", help="show those with their default too")
         shown.add_argument("--json", action="store_true", help="print it as JSON, with all of them")
@@ -58,6 +55,21 @@ class ConfigCommand:
 command = ConfigCommand()
 
 
+def default_command_parser(parser: _Actions, parents: _Parsers = ()) -> argparse.ArgumentParser:
+    """Add the action ``default`` to those of ``accel config``, or of another program."""
+    default = _action(parser, "default", "write a file that suits this machine, unless there is one", parents)
+    default.add_argument(
+        "--mixed_precision", default="no", metavar="{no,fp16,bf16,fp8}", help="number format; default no"
+    )
+    return default
+
+
+def update_command_parser(parser: _Actions, parents: _Parsers = ()) -> argparse.ArgumentParser:
+    """Add the action ``update`` to those of ``accel config``, or of another program."""
+    text = "write an older file again with the names that newer ones use, and nothing else changed"
+    return _action(parser, "update", text, parents)
+
+
 def ask_and_write(arguments: argparse.Namespace) -> int:
     """Ask everything that matters, and write the file at the end only."""
     environ = snapshot()
@@ -74,7 +86,7 @@ def ask_and_write(arguments: argparse.Namespace) -> int:
 
 def write_default(arguments: argparse.Namespace) -> int:
     """Write a file that suits this machine."""
-    given = arguments.config_file
+    given = getattr(arguments, "config_file", getattr(arguments, "save_location", None))
     path = write_basic_config(arguments.mixed_precision, *([] if given is None else [given]))
     if path:
         show(f"The configuration is saved at `{path}`.")
@@ -83,7 +95,7 @@ def write_default(arguments: argparse.Namespace) -> int:
 
 def update(arguments: argparse.Namespace) -> int:
     """Write an existing file again, with the newer names; a key that it lacks stays open."""
-    config = find_config(arguments.config_file, environ=snapshot())
+    config = find_config(getattr(arguments, "config_file", None), environ=snapshot())
     if config.path is None:
         raise ConfigError("There is no config file to update. Write one with `accel config`.")
     write_config(config.path, document_of(config.values))
@@ -106,16 +118,16 @@ def show_settings(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _action(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
-) -> argparse.ArgumentParser:
+def _action(actions: _Actions, name: str, text: str, parents: _Parsers = ()) -> argparse.ArgumentParser:
     parser = actions.add_parser(
         name,
         help=text,
         description=f"{text[0].upper()}{text[1:]}.",
         allow_abbrev=False,
         formatter_class=HelpFormatter,
+        parents=list(parents),
     )
+    parser.set_defaults(action=name, func=command.run)
     # SUPPRESS: a file named before the action stays named
     parser.add_argument("--config_file", metavar="FILE", default=argparse.SUPPRESS, help=_PLACE)
     return parser

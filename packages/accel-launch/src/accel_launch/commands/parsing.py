@@ -94,7 +94,35 @@ def get_config_parser(
     subparsers: _Subparsers | None = None,
 ) -> argparse.ArgumentParser:
     """Return the parser of ``accel config``, alone or as the subcommand ``config`` of ``subparsers``."""
-    return make_parser("accel config" if subparsers is None else "config", _command("config"), subparsers)
+    command = _command("config")
+    parser = make_parser("accel config" if subparsers is None else "config", command, subparsers)
+    if subparsers is not None:
+        parser.set_defaults(func=command.run)
+    return parser
+
+
+def clean_option(option: str) -> str | None:
+    """Return the name that a long option is parsed into, None for anything else."""
+    return option[2:].replace("-", "_") if option.startswith("--") else None
+
+
+class _BothSpellings:
+    def add_argument(self, *flags: str, **settings: Any) -> argparse.Action:
+        both = (one for flag in flags for one in (flag, flag.replace("_", "-" if flag[:2] == "--" else "_")))
+        adding: Any = super()
+        return adding.add_argument(*dict.fromkeys(both), **settings)  # type: ignore[no-any-return]
+
+
+class _Group(_BothSpellings, argparse._ArgumentGroup):
+    pass
+
+
+class CustomArgumentParser(_BothSpellings, argparse.ArgumentParser):
+    """A parser of programs that adds each option with underscores with dashes too, and shows both."""
+
+    def add_argument_group(self, *args: Any, **kwargs: Any) -> argparse._ArgumentGroup:
+        self._action_groups.append(_Group(self, *args, **kwargs))
+        return self._action_groups[-1]
 
 
 def _parser_of(
@@ -134,8 +162,8 @@ def _accept_both_spellings(parser: argparse.ArgumentParser) -> None:
 class HelpFormatter(argparse.HelpFormatter):
     """Keeps the lines of descriptions that fit into the terminal, wraps the others, and leaves long flags room."""
 
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30)
+    def __init__(self, prog: str, *args: Any, max_help_position: int = 30, **kwargs: Any) -> None:
+        super().__init__(prog, *args, max_help_position=max_help_position, **kwargs)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(_wrapped(indent + line, width) for line in text.splitlines())

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
+import sys
 import sysconfig
+from importlib.metadata import distributions
 from pathlib import Path
 
 from accel_launch.messages import show
@@ -13,9 +17,24 @@ from accel_state.peer_package import refuse_accelerate
 # Python executes it at every start, also when accel has been uninstalled since.
 LINE = "import importlib.util; importlib.util.find_spec('accel') and __import__('accel.drop_in')\n"
 
+# For the shell a program that starts Python, whose path may have blanks; for Python a string, then the program.
+SCRIPT = """\
+#!/bin/sh
+'''exec' {python} "$0" "$@"
+' '''
+# Written by `accel drop-in install`; `accel drop-in remove` removes it.
+import sys
+
+from accel_launch.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+MARK = SCRIPT.splitlines()[3]
+
 
 class DropInCommand:
-    """``accel drop-in``; writes one file, or removes it."""
+    """``accel drop-in``; writes two files, or removes them."""
 
     help = "Let `accelerate` mean accel in a whole Python environment, and take that back"
 
@@ -29,18 +48,19 @@ class DropInCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Do it, and say what was done."""
-        file = path_file()
+        file, script = path_file(), script_file()
         if arguments.action == "install":
-            install(file)
-            show(f"`accelerate` now means accel in this environment, by `{file}`.")
+            install(file, script)
+            show(f"`accelerate` now means accel in this environment, by `{file}`. {state_of(script)}")
         elif arguments.action == "remove":
-            show(
-                f"Removed `{file}`: `accelerate` no longer means accel."
-                if remove(file)
-                else "The drop-in is not installed here; nothing was removed."
-            )
+            has_script = is_ours(script) and remove(script)
+            if remove(file) or has_script:
+                rest = f" `{script}` belongs to {owner_of(script)} and stays." if script.exists() else ""
+                show(f"Removed `{file}`: `accelerate` no longer means accel.{rest}")
+            else:
+                show("The drop-in is not installed here; nothing was removed.")
         else:
-            show(f"Installed, by `{file}`." if file.exists() else "Not installed.")
+            show(f"Installed, by `{file}`. {state_of(script)}" if file.exists() else "Not installed.")
         return 0
 
 
@@ -52,16 +72,60 @@ def path_file() -> Path:
     return Path(sysconfig.get_path("purelib")) / "accel-drop-in.pth"
 
 
-def install(file: Path) -> None:
-    """Write the file.
+def script_file() -> Path:
+    """Return the command `accelerate`, in the environment's folder of commands."""
+    return Path(sysconfig.get_path("scripts")) / f"accelerate{sysconfig.get_config_var('EXE') or ''}"
+
+
+def is_ours(script: Path) -> bool:
+    """Whether `accel drop-in install` wrote this command."""
+    return script.is_file() and MARK.encode() in script.read_bytes()
+
+
+def state_of(script: Path) -> str:
+    """Return one sentence: what the command `accelerate` is here, and what to use in its place if it is not accel's."""
+    instead = "use `accel`, or `python -m accelerate.commands.accelerate_cli`."
+    if is_ours(script):
+        return f"The command `{script}` starts it."
+    if os.path.lexists(script):
+        return f"The command `{script}` belongs to {owner_of(script)} and stays: {instead}"
+    reason = ", since only an installer can write an `.exe`" if os.name == "nt" else ""
+    return f"There is no command `accelerate`{reason}: {instead}"
+
+
+def owner_of(script: Path) -> str:
+    """Return which installed distribution lists a file as its own."""
+    for one in distributions():
+        for file in one.files or ():
+            if file.name == script.name and Path(str(one.locate_file(file))).resolve() == script.resolve():
+                return f"`{one.metadata['Name']} {one.version}`"
+    return "no installed package"
+
+
+def install(file: Path, script: Path) -> None:
+    """Write the files; a command that is not ours is left alone, and on Windows there is none.
 
     Raises:
         StateError: If Accelerate itself is installed.
-        ConfigError: If the folder cannot be written to.
+        ConfigError: If a folder cannot be written to; then neither file is new.
     """
     refuse_accelerate()
+    is_new = os.name != "nt" and not os.path.lexists(script)
+    if is_new or is_ours(script):
+        write(script, SCRIPT.format(python=shlex.quote(sys.executable)))
+        script.chmod(0o755)
     try:
-        file.write_text(LINE, encoding="utf-8")
+        write(file, LINE)
+    except ConfigError:
+        if is_new:
+            script.unlink()
+        raise
+
+
+def write(file: Path, text: str) -> None:
+    """Write a file; if that is not possible, raise a `ConfigError`."""
+    try:
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"`{file}` cannot be written: {error.strerror}. Use an environment of your own (`python -m venv`), or "

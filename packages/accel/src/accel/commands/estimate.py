@@ -4,6 +4,7 @@ import sys
 
 from accel.aliases import aliases
 from accel_launch.cli import estimate_memory as main
+from accel_launch.commands.parsing import CustomArgumentParser as CustomArgumentParser
 
 if __name__ == "__main__":
     sys.exit(main())

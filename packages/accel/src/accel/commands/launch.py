@@ -4,6 +4,9 @@ import sys
 
 from accel.aliases import aliases
 from accel_launch.cli import launch as main
+from accel_launch.commands.parsing import CustomArgumentParser as CustomArgumentParser
+from accel_launch.commands.parsing import HelpFormatter as CustomHelpFormatter  # noqa: F401
+from accel_launch.commands.parsing import clean_option as clean_option
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from accel_launch.cli import check
+from accel_launch.cli import check as main
 from accel_launch.commands.launch import command as launch_command
 from accel_launch.options import add_options
 
@@ -42,4 +42,4 @@ class TestCommand:
 command = TestCommand()
 
 if __name__ == "__main__":
-    sys.exit(check())
+    sys.exit(main())

@@ -75,8 +75,8 @@ class Checkpointer:
         self._stepper = stepper
         self._gradient_state = gradient_state
         self._preemption = preemption
-        self._save_hooks: OrderedDict[int, SaveHook] = OrderedDict()
-        self._load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
+        self.save_hooks: OrderedDict[int, SaveHook] = OrderedDict()
+        self.load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
         self._saver: Saver | None = None
         self._has_warned = False
         self._newest_number: int | None = None
@@ -112,11 +112,11 @@ class Checkpointer:
 
     def add_save_hook(self, hook: SaveHook) -> RemovableHandle:
         """Call `hook` before each save; see `Accelerator.register_save_state_pre_hook`."""
-        return _add_hook(self._save_hooks, hook)
+        return _add_hook(self.save_hooks, hook)
 
     def add_load_hook(self, hook: LoadHook) -> RemovableHandle:
         """Call `hook` before each load; see `Accelerator.register_load_state_pre_hook`."""
-        return _add_hook(self._load_hooks, hook)
+        return _add_hook(self.load_hooks, hook)
 
     def save(
         self,
@@ -145,7 +145,7 @@ class Checkpointer:
         how = SaveOptions(
             safe_serialization=safe_serialization,
             max_shard_size=shard_size,
-            hooks=tuple(self._save_hooks.values()),
+            hooks=tuple(self.save_hooks.values()),
             engine_options=given,
         )
         saver = self._get_saver()
@@ -231,7 +231,7 @@ class Checkpointer:
                     folder,
                     saver=saver,
                     layout=current_runtime().layout,
-                    hooks=tuple(self._load_hooks.values()),
+                    hooks=tuple(self.load_hooks.values()),
                     verify=verify,
                     is_strict=strict,
                     restore_loaders=restore_loaders,

@@ -159,12 +159,12 @@ class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
             raise StateError(
                 "DeepSpeed's engine cannot step with a `closure`. Use an optimizer that needs none."
             )
-        if self.engine is not None and self._gradient.sync_gradients:
+        if self.engine is not None and self.gradient_state.sync_gradients:
             self.engine.step()
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Forget gradients that were not stepped, if this micro-batch completed them; else do nothing."""
-        if self.engine is not None and self._gradient.sync_gradients:
+        if self.engine is not None and self.gradient_state.sync_gradients:
             self.engine.zero_grad()
 
     @property

@@ -172,6 +172,24 @@ class T5TrainStep(AbstractTrainStep):
         self.loss_func = plugin.custom_loss_function or self.get_loss_func(accelerator)
         self.forward_step = self.get_forward_step_func()
 
+    @staticmethod
+    def attn_mask_postprocess(attention_mask: torch.Tensor) -> torch.Tensor:
+        """Return ``(rows, tokens, tokens)``, True where either token is padding."""
+        is_token = attention_mask.bool()
+        return ~(is_token[:, :, None] & is_token[:, None, :])
+
+    @staticmethod
+    def get_decoder_mask(seq_length: int, device: torch.device) -> torch.Tensor:
+        """Return ``(1, seq_length, seq_length)``, True where a token comes later."""
+        return torch.ones(1, seq_length, seq_length, dtype=torch.bool, device=device).triu(1)
+
+    @staticmethod
+    def get_enc_dec_mask(
+        attention_mask: torch.Tensor, dec_seq_length: int, device: torch.device
+    ) -> torch.Tensor:
+        """Return ``(rows, dec_seq_length, tokens)``, True where the encoder's token is padding."""
+        return ~attention_mask.bool().to(device)[:, None, :].expand(-1, dec_seq_length, -1)
+
     def get_batch_func(self, accelerator: Any, megatron_dataset_flag: bool) -> Callable[[Iterator[Any]], Any]:
         """Return a function that gives tokens of encoder and decoder, weights, labels, and three masks."""
         if megatron_dataset_flag:

@@ -2,6 +2,9 @@
 
 from accel.aliases import aliases
 from accel_launch.cli import config
+from accel_launch.commands.config import default_command_parser as default_command_parser
+from accel_launch.commands.config import update_command_parser as update_command_parser
+from accel_launch.commands.parsing import get_config_parser as config_command_parser  # noqa: F401
 from accel_launch.config.file import FILE_NAMES, config_folder
 from accel_launch.config.file import default_config_file as existing_config_file
 from accel_state.environment import snapshot
