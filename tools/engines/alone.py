@@ -19,7 +19,7 @@ OTHERS = {"accel-backends": ROOT / "docs" / "examples" / "own_strategy"}
 
 def install_each(environment: Environment) -> None:
     """Build all wheels, and install each package into an environment of its own."""
-    build = [environment.python, "-m", "tools.release.build", "--into", WHEELS]
+    build: list[str | Path] = [environment.python, "-m", "tools.release.build", "--into", WHEELS]
     if run(build, cwd=ROOT, environ=environment.child_environ()) != 0:
         raise SetupError("A package could not be built; hatchling says why above.")
     wheels = sorted(WHEELS.glob("*.whl"))
@@ -34,7 +34,7 @@ def built(folder: Path, environment: Environment) -> Path:
     """Build the wheel of a package of others."""
     into = WHEELS / folder.name
     shutil.rmtree(into, ignore_errors=True)
-    build = [environment.python, "-m", "hatchling", "build", "-t", "wheel", "-d", into]
+    build: list[str | Path] = [environment.python, "-m", "hatchling", "build", "-t", "wheel", "-d", into]
     if run(build, cwd=folder, environ=environment.child_environ()) != 0:
         raise SetupError(f"`{folder.name}` could not be built; hatchling says why above.")
     return next(into.glob("*.whl"))

@@ -30,6 +30,8 @@ engine = Engine(
         "integration-tests/test_libraries.py",
         "integration-tests/test_peer_scripts.py",
         "integration-tests/test_peer_suite.py",
+        "integration-tests/test_trainer_options.py",
+        "integration-tests/test_trainer_parallel.py",
     ),
     environment=libraries,
     prepare=prepare,

@@ -86,7 +86,7 @@ def check_layers_are_shareable(model: Any) -> None:
     Raises:
         ConfigError: Naming the kinds of layers.
     """
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     _check_layers(model, config.get_text_config() if hasattr(config, "get_text_config") else config)
 
 

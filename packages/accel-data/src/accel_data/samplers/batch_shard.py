@@ -65,8 +65,8 @@ class BatchSamplerShard(Delegating, BatchSampler):
         self.split_batches = split_batches
         self.even_batches = even_batches
 
-    @property
-    def batch_size(self) -> int | None:  # type: ignore[override]
+    @property  # type: ignore[override]
+    def batch_size(self) -> int | None:
         """Batch size of the given sampler, None if it has none."""
         return getattr(self.batch_sampler, "batch_size", None)
 
