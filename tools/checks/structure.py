@@ -122,7 +122,7 @@ def alias_modules_are_apart(package: Package) -> Iterator[str]:
     if not (package.source / "aliases").is_dir():
         return
     for file in sorted(package.source.glob("*.py")):
-        is_alias = "= aliases(__name__)" in file.read_text(encoding="utf-8")
+        is_alias = re.search(r"= aliases\(\s*__name__", file.read_text(encoding="utf-8"))
         if not is_alias and file.stem not in REAL_AT_ROOT:
             yield f"{file}: this folder holds alias modules only; put the module into a folder for its subject"
 
