@@ -41,6 +41,8 @@ def main() -> None:
     parser.add_argument("words", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     sys.argv[:] = options.words
+    # Ranks may share an output: a line is written at once, not its end by itself.
+    sys.stdout.reconfigure(write_through=False, line_buffering=True)
     script = options.words[0]
     sys.path[0] = str(Path(script).parent)
     np.random.default_rng = lambda seed=None: default_rng(0 if seed is None else seed)
