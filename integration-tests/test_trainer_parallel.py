@@ -13,9 +13,10 @@ pytestmark = pytest.mark.engine("libraries")
 
 SCRIPT = SCRIPTS / "trainer_parallel.py"
 ALONE = ("plain", "accumulated", "bf16", "adapters")
-SAMPLE = ("tp auto", "tp, accumulated", "fsdp, accumulated", "fsdp, adapters", "cp", "dp_shard, resumed")
+SAMPLE = ("tp auto", "fsdp, accumulated", "fsdp, adapters", "cp")
 ON_TWO = (
-    "tp", "tp, bf16", "fsdp", "fsdp, bf16", "cp, accumulated", "cp, resumed", "dp_shard", "dp_replicate",
+    "tp", "tp, accumulated", "tp, bf16", "fsdp", "fsdp, bf16", "cp, accumulated", "cp, resumed", "dp_shard",
+    "dp_shard, resumed", "dp_replicate",
 )  # fmt: skip
 ON_FOUR = (
     "fsdp and tp", "fsdp and tp, accumulated", "hsdp", "dp_shard and tp", "dp_shard and cp",
