@@ -267,13 +267,15 @@ def skipping_counts_epochs(case: Case) -> set[str]:
     settings = case.settings
     if not settings["skip"]:
         return set()
-    if settings["epochs"] > 1 and settings["sampler"] not in (
+    if settings["epochs"] + settings["resume"] > 1 and settings["sampler"] not in (
         "in order",
         "varying batches",
         "paired batches",
     ):
         return {"draws", "rows", "resumed"} | NUMBERS
-    return {"draws"} | (NUMBERS if settings["dropout"] else set())
+    # On n processes, Accelerate's skipping loader does not know its last step, and keeps what fills it up.
+    is_filled = case.num_ranks > 1 and settings["metric"]
+    return {"draws"} | (NUMBERS if settings["dropout"] else set()) | ({"gathered"} if is_filled else set())
 
 
 def left_loops_end(case: Case) -> set[str]:
@@ -408,7 +410,17 @@ def skips_steps(case: Case) -> set[str]:
         or settings["split_batches"]
     ):
         return set()
+    if any("error" in rank for rank in case.theirs) and not any("error" in rank for rank in case.ours):
+        return EVERYTHING  # ranks wait for each other where nothing is left
     return {"draws", "rows", "flags", "length", "remainders", "syncs", "skipped", *NUMBERS}
+
+
+def refuses_to_split_streams(case: Case) -> set[str]:
+    """Accelerate hands out empty batches of a stream, and loses its rows."""
+    message = "ConfigError: `split_batches` needs a batch size that is a multiple of the number of processes"
+    is_stream = case.settings["data"] != "map" or is_dispatched(case.settings)
+    fails = all(any(error.startswith(message) for error in rank.get("message", ())) for rank in case.ours)
+    return EVERYTHING if is_stream and fails else set()
 
 
 def fills_nothing_up(case: Case) -> set[str]:
@@ -418,8 +430,8 @@ def fills_nothing_up(case: Case) -> set[str]:
     if case.num_ranks == 1 or settings["even_batches"] or not is_filled:
         return set()
     message = "ConfigError: Gradients cannot be accumulated over a stream"
-    if all(any(error.startswith(message) for error in rank.get("message", ())) for rank in case.ours):
-        return EVERYTHING
+    if any(error.startswith(message) for rank in case.ours for error in rank.get("message", ())):
+        return EVERYTHING  # ranks without a batch wait for the one that fails
     return {"draws", "rows", "flags", "length", "remainders", "syncs", "skipped", *NUMBERS}
 
 
@@ -465,7 +477,7 @@ READ = {
 }
 EVERYTHING = NUMBERS | READ | {"error", "padded", "reduced", "skipped", "splits", "syncs"}
 ROWS, METRICS = "Rows and their order", "Learning rates, gradients and metrics"
-CHECKPOINTS = "Checkpoints and endings"
+CHECKPOINTS, ERRORS = "Checkpoints and endings", "What is an error here, and passed there"
 MEANT = (
     Difference("a gathered scalar has a dimension", METRICS, scalars_have_a_dimension),
     Difference("`reduce` scales", METRICS, scales_what_it_reduces),
@@ -492,6 +504,7 @@ MEANT = (
     Difference("a plateau is measured at each call", METRICS, measures_at_each_call),
     Difference("rows are those of the sampler", METRICS, counts_the_rows_of_samplers),
     Difference("a cycle stays at its last rate", METRICS, stays_at_the_last_rate),
+    Difference("a batch that cannot be split is refused", ERRORS, refuses_to_split_streams),
     Difference("the remainder is that of the last step", ROWS, remainder_is_that_of_the_last_step),
 )
 

@@ -98,7 +98,7 @@ def test_a_model_runs_with_most_of_its_weights_on_disk(tmp_path):
 def test_a_run_is_logged_once_by_two_trackers(tmp_path, number):
     torchrun("accel-trackers", number, "trackers.py", ".", folder=tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "fit" / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if "loss" in line]
+    losses = [line["values"]["loss"] for line in lines]
     assert len(losses) == 10
     assert json.loads((tmp_path / "best.json").read_text()) == {"loss": losses[-1]}
 

@@ -130,3 +130,12 @@ def test_a_hook_whose_initialization_is_replaced_by_nothing_offloads(monkeypatch
     hook.offload = False
     remove_hook_from_module(module)
     assert module.weight.is_meta
+
+
+def test_buffers_that_no_checkpoint_has_stay_in_memory():
+    module = nn.Module()
+    module.register_buffer("kept", torch.ones(2))
+    module.register_buffer("lost", torch.ones(2), persistent=False)
+    add_hook_to_module(module, AlignDevicesHook("cpu", offload=True, offload_buffers=True))
+    assert module.kept.is_meta
+    assert not module.lost.is_meta

@@ -222,7 +222,7 @@ class AlignDevicesHook(ModelHook):
         if self.original_devices and not any(place.tensor.is_meta for place in places):
             self._weights_map, self.original_devices = None, {}  # it has the weights of another module
         for place in places:
-            if place.is_buffer and not self.offload_buffers:
+            if place.is_buffer and (not self.offload_buffers or not _is_persistent(place)):
                 if self.execution_device is not None and not place.tensor.is_meta:
                     self._place(place)
                 continue
@@ -244,8 +244,7 @@ class AlignDevicesHook(ModelHook):
             weight.use_on(device)
             return tensor
         weights = self._weights_map
-        is_persistent = place.name not in place.owner._non_persistent_buffers_set
-        if weights is None or (place.full_name not in weights and not is_persistent):
+        if weights is None:
             weights = kept
             if not tensor.is_meta:
                 kept[place.full_name] = in_memory(tensor)
@@ -284,6 +283,11 @@ def _places(module: nn.Module, *, recurse: bool) -> list[_Place]:
         for name, tensor in members.items()
         if tensor is not None
     ]
+
+
+def _is_persistent(place: _Place) -> bool:
+    """Whether checkpoints and folders have it: a buffer that is not persistent stays in memory."""
+    return place.name not in place.owner._non_persistent_buffers_set
 
 
 def _refuse_empty(module: nn.Module, output: Any) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from accel_bigmodel.saving.models import save_model
 from accel_checkpoint.file_names import METADATA_NAME
 from accel_checkpoint.formats.torch_archive import deferred_in
-from accel_checkpoint.reading.merging import merged_state
 from accel_checkpoint.saving.progress import QUIET_S, showing_progress
 from accel_state.errors import CheckpointError, ConfigError
 
@@ -62,7 +61,9 @@ def merge_parts(
     folder: Path, output: Path, *, is_safe: bool, max_shard_size: int | str, quiet_s: float = QUIET_S
 ) -> None:
     """Merge in this process, with a progress bar if it takes longer than ``quiet_s``."""
-    from accel_checkpoint.reading.distributed import DistributedState  # imports torch's DTensor and SymPy
+    # They import torch's distributed checkpoints, which take a second.
+    from accel_checkpoint.reading.distributed import DistributedState
+    from accel_checkpoint.reading.merging import merged_state
 
     _check(folder, output)
     saved = DistributedState(folder, "")
