@@ -24,7 +24,8 @@ def environment(tmp_path):
 def test_a_package_is_installed_once_for_each_requirement(environment, tmp_path):
     for requirement in ("one==1", "one==1", "one==2"):
         apart.install_apart(environment, tmp_path / "apart", requirement)
-    assert (tmp_path / "installed").read_text().split() == ["one==1", "one==2"]
+    words = (tmp_path / "installed").read_text().split()
+    assert [word for word in words if word.startswith("one")] == ["one==1", "one==2"]
 
 
 def test_the_peer_is_the_release_that_is_measured(environment, tmp_path, monkeypatch):
