@@ -14,8 +14,8 @@ IMPORTS = {
     "accel-trackers": "from accel_trackers import BackgroundLog, GeneralTracker, filter_trackers, start_trackers",
     "accel": "from accel import Accelerator",
 }
-# An import reads files that are in the cache and waits for nothing, so that the time of the processor says what an
-# idle machine needs, also where others run.
+# An import reads cached files and waits for nothing, so processor time varies less than elapsed time. It still
+# grows several times on a busy machine: measure on an idle one.
 CLOCK = """
 import time
 import torch
