@@ -61,9 +61,8 @@ def ranks_of_run() -> DataRanks:
     PartialState()
     runtime = current_runtime()
     layout = runtime.layout
-    return ranks_of_layout(
-        layout, runtime.topology.rank % layout.world_size
-    )  # a script may set fewer processes
+    # A script may have assigned a `num_processes` that is below its rank.
+    return ranks_of_layout(layout, runtime.topology.rank % layout.world_size)
 
 
 def data_ranks(mesh: Any) -> DataRanks:

@@ -15,21 +15,12 @@ from accel_state.process_group import leave_group
 from accel_state.runtime import Runtime, current_runtime
 from accel_state.splitting import split_between_processes
 
-# Attributes that scripts assign, by the field of the topology.
-_RANKS = {"num_processes": "world_size", "process_index": "rank", "local_process_index": "local_rank"}
-
 
 class ProcessView:
-    """Reads the runtime anew at every access, so that all views agree and none outlives a reset."""
+    """Reads the runtime anew at every access, so that all views agree and none outlives a reset.
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; what the runtime holds changes there, for all views."""
-        if name in _RANKS:
-            self._runtime.set_rank(_RANKS[name], value)
-        elif name in ("backend", "debug", "device", "fork_launched"):
-            setattr(self._runtime, name, value)
-        else:
-            super().__setattr__(name, value)
+    Attributes that scripts assign are set on the runtime, for all views.
+    """
 
     @property
     def _runtime(self) -> Runtime:
@@ -40,10 +31,18 @@ class ProcessView:
         """The device of this process."""
         return self._runtime.device
 
+    @device.setter
+    def device(self, device: torch.device) -> None:
+        self._runtime.device = device
+
     @property
     def backend(self) -> str | None:
         """The process group's backend, None in a single process."""
         return self._runtime.backend
+
+    @backend.setter
+    def backend(self, backend: str | None) -> None:
+        self._runtime.backend = backend
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -59,15 +58,27 @@ class ProcessView:
         """Processes of the whole run."""
         return self._runtime.topology.world_size
 
+    @num_processes.setter
+    def num_processes(self, num_processes: int) -> None:
+        self._runtime.set_rank("world_size", num_processes)
+
     @property
     def process_index(self) -> int:
         """This process's number among all."""
         return self._runtime.topology.rank
 
+    @process_index.setter
+    def process_index(self, process_index: int) -> None:
+        self._runtime.set_rank("rank", process_index)
+
     @property
     def local_process_index(self) -> int:
         """This process's number among those of its machine."""
         return self._runtime.topology.local_rank
+
+    @local_process_index.setter
+    def local_process_index(self, local_process_index: int) -> None:
+        self._runtime.set_rank("local_rank", local_process_index)
 
     @property
     def debug(self) -> bool:
@@ -82,6 +93,10 @@ class ProcessView:
     def fork_launched(self) -> bool:
         """Whether this process was forked from a notebook."""
         return self._runtime.fork_launched
+
+    @fork_launched.setter
+    def fork_launched(self, fork_launched: bool) -> None:
+        self._runtime.fork_launched = fork_launched
 
     @property
     def use_distributed(self) -> bool:

@@ -40,11 +40,10 @@ class Runtime:
     def layout(self) -> MeshLayout:
         """How the ranks are arranged: as the `ParallelismConfig` says, else every rank has the whole model."""
         layout: MeshLayout | None = _Current.training.get("layout")
-        if (
-            layout is None or layout.world_size != self.topology.world_size
-        ):  # a script may set `num_processes`
-            return MeshLayout.of_replicas(self.topology.world_size)
-        return layout
+        # A script may have assigned another `num_processes` since the layout was made.
+        if layout is not None and layout.world_size == self.topology.world_size:
+            return layout
+        return MeshLayout.of_replicas(self.topology.world_size)
 
     def set_rank(self, field: str, value: int) -> None:
         """Set one field of the topology, as scripts do one by one: it need not fit the others yet."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from accel_bigmodel.saving.merge_command import command
 from accel_launch.cli import run_command
+from accel_launch.commands.parsing import make_parser
 
 
 def merge_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
@@ -15,12 +16,8 @@ def merge_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
 
     The parsed arguments have `merge_command` as ``func``.
     """
-    parser: argparse.ArgumentParser = (
-        argparse.ArgumentParser(prog="accel merge-weights", description=command.help)
-        if subparsers is None
-        else subparsers.add_parser("merge-weights", help=command.help)
-    )
-    command.add_arguments(parser)
+    name = "accel merge-weights" if subparsers is None else "merge-weights"
+    parser = make_parser(name, command, subparsers)
     parser.set_defaults(func=merge_command)
     return parser
 
