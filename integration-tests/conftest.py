@@ -33,7 +33,7 @@ class Clients:
     """Records what passing tests of clients showed, and fails the run if the page says something else."""
 
     def __init__(self):
-        self._rows = {}
+        self._passed = {}
         self._failed = set()
         self._missing = []
 
@@ -45,12 +45,10 @@ class Clients:
         if report.failed:
             self._failed.add(test)
         elif report.when == "call" and report.passed:
-            distribution, ran, differs = properties["client"]
-            program = f"{distribution} {release_of(distribution)}"
-            self._rows[test] = Row(program, properties.get("ran", ran), differs or "equal", test)
+            self._passed.setdefault(test, []).append(properties)
 
     def pytest_sessionfinish(self, session, exitstatus):
-        rows = [row for test, row in self._rows.items() if test not in self._failed]
+        rows = [row_of(test, runs) for test, runs in self._passed.items() if test not in self._failed]
         self._missing = record(rows) if rows else []
         if self._missing and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -60,6 +58,13 @@ class Clients:
             terminalreporter.section("the table of clients is old", red=True)
             for line in self._missing:
                 terminalreporter.write_line(line)
+
+
+def row_of(test, runs):
+    """Return the row of a test from the properties of its runs, one for each of its parameters."""
+    distribution, ran, differs = runs[0]["client"]
+    ran = ", ".join(sorted({run.get("ran", ran) for run in runs}))
+    return Row(f"{distribution} {release_of(distribution)}", ran, differs or "equal", test)
 
 
 def release_of(distribution):

@@ -190,7 +190,7 @@ class Comparison:
     def summary(self) -> str:
         """The counts in a few words."""
         num_passed = len(self.passed_there) - len(self.differences)
-        return f"its own tests: {num_passed} of {len(self.passed_there)}"
+        return f"{num_passed} of {len(self.passed_there)}"
 
     def table(self) -> str:
         """Return a line for each file, then one for each difference."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from trainer_beside import PEER, found_by, largest_difference
+from trainer_beside import found_by, largest_difference
 
-pytestmark = [
-    pytest.mark.engine("libraries"),
-    pytest.mark.skipif(not PEER.is_dir(), reason="needs Accelerate in `build/peer`"),
-]
+pytestmark = pytest.mark.engine("libraries")
 
 SAMPLE = (
     "accumulated epochs", "dispatch_batches", "even_batches off", "num_steps", "use_configured_state",

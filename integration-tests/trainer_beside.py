@@ -14,11 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from accel_state.testing.scripts import run_command
-from tools.bench.libraries import ON_ACCEL, ON_THE_PEER, SCRIPTS
-from tools.workspace import ROOT
+from tools.bench.libraries import ACCEL, PEER, SCRIPTS
 
 OPTIONS = SCRIPTS / "trainer_options.py"
-PEER = ROOT / "build" / "peer"
 FSDP_MISSING = "Accelerate does not shard on a CPU: it refuses version 1 and trains version 2 as DDP"
 DIFFERS = {
     "in_order off": "accel refuses `DataLoader(in_order=False)`",
@@ -52,14 +50,16 @@ def found_by(
         RuntimeError: If the processes failed, with what they wrote.
     """
     folder.mkdir(parents=True)
-    begin = (ON_THE_PEER if is_peer else ON_ACCEL)[num_processes > 1]
-    begin = [word.replace("=2", f"={num_processes}") for word in begin]
+    side = PEER if is_peer else ACCEL
+    begin = (
+        [word.replace("=2", f"={num_processes}") for word in side.together]
+        if num_processes > 1
+        else side.alone
+    )
     environ = {
         "ACCELERATE_USE_CPU": "true", "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
+        "TRANSFORMERS_VERBOSITY": "error", "PYTHONPATH": os.pathsep.join(map(str, side.folders)),
     }  # fmt: skip
-    if is_peer:
-        environ["PYTHONPATH"] = os.pathsep.join((str(PEER), os.environ.get("PYTHONPATH", "")))
     words = [sys.executable, *begin, str(script), str(folder), *names]
     done = run_command(words, cwd=folder, env=environ, timeout_s=3000)
     found: dict[str, Any] = {}

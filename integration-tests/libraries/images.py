@@ -5,6 +5,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from unittest.mock import MagicMock
 
+import tiny  # noqa: F401 - imports transformers, which must not take the stand-ins for torchvision
 import torch
 
 
