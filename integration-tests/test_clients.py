@@ -30,7 +30,7 @@ def test_a_script_in_the_manner_of_diffusers_saves_on_the_main_process(tmp_path,
     assert ours["losses, resumed"] == ours["losses"][-len(ours["losses, resumed"]) :]
 
 
-@pytest.mark.client("denoising-diffusion-pytorch", "Trainer1D, resumed; 1 and 2 processes")
+@pytest.mark.client("denoising-diffusion-pytorch", "Trainer1D, 1 and 2 processes; resumed on one")
 @pytest.mark.timeout(400)
 def test_a_trainer_with_averages_on_the_main_process(tmp_path, num_processes):
     assert largest_difference(*on_both_sides("denoising", tmp_path, num_processes=num_processes))[0] == 0
