@@ -29,7 +29,7 @@ def test_accelerates_own_tests_pass(
     suite = peer_suite.Suite.prepare(tmp_path)
     found = peer_suite.compare(*peer_suite.run_both(suite, [file]), peer_suite.read_reasons())
     record_property("ran", f"{file}: {found.summary}")
-    assert len(found.passed_there) > 3
+    assert found.passed_there
     assert not found.without_reason, found.table()
     assert not found.reasons_left_over
 

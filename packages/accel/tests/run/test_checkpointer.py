@@ -223,7 +223,7 @@ def test_hooks_may_save_and_load_models_themselves(tmp_path):
 
 
 def test_only_objects_with_a_state_can_be_registered():
-    with pytest.raises(ConfigError, match=r"number 1 \(list\)"):
+    with pytest.raises(ConfigError, match=r"index 1 \(list\)"):
         Accelerator(cpu=True).register_for_checkpointing(Counter(), [])
 
 

@@ -63,9 +63,12 @@ def check_device_map(model: nn.Module, device_map: DeviceMap) -> None:
         parameters += [prefix + key for key, tensor in module._parameters.items() if tensor is not None]
         buffers += [prefix + key for key, tensor in module._buffers.items() if tensor is not None]
     known = {*modules, *parameters, *buffers}
-    unknown = [f"`{name}`.{did_you_mean(name, modules[1:])}" for name in device_map if name not in known]
+    unknown = [name for name in device_map if name not in known]
     if unknown:
-        warn_user(f"These device_map keys do not match any submodules: {' '.join(unknown)}")
+        warn_user(
+            f"These device_map keys do not match any submodules: {', '.join(f'`{name}`' for name in unknown)}. "
+            f"Correct or remove them.{''.join(did_you_mean(name, modules[1:]) for name in unknown)}"
+        )
     check_covered([*parameters, *buffers], device_map)
 
 
