@@ -15,7 +15,6 @@ SAMPLE = (
     "test_hooks.py",
     "test_modeling_utils.py",
     "test_sagemaker.py",
-    "test_scheduler.py",
 )
 """Each runs in a minute or two; ``python integration-tests/peer_suite.py`` runs all."""
 

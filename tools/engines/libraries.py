@@ -35,4 +35,5 @@ engine = Engine(
     ),
     environment=libraries,
     prepare=prepare,
+    num_workers=2,
 )

@@ -26,6 +26,7 @@ class Engine:
         needs_root: Whether its tests need root: they start daemons or make network namespaces.
         variables: What its tests find in the process environment.
         prepare: Makes what no package brings, and returns at once if it is there.
+        num_workers: Processes that its tests are spread over; more than one where they share no service.
     """
 
     name: str
@@ -36,3 +37,4 @@ class Engine:
     needs_root: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     prepare: Callable[[Environment], None] = nothing
+    num_workers: int = 1

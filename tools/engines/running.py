@@ -84,6 +84,7 @@ def run_tests(engine: Engine, environment: Environment, handed_on: Sequence[str]
         "--engine",
         engine.name,
         *engine.tests,
+        *(["-n", str(engine.num_workers)] if engine.num_workers > 1 else []),
         *handed_on,
     ]
     return run(command, cwd=ROOT, environ=environment.child_environ() | dict(engine.variables))
