@@ -11,7 +11,6 @@ import pytest
 SAMPLE = (
     "test_accelerator.py",
     "test_cli.py",
-    "test_data_loader.py",
     "test_hooks.py",
     "test_modeling_utils.py",
     "test_sagemaker.py",

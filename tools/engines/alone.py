@@ -45,4 +45,5 @@ engine = Engine(
     purpose="each package by itself: a wheel, what it declares, and plain PyTorch",
     tests=("integration-tests/test_alone.py",),
     prepare=install_each,
+    num_workers=2,
 )

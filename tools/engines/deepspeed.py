@@ -111,4 +111,6 @@ engine = Engine(
     needs_root=True,
     variables=VARIABLES,
     prepare=prepare,
+    num_workers=2,
+    keep_files_together=True,
 )

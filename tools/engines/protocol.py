@@ -27,6 +27,7 @@ class Engine:
         variables: What its tests find in the process environment.
         prepare: Makes what no package brings, and returns at once if it is there.
         num_workers: Processes that its tests are spread over; more than one where they share no service.
+        keep_files_together: Whether the tests of a file run in one of these processes, since they share a job of it.
     """
 
     name: str
@@ -38,3 +39,4 @@ class Engine:
     variables: Mapping[str, str] = field(default_factory=dict)
     prepare: Callable[[Environment], None] = nothing
     num_workers: int = 1
+    keep_files_together: bool = False

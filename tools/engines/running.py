@@ -85,6 +85,7 @@ def run_tests(engine: Engine, environment: Environment, handed_on: Sequence[str]
         engine.name,
         *engine.tests,
         *(["-n", str(engine.num_workers)] if engine.num_workers > 1 else []),
+        *(["--dist", "loadfile"] if engine.keep_files_together else []),
         *handed_on,
     ]
     return run(command, cwd=ROOT, environ=environment.child_environ() | dict(engine.variables))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tools.engines.protocol import Engine
 from tools.setup.cuda_stubs import make_stubs
 from tools.setup.environment import Environment, shown
-from tools.setup.pip_runs import run_pip
+from tools.setup.pip_runs import pip_install, run_pip
 from tools.setup.running import environment_with, timed
 from tools.workspace import ROOT, dependency_group, read_packages, requirement_name
 
@@ -45,10 +45,9 @@ def install_torch(environment: Environment) -> None:
     if stamp.is_file() and stamp.read_text() == wanted:
         return
     ours = [word for package in packages for word in ("-e", str(package.folder))]
-    pip = [str(environment.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     run_pip(
         f"installing {' '.join(PINNED)} (1 GB) into {shown(FOLDER)} (log: {shown(environment.log)})",
-        [*pip, "--no-deps", "--no-build-isolation", *PINNED, *ours],
+        [*pip_install(environment.python), "--no-deps", "--no-build-isolation", *PINNED, *ours],
         cwd=ROOT,
         environ=environment_with(),
         log=environment.log,

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from tools.setup.environment import Environment, shown
-from tools.setup.pip_runs import run_pip
+from tools.setup.pip_runs import pip_install, run_pip
 from tools.workspace import ROOT, dependency_group, requirement_name
 
 PEER_FOLDER = ROOT / "build" / "peer"
@@ -27,10 +27,9 @@ def install_apart(environment: Environment, folder: Path, *requirements: str) ->
         shutil.rmtree(folder, ignore_errors=True)
         log = ROOT / "build" / "logs" / f"pip-{folder.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        pip = [str(environment.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
         run_pip(
             f"{', '.join(requirements)} into {shown(folder)}",
-            [*pip, "--no-deps", "--target", str(folder), *requirements],
+            [*pip_install(environment.python), "--no-deps", "--target", str(folder), *requirements],
             cwd=ROOT,
             environ=environment.child_environ() | {"DS_BUILD_OPS": "0"},
             log=log,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tools.setup.failures import SetupError
-from tools.setup.pip_runs import run_pip
+from tools.setup.pip_runs import pip_install, run_pip
 from tools.setup.running import environment_with
 from tools.workspace import ROOT
 
@@ -77,9 +77,14 @@ def install_torch_with_stubs(
 
     What it requires of CUDA is struck from its metadata, so that no later run of pip adds it.
     """
-    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-deps"]
     pins = [word for file in constraints for word in ("-c", str(file))]
-    run_pip("installing torch without CUDA", [*pip, *pins, "torch"], cwd=ROOT, environ=environ, log=log)
+    run_pip(
+        "installing torch without CUDA",
+        [*pip_install(python), "--no-deps", *pins, "torch"],
+        cwd=ROOT,
+        environ=environ,
+        log=log,
+    )
     code = "import sysconfig; print(sysconfig.get_path('platlib'))"
     place = Path(run_logged([python, "-c", code]).strip())
     (metadata,) = place.glob("torch-*.dist-info/METADATA")

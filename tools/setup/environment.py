@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tools.setup.cuda_stubs import can_make_stubs, install_torch_with_stubs
 from tools.setup.failures import SetupError, explain_pip_failure, require_free_space
-from tools.setup.pip_runs import run_pip
+from tools.setup.pip_runs import pip_install, run_pip
 from tools.setup.running import environment_with, say, timed
 from tools.setup.torch_build import pip_arguments_for_torch
 from tools.workspace import ROOT, Package, requirement_name
@@ -168,7 +168,7 @@ class Environment:
         self.log.write_text("", encoding="utf-8")
         environ = environment_with()
         environ.setdefault("PIP_RETRIES", "2")
-        pip = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+        pip = pip_install(self.python)
         constraints = [word for file in self._constraint_files() for word in ("-c", str(file))]
         torch = [] if self.base else pip_arguments_for_torch(self.python, self.constraints)
         if torch is None:

@@ -16,6 +16,16 @@ from tools.setup.running import say
 REFRESH_S = 1.0
 
 
+def pip_install(python: Path) -> list[str]:
+    """Return the start of a command that installs.
+
+    Modules are compiled when they are imported: of those that libraries bring, few ever are, and to compile them all
+    takes longer than to download and to unpack them.
+    """
+    options = ["--disable-pip-version-check", "--no-input", "--no-compile"]
+    return [str(python), "-m", "pip", "install", *options]
+
+
 class Progress:
     """One line that says what pip is doing and for how long; on anything but a terminal, a line per stage."""
 
