@@ -13,6 +13,8 @@ from collections import Counter
 
 import pytest
 
+pytest_plugins = ("tools.harness.plugin",)
+
 NEEDS_ACCELERATOR = "needs an accelerator (CUDA or ROCm)"
 EXPECTED_SKIPS = {
     "needs an accelerator": "CI has none",

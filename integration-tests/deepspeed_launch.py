@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from accel_state.testing.scripts import run_command
+from tools.harness.scripts import run_command
 
 
 def launch(script, folder, *arguments, num_processes=2, flags=(), **environ):

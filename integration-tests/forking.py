@@ -21,7 +21,7 @@ from torch import nn
 
 from accel import Accelerator
 from accel_state.runtime import reset_runtime
-from accel_state.testing.fork_server import fork_server
+from tools.harness.fork_server import fork_server
 
 
 class Runs:

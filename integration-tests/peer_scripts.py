@@ -21,8 +21,8 @@ from pathlib import Path
 
 import peer_sources
 
-from accel_state.testing.fork_server import fork_server
-from accel_state.testing.scripts import run_script
+from tools.harness.fork_server import fork_server
+from tools.harness.scripts import run_script
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accel_state.testing.fork_server import ForkedProcess, fork_server
-from accel_state.testing.scripts import kill_tree
+from tools.harness.fork_server import ForkedProcess, fork_server
+from tools.harness.scripts import kill_tree
 
 Settings = dict[str, Any]
 Observed = list[dict[str, Any]]

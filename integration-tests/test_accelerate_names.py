@@ -9,7 +9,7 @@ from pathlib import Path
 import accelerate_names
 import pytest
 
-from accel_state.testing.scripts import run_command
+from tools.harness.scripts import run_command
 
 pytest.importorskip("accelerate")
 

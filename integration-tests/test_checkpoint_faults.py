@@ -10,7 +10,7 @@ import pytest
 import storage_faults
 from forking import Runs
 
-from accel_state.testing.scripts import run_command, run_script
+from tools.harness.scripts import run_command, run_script
 
 FAILING = Path(__file__).with_name("failing_saves.py")
 

@@ -7,7 +7,7 @@ import pytest
 import two_jobs
 from preloaded import ACCEL
 
-from accel_state.testing.scripts import run_script
+from tools.harness.scripts import run_script
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from accel_state.testing.scripts import run_command
 from tools.bench.libraries import ACCEL, PEER, Side, largest_difference, on_both_sides
+from tools.harness.scripts import run_command
 from tools.setup.apart import CLIENTS_FOLDER
 
 pytestmark = pytest.mark.engine("libraries")

@@ -6,7 +6,7 @@ import os
 import deepspeed_either_package
 import pytest
 
-from accel_state.testing import run_script
+from tools.harness.scripts import run_script
 
 pytestmark = pytest.mark.engine("deepspeed")
 PEER_FOLDER = os.environ.get("ACCEL_TEST_PEER_FOLDER", "")

@@ -14,7 +14,7 @@ from accel_launch.config.writing import new_document, write_config
 from accel_state.environment import door
 from accel_state.environment.settings import SECTIONS, SETTINGS
 from accel_state.errors import ConfigError
-from accel_state.testing.scripts import run_command
+from tools.harness.scripts import run_command
 
 NVME = {"deepspeed_zero_stage": "3", "deepspeed_offload_optimizer_device": "nvme"}
 NVME_PARAM = {"deepspeed_zero_stage": "3", "deepspeed_offload_param_device": "nvme"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from accel_state.testing.scripts import run_command
+from tools.harness.scripts import run_command
 
 pytestmark = pytest.mark.engine("deepspeed")
 

@@ -12,7 +12,7 @@ import preloaded
 import pytest
 from recordings import assert_as_recorded
 
-from accel_state.testing import run_script
+from tools.harness.scripts import run_script
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 DIGITS = EXAMPLES / "digits.py"

@@ -16,8 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accel_state.testing import run_script
-from accel_state.testing.scripts import Script, kill_tree, start_ranks, torchrun
+from tools.harness.scripts import Script, kill_tree, run_script, start_ranks, torchrun
 
 TRAIN = """
 import os, sys, time

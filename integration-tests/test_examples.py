@@ -15,8 +15,7 @@ from recordings import assert_as_recorded
 from safetensors.torch import load_file
 
 from accel.utils import merge_fsdp_weights
-from accel_state.testing import run_script
-from accel_state.testing.scripts import start_ranks, wait_for_ranks
+from tools.harness.scripts import run_script, start_ranks, wait_for_ranks
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 TESTED_ELSEWHERE = {"digits.py", "check_digits.py"}

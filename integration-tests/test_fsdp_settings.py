@@ -22,7 +22,7 @@ from accel_launch.config.writing import new_document, write_config
 from accel_state.environment import door
 from accel_state.environment.settings import SECTIONS, SETTINGS
 from accel_state.errors import ConfigError
-from accel_state.testing.scripts import run_command
+from tools.harness.scripts import run_command
 
 # For each setting: what is said, what else must be, and the field of the plugin that then has a value.
 FSDP = [

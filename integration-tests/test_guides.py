@@ -7,7 +7,7 @@ import preloaded
 import pytest
 from documented import DOCS, PAGES, blocks
 
-from accel_state.testing import run_script
+from tools.harness.scripts import run_script
 
 GUIDES = DOCS / "guides"
 

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from accel_state.testing.scripts import run_command
 from tools.bench.cases.component_imports import IMPORTS
 from tools.checks.dependencies import distribution_of
 from tools.checks.dependency_table import requirements_of
+from tools.harness.scripts import run_command
 from tools.workspace import read_packages
 
 LOADED = """

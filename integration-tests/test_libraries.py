@@ -11,8 +11,8 @@ from statistics import fmean
 
 import pytest
 
-from accel_state.testing.scripts import run_command
 from tools.bench.libraries import SCRIPTS, Losses, largest_difference, losses_of, on_both_sides
+from tools.harness.scripts import run_command
 
 pytestmark = pytest.mark.engine("libraries")
 

@@ -12,8 +12,7 @@ import pytest
 from recordings import assert_as_recorded
 from safetensors.torch import load_file
 
-from accel_state.testing import run_script
-from accel_state.testing.scripts import run_command
+from tools.harness.scripts import run_command, run_script
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 pytestmark = pytest.mark.slow

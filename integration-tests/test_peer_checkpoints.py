@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_state.testing import run_script
+from tools.harness.scripts import run_script
 
 SCRIPT = Path(__file__).with_name("either_package.py")
 

@@ -13,8 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from accel_data import prepare_data_loader
-from accel_state.testing import run_script
-from accel_state.testing.scripts import start_ranks
+from tools.harness.scripts import run_script, start_ranks
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("resume_training.py")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import simulated_ranks
 
-from accel_state.testing import run_script
+from tools.harness.scripts import run_script
 
 SCRIPT = Path(simulated_ranks.__file__)
 GUIDE = SCRIPT.parents[1] / "docs" / "guides" / "parallelism.md"

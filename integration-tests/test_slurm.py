@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_state.testing.parallel_jobs import ParallelJobs
+from tools.harness.parallel_jobs import ParallelJobs
 
 pytestmark = pytest.mark.engine("slurm")
 ACCEL = [sys.executable, "-m", "accel_launch", "launch", "--cpu"]

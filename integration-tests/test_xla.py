@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from accel_state.testing.scripts import run_command
+from tools.harness.scripts import run_command
 
 pytestmark = pytest.mark.engine("xla")
 DEVICE = """

@@ -9,7 +9,7 @@ import pytest
 import torch
 import xla_rows
 
-from accel_state.testing.scripts import run_command
+from tools.harness.scripts import run_command
 
 pytestmark = pytest.mark.engine("xla")
 TWO_DEVICES = {"CPU_NUM_DEVICES": "2"}

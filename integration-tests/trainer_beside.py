@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from accel_state.testing.scripts import run_command
 from tools.bench.libraries import ACCEL, PEER, SCRIPTS
+from tools.harness.scripts import run_command
 
 OPTIONS = SCRIPTS / "trainer_options.py"
 FSDP_MISSING = "Accelerate does not shard on a CPU: it refuses version 1 and trains version 2 as DDP"

@@ -19,7 +19,7 @@ from torch import nn
 from accel import Accelerator
 from accel_checkpoint.ranks.deferred_error import ReplacedError
 from accel_checkpoint.reading.selection import check_loadable
-from accel_state.testing.scripts import Script
+from tools.harness.scripts import Script
 
 FORMATS = ("full", "sharded")
 LIMIT_S = 300

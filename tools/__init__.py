@@ -1,1 +1,1 @@
-"""The developers' own programs: set-up, checks, release, benchmarks."""
+"""The developers' own programs: set-up, checks, release, benchmarks, the test harness."""

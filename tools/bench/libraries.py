@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from accel_state.testing.scripts import run_command
+from tools.harness.scripts import run_command
 from tools.setup.apart import CLIENTS_FOLDER, PEER_FOLDER
 from tools.workspace import ROOT
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from accel_backends.strategies.selection import STRATEGIES, why_not_on
 from accel_state.devices import Vendor, device_backend, known_vendors
 from accel_state.errors import NotAvailableError
-from accel_state.testing.vendor_modules import VendorModule, vendor_module
 from tools.checks.tables import if_old, run_check, with_rows
+from tools.harness.vendor_modules import VendorModule, vendor_module
 
 PAGE = Path("docs") / "reference" / "devices.md"
 _COLUMNS = (

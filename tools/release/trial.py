@@ -14,6 +14,7 @@ from tools.setup.running import run, timed
 from tools.workspace import ROOT, Package
 
 SMOKE_TEST = Path(__file__).with_name("wheel_smoke.py")
+HARNESS = Path("tools") / "harness"
 
 
 def build(names: Sequence[str], folder: Path, *, sdist: bool = False) -> list[Path]:
@@ -41,6 +42,8 @@ def try_installed(
         shutil.copy(ROOT / "pyproject.toml", trial)
         shutil.copy(ROOT / "conftest.py", trial)
         shutil.copy(SMOKE_TEST, trial)
+        shutil.copytree(ROOT / HARNESS, trial / HARNESS, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "tools" / "__init__.py", trial / "tools")
         environ = environment.child_environ()
         names = [package.import_name for package in packages]
         results["smoke"] = run([environment.python, SMOKE_TEST.name, *names], cwd=trial, environ=environ)

@@ -1,13 +1,10 @@
-"""Makes the checkout's root importable, so that tests say ``from tools… import …``; and trees to check."""
+"""Trees to check."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
 
 NAMES = (
     "accel",

@@ -7,7 +7,7 @@ from accel_state.mesh_groups import _members, build_mesh
 from accel_state.mesh_layout import MeshLayout
 from accel_state.partial_state import PartialState
 from accel_state.runtime import reset_runtime
-from accel_state.testing import run_script
+from tools.harness.scripts import run_script
 
 
 def test_a_rank_knows_its_own_groups_alone():

@@ -16,9 +16,8 @@ from accel_state import process_group
 from accel_state.errors import ConfigError, StateError
 from accel_state.partial_state import PartialState
 from accel_state.runtime import reset_runtime
-from accel_state.testing import run_script
-from accel_state.testing.scripts import start_ranks
 from accel_state.topology import Topology
+from tools.harness.scripts import run_script, start_ranks
 
 HEADER = """
 import datetime, sys, time

@@ -9,8 +9,8 @@ from textwrap import dedent
 import psutil
 import pytest
 
-from accel_state.testing import run_script
-from accel_state.testing.fork_server import fork_server
+from tools.harness.fork_server import fork_server
+from tools.harness.scripts import run_script
 
 # Nothing is sent anywhere, and nobody is counted.
 QUIET = {

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from accel_state.errors import ConfigError, StateError
-from accel_state.testing import run_script
 from accel_trackers import BackgroundLog, GeneralTracker, TrackerError
+from tools.harness.scripts import run_script
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 import torch
 
-from accel_state.testing.scripts import Script
 from accel_trackers import JsonlTracker
+from tools.harness.scripts import Script
 
 
 @pytest.fixture

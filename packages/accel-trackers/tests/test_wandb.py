@@ -8,8 +8,8 @@ import pytest
 
 from accel_state.availability import why_not
 from accel_state.errors import ConfigError
-from accel_state.testing.scripts import start_ranks, wait_for_ranks
 from accel_trackers import WandBTracker
+from tools.harness.scripts import start_ranks, wait_for_ranks
 
 pytestmark = pytest.mark.skipif(why_not("wandb") is not None, reason="needs the extra accel-trackers[wandb]")
 

@@ -14,7 +14,7 @@ from accel import Accelerator
 from accel_ops import debug_deadline
 from accel_state import CheckpointError, DistributedOperationException, PartialState, current_runtime
 from accel_state.arrival import begin_new_era
-from accel_state.testing.scripts import start_ranks, wait_for_ranks
+from tools.harness.scripts import start_ranks, wait_for_ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from accel_state.testing import run_script
+from tools.harness.scripts import run_script
 
 RUN = """
 import json, sys
@@ -24,7 +24,7 @@ from accel import Accelerator
 from accel.utils import get_max_memory, set_seed
 from accel_state.devices import device_backend
 from accel_state.errors import ConfigError, NotAvailableError
-from accel_state.testing.vendor_modules import vendor_module
+from tools.harness.vendor_modules import vendor_module
 
 def over_gloo(store, rank, size, timeout):
     return dist.ProcessGroupGloo(store, rank, size, timeout)

@@ -17,7 +17,7 @@ from accel_backends.testing.models import make_batches, make_model
 from accel_bigmodel import load_checkpoint_in_model
 from accel_bigmodel.saving.merging import merge_fsdp_weights
 from accel_state.errors import CheckpointError
-from accel_state.testing import run_script
+from tools.harness.scripts import run_script
 
 VERSIONS = {"": {"fsdp_version": 2}, "old": {"fsdp_version": 1, "use_orig_params": True}}
 """What an engine is called before the kind of its checkpoints."""

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from accel_state.testing import run_script
 from tools.bench.growth import LIMIT, NAMES, count_calls, exponent_of
+from tools.harness.scripts import run_script
 from tools.workspace import ROOT
 
 SCRIPT = f"""

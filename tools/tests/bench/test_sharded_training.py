@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from accel_state.testing import run_script
 from tools.bench.sharded_training import TINY, measured
+from tools.harness.scripts import run_script
 
 SCRIPT = """
 import sys

@@ -9,7 +9,7 @@ from accel_state.devices import device_backend, find_vendor
 from accel_state.devices.cpu import CpuBackend
 from accel_state.enums import PrecisionType
 from accel_state.errors import ConfigError, UnknownNameError
-from accel_state.testing.vendor_modules import vendor_module
+from tools.harness.vendor_modules import vendor_module
 
 CPU = device_backend("cpu")
 

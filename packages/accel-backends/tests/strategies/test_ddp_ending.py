@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_backends.strategies.ddp_ending import release_all, release_at_exit
-from accel_state.testing import run_script
 from accel_state.versions import is_torch_version
+from tools.harness.scripts import run_script
 
 
 def released():

@@ -18,7 +18,7 @@ from accel_backends.precisions.forward import wrap_forward
 from accel_backends.transforms.compile import check_compiler
 from accel_state.devices import find_vendor
 from accel_state.errors import ConfigError
-from accel_state.testing.scripts import run_command
+from tools.harness.scripts import run_command
 
 
 def blocks():

@@ -17,7 +17,7 @@ import pytest
 
 from accel_launch.notebook import notebook_launcher
 from accel_state.errors import ConfigError
-from accel_state.testing import run_script
+from tools.harness.scripts import run_script
 
 pytestmark = pytest.mark.slow
 

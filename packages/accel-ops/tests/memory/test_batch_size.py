@@ -12,7 +12,7 @@ from accel_ops import debug_deadline, find_executable_batch_size, gather_object
 from accel_state.errors import ConfigError, StateError
 from accel_state.partial_state import PartialState
 from accel_state.runtime import current_runtime
-from accel_state.testing.scripts import run_script
+from tools.harness.scripts import run_script
 
 
 def out_of_memory() -> torch.OutOfMemoryError:

@@ -22,7 +22,7 @@ from accel_ops import (
 from accel_ops.nested.description import iterate_tensors
 from accel_ops.transport import current_transport
 from accel_state import PartialState
-from accel_state.testing.scripts import Script, run_script
+from tools.harness.scripts import Script, run_script
 
 
 def structures(rank: int) -> list[Any]:

@@ -5,8 +5,8 @@ import torch
 
 from accel_state.devices import device_backend
 from accel_state.devices.protocol import DeviceBackend
-from accel_state.testing.vendor_modules import GIB, vendor_module
 from accel_state.topology import Topology
+from tools.harness.vendor_modules import GIB, vendor_module
 
 
 @pytest.fixture

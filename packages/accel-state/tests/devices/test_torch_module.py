@@ -11,9 +11,9 @@ from accel_state.devices.protocol import DeviceBackend
 from accel_state.devices.selection import device_backend
 from accel_state.devices.torch_module import why_not_importable
 from accel_state.errors import ConfigError, NotAvailableError
-from accel_state.testing import run_script
-from accel_state.testing.vendor_modules import GIB, vendor_module
 from accel_state.topology import Topology
+from tools.harness.scripts import run_script
+from tools.harness.vendor_modules import GIB, vendor_module
 
 # Name, package that adds `torch.<name>`, process group backend, the run's name in users' code.
 VENDORS = [

@@ -7,7 +7,7 @@ import pytest
 
 from accel_state.devices import Vendor, find_vendor, known_vendors, register_vendor
 from accel_state.errors import ConfigError
-from accel_state.testing import run_script
+from tools.harness.scripts import run_script
 
 # What a vendor's package does when it is imported: it adds `torch.npx`, and one row.
 ONE_FILE = """

@@ -6,8 +6,7 @@ import pytest
 
 from accel.commands import setup_check
 from accel.commands.setup_check import CheckError, check_processes
-from accel_state.testing import run_script
-from accel_state.testing.scripts import run_command
+from tools.harness.scripts import run_command, run_script
 
 NAMES = ["processes", "collectives", "random numbers", "loaders", "training"]
 

@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from accel import Accelerator
 from accel.preemption.preemption import REQUEUE, SIGNALS
 from accel_state.errors import ConfigError, StateError
-from accel_state.testing import run_script
-from accel_state.testing.scripts import start_ranks
+from tools.harness.scripts import run_script, start_ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

@@ -20,7 +20,7 @@ from accel import (
 )
 from accel_state import current_runtime
 from accel_state.errors import CheckpointError, ConfigError
-from accel_state.testing.scripts import start_ranks
+from tools.harness.scripts import start_ranks
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 LIMIT_S = 20.0

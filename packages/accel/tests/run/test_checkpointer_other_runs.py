@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from accel import Accelerator, ProjectConfiguration
-from accel_state.testing.scripts import run_script
+from tools.harness.scripts import run_script
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_state"),

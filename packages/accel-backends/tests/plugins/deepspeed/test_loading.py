@@ -3,7 +3,7 @@ import textwrap
 import pytest
 
 from accel_backends.plugins.deepspeed.loading import OLDEST_RELEASE
-from accel_state.testing import run_script
+from tools.harness.scripts import run_script
 
 SCRIPT = """
 from accel_backends.plugins.deepspeed.loading import load_deepspeed

@@ -6,7 +6,7 @@ import torch
 
 from accel_backends.strategies.deepspeed.cpu_optimizers import cpu_optimizer_of
 from accel_state.errors import ConfigError
-from accel_state.testing.scripts import run_command
+from tools.harness.scripts import run_command
 
 PARAMETERS = [torch.nn.Parameter(torch.ones(2))]
 

@@ -1,7 +1,4 @@
-"""Tools for testing distributed code: live worlds of processes, leak checks, real scripts.
-
-`accel_state.testing.fixtures` is a pytest plugin: ``pytest -p accel_state.testing.fixtures``.
-"""
+"""Decorators, test cases and commands for tests of training scripts, by the names that Accelerate gives them."""
 
 from __future__ import annotations
 
@@ -15,9 +12,6 @@ if TYPE_CHECKING:
     from accel_state.testing.hardware import *  # noqa: F403
     from accel_state.testing.regression import *  # noqa: F403
     from accel_state.testing.requirements import *  # noqa: F403
-    from accel_state.testing.scripts import run_script as run_script
-    from accel_state.testing.world import World as World
-    from accel_state.testing.world import WorldError as WorldError
 
 _HOMES = {
     "cases": (
@@ -99,8 +93,6 @@ _HOMES = {
         "skip",
         "slow",
     ),
-    "scripts": ("run_script",),
-    "world": ("World", "WorldError"),
 }
 __getattr__, __dir__, __all__ = attach(
     __name__, {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}

@@ -1,20 +1,19 @@
-"""Commands that tests run as users would, and what comes of them.
-
-Their signatures are those that users know; `accel_state.testing.scripts` offers more.
-"""
+"""Commands that tests run as users would, with the signatures that users know."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from accel_state.environment import variable
 from accel_state.testing.hardware import get_backend
-from accel_state.testing.scripts import kill_tree
 
 _FIRST_PORT = 29500
 
@@ -67,7 +66,7 @@ def execute_subprocess_async(
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     except BaseException:
-        kill_tree(process.pid)
+        _kill_tree(process.pid)
         process.communicate()
         raise
     if not quiet:
@@ -78,6 +77,15 @@ def execute_subprocess_async(
             f"`{' '.join(words)}` failed with exit code {process.returncode}. Its standard error:\n{stderr}"
         )
     return RunOutput(process.returncode, stdout.splitlines(), stderr.splitlines())
+
+
+def _kill_tree(pid: int) -> None:
+    """Kill a process and its descendants, also those in sessions of their own."""
+    with suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(pid)
+        for process in [*parent.children(recursive=True), parent]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def run_command(

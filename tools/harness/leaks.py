@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from accel_state.environment import restore, snapshot
-from accel_state.testing.scripts import is_alive
+from tools.harness.scripts import is_alive
 
 # Written by pytest itself, coverage, and libraries at their import, whoever happens to import them first.
 _IGNORED_PREFIXES = (

@@ -23,7 +23,8 @@ from accel_state.environment import snapshot
 
 STACKS_SIGNAL = getattr(signal, "SIGRTMAX", None)
 """Makes a script write the stacks of its threads to standard error; macOS has no signal that scripts leave alone."""
-_SERVE = "import sys; from accel_state.testing.fork_server_main import serve; serve(*sys.argv[1:])"
+_ROOT = Path(__file__).resolve().parents[2]
+_SERVE = "import sys; from tools.harness.fork_server_main import serve; serve(*sys.argv[1:])"
 
 
 class HasFileno(Protocol):
@@ -118,6 +119,7 @@ class ForkServer:
                     stdout=out,
                     stderr=self._stderr,
                     env=environ,
+                    cwd=_ROOT,  # where `-m` finds this package
                     start_new_session=True,
                 )
             else:

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from accel_state.testing.imported_objects import ImportedObjects
+from tools.harness.imported_objects import ImportedObjects
 
 
 class Knot:

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 
 from accel_state.environment import restore
-from accel_state.testing.fork_server import STACKS_SIGNAL, Request
+from tools.harness.fork_server import STACKS_SIGNAL, Request
 
 PRELOADED = (
     "torch",

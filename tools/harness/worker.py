@@ -22,9 +22,9 @@ from accel_state.errors import StateError
 from accel_state.partial_state import PartialState
 from accel_state.process_group import is_group_owned, leave_group
 from accel_state.runtime import reset_runtime
-from accel_state.testing.imported_objects import ImportedObjects
-from accel_state.testing.leaks import changed_variables
-from accel_state.testing.remote_calls import Call, Outcome
+from tools.harness.imported_objects import ImportedObjects
+from tools.harness.leaks import changed_variables
+from tools.harness.remote_calls import Call, Outcome
 
 TIMEOUT = timedelta(seconds=30)
 

@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from accel_state.testing.scripts import kill_tree, run_command, run_script
+from tools.harness.scripts import kill_tree, run_command, run_script
 
 
 def test_exit_code_output_arguments_variables_and_folder_come_back(tmp_path):

@@ -3,7 +3,8 @@
 import re
 import sys
 
-from accel_state.testing.scripts import run_command
+from tools.harness.scripts import run_command
+from tools.workspace import ROOT
 
 LEAKING = """
 import gc
@@ -86,7 +87,7 @@ def test_unwanted(outcome):
 
 
 def run_pytest(folder, *args):
-    command = [sys.executable, "-m", "pytest", "-p", "accel_state.testing.fixtures", "-q"]
+    command = [sys.executable, "-m", "pytest", "-p", "tools.harness.plugin", "-q"]
     command += [
         "-p",
         "no:cacheprovider",
@@ -95,7 +96,7 @@ def run_pytest(folder, *args):
         "--import-mode=importlib",
         f"--rootdir={folder}",
     ]
-    return run_command([*command, str(folder), *args], timeout_s=240)
+    return run_command([*command, str(folder), *args], cwd=ROOT, timeout_s=240)
 
 
 def test_jobs_of_the_selected_tests_are_run_and_fail_only_those_who_ask_for_them(tmp_path):
@@ -121,6 +122,6 @@ def test_leaks_fail_their_own_test_and_no_other(tmp_path):
 def is_worker(pid):
     try:
         with open(f"/proc/{pid}/cmdline") as file:
-            return "accel_state.testing.worker" in file.read()
+            return "tools.harness" in file.read()
     except FileNotFoundError:
         return False

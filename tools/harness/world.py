@@ -18,16 +18,16 @@ from typing import IO, Any
 
 from accel_state.environment import snapshot
 from accel_state.errors import AccelError
-from accel_state.testing.fork_server import ForkedProcess, fork_server
-from accel_state.testing.remote_calls import Call, Outcome
-from accel_state.testing.scripts import kill_tree
+from tools.harness.fork_server import ForkedProcess, fork_server
+from tools.harness.remote_calls import Call, Outcome
+from tools.harness.scripts import kill_tree
 
 GRACE_S = 3.0
 """How long the other ranks may go on once one has failed; often they wait for it in a collective."""
 _START_S = 120.0
 _STACK_S = 5.0
 _STDERR_BYTES = 8000
-_MAIN = "from accel_state.testing.worker import main; main()"
+_MAIN = "from tools.harness.worker import main; main()"
 
 
 class WorldError(AccelError, RuntimeError):

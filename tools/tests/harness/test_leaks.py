@@ -7,7 +7,7 @@ import threading
 
 import torch.distributed as dist
 
-from accel_state.testing.leaks import ProcessSnapshot
+from tools.harness.leaks import ProcessSnapshot
 
 
 def test_nothing_left_is_nothing_told():

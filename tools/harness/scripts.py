@@ -18,7 +18,7 @@ import psutil
 
 from accel_state.environment import snapshot
 from accel_state.errors import ConfigError
-from accel_state.testing.fork_server import STACKS_SIGNAL, ForkedProcess, fork_server
+from tools.harness.fork_server import STACKS_SIGNAL, ForkedProcess, fork_server
 
 Launcher = Literal["fork", "torchrun", "accel"]
 _DEATH_S = 10.0

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from accel_state.errors import ConfigError
-from accel_state.testing.fork_server import ForkServer, fork_server
-from accel_state.testing.scripts import (
+from tools.harness.fork_server import ForkServer, fork_server
+from tools.harness.scripts import (
     Script,
     is_alive,
     kill_tree,
@@ -84,7 +84,7 @@ def test_ranks_meet_and_the_exit_code_is_that_of_the_first_that_failed(tmp_path)
 
 
 def test_ranks_that_wait_for_a_failed_one_are_killed_after_the_grace_period(tmp_path, monkeypatch):
-    monkeypatch.setattr("accel_state.testing.scripts._GRACE_S", 0.2)
+    monkeypatch.setattr("tools.harness.scripts._GRACE_S", 0.2)
     script = tmp_path / "wait.py"
     script.write_text("import os, time\nif os.environ['RANK'] == '0': raise SystemExit(4)\ntime.sleep(60)")
     with start_ranks([script], 2) as ranks:

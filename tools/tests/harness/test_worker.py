@@ -7,14 +7,15 @@ import time
 import psutil
 import pytest
 
-from accel_state.testing.scripts import kill_tree
+from tools.harness.scripts import kill_tree
+from tools.workspace import ROOT
 
 PARENT = """
 import os, sys, threading, time
 folder, num_in_body = sys.argv[1:]
 sys.path.insert(0, folder)
 from body import sleep
-from accel_state.testing.world import World
+from tools.harness.world import World
 world = World(2)
 threading.Thread(target=world.run, args=(sleep, folder), daemon=True).start()
 while len(world.pids) < 2 or sum(name.endswith(".sleeps") for name in os.listdir(folder)) < int(num_in_body):
@@ -36,7 +37,7 @@ def sleep(folder):
 def test_workers_die_with_their_parent(tmp_path, num_in_body):
     (tmp_path / "body.py").write_text(BODY)
     command = [sys.executable, "-c", PARENT, str(tmp_path), str(num_in_body)]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         pids = [int(pid) for pid in parent.communicate(timeout=60)[0].split()]
     finally:

@@ -1,6 +1,6 @@
-"""pytest plugin: the `world` fixture, fresh state, and leak checks around every test.
+"""The pytest plug-in: the `world` fixture, fresh state, and leak checks around every test.
 
-Load it with ``-p accel_state.testing.fixtures``. A test that has to change variables is marked
+The `conftest.py` of the checkout loads it. A test that has to change variables is marked
 ``@pytest.mark.leaks_environment("NAME", …)``; they are restored after it.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from accel_state.environment import export
-from accel_state.testing.fork_server import fork_server_pids
-from accel_state.testing.imported_objects import ImportedObjects
-from accel_state.testing.leaks import ProcessSnapshot, has_process_group
-from accel_state.testing.parallel_jobs import ParallelJobs
-from accel_state.testing.world import World
+from tools.harness.fork_server import fork_server_pids
+from tools.harness.imported_objects import ImportedObjects
+from tools.harness.leaks import ProcessSnapshot, has_process_group
+from tools.harness.parallel_jobs import ParallelJobs
+from tools.harness.world import World
 
 _worlds: dict[int, World] = {}
 _imported = ImportedObjects()

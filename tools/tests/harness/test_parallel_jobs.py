@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from accel_state.testing.parallel_jobs import NUM_AT_ONCE, ParallelJobs
+from tools.harness.parallel_jobs import NUM_AT_ONCE, ParallelJobs
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from accel_state.errors import ConfigError
 from accel_state.partial_state import PartialState
-from accel_state.testing.world import World, WorldError
+from tools.harness.world import World, WorldError
 
 
 class Point:

@@ -3,7 +3,7 @@
 import pytest
 
 from accel_state.errors import ConfigError
-from accel_state.testing.remote_calls import Body, Call, Outcome, load_module
+from tools.harness.remote_calls import Body, Call, Outcome, load_module
 
 
 def double(number, *, plus=0):
