@@ -21,6 +21,8 @@ from torch import nn
 
 from accel import Accelerator
 from accel_state.runtime import reset_runtime
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `tools`, if this is run by hand
 from tools.harness.fork_server import fork_server
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import peer_sources
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `tools`, if this is run by hand
 from tools.harness.fork_server import fork_server
 from tools.harness.scripts import run_script
 

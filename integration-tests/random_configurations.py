@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `tools`, if this is run by hand
 from tools.harness.fork_server import ForkedProcess, fork_server
 from tools.harness.scripts import kill_tree
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `tools`, if this is run by hand
 from tools.bench.libraries import ACCEL, PEER, SCRIPTS
 from tools.harness.scripts import run_command
 

@@ -19,6 +19,8 @@ from torch import nn
 from accel import Accelerator
 from accel_checkpoint.ranks.deferred_error import ReplacedError
 from accel_checkpoint.reading.selection import check_loadable
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `tools`, if this is run by hand
 from tools.harness.scripts import Script
 
 FORMATS = ("full", "sharded")

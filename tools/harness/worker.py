@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from accel_state.environment import restore, snapshot
 from accel_state.errors import StateError
+from accel_state.group_exit import is_group_owned, leave_group
 from accel_state.partial_state import PartialState
-from accel_state.process_group import is_group_owned, leave_group
 from accel_state.runtime import reset_runtime
 from tools.harness.imported_objects import ImportedObjects
 from tools.harness.leaks import changed_variables

@@ -1,16 +1,10 @@
-"""Sets up the default process group, and ends it in an orderly way however the script ends."""
+"""Sets up the default process group, or adopts one that the script set up."""
 
 from __future__ import annotations
 
-import _thread
-import atexit
 import logging
-import os
-import signal
 import socket
-import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +16,7 @@ from torch.distributed.constants import default_pg_nccl_timeout
 
 from accel_state.environment import read, variable
 from accel_state.errors import ConfigError, StateError
+from accel_state.group_exit import forget_meshes, is_group_owned, own_group
 from accel_state.open_files import raise_open_file_limit
 from accel_state.topology import Topology
 from accel_state.user_warnings import warn_user
@@ -41,27 +36,15 @@ OPTIONS = frozenset(
         "world_size",
     }
 )
-"""What a user may ask of the group: the arguments of `torch.distributed.init_process_group`."""
-
-_FAILURE_WAIT_S = 5.0
-_CALLBACK_WAIT_S = 5.0
-_RELEASE_S = 0.02
+"""What a user may set: the arguments of `torch.distributed.init_process_group`."""
 _STORE_BACKLOG = 2048
 _NOTICE_S = 300.0
 FIRST_NOTICE_S = 30.0
 """How long a rank waits for the others at the start before it says so."""
 
 
-class _Owned:
-    """The default group that accel set up, and in which process; a forked child does not own its parent's."""
-
-    pid: int | None = None
-    group: dist.ProcessGroup | None = None
-    is_exit_hooked: bool = False
-
-
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse arguments that `torch.distributed.init_process_group` does not know."""
+    """Raise `ConfigError` for an argument that `torch.distributed.init_process_group` does not have."""
     unknown = sorted(set(options) - OPTIONS)
     if unknown:
         raise ConfigError(
@@ -70,15 +53,8 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def is_group_up() -> bool:
-    """Tell whether a default process group exists, whoever set it up."""
+    """Whether there is a default process group, whoever set it up."""
     return dist.is_available() and dist.is_initialized()
-
-
-def is_group_owned() -> bool:
-    """Tell whether accel set the default group up in this process."""
-    if _Owned.group is None or _Owned.pid != os.getpid() or not is_group_up():
-        return False
-    return dist.group.WORLD is _Owned.group
 
 
 def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]) -> None:
@@ -105,17 +81,12 @@ def set_up_group(topology: Topology, *, backend: str, options: Mapping[str, Any]
     # (DDP does so, by way of torch._dynamo) they would keep it beyond the end of the script (torch 2.13).
     import torch.distributed.nn.functional  # noqa: F401
 
-    _forget_meshes()  # of a group that the script destroyed
+    forget_meshes()  # of a group that the script destroyed
     _allow_connections(arguments["world_size"])
     with _reporting_a_long_wait(topology):
         dist.init_process_group(**arguments)
     del server  # torch has a store on it now
-    _Owned.pid, _Owned.group = os.getpid(), dist.group.WORLD
-    if not _Owned.is_exit_hooked:
-        # Once: atexit keeps the order of registration, and every registration after torch's import runs before
-        # torch's own hooks.
-        _Owned.is_exit_hooked = True
-        atexit.register(_end_at_exit)
+    own_group()
     if "gloo" in backend:
         # A rank may be connected to all while another is not yet. If it left now, as a short script does, the other
         # would fail with "Connection closed by peer" (torch 2.13).
@@ -190,10 +161,10 @@ def check_backend(backend: str) -> None:
 
 
 def adopt_group(topology: Topology, *, device_type: str, options: Mapping[str, Any]) -> tuple[Topology, str]:
-    """Take over the default group that stands already, and return the topology it tells and its `backend_of_group`.
+    """Adopt the existing default group; return its topology and its `backend_of_group`.
 
     Raises:
-        StateError: If the group contradicts what is asked now.
+        StateError: If the group contradicts `options`.
     """
     backend = backend_of_group(device_type)
     asked = options.get("backend")
@@ -228,45 +199,6 @@ def is_group_on(asked: str, backend: str | None) -> bool:
     return asked == backend or (
         is_group_up() and set(asked.split(",")) <= set(dist.get_backend_config().split(","))
     )
-
-
-def end_owned_group() -> None:
-    """Destroy the default group if accel set it up in this process; do nothing otherwise.
-
-    Never waits for other ranks.
-    """
-    if is_group_owned():
-        leave_group()
-
-
-def leave_group() -> None:
-    """Destroy the default group, whoever set it up."""
-    _Owned.pid = _Owned.group = None
-    dist.destroy_process_group()
-    _forget_meshes()
-
-
-def _forget_meshes() -> None:
-    """Let torch forget what it keeps by mesh: placements computed for operations on `DTensor`s, and flattened meshes.
-
-    The groups of these meshes are gone, and torch takes them for equal to later ones over the same ranks.
-    """
-    if "torch.distributed.device_mesh" in sys.modules:
-        from torch.distributed.device_mesh import _mesh_resources
-
-        # In torch 2.13 each mesh keeps its own. Delete this when we require that release.
-        for name in ("child_to_root_mapping", "root_to_flatten_mapping", "flatten_name_to_root_dims"):
-            getattr(_mesh_resources, name, {}).clear()
-    if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import DTensor, _redistribute, debug
-
-        # The second is for torch before 2.13. Delete it when we require that release.
-        clear: Any = getattr(debug, "_clear_sharding_prop_cache", None)
-        clear = clear or DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear
-        clear()
-        # These hold placements that were computed, which may not be mixed with others: an embedding that is cut by
-        # rows keeps the mask of its inputs in them.
-        _redistribute._gen_transform_infos.cache_clear()
 
 
 def _init_method(topology: Topology) -> str:
@@ -326,64 +258,3 @@ def single_node(topology: Topology, *, rank: int, world_size: int) -> Topology:
         num_nodes=1,
         source="process_group",
     )
-
-
-def _end_at_exit() -> None:
-    """End the group's threads before the interpreter ends.
-
-    A thread of gloo that then still has to release a tensor, or runs a callback, would end the process with
-    ``terminate called without an active exception`` (seen with torch 2.13).
-    """
-    _wait_for_callbacks()
-    failure = _uncaught_error()
-    if failure is None or not is_group_owned():
-        end_owned_group()
-    else:
-        _end_after_failure(failure)
-
-
-def _wait_for_callbacks() -> None:
-    """Wait until no thread outside Python's own, such as one of gloo, runs Python code; five seconds at most."""
-    deadline = time.monotonic() + _CALLBACK_WAIT_S
-    time.sleep(_RELEASE_S)  # lets these threads have the interpreter, to release what they hold
-    while time.monotonic() < deadline:
-        own = {
-            thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)
-        }
-        others = sys._current_frames().keys() - own
-        if len(others) <= _thread._count() + 1 - len(own):  # the script started these, by `_thread`
-            return
-        time.sleep(0.001)
-
-
-def _uncaught_error() -> BaseException | None:
-    """Return the error that ends the script; None at a regular end, also that of an interactive session."""
-    ipython = sys.modules.get("IPython")
-    is_interactive = hasattr(sys, "ps1") or (ipython is not None and ipython.get_ipython() is not None)
-    return None if is_interactive else getattr(sys, "last_value", None)
-
-
-def _end_after_failure(failure: BaseException) -> None:
-    """End the group after an uncaught exception, without waiting long for ranks that wait for this one.
-
-    A collective may be under way here that no other rank will ever join, while the others wait for this rank
-    in another one; the group's timeout, half an hour by default, would have to pass.
-    """
-    group = dist.group.WORLD if "nccl" in dist.get_backend_config() else None
-
-    def end() -> None:
-        if group is not None:
-            group.abort()
-        leave_group()
-
-    ending = threading.Thread(target=end, name="end-process-group", daemon=True)
-    ending.start()
-    ending.join(timeout=_FAILURE_WAIT_S)
-    if ending.is_alive():
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if isinstance(failure, KeyboardInterrupt):
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
-        os._exit(1)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from accel_state import process_control
 from accel_state.enums import DistributedType
-from accel_state.process_group import leave_group
+from accel_state.group_exit import leave_group
 from accel_state.runtime import Runtime, current_runtime
 from accel_state.splitting import split_between_processes
 

@@ -112,7 +112,7 @@ def reset_runtime(*, keep_process_group: bool = False) -> None:
         keep_process_group: Leave the process group standing, for the next `PartialState` to take over.
             Otherwise the group is destroyed if accel set it up; one that the user set up is never touched.
     """
-    from accel_state.process_group import end_owned_group
+    from accel_state.group_exit import end_owned_group
 
     _Current.runtime = None
     _Current.training.clear()

@@ -22,7 +22,7 @@ from accel_ops.agreement.exchange import is_debugging
 from accel_ops.transport import Transport
 from accel_state.arrival import begin_new_era
 from accel_state.errors import StateError
-from accel_state.process_group import leave_group
+from accel_state.group_exit import leave_group
 
 Outcome = Literal["finished", "out of memory", "interrupted"]
 

@@ -1,0 +1,143 @@
+"""Leaves the process group that accel set up in order, however the script ends."""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+_FAILURE_WAIT_S = 5.0
+_CALLBACK_WAIT_S = 5.0
+_RELEASE_S = 0.02
+
+
+class _Owned:
+    """The default group that accel set up, and in which process; a forked child does not own its parent's."""
+
+    pid: int | None = None
+    group: dist.ProcessGroup | None = None
+    is_exit_hooked: bool = False
+
+
+def own_group() -> None:
+    """Record that accel set up the default group, which ends with this process at the latest."""
+    _Owned.pid, _Owned.group = os.getpid(), dist.group.WORLD
+    if not _Owned.is_exit_hooked:
+        # Once: atexit keeps the order of registration, and every registration after torch's import runs before
+        # torch's own hooks.
+        _Owned.is_exit_hooked = True
+        atexit.register(_end_at_exit)
+
+
+def is_group_owned() -> bool:
+    """Whether accel set up the default group in this process."""
+    return _Owned.group is not None and _Owned.pid == os.getpid() and dist.group.WORLD is _Owned.group
+
+
+def end_owned_group() -> None:
+    """Destroy the default group if accel set it up in this process; do nothing otherwise.
+
+    Never waits for other ranks.
+    """
+    if is_group_owned():
+        leave_group()
+
+
+def leave_group() -> None:
+    """Destroy the default group, whoever set it up."""
+    _Owned.pid = _Owned.group = None
+    dist.destroy_process_group()
+    forget_meshes()
+
+
+def forget_meshes() -> None:
+    """Clear what torch caches by mesh: flattened meshes, and placements computed for operations on `DTensor`s.
+
+    The groups of these meshes are destroyed, but torch compares meshes by their ranks: a second run in this process
+    would use the groups of the first.
+    """
+    if "torch.distributed.device_mesh" in sys.modules:
+        from torch.distributed.device_mesh import _mesh_resources
+
+        # In torch 2.13 each mesh keeps its own. Delete this when we require that release.
+        for name in ("child_to_root_mapping", "root_to_flatten_mapping", "flatten_name_to_root_dims"):
+            getattr(_mesh_resources, name, {}).clear()
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import DTensor, _redistribute, debug
+
+        # The second is for torch before 2.13. Delete it when we require that release.
+        clear: Any = getattr(debug, "_clear_sharding_prop_cache", None)
+        clear = clear or DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear
+        clear()
+        # These hold computed placements, which are stateful: that of an embedding sharded by rows has the mask of
+        # its inputs.
+        _redistribute._gen_transform_infos.cache_clear()
+
+
+def _end_at_exit() -> None:
+    """End the group's threads before the interpreter ends.
+
+    A gloo thread that has a tensor to release or a callback to run after that would end the process with
+    ``terminate called without an active exception`` (seen with torch 2.13).
+    """
+    _wait_for_callbacks()
+    failure = _uncaught_error()
+    if failure is None or not is_group_owned():
+        end_owned_group()
+    else:
+        _end_after_failure(failure)
+
+
+def _wait_for_callbacks() -> None:
+    """Wait until no thread outside Python's own, such as one of gloo, runs Python code; five seconds at most."""
+    deadline = time.monotonic() + _CALLBACK_WAIT_S
+    time.sleep(_RELEASE_S)  # these threads get the interpreter, and release what they have
+    while time.monotonic() < deadline:
+        known = {
+            thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)
+        }
+        others = sys._current_frames().keys() - known
+        if len(others) <= _thread._count() + 1 - len(known):  # the script started these, by `_thread`
+            return
+        time.sleep(0.001)
+
+
+def _uncaught_error() -> BaseException | None:
+    """Return the error that ends the script; None at a regular end, also that of an interactive session."""
+    ipython = sys.modules.get("IPython")
+    is_interactive = hasattr(sys, "ps1") or (ipython is not None and ipython.get_ipython() is not None)
+    return None if is_interactive else getattr(sys, "last_value", None)
+
+
+def _end_after_failure(failure: BaseException) -> None:
+    """End the group after an uncaught exception, without a long wait for ranks that wait for this one.
+
+    A collective may be under way here that no other rank will ever join, while the others wait for this rank
+    in another one; the group's timeout, half an hour by default, would have to pass.
+    """
+    group = dist.group.WORLD if "nccl" in dist.get_backend_config() else None
+
+    def end() -> None:
+        if group is not None:
+            group.abort()
+        leave_group()
+
+    ending = threading.Thread(target=end, name="end-process-group", daemon=True)
+    ending.start()
+    ending.join(timeout=_FAILURE_WAIT_S)
+    if ending.is_alive():
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if isinstance(failure, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        os._exit(1)
