@@ -14,6 +14,8 @@ from accel_state.errors import ConfigError
 class Plugin(Protocol):
     """What a parser uses of the `MegatronLMPlugin`."""
 
+    encoder_seq_length: int | None
+    decoder_seq_length: int | None
     megatron_lm_default_args: dict[str, Any]
 
 
