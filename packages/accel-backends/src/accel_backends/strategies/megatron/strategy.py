@@ -291,9 +291,7 @@ class MegatronStrategy(TorchStrategy):
             ConfigError: If ``loss_fn`` returns anything but the loss of the model, or items are counted.
         """
         if not isinstance(model, MegatronEngine):
-            raise ConfigError(
-                f"The {type(model).__name__} was not prepared. Pass what `accelerator.prepare` returned."
-            )
+            raise ConfigError(f"The {type(model).__name__} was not prepared. Pass what `prepare` returned.")
         if num_items is not None:
             _refuse_weights()
         with model.weighted(weight / num_steps):
