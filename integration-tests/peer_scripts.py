@@ -19,6 +19,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import peer_images
 import peer_sources
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `tools`, if this is run by hand
@@ -108,21 +109,30 @@ BY_EPOCH = (
     ("--resume_from_checkpoint=states/epoch_0",),
 )
 BY_STEP = (("--checkpointing_steps=1", "--output_dir=states"), ("--resume_from_checkpoint=states/step_2",))
+PETS = "--data_dir=pets"
 ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "automatic_gradient_accumulation": ((),),
     "checkpointing": BY_EPOCH,
+    "cross_validation": ((),),
     "ddp_comm_hook": (("--ddp_comm_hook=fp16",),),
     "early_stopping": ((),),
     "gradient_accumulation": (("--gradient_accumulation_steps=2",),),
+    "gradient_accumulation_for_autoregressive_models": (("--gradient_accumulation_steps=2",),),
     "local_sgd": (("--local_sgd_steps=2",),),
     "memory": ((),),
     "multi_process_metrics": ((),),
     "profiler": (("--cpu",),),
+    "schedule_free": ((),),
     "tracking": (("--with_tracking",),),
 }
 EXAMPLES = (
     *(Run(f"by_feature/{name}.py", n, words) for name, words in ARGUMENTS.items() for n in (1, 2)),
     *(Run("by_feature/checkpointing.py", n, BY_STEP) for n in (1, 2)),
+    *(Run("nlp_example.py", n) for n in (1, 2)),
+    *(Run("complete_nlp_example.py", n, words) for words in (BY_EPOCH, BY_STEP) for n in (1, 2)),
+    *(Run("cv_example.py", n, ((PETS,),)) for n in (1, 2)),
+    *(Run("complete_cv_example.py", n, tuple((PETS, *words) for words in BY_EPOCH)) for n in (1, 2)),
+    *(Run("inference/distributed/phi2.py", n) for n in (1, 2)),
 )
 REASONS = {
     "test_script.py": (
@@ -145,7 +155,9 @@ RESUMED = (
 )
 REASONS["test_script.py by debug_launcher"] = REASONS["test_script.py"]
 for state in ("epoch_0", "step_2"):
-    REASONS[f"by_feature/checkpointing.py --resume_from_checkpoint=states/{state}"] = RESUMED
+    for script in ("by_feature/checkpointing.py", "complete_nlp_example.py"):
+        REASONS[f"{script} --resume_from_checkpoint=states/{state}"] = RESUMED
+REASONS[f"complete_cv_example.py {PETS} --resume_from_checkpoint=states/epoch_0"] = RESUMED
 
 
 def environment(run: Run, folder: str, *, accel: bool) -> dict[str, str]:
@@ -172,6 +184,8 @@ def outcome(run: Run, scripts: Path, *, accel: bool) -> Outcome:
     fork_server()
     os.environ["PYTHONPATH"] = str(DROP_IN if accel else PEER)
     with tempfile.TemporaryDirectory() as folder:
+        if PETS in run.arguments[0]:
+            peer_images.write_images(Path(folder, "pets"))
         for arguments in run.arguments:
             try:
                 ended = run_script(

@@ -13,13 +13,16 @@ from types import ModuleType
 from typing import Any
 
 import datasets
+import peer_images
 import tokenizers
+import torch
 import transformers
 from torch.utils.data import DataLoader
 
 WORDS = tuple(f"{first}{last}" for first in "bcdfg" for last in ("at", "en", "ill", "oud", "urt"))
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 MAX_LENGTH = 24
+EVAL_BATCH_SIZE = 32  # by which scripts repeat a loss that they gather
 NUM_ROWS = {"train": 44, "validation": 19, "test": 19}
 
 
@@ -102,6 +105,24 @@ def mocked_dataloaders(accelerator: Any, batch_size: int = 16) -> tuple[DataLoad
     )
 
 
+def mocked_dataloaders_for_autoregressive_models(
+    accelerator: Any, batch_size: int = 16
+) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Stand in for the function of this name: texts of several lengths, each token of which predicts the next."""
+    words, parts = tokenizer(), data_set()
+
+    def collate(batch: Sequence[Mapping[str, Any]]) -> Mapping[str, torch.Tensor]:
+        found = words([row["sentence1"] for row in batch], padding=True, return_tensors="pt")
+        tokens, mask = found["input_ids"], found["attention_mask"]
+        labels = tokens[:, 1:].masked_fill(mask[:, 1:] == 0, -100)
+        return {"input_ids": tokens[:, :-1], "attention_mask": mask[:, :-1], "labels": labels}
+
+    return (
+        DataLoader(parts["train"], collate_fn=collate, batch_size=batch_size),
+        DataLoader(parts["validation"], collate_fn=collate, batch_size=EVAL_BATCH_SIZE),
+    )
+
+
 class Metric:
     """Stands in for what `evaluate.load` returns: accuracy, and F1 of label 1."""
 
@@ -150,4 +171,8 @@ def install() -> None:
     sys.modules["evaluate"] = evaluate
     import accelerate.test_utils.training
 
-    accelerate.test_utils.training.mocked_dataloaders = mocked_dataloaders
+    training = accelerate.test_utils.training
+    training.mocked_dataloaders = mocked_dataloaders
+    training.mocked_dataloaders_for_autoregressive_models = mocked_dataloaders_for_autoregressive_models
+    torch.manual_seed(0)  # for models that scripts make without a seed
+    peer_images.install()

@@ -34,10 +34,9 @@ def test_no_name_of_the_interface_is_lost(capsys):
 
 
 LEFT_OUT = {
-    "MegatronLMPlugin.set_": "fills the arguments of Megatron-LM's own parser, which are not used here",
+    "MegatronLMPlugin.set_scheduler_args": "a schedule is made from its `MegatronLMDummyScheduler` and the plugin",
+    "MegatronLMPlugin.set_tensorboard_logging_options": "reads the parser of Megatron-LM's own training script",
     "accel.utils.megatron_lm:": "a step of Accelerate's own engine for Megatron-LM; this one is built differently",
-    "prepare_sagemager_args_inputs": "`accel launch` submits a job with arguments of its own",
-    "sagemaker_launcher": "`accel launch` submits a job with arguments of its own",
 }
 """Why names do not resolve, by a part of them."""
 
@@ -56,6 +55,7 @@ REFUSES_DEFAULTS = {
 def test_what_does_not_resolve_has_a_reason():
     missing = set(NAMES.read_text().split()) - set(RESOLVED.read_text().split())
     unexplained = sorted(name for name in missing if not any(part in name for part in LEFT_OUT))
+    assert len(missing) <= 10
     assert not unexplained, f"give a reason in LEFT_OUT for: {', '.join(unexplained[:10])}"
 
 

@@ -35,6 +35,17 @@ if TYPE_CHECKING:
     from accel_backends.plugins.dynamo import TorchDynamoPlugin as TorchDynamoPlugin
     from accel_backends.plugins.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
     from accel_backends.plugins.megatron import MegatronLMPlugin as MegatronLMPlugin
+    from accel_backends.plugins.megatron_parsers import (
+        MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS,
+    )
+    from accel_backends.plugins.megatron_parsers import (
+        add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
+    )
+    from accel_backends.plugins.megatron_parsers import parse_bert_config as parse_bert_config
+    from accel_backends.plugins.megatron_parsers import parse_glm4_moe_config as parse_glm4_moe_config
+    from accel_backends.plugins.megatron_parsers import parse_gpt2_config as parse_gpt2_config
+    from accel_backends.plugins.megatron_parsers import parse_llama_config as parse_llama_config
+    from accel_backends.plugins.megatron_parsers import parse_t5_config as parse_t5_config
     from accel_backends.plugins.ram_efficient_loading import (
         disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading,
     )
@@ -99,17 +110,6 @@ if TYPE_CHECKING:
         MegatronLMDummyDataLoader as MegatronLMDummyDataLoader,
     )
     from accel_backends.strategies.megatron.engine import MegatronEngine as MegatronEngine
-    from accel_backends.strategies.megatron.parsers import (
-        MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS,
-    )
-    from accel_backends.strategies.megatron.parsers import (
-        add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
-    )
-    from accel_backends.strategies.megatron.parsers import parse_bert_config as parse_bert_config
-    from accel_backends.strategies.megatron.parsers import parse_glm4_moe_config as parse_glm4_moe_config
-    from accel_backends.strategies.megatron.parsers import parse_gpt2_config as parse_gpt2_config
-    from accel_backends.strategies.megatron.parsers import parse_llama_config as parse_llama_config
-    from accel_backends.strategies.megatron.parsers import parse_t5_config as parse_t5_config
     from accel_backends.strategies.megatron.train_steps import AbstractTrainStep as AbstractTrainStep
     from accel_backends.strategies.megatron.train_steps import BertTrainStep as BertTrainStep
     from accel_backends.strategies.megatron.train_steps import GPTTrainStep as GPTTrainStep
@@ -153,13 +153,13 @@ __getattr__, __dir__, __all__ = attach(
         "MegatronLMOptimizerWrapper": "accel_backends.strategies.megatron.wrappers",
         "MegatronLMSchedulerWrapper": "accel_backends.strategies.megatron.wrappers",
         "MegatronLMPlugin": "accel_backends.plugins.megatron",
-        "MODEL_CONFIGS_TO_MEGATRON_PARSERS": "accel_backends.strategies.megatron.parsers",
-        "add_model_config_to_megatron_parser": "accel_backends.strategies.megatron.parsers",
-        "parse_bert_config": "accel_backends.strategies.megatron.parsers",
-        "parse_glm4_moe_config": "accel_backends.strategies.megatron.parsers",
-        "parse_gpt2_config": "accel_backends.strategies.megatron.parsers",
-        "parse_llama_config": "accel_backends.strategies.megatron.parsers",
-        "parse_t5_config": "accel_backends.strategies.megatron.parsers",
+        "MODEL_CONFIGS_TO_MEGATRON_PARSERS": "accel_backends.plugins.megatron_parsers",
+        "add_model_config_to_megatron_parser": "accel_backends.plugins.megatron_parsers",
+        "parse_bert_config": "accel_backends.plugins.megatron_parsers",
+        "parse_glm4_moe_config": "accel_backends.plugins.megatron_parsers",
+        "parse_gpt2_config": "accel_backends.plugins.megatron_parsers",
+        "parse_llama_config": "accel_backends.plugins.megatron_parsers",
+        "parse_t5_config": "accel_backends.plugins.megatron_parsers",
         "avg_losses_across_data_parallel_group": "accel_backends.strategies.megatron.data_ranks",
         "gather_across_data_parallel_groups": "accel_backends.strategies.megatron.data_ranks",
         "AORecipeKwargs": "accel_backends.handlers.fp8",

@@ -13,9 +13,13 @@ if TYPE_CHECKING:
     from accel_launch.commands.launch_kinds import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
     from accel_launch.commands.launch_kinds import prepare_multi_gpu_env as prepare_multi_gpu_env
     from accel_launch.commands.launch_kinds import (
+        prepare_sagemager_args_inputs as prepare_sagemager_args_inputs,
+    )
+    from accel_launch.commands.launch_kinds import (
         prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env,
     )
     from accel_launch.commands.launch_kinds import prepare_tpu as prepare_tpu
+    from accel_launch.commands.launch_kinds import sagemaker_launcher as sagemaker_launcher
     from accel_launch.commands.launch_kinds import simple_launcher as simple_launcher
     from accel_launch.commands.launch_kinds import tpu_launcher as tpu_launcher
     from accel_launch.commands.launch_kinds import tpu_pod_launcher as tpu_pod_launcher
@@ -90,8 +94,10 @@ __getattr__, __dir__, __all__ = attach(
         "notebook_launcher": "accel_launch.notebook",
         "prepare_deepspeed_cmd_env": "accel_launch.commands.launch_kinds",
         "prepare_multi_gpu_env": "accel_launch.commands.launch_kinds",
+        "prepare_sagemager_args_inputs": "accel_launch.commands.launch_kinds",
         "prepare_simple_launcher_cmd_env": "accel_launch.commands.launch_kinds",
         "prepare_tpu": "accel_launch.commands.launch_kinds",
+        "sagemaker_launcher": "accel_launch.commands.launch_kinds",
         "simple_launcher": "accel_launch.commands.launch_kinds",
         "test_launch": "accel_launch.notebook",
         "to_fsdp2_command": "accel_launch.commands.parsing",

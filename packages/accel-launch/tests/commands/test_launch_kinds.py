@@ -5,14 +5,18 @@ import pytest
 from accel_launch.commands.launch_kinds import (
     prepare_deepspeed_cmd_env,
     prepare_multi_gpu_env,
+    prepare_sagemager_args_inputs,
     prepare_simple_launcher_cmd_env,
     prepare_tpu,
+    sagemaker_launcher,
     simple_launcher,
     tpu_launcher,
     tpu_pod_launcher,
     validate_launch_command,
 )
 from accel_launch.commands.parsing import launch_command_parser
+from accel_launch.config.objects import SageMakerConfig
+from accel_state.enums import ComputeEnvironment, SageMakerDistributedType
 from accel_state.errors import ConfigError
 
 SEVERAL = ["--num_machines", "2", "--num_processes", "4", "--deepspeed_hostfile", "hosts"]
@@ -110,3 +114,45 @@ def test_arguments_are_completed_by_the_config_file(monkeypatch, tmp_path):
 
 def test_without_a_config_file_there_is_none(monkeypatch, tmp_path):
     assert prepared(monkeypatch, tmp_path, "--cpu", prepare=validate_launch_command)[1:] == (None, False)
+
+
+def sagemaker_config(**settings):
+    return SageMakerConfig(
+        compute_environment=ComputeEnvironment.AMAZON_SAGEMAKER,
+        distributed_type=SageMakerDistributedType.NO,
+        mixed_precision="bf16",
+        use_cpu=False,
+        debug=False,
+        ec2_instance_type="ml.p3.2xlarge",
+        iam_role_name="role",
+        image_uri="me/image:1",
+        **settings,
+    )
+
+
+def test_a_job_on_sagemaker_is_what_its_estimator_gets(monkeypatch, tmp_path):
+    (tmp_path / "inputs.tsv").write_text("train\ts3://bucket/train\n")
+    config = sagemaker_config(
+        num_machines=2, sagemaker_inputs_file="inputs.tsv", additional_args={"max_run": 3}
+    )
+    estimator, inputs = prepared(
+        monkeypatch, tmp_path, prepare=lambda args: prepare_sagemager_args_inputs(config, args)
+    )
+    assert inputs == {"train": "s3://bucket/train"}
+    assert (estimator["entry_point"], estimator["hyperparameters"]) == ("train.py", {"lr": 1})
+    assert (estimator["instance_count"], estimator["role"], estimator["max_run"]) == (2, "role", 3)
+    assert estimator["environment"]["ACCELERATE_MIXED_PRECISION"] == "bf16"
+
+
+def test_a_job_without_inputs_has_none(monkeypatch, tmp_path):
+    prepare = lambda args: prepare_sagemager_args_inputs(sagemaker_config(), args)
+    assert prepared(monkeypatch, tmp_path, prepare=prepare)[1] is None
+
+
+def test_a_job_on_sagemaker_is_submitted(monkeypatch, tmp_path):
+    submitted = []
+    monkeypatch.setattr(
+        "accel_launch.launchers.sagemaker.submit", lambda job, credentials: submitted.append(job) or 0
+    )
+    prepared(monkeypatch, tmp_path, prepare=lambda args: sagemaker_launcher(sagemaker_config(), args))
+    assert [job["estimator"]["entry_point"] for job in submitted] == ["train.py"]

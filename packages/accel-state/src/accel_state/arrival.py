@@ -130,7 +130,7 @@ def _divergence(places: Sequence[str]) -> str:
         return ""
     return (
         "\nThe operation before was already called from different places, as happens when one of the calls is "
-        f"under a condition such as `if accelerator.is_main_process`:\n{by_process(places)}"
+        f"under a condition such as `if accelerator.is_main_process` or `if rank == 0`:\n{by_process(places)}"
     )
 
 

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from accel_state.enums import DistributedType
 from accel_state.environment import door, find_setting
 from accel_state.environment.settings import SETTINGS
-from accel_state.errors import ConfigError
+from accel_state.errors import ConfigError, UnknownNameError
 from accel_state.mesh_layout import MeshLayout
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from accel_state.topology import Topology
 
 _PREFIX = "megatron_lm_"
@@ -120,7 +123,7 @@ class MegatronLMPlugin:
 
     Attributes:
         megatron_lm_default_args: What is known of the model, by the names of Megatron-LM's arguments: a parser of
-            `MODEL_CONFIGS_TO_MEGATRON_PARSERS` fills it when a model is prepared.
+            `MODEL_CONFIGS_TO_MEGATRON_PARSERS` fills it when a model is prepared. The methods ``set_*`` fill it before.
         micro_batch_size: Rows of a micro-batch, known when loaders are prepared.
         global_batch_size: Rows of a step on all ranks, known likewise.
 
@@ -216,6 +219,50 @@ class MegatronLMPlugin:
         if self.micro_batch_size is None or self.num_data_ranks is None:
             return None
         return self.micro_batch_size * self.num_micro_batches * self.num_data_ranks
+
+    def set_network_size_args(self, model: nn.Module, batch_data: Any = None) -> None:
+        """Fill `megatron_lm_default_args` from the config of a model, with the parser of its type.
+
+        Raises:
+            UnknownNameError: If there is none for its type.
+            ConfigError: If the model has no config.
+        """
+        from accel_backends.plugins.megatron_parsers import MODEL_CONFIGS_TO_MEGATRON_PARSERS as PARSERS
+
+        model_type = getattr(getattr(model, "config", None), "model_type", None)
+        if model_type is None:
+            raise ConfigError(
+                f"The {type(model).__name__} has no `config.model_type`, from which Megatron-LM makes a model of its "
+                "own. Prepare a model of transformers, or set `custom_model_provider_function` of the "
+                "MegatronLMPlugin and give the model a config."
+            )
+        if model_type not in PARSERS:
+            raise UnknownNameError.of("model type for Megatron-LM", model_type, PARSERS)
+        PARSERS[model_type](self, model, batch_data)
+
+    def set_optimizer_type(self, optimizer: torch.optim.Optimizer) -> None:
+        """Fill `megatron_lm_default_args` from an optimizer.
+
+        Raises:
+            ConfigError: If Megatron-LM has none like it.
+        """
+        from accel_backends.plugins.megatron_parsers import optimizer_settings
+
+        self.megatron_lm_default_args.update(optimizer_settings(optimizer))
+
+    def set_training_args(self, micro_batch_size: int, dp_degree: int) -> None:
+        """Set the sizes of batches, and fill `megatron_lm_default_args` with them."""
+        self.micro_batch_size, self.num_data_ranks = micro_batch_size, dp_degree
+        self.megatron_lm_default_args.update(
+            data_parallel_size=dp_degree,
+            micro_batch_size=micro_batch_size,
+            global_batch_size=self.global_batch_size,
+        )
+
+    def set_mixed_precision(self, mixed_precision: str) -> None:
+        """Fill `megatron_lm_default_args` with a precision of 16 bits; training has that of the Accelerator."""
+        if mixed_precision in ("fp16", "bf16"):
+            self.megatron_lm_default_args[mixed_precision] = True
 
     def default_layout(self, topology: Topology) -> MeshLayout:
         """Return how the ranks are arranged where no `ParallelismConfig` says it.

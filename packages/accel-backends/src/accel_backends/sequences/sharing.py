@@ -60,7 +60,7 @@ class SequenceSharing:
         if self._batches and self._batches[-1].parts is not None:
             raise StateError(
                 f"A module inside of a model was called where sequences are shared (`{self.setting}`), and nobody "
-                "knows which tokens it was given. Call the model that `accelerator.prepare` returned."
+                "knows which tokens it was given. Call the model that `prepare` returned."
             )
         return self._batches[-1].tokens if self._batches else None
 

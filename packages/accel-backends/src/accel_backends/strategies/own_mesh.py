@@ -46,12 +46,12 @@ def check_own_mesh(model: nn.Module, layout: MeshLayout, *, strategy: str, shard
             raise ConfigError(
                 f"{spread}: the {size} ranks of `{axis}` must read the same batches. This run gives each of "
                 f"{layout.num_data_ranks} ranks batches of its own. {advice}, or load the model whole, without "
-                "`tp_plan`, `device_mesh` or such sizes in `DistributedConfig`, and let `accelerator.prepare` shard it."
+                "`tp_plan`, `device_mesh` or such sizes in `DistributedConfig`, and let `prepare` shard it."
             )
     if num_data_ranks != layout.num_data_ranks:
         raise ConfigError(
             f"{spread}, but in this run {layout.num_data_ranks} ranks read batches of their own, whose gradients "
-            "it would not average. Let its mesh have them all, or load it whole and let `accelerator.prepare` shard it."
+            "it would not average. Let its mesh have them all, or load it whole and let `prepare` shard it."
         )
     if not shards_parameters:
         raise ConfigError(

@@ -49,7 +49,8 @@ from accel_state.parallelism_handlers import PipelineParallelConfig
 
 _ADVICE = (
     "Under pipeline parallelism each process has a part of the model only, and micro-batches pass through all of them "
-    "at once. Call `accelerator.forward_backward(model, batch, loss_fn)`; `loss_fn(model, batch)` returns the loss."
+    "at once. Call `forward_backward(model, batch, loss_fn)` of the Accelerator or the strategy; "
+    "`loss_fn(model, batch)` returns the loss."
 )
 _NOTHING = nullcontext()
 
@@ -235,9 +236,7 @@ class PipelineStrategy(FullyShardedStrategy):
         """
         pipeline = self._pipelines.get(model)
         if pipeline is None:
-            raise ConfigError(
-                f"The {type(model).__name__} was not prepared. Pass what `accelerator.prepare` returned."
-            )
+            raise ConfigError(f"The {type(model).__name__} was not prepared. Pass what `prepare` returned.")
         number = self._part_of_sequence()
         drawing = _NOTHING if number is None else own_random_numbers(number, self.context.device)
         if not torch.is_grad_enabled():

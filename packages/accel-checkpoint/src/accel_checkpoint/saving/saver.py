@@ -99,7 +99,7 @@ class Saver:
         if missing and needs_all:
             raise CheckpointError(
                 f"{ranks}. Every rank must call it, since the model is sharded: move it out of "
-                "`if accelerator.is_main_process`. If a rank has failed, see its output."
+                "`if accelerator.is_main_process` or `if rank == 0`. If a rank has failed, see its output."
             )
         return token, number, ranks if missing else ""
 

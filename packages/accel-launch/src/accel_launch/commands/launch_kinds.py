@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from accel_launch.commands.launch import plan_of, request_of
 from accel_launch.commands.parsing import launch_command
 from accel_launch.config.objects import ClusterConfig, SageMakerConfig, load_config_from_file
 from accel_launch.launchers.selection import select_launcher
 from accel_launch.launchers.tpu import xla_variables
+from accel_launch.sagemaker.job import job_of
 from accel_state.environment import snapshot
 
 
@@ -122,3 +128,35 @@ def tpu_pod_launcher(args: argparse.Namespace) -> None:
     """Launch on all machines of a TPU pod, and wait for the end; see `simple_launcher`."""
     args.tpu = args.tpu_cluster = True
     launch_command(args)
+
+
+def prepare_sagemager_args_inputs(
+    sagemaker_config: SageMakerConfig, args: argparse.Namespace
+) -> tuple[dict[str, Any], dict[str, str] | None]:
+    """Return the arguments of Amazon's estimator, and the inputs of its `fit` by channel; nothing is submitted.
+
+    Args:
+        sagemaker_config: Stands in for the config file.
+        args: What `launch_command_parser` has parsed.
+
+    Raises:
+        ConfigError: If a setting is missing, or SageMaker does not support it.
+    """
+    with _config_file(sagemaker_config, args) as with_file:
+        job = job_of(request_of(with_file))
+    return job["estimator"], job["fit"].get("inputs")
+
+
+def sagemaker_launcher(sagemaker_config: SageMakerConfig, args: argparse.Namespace) -> None:
+    """Run a job on SageMaker, and wait for its end; see `simple_launcher` and `prepare_sagemager_args_inputs`."""
+    with _config_file(sagemaker_config, args) as with_file:
+        launch_command(with_file)
+
+
+@contextmanager
+def _config_file(config: SageMakerConfig, args: argparse.Namespace) -> Iterator[argparse.Namespace]:
+    """Yield the arguments with ``config`` as their config file."""
+    with tempfile.TemporaryDirectory(prefix="accel-sagemaker-") as folder:
+        file = str(Path(folder, "config.yaml"))
+        config.to_yaml_file(file)
+        yield argparse.Namespace(**{**vars(args), "config_file": file})

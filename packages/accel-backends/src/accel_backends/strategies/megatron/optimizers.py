@@ -89,42 +89,6 @@ def make_optimizer(
     return optimizer
 
 
-def optimizer_settings(client: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the settings of an optimizer of torch's, by the names of megatron-core's.
-
-    Its parameter groups may differ in their weight decay: Megatron-LM lets all but biases and other vectors decay.
-
-    Raises:
-        ConfigError: If it is neither Adam, AdamW nor SGD, or its groups differ otherwise.
-    """
-    name = type(client).__name__
-    if name not in ("Adam", "AdamW", "SGD"):
-        raise ConfigError(
-            f"Megatron-LM has no optimizer like {name}. Prepare a `torch.optim.AdamW`, `Adam` or `SGD`, of which "
-            "megatron-core makes its own."
-        )
-    rates = {float(group["lr"]) for group in client.param_groups}
-    if len(rates) > 1:
-        raise ConfigError(
-            f"The parameter groups of the {name} have different learning rates: {', '.join(map(str, sorted(rates)))}. "
-            "Use one, with `scale_lr_cond` and `lr_mult` of the MegatronLMPlugin."
-        )
-    decay = max(float(group["weight_decay"]) for group in client.param_groups)
-    first = client.param_groups[0]
-    common = {"lr": rates.pop(), "weight_decay": decay}
-    if name == "SGD":
-        return {**common, "optimizer": "sgd", "sgd_momentum": first["momentum"]}
-    beta_1, beta_2 = first["betas"]
-    return {
-        **common,
-        "optimizer": "adam",
-        "adam_beta1": beta_1,
-        "adam_beta2": beta_2,
-        "adam_eps": first["eps"],
-        "decoupled_weight_decay": name == "AdamW",
-    }
-
-
 def make_scheduler(
     dummy: MegatronLMDummyScheduler, optimizer: Any, plugin: MegatronLMPlugin, settings: Mapping[str, Any]
 ) -> Any:

@@ -15,6 +15,7 @@ from torch import nn
 from accel_backends.handlers.grad_scaler import GradScalerKwargs
 from accel_backends.own_group import ensure_group
 from accel_backends.plugins.megatron import MegatronLMPlugin
+from accel_backends.plugins.megatron_parsers import optimizer_settings
 from accel_backends.strategies.bundle import Bundle, InTurn, Placement
 from accel_backends.strategies.bundle_builder import register_kind
 from accel_backends.strategies.context import StrategyContext
@@ -28,11 +29,9 @@ from accel_backends.strategies.megatron.optimizers import (
     in_format,
     make_optimizer,
     make_scheduler,
-    optimizer_settings,
     with_reduction,
 )
 from accel_backends.strategies.megatron.packages import check_device, core
-from accel_backends.strategies.megatron.parsers import parse_model
 from accel_backends.strategies.megatron.run_view import RunView
 from accel_backends.strategies.megatron.states import bare_parts, model_state, optimizer_state
 from accel_backends.strategies.megatron.train_steps import TRAIN_STEPS
@@ -212,7 +211,8 @@ class MegatronStrategy(TorchStrategy):
                 f"Megatron-LM starts from random values, so those of this `{type(model).__name__}` are unused. Load a "
                 "checkpoint of Megatron-LM by `load_state`, or create the model on the meta device."
             )
-        parse_model(plugin, model)
+        plugin.megatron_lm_default_args.clear()
+        plugin.set_network_size_args(model)
         arguments = model_arguments(plugin, context.layout)
         config = transformer_config(
             arguments,
@@ -291,9 +291,7 @@ class MegatronStrategy(TorchStrategy):
             ConfigError: If ``loss_fn`` returns anything but the loss of the model, or items are counted.
         """
         if not isinstance(model, MegatronEngine):
-            raise ConfigError(
-                f"The {type(model).__name__} was not prepared. Pass what `accelerator.prepare` returned."
-            )
+            raise ConfigError(f"The {type(model).__name__} was not prepared. Pass what `prepare` returned.")
         if num_items is not None:
             _refuse_weights()
         with model.weighted(weight / num_steps):

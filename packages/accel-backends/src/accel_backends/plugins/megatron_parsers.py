@@ -1,17 +1,26 @@
-"""From the config of a model of transformers to the arguments of Megatron-LM."""
+"""From the config of a model of transformers, and from an optimizer of torch's, to the arguments of Megatron-LM."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import nn
 
-from accel_backends.plugins.megatron import MegatronLMPlugin
-from accel_state.errors import ConfigError, UnknownNameError
+from accel_state.errors import ConfigError
 
-Parser = Callable[[MegatronLMPlugin, nn.Module, Any], Any]
-"""Called with the plugin, the model and the first batch (None, since batches may differ in length)."""
+
+class Plugin(Protocol):
+    """What a parser uses of the `MegatronLMPlugin`."""
+
+    encoder_seq_length: int | None
+    decoder_seq_length: int | None
+    megatron_lm_default_args: dict[str, Any]
+
+
+Parser = Callable[[Plugin, nn.Module, Any], Any]
+"""Called with the plugin, the model and a batch (None from `prepare`, since batches may differ in length)."""
 
 MODEL_CONFIGS_TO_MEGATRON_PARSERS: dict[str, Parser] = {}
 """What fills `MegatronLMPlugin.megatron_lm_default_args`, by the ``model_type`` of a model's config."""
@@ -31,28 +40,44 @@ def add_model_config_to_megatron_parser(model_type: str) -> Callable[[Parser], P
     return add
 
 
-def parse_model(plugin: MegatronLMPlugin, model: nn.Module) -> None:
-    """Let the parser of a model's type fill the plugin.
+def optimizer_settings(client: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the settings of an optimizer of torch's, by the names of megatron-core's.
+
+    Its parameter groups may differ in their weight decay: Megatron-LM lets all but biases and other vectors decay.
 
     Raises:
-        UnknownNameError: If there is none for its type.
-        ConfigError: If the model has no config.
+        ConfigError: If it is neither Adam, AdamW nor SGD, or its groups differ otherwise.
     """
-    model_type = getattr(getattr(model, "config", None), "model_type", None)
-    if model_type is None:
+    name = type(client).__name__
+    if name not in ("Adam", "AdamW", "SGD"):
         raise ConfigError(
-            f"The {type(model).__name__} has no `config.model_type`, from which Megatron-LM makes a model of its own. "
-            "Prepare a model of transformers, or set `custom_model_provider_function` of the MegatronLMPlugin and give "
-            "the model a config."
+            f"Megatron-LM has no optimizer like {name}. Prepare a `torch.optim.AdamW`, `Adam` or `SGD`, of which "
+            "megatron-core makes its own."
         )
-    if model_type not in MODEL_CONFIGS_TO_MEGATRON_PARSERS:
-        raise UnknownNameError.of("model type for Megatron-LM", model_type, MODEL_CONFIGS_TO_MEGATRON_PARSERS)
-    plugin.megatron_lm_default_args.clear()
-    MODEL_CONFIGS_TO_MEGATRON_PARSERS[model_type](plugin, model, None)
+    rates = {float(group["lr"]) for group in client.param_groups}
+    if len(rates) > 1:
+        raise ConfigError(
+            f"The parameter groups of the {name} have different learning rates: {', '.join(map(str, sorted(rates)))}. "
+            "Use one, with `scale_lr_cond` and `lr_mult` of the MegatronLMPlugin."
+        )
+    decay = max(float(group["weight_decay"]) for group in client.param_groups)
+    first = client.param_groups[0]
+    common = {"lr": rates.pop(), "weight_decay": decay}
+    if name == "SGD":
+        return {**common, "optimizer": "sgd", "sgd_momentum": first["momentum"]}
+    beta_1, beta_2 = first["betas"]
+    return {
+        **common,
+        "optimizer": "adam",
+        "adam_beta1": beta_1,
+        "adam_beta2": beta_2,
+        "adam_eps": first["eps"],
+        "decoupled_weight_decay": name == "AdamW",
+    }
 
 
 @add_model_config_to_megatron_parser("gpt2")
-def parse_gpt2_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> None:
+def parse_gpt2_config(megatron_lm_plugin: Plugin, model: Any, batch_data: Any) -> None:
     """Fill the plugin from the config of a GPT-2."""
     config = model.config
     megatron_lm_plugin.megatron_lm_default_args.update(
@@ -72,7 +97,7 @@ def parse_gpt2_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_da
 
 
 @add_model_config_to_megatron_parser("llama")
-def parse_llama_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> None:
+def parse_llama_config(megatron_lm_plugin: Plugin, model: Any, batch_data: Any) -> None:
     """Fill the plugin from the config of a Llama."""
     config = model.config
     if config.mlp_bias or config.attention_bias:
@@ -92,7 +117,7 @@ def parse_llama_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_d
 
 
 @add_model_config_to_megatron_parser("glm4_moe")
-def parse_glm4_moe_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> None:
+def parse_glm4_moe_config(megatron_lm_plugin: Plugin, model: Any, batch_data: Any) -> None:
     """Fill the plugin from the config of a GLM-4 with experts."""
     config = model.config
     num_dense = config.first_k_dense_replace
@@ -122,7 +147,7 @@ def parse_glm4_moe_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batc
 
 
 @add_model_config_to_megatron_parser("megatron-bert")
-def parse_bert_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> None:
+def parse_bert_config(megatron_lm_plugin: Plugin, model: Any, batch_data: Any) -> None:
     """Fill the plugin from the config of a Megatron-BERT, which is trained by its masked tokens.
 
     Raises:
@@ -155,7 +180,7 @@ def parse_bert_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_da
 
 
 @add_model_config_to_megatron_parser("t5")
-def parse_t5_config(megatron_lm_plugin: MegatronLMPlugin, model: Any, batch_data: Any) -> None:
+def parse_t5_config(megatron_lm_plugin: Plugin, model: Any, batch_data: Any) -> None:
     """Fill the plugin from the config of a T5; positions are learned, as Megatron-LM's T5 has them."""
     config = model.config
     longest = config.n_positions if hasattr(config, "n_positions") else 512
