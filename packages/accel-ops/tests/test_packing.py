@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accel_ops.collectives.packing import flatten, make_buckets, rebuild
+from accel_ops.packing import Packed, flatten, rebuild
 
 
 def structure_of(data: object) -> str:
@@ -37,32 +37,32 @@ def test_keys_are_written_by_value_and_objects_by_class():
     assert structure_of({("a", Key()): rows}) != structure_of({("b", Key()): rows})
 
 
-def test_leaves_are_grouped_by_dtype_and_large_ones_are_alone():
+def test_small_leaves_of_a_dtype_are_packed_together_and_large_ones_alone():
     large = torch.ones(1 << 18)
     leaves = [torch.ones(3), torch.ones(2).int(), large, torch.ones(1), torch.zeros(3)]
-    buckets = make_buckets(leaves, lambda leaf: leaf.dtype)
-    assert [[run.positions for run in bucket.runs] for bucket in buckets] == [[[0, 4], [3]], [[1]], [[2]]]
+    assert [(flat.dtype, len(flat)) for flat in Packed(leaves).flats] == [
+        (torch.float32, 7),
+        (torch.int32, 2),
+        (torch.float32, 1 << 18),
+    ]
 
 
 def test_packed_leaves_come_back_in_memory_of_their_own():
     shapes = [(2, 3), (), (0, 2), (2, 3), ()]
     leaves = [torch.randint(9, shape) for shape in shapes]
     leaves.append(torch.randint(9, (2, 3, 4, 5)).to(memory_format=torch.channels_last))
-    (bucket,) = make_buckets(leaves, lambda leaf: leaf.dtype)
-    packed = bucket.pack(leaves, torch.int64)
-    assert len(packed) == bucket.num_elements() == sum(leaf.numel() for leaf in leaves)
-    results = list(leaves)
-    bucket.unpack(packed, lambda values, run: values.view(len(run.positions), *run.shape), results)
-    for result, leaf in zip(results, leaves, strict=True):
-        assert result is not leaf
+    packed = Packed(leaves)
+    (flat,) = packed.flats
+    assert len(flat) == sum(leaf.numel() for leaf in leaves)
+    for result, leaf in zip(packed.unpack([flat], [leaf.shape for leaf in leaves]), leaves, strict=True):
         assert torch.equal(result, leaf)
         assert result.untyped_storage().nbytes() == leaf.nbytes
 
 
 def test_a_single_leaf_is_not_copied():
     leaf = torch.ones(4, 2)
-    (bucket,) = make_buckets([leaf], lambda leaf: leaf.dtype)
-    assert bucket.pack([leaf], torch.float32).data_ptr() == leaf.data_ptr()
+    (flat,) = Packed([leaf]).flats
+    assert flat.data_ptr() == leaf.data_ptr()
 
 
 def test_leaves_are_put_back_where_they_were():
