@@ -34,27 +34,26 @@ def test_ranks_go_their_own_ways_and_meet_at_the_mean(world):
 def mean_of_mixed_weights():
     accelerator = Accelerator(cpu=True)
     rank = accelerator.process_index
-    model = nn.ParameterDict(
-        {
-            "half": nn.Parameter(torch.full((4,), 60000.0 - 32 * rank, dtype=torch.float16)),
-            "brain": nn.Parameter(torch.full((300_000,), 256.0 + 2 * rank, dtype=torch.bfloat16)),
-            "turned": nn.Parameter((torch.arange(6.0).reshape(2, 3) * (rank + 1)).t()),
-            "replaced": nn.Parameter(torch.zeros(3)),
-            "number": nn.Parameter(torch.tensor(rank), requires_grad=False),
-        }
+    model = nn.ParameterList(
+        [
+            torch.full((4,), 60000.0 - 64 * rank, dtype=torch.float16),
+            torch.full((300_000,), 256.0 + 2 * rank, dtype=torch.bfloat16),
+            (torch.arange(6.0).reshape(2, 3) * (rank + 1)).t(),
+            torch.zeros(3),
+            nn.Parameter(torch.tensor(rank), requires_grad=False),
+        ]
     )
     local_sgd = LocalSGD(accelerator, model, 1)
     local_sgd.average()
-    model["replaced"].data = torch.full((3,), 10.0 * rank)
+    model[3].data = torch.full((3,), 10.0 * rank)  # replaced between two averagings
     local_sgd.average()
-    return [weight.flatten()[-2:].tolist() for weight in model.values()]
+    return [weight.flatten()[-2:].tolist() for weight in model]
 
 
 def test_weights_of_every_kind_are_averaged(world):
-    brain, turned = [256.0, 256.0], [2 * 1.5, 5 * 1.5]  # 257 is rounded to even
-    outcomes = world(2).run(mean_of_mixed_weights)
-    for rank, outcome in enumerate(outcomes):
-        assert outcome == [[59968.0, 59968.0], brain, turned, [5.0, 5.0], [rank]]
+    half, brain, turned = [59968.0] * 2, [256.0] * 2, [2 * 1.5, 5 * 1.5]  # 257 is rounded to 256
+    for rank, weights in enumerate(world(2).run(mean_of_mixed_weights)):
+        assert weights == [half, brain, turned, [5.0] * 2, [rank]]
 
 
 def test_switched_off_every_step_is_synchronised(world):

@@ -26,7 +26,7 @@ _VERSION = 3
 _CPU = torch.device("cpu")
 #: The digest, and the size of the payload.
 _HEADER_BYTES = 24
-_MOST_ATTACHED_BYTES = 1 << 14
+_MOST_ATTACHED_BYTES = 1 << 12
 #: Limit for the payloads of all ranks together.
 _MOST_RECEIVED_BYTES = 1 << 20
 

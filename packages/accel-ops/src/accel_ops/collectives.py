@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from accel_ops.agreement import SAME_DIMENSIONS, SAME_SHAPES, Call, agree, exchange, must_check
-from accel_ops.packing import Packed, flatten, rebuild
+from accel_ops.nested.structures import flatten, rebuild
+from accel_ops.packing import Packed
 from accel_ops.transport import Reduction, Transport, current_transport
 from accel_state.devices.selection import device_backend_of
 from accel_state.errors import ConfigError
@@ -101,9 +102,8 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
             sent = _sendable(leaves, transport)
             signature = _signature(structure, sent)
             _check(transport, Call(reduce, (reduction, scale), signature, tensor, SAME_SHAPES), sent)
-            packed = Packed(
-                [leaf.to(_sum_dtype(leaf.dtype, reduction, transport.world_size)) for leaf in sent]
-            )
+            sum_dtypes = [_sum_dtype(leaf.dtype, reduction, transport.world_size) for leaf in sent]
+            packed = Packed(_converted(sent, sum_dtypes))
             # The transport overwrites what it is given, which must not be the input.
             inputs = {leaf.data_ptr() for leaf in leaves}
             flats = [flat.clone() if flat.data_ptr() in inputs else flat for flat in packed.flats]
@@ -111,7 +111,12 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
             totals = [_finished(total, reduction, scale, transport.world_size) for total in totals]
             results = _returned(packed.unpack(totals, [leaf.shape for leaf in leaves]), leaves)
     dtypes = [_result_dtype(leaf, reduction, scale) for leaf in leaves]
-    return rebuild(tensor, [result.to(dtype) for result, dtype in zip(results, dtypes, strict=True)])
+    return rebuild(tensor, _converted(results, dtypes))
+
+
+def _converted(tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
+    pairs = zip(tensors, dtypes, strict=True)
+    return [tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor, dtype in pairs]
 
 
 def _sum_dtype(dtype: torch.dtype, reduction: str, world_size: int) -> torch.dtype:

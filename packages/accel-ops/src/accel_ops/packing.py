@@ -1,70 +1,17 @@
-"""Nested tensors as a few flat ones: the small tensors of a dtype end to end, each large tensor alone."""
+"""Pack tensors into a few flat ones: the small tensors of a dtype end to end, each large tensor alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch._utils import _flatten_dense_tensors
 
-from accel_ops.nested.structures import (
-    dataclass_items,
-    is_dataclass_instance,
-    map_children,
-    unsupported_leaf,
-)
-
 #: From this size on, copying a tensor into a buffer costs more than a collective for it alone. Measured on
 #: gloo; on an accelerator memory is faster, and starting a collective takes as long as copying megabytes.
 _LARGE_BYTES = {"cpu": 1 << 18}
 _LARGE_BYTES_ELSEWHERE = 1 << 22
-
-
-def flatten(data: Any, *, user: object, dense_only: bool = True) -> tuple[list[torch.Tensor], str]:
-    """Return the tensors of nested data and the structure of its containers as text.
-
-    Raises:
-        TypeError: If a leaf is not a tensor, or not dense with ``dense_only``; ``user`` is the function that
-            the message names.
-    """
-    leaves: list[torch.Tensor] = []
-    structure: list[str] = []
-
-    def enter(values: Iterable[Any]) -> None:
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                if dense_only and (
-                    value.layout is not torch.strided or value.is_nested or value.is_quantized
-                ):
-                    raise TypeError(_not_dense(value, user=user))
-                leaves.append(value)
-                structure.append("*")
-            elif isinstance(value, (list, tuple)):
-                structure.append(f"[{len(value)}")
-                enter(value)
-            elif isinstance(value, Mapping):
-                structure.append(f"{{{','.join([_spell(key) for key in value])}}}")
-                enter(value.values())
-            elif is_dataclass_instance(value):
-                fields = dict(dataclass_items(value))
-                structure.append(f"{{{','.join(fields)}}}")
-                enter(fields.values())
-            else:
-                raise TypeError(unsupported_leaf(value, user=user))
-
-    enter((data,))
-    return leaves, "".join(structure)
-
-
-def rebuild(data: Any, leaves: Iterable[torch.Tensor]) -> Any:
-    """Return nested data with its tensors replaced by ``leaves``, in order."""
-    remaining: Iterator[torch.Tensor] = iter(leaves)
-
-    def visit(value: Any) -> Any:
-        return next(remaining) if isinstance(value, torch.Tensor) else map_children(value, visit)
-
-    return visit(data)
 
 
 class Packed:
@@ -109,26 +56,8 @@ class Packed:
 @torch.no_grad()
 def _join(leaves: list[torch.Tensor]) -> torch.Tensor:
     """Return the values of tensors of one dtype end to end."""
-    flat: torch.Tensor = _flatten_dense_tensors(leaves if len(leaves) > 1 else [leaves[0].detach()])
+    parts = leaves if len(leaves) > 1 else [leaves[0].detach()]
+    flat: torch.Tensor = _flatten_dense_tensors(parts)  # type: ignore[no-untyped-call]
     if flat.stride(0) != 1:  # possible with one element, and then no other dtype can view it
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.resolve_conj().resolve_neg()
-
-
-def _spell(key: object) -> str:
-    """Spell a key of a mapping alike in every process: by its value if plain, else by its class."""
-    if isinstance(key, (str, int, float, bytes, type(None))):
-        return repr(key)
-    if isinstance(key, tuple):
-        return f"({','.join([_spell(item) for item in key])})"
-    return type(key).__qualname__
-
-
-def _not_dense(tensor: torch.Tensor, *, user: object) -> str:
-    if tensor.is_quantized:
-        kind, hint = "quantized", "dequantize()"
-    else:
-        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        hint = "to_dense()"
-    name = getattr(user, "__name__", user)
-    return f"`{name}` takes dense tensors, got a {kind} one. Make it dense first (`{hint}`)."

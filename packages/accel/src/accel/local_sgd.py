@@ -19,16 +19,16 @@ from accel_state.errors import ConfigError
 
 
 class LocalSGD:
-    """Leaves each rank's gradients alone, and averages all ranks' weights every `local_sgd_steps` steps.
+    """Leaves each rank's gradients unsynchronized, and averages the weights of all ranks every `local_sgd_steps` steps.
 
     Args:
         accelerator: The accelerator that prepared `model`.
         model: The prepared model.
         local_sgd_steps: Calls of `step` from one averaging to the next.
-        enabled: Off: gradients are synchronised as ever, and `step` does nothing.
+        enabled: Off: gradients are synchronized as usual, and `step` does nothing.
 
     The weights are averaged once more at the end of the block. With one process the block changes nothing.
-    Parameters may not be added or taken away inside the block, as ever with data parallelism.
+    Parameters may not be added or removed inside the block, as with DDP.
 
     Raises:
         ConfigError: If the strategy does not keep the whole model on every rank, or the steps are below 1.
@@ -62,7 +62,7 @@ class LocalSGD:
             self.average()
 
     def step(self) -> None:
-        """Count one step, and average where it is due. Every rank must call it as often."""
+        """Count one step, and average if due. Every rank must call it equally often."""
         self.num_steps += 1
         if self.enabled and self.num_steps % self.local_sgd_steps == 0:
             self.average()
@@ -70,7 +70,9 @@ class LocalSGD:
     @torch.no_grad()
     def average(self) -> None:
         """Set the weights on every rank to their mean over all ranks. Every rank must call it."""
-        weights = [weight for weight in self.model.parameters() if weight.is_floating_point()]
+        weights: list[torch.Tensor] = [
+            weight for weight in self.model.parameters() if weight.is_floating_point()
+        ]
         torch._foreach_copy_(weights, reduce(weights, "mean"))
 
 
