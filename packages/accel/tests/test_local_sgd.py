@@ -31,6 +31,31 @@ def test_ranks_go_their_own_ways_and_meet_at_the_mean(world):
     assert world(2).run(drift, 2, 3) == [[1.0, 3.0, 4.0, 4.5], [2.0, 3.0, 5.0, 4.5]]
 
 
+def mean_of_mixed_weights():
+    accelerator = Accelerator(cpu=True)
+    rank = accelerator.process_index
+    model = nn.ParameterList(
+        [
+            torch.full((4,), 60000.0 - 64 * rank, dtype=torch.float16),
+            torch.full((300_000,), 256.0 + 2 * rank, dtype=torch.bfloat16),
+            (torch.arange(6.0).reshape(2, 3) * (rank + 1)).t(),
+            torch.zeros(3),
+            nn.Parameter(torch.tensor(rank), requires_grad=False),
+        ]
+    )
+    local_sgd = LocalSGD(accelerator, model, 1)
+    local_sgd.average()
+    model[3].data = torch.full((3,), 10.0 * rank)  # replaced between two averagings
+    local_sgd.average()
+    return [weight.flatten()[-2:].tolist() for weight in model]
+
+
+def test_weights_of_every_kind_are_averaged(world):
+    half, brain, turned = [59968.0] * 2, [256.0] * 2, [2 * 1.5, 5 * 1.5]  # 257 is rounded to 256
+    for rank, weights in enumerate(world(2).run(mean_of_mixed_weights)):
+        assert weights == [half, brain, turned, [5.0] * 2, [rank]]
+
+
 def test_switched_off_every_step_is_synchronised(world):
     assert world(2).run(drift, 2, 2, enabled=False) == [[1.5, 3.0, 3.0]] * 2
 

@@ -16,11 +16,11 @@ from accel_data.trimming import (
     select_rows,
     tensor_without_rows,
 )
-from accel_ops.collectives.gathering import gather
-from accel_ops.collectives.objects import gather_object, items_of
-from accel_ops.nested.description import find_device, iterate_leaves
-from accel_ops.nested.placement import send_to_device
+from accel_ops.collectives import gather
+from accel_ops.nested.describe import find_device, iterate_leaves
+from accel_ops.nested.move import send_to_device
 from accel_ops.nested.rows import concatenate
+from accel_ops.objects import gather_object, items_of
 from accel_ops.transport import current_transport
 from accel_state.errors import StateError
 from accel_state.gradient_state import current_gradient

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from accel_ops.collectives.objects import gather_object
+from accel_ops.objects import gather_object
 from accel_ops.transport import current_transport
 
 

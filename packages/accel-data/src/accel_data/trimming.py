@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accel_data.step import StepShape
-from accel_ops.nested.description import iterate_tensors
+from accel_ops.nested.describe import iterate_tensors
 from accel_ops.nested.structures import recursively_apply
 
 

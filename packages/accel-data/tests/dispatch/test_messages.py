@@ -9,12 +9,11 @@ import torch
 from accel_data.dispatch.messages import Kind, Messages
 from accel_data.dispatch.scatter import ScatteredStep
 from accel_data.step import full_step
-from accel_ops.transport import use_transport
-from accel_ops.transport.single_process import SingleProcess
+from accel_ops.transport import Transport, use_transport
 from accel_state.errors import StateError
 
 
-class Tape(SingleProcess):
+class Tape(Transport):
     """Records what the reading rank broadcasts, and plays it back to another."""
 
     world_size = 2

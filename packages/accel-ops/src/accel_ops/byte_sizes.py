@@ -1,4 +1,4 @@
-"""Numbers of bytes, read from and written for people."""
+"""Parse and format byte sizes."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def are_the_same_tensors(tensor: torch.Tensor) -> bool:
     """Whether the tensor is equal on all ranks, all of which must call this."""
     import torch
 
-    from accel_ops.collectives.gathering import gather
+    from accel_ops.collectives import gather
 
     rows = gather(tensor.unsqueeze(0))
     return all(torch.equal(row, rows[0]) for row in rows)

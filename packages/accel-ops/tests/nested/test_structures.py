@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accel_ops import honor_type, is_namedtuple, is_torch_tensor, recursively_apply
+from accel_ops.nested.structures import flatten, rebuild
 
 Point = namedtuple("Point", "x y")
 
@@ -190,3 +191,42 @@ def test_a_dict_that_cannot_be_changed_is_built_anew():
     result = recursively_apply(torch.neg, Unchangeable(x=torch.ones(1)))
     assert type(result) is Unchangeable
     assert result["x"].item() == -1
+
+
+def structure_of(data: object) -> str:
+    return flatten(data, user=structure_of)[1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"a": torch.ones(2), "c": [torch.ones(3)]},
+        {"a": torch.ones(2), "b": torch.ones(3)},
+        {"b": [torch.ones(3)], "a": torch.ones(2)},
+        {"a": [torch.ones(2), torch.ones(3)]},
+    ],
+)
+def test_any_change_of_the_structure_changes_its_text(other):
+    assert structure_of({"a": torch.ones(2), "b": [torch.ones(3)]}) != structure_of(other)
+
+
+def test_nesting_is_told_apart():
+    one, two = torch.ones(1), torch.ones(1)
+    assert structure_of([[one], two]) != structure_of([one, [two]])
+
+
+def test_keys_are_written_by_value_and_objects_by_class():
+    class Key:
+        pass
+
+    rows = torch.ones(1)
+    assert structure_of({Key(): rows}) == structure_of({Key(): rows})
+    assert structure_of({("a", Key()): rows}) != structure_of({("b", Key()): rows})
+
+
+def test_leaves_are_put_back_where_they_were():
+    data = {"a": torch.ones(2), "b": (torch.zeros(1),)}
+    leaves, _ = flatten(data, user=rebuild)
+    rebuilt = rebuild(data, iter([leaf + 1 for leaf in leaves]))
+    assert rebuilt["a"].tolist() == [2, 2]
+    assert rebuilt["b"][0].tolist() == [1]

@@ -49,19 +49,18 @@ def await_arrival(
         DistributedOperationException: On every rank, if the kinds differ.
     """
     store = PrefixStore("accel_debug", store)
-    era = store.add(f"era/{rank}", 0)
-    number = store.add(f"{era}/calls/{rank}", 1)
+    number = store.add(f"calls/{rank}", 1)
     _, before, _, _ = _last_call(store, rank)
     place = f"`{operation}` at {call_site()}"
-    store.set(f"last/{rank}", f"{era}\n{number}\n{before}\n{place}\n{kind or operation}")
-    outcome = f"{era}/{number}/outcome"
-    num_arrived = store.add(f"{era}/{number}/arrived", 1)
+    store.set(f"last/{rank}", f"{number}\n{before}\n{place}\n{kind or operation}")
+    outcome = f"{number}/outcome"
+    num_arrived = store.add(f"{number}/arrived", 1)
     is_late = store.check([outcome])
     if num_arrived == world_size:
         store.compare_set(outcome, "", _difference(store, world_size) or _COMPLETE)
         # All ranks have come here, so all have left the call before.
         for key in ("arrived", "outcome"):
-            store.delete_key(f"{era}/{number - 1}/{key}")
+            store.delete_key(f"{number - 1}/{key}")
     elif not is_late and not _appears(store, outcome):
         store.compare_set(outcome, "", _GIVEN_UP)
     reached = store.get(outcome).decode()
@@ -73,7 +72,7 @@ def await_arrival(
             f"others. Make the same calls in the same order on all processes.\n\nOperations:\n{reached}"
         )
     last = [_last_call(store, other) for other in range(world_size)]
-    absent = [other for other, (where, *_) in enumerate(last) if where < (era, number)]
+    absent = [other for other, (where, *_) in enumerate(last) if where < number]
     if is_late or not absent:
         raise AbsentRankError(
             f"Process {rank} came to `{operation}` after the other processes had given it up. See their errors."
@@ -90,11 +89,6 @@ def await_arrival(
         f"`accel_ops.debug_deadline(seconds)`.\n\nOperation: `{operation}`{data and f' on {data}'}\n"
         f"Called from:\n{by_process(lines)}{seen}{_divergence(earlier)}"
     )
-
-
-def begin_new_era(store: Store, *, rank: int) -> None:
-    """Count calls anew, on every rank: afterwards all are in step again, whatever each has called before."""
-    PrefixStore("accel_debug", store).add(f"era/{rank}", 1)
 
 
 def earlier_divergence(store: Store, *, world_size: int) -> str:
@@ -134,9 +128,9 @@ def _divergence(places: Sequence[str]) -> str:
     )
 
 
-def _last_call(store: Store, rank: int) -> tuple[tuple[int, int], str, str, str]:
-    """Return the era and number of a rank's last call, its place, the place of the call before it, and its kind."""
+def _last_call(store: Store, rank: int) -> tuple[int, str, str, str]:
+    """Return the number of a rank's last call, its place, the place of the call before it, and its kind."""
     if not store.check([f"last/{rank}"]):
-        return (-1, -1), "", "", ""
-    era, number, before, place, kind = store.get(f"last/{rank}").decode().split("\n")
-    return (int(era), int(number)), place, before, kind
+        return -1, "", "", ""
+    number, before, place, kind = store.get(f"last/{rank}").decode().split("\n")
+    return int(number), place, before, kind

@@ -8,26 +8,27 @@ from __future__ import annotations
 from contextlib import ExitStack
 from types import TracebackType
 
+import torch
 from torch import nn
 
 from accel.accelerator import Accelerator
 from accel.aliases import aliases
 from accel_backends.strategies.protocol import Feature
-from accel_ops.collectives.averaging import WeightAverage
+from accel_ops import reduce
 from accel_state.errors import ConfigError
 
 
 class LocalSGD:
-    """Leaves each rank's gradients alone, and averages all ranks' weights every `local_sgd_steps` steps.
+    """Leaves each rank's gradients unsynchronized, and averages the weights of all ranks every `local_sgd_steps` steps.
 
     Args:
         accelerator: The accelerator that prepared `model`.
         model: The prepared model.
         local_sgd_steps: Calls of `step` from one averaging to the next.
-        enabled: Off: gradients are synchronised as ever, and `step` does nothing.
+        enabled: Off: gradients are synchronized as usual, and `step` does nothing.
 
     The weights are averaged once more at the end of the block. With one process the block changes nothing.
-    Parameters may not be added or taken away inside the block, as ever with data parallelism.
+    Parameters may not be added or removed inside the block, as with DDP.
 
     Raises:
         ConfigError: If the strategy does not keep the whole model on every rank, or the steps are below 1.
@@ -47,12 +48,10 @@ class LocalSGD:
         self.local_sgd_steps = local_sgd_steps
         self.num_steps = 0
         self._block = ExitStack()
-        self._weights: WeightAverage | None = None
 
     def __enter__(self) -> LocalSGD:
         if self.enabled:
             self._block.enter_context(self.accelerator.no_sync(self.model))
-            self._weights = self._averaged()
         return self
 
     def __exit__(
@@ -61,20 +60,20 @@ class LocalSGD:
         self._block.close()
         if self.enabled and kind is None:
             self.average()
-        self._weights = None
 
     def step(self) -> None:
-        """Count one step, and average where it is due. Every rank must call it as often."""
+        """Count one step, and average if due. Every rank must call it equally often."""
         self.num_steps += 1
         if self.enabled and self.num_steps % self.local_sgd_steps == 0:
             self.average()
 
+    @torch.no_grad()
     def average(self) -> None:
-        """Give every rank the mean of all weights, small ones of a dtype together. Every rank must call it."""
-        (self._weights or self._averaged()).run()
-
-    def _averaged(self) -> WeightAverage:
-        return WeightAverage(weight for weight in self.model.parameters() if weight.is_floating_point())
+        """Set the weights on every rank to their mean over all ranks. Every rank must call it."""
+        weights: list[torch.Tensor] = [
+            weight for weight in self.model.parameters() if weight.is_floating_point()
+        ]
+        torch._foreach_copy_(weights, reduce(weights, "mean"))
 
 
 __getattr__, __dir__, __all__ = aliases(__name__)

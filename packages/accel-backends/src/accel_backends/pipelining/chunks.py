@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from accel_ops.nested.description import iterate_leaves
+from accel_ops.nested.describe import iterate_leaves
 from accel_ops.nested.structures import is_container, recursively_apply
 from accel_state.errors import ConfigError
 

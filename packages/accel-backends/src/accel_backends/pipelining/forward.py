@@ -16,7 +16,7 @@ from accel_backends.pipelining.stages import StagedModel
 from accel_backends.pipelining.together import run_together
 from accel_backends.pipelining.trace import NUM_TRACES, Trace
 from accel_ops import broadcast, broadcast_object_list, send_to_device
-from accel_ops.nested.description import (
+from accel_ops.nested.describe import (
     get_data_structure,
     get_shape,
     ignorant_find_batch_size,

@@ -17,7 +17,7 @@ from accel_backends.pipelining.split_backward import SplitBackward
 from accel_backends.pipelining.stage_root import StageRoot
 from accel_backends.pipelining.stages import StagedModel
 from accel_backends.pipelining.trace import Trace
-from accel_ops.memory.release import should_reduce_batch_size
+from accel_ops.memory import should_reduce_batch_size
 from accel_state.errors import ConfigError
 
 T = TypeVar("T")

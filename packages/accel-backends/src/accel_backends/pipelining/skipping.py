@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from accel_backends.pipelining.placeholders import is_placeholder
-from accel_ops.nested.description import iterate_leaves
+from accel_ops.nested.describe import iterate_leaves
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from accel_backends.pipelining.trace import Handover, Trace, trace_stages
 from accel_backends.plans.model_names import nearest
 from accel_backends.sharding.values import replace_tensor
 from accel_ops.named_tensors import NamedTensor, named_tensors
-from accel_ops.nested.description import iterate_leaves, iterate_tensors
+from accel_ops.nested.describe import iterate_leaves, iterate_tensors
 from accel_state.errors import ConfigError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
-from accel_ops.agreement.calls import Call
-from accel_ops.collectives.objects import gather_each
+from accel_ops.agreement import Call
+from accel_ops.objects import gather_each
 from accel_ops.transport import Transport
 from accel_state.errors import DistributedOperationException
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from accel_backends.pipelining.placeholders import is_placeholder, placeholder_of
 from accel_backends.pipelining.skipping import CallRecord, Calls
 from accel_backends.pipelining.substitution import filling, with_values
-from accel_ops.nested.description import iterate_leaves, iterate_tensors
+from accel_ops.nested.describe import iterate_leaves, iterate_tensors
 from accel_state.errors import ConfigError
 
 NUM_TRACES = 16

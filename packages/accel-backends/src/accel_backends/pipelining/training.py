@@ -17,7 +17,7 @@ from accel_backends.pipelining.stage_root import StageRoot
 from accel_backends.pipelining.stages import StagedModel
 from accel_backends.pipelining.together import results_together, run_together
 from accel_backends.pipelining.trace import NUM_TRACES, Trace
-from accel_ops.nested.description import get_shape, ignorant_find_batch_size
+from accel_ops.nested.describe import get_shape, ignorant_find_batch_size
 from accel_ops.nested.structures import is_container, recursively_apply
 from accel_ops.transport import current_transport
 from accel_state.parallelism_handlers import PipelineParallelConfig

@@ -27,7 +27,7 @@ from accel_backends.transforms.key_value_heads import CopiedHeads
 from accel_backends.transforms.tensor_parallel import cut_dims, cut_styles
 from accel_backends.transforms.tensor_styles import CutStyle
 from accel_ops.named_tensors import NamedTensor, named_tensors
-from accel_ops.nested.description import iterate_tensors
+from accel_ops.nested.describe import iterate_tensors
 from accel_state.errors import ConfigError
 from accel_state.mesh_layout import MeshLayout
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from accel_backends.wrapped_forward import WrappedForward
-from accel_ops.nested.conversion import convert_to_fp32
+from accel_ops.nested.convert import convert_to_fp32
 from accel_ops.nested.structures import recursively_apply
 
 _HALF = (torch.float16, torch.bfloat16)

@@ -13,7 +13,7 @@ from torch import Tensor
 from accel_backends.sequences.batches import check_length
 from accel_backends.sequences.cut import SequenceCut
 from accel_backends.sequences.tokens import SharedTokens
-from accel_ops.nested.description import iterate_tensors
+from accel_ops.nested.describe import iterate_tensors
 from accel_ops.shared_tensors import id_tensor_storage
 from accel_state.errors import ConfigError, StateError
 from accel_state.user_warnings import warn_user

@@ -14,7 +14,7 @@ from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from accel_ops.nested.description import iterate_tensors
+from accel_ops.nested.describe import iterate_tensors
 
 
 class WholeParameters:

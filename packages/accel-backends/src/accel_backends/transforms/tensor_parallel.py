@@ -18,7 +18,7 @@ from accel_backends.transforms.key_value_heads import with_copied_heads
 from accel_backends.transforms.protocol import Stage
 from accel_backends.transforms.tensor_styles import STYLES, CutStyle, check_heads
 from accel_ops.named_tensors import NamedTensor, named_tensors
-from accel_ops.random.state import capture_rng_states, restore_rng_states
+from accel_ops.random import capture_rng_states, restore_rng_states
 from accel_state.errors import ConfigError
 
 _STYLE_OF_TIED: Mapping[tuple[type[nn.Module], int], str] = {

@@ -18,8 +18,8 @@ from accel_bigmodel.offload.residency import Residency, Slot
 from accel_bigmodel.offload.weight import OffloadedWeight
 from accel_bigmodel.offload.weights_map import is_shared
 from accel_bigmodel.tensors.placing import TiedParams, set_module_tensor_to_device
-from accel_ops.nested.description import find_device
-from accel_ops.nested.placement import send_to_device
+from accel_ops.nested.describe import find_device
+from accel_ops.nested.move import send_to_device
 from accel_state.errors import StateError
 
 Placeholders: TypeAlias = dict[int, tuple[torch.Tensor, torch.Tensor]]

@@ -18,7 +18,7 @@ from accel_bigmodel.planning.device_maps import DeviceMap, check_covered, check_
 from accel_bigmodel.tensors.dtypes import as_torch_dtype
 from accel_checkpoint.formats.safetensor_ranges import read_layout
 from accel_checkpoint.formats.weight_files import checkpoint_files, opener
-from accel_ops.nested.placement import send_to_device
+from accel_ops.nested.move import send_to_device
 from accel_state.errors import CheckpointError, ConfigError
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from accel_bigmodel.tensors.dtypes import as_torch_dtype
 from accel_bigmodel.tensors.kinds import as_parameter_like, kind_of
-from accel_ops.memory.release import clear_device_cache
+from accel_ops.memory import clear_device_cache
 from accel_state.errors import ConfigError, UnknownNameError
 
 TiedParams = MutableMapping[int, MutableMapping[torch.device, torch.Tensor]]

@@ -12,7 +12,7 @@ import torch
 from accel_data.dispatch.codec import Outline, outline_pieces, read_piece, write_tensors
 from accel_data.dispatch.scatter import ScatteredStep
 from accel_data.step import StepShape
-from accel_ops.collectives.broadcasting import broadcast_buffer
+from accel_ops.collectives import broadcast_buffer
 from accel_ops.transport import current_transport
 from accel_state.errors import StateError
 

@@ -12,8 +12,8 @@ from accel_data.loaders.epochs import get_sampler
 from accel_data.loaders.sharding import index_shard, is_iterable
 from accel_data.loaders.streams import stream_of
 from accel_data.samplers.seedable import SeedableRandomSampler
-from accel_ops.collectives.objects import broadcast_object_list
-from accel_ops.random.sync import synchronize_rng_states
+from accel_ops.objects import broadcast_object_list
+from accel_ops.random import synchronize_rng_states
 from accel_state.enums import RNGType
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from accel_ops.random.state import capture_rng_states, restore_rng_states
+from accel_ops.random import capture_rng_states, restore_rng_states
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from accel_ops.nested.placement import moves_itself, send_to_device
+from accel_ops.nested.move import moves_itself, send_to_device
 from accel_ops.nested.structures import is_container, recursively_apply
 from accel_ops.xla_rows import spread_rows
 

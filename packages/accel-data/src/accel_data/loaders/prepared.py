@@ -27,7 +27,7 @@ from accel_data.samplers.batch_shard import BatchSamplerShard
 from accel_data.samplers.position import START, Position
 from accel_data.samplers.sampler_pass import SamplerPass
 from accel_data.stateful import has_position
-from accel_ops.collectives.objects import broadcast_object_list
+from accel_ops.objects import broadcast_object_list
 from accel_state.enums import RNGType
 
 

@@ -18,7 +18,7 @@ from accel_data.samplers.position import START, Position
 from accel_data.samplers.shared_order import check_same_order
 from accel_data.samplers.stream import StreamSharding
 from accel_data.step import StepShape
-from accel_ops.random.sync import synchronize_rng_states
+from accel_ops.random import synchronize_rng_states
 from accel_state.enums import RNGType
 
 #: Indices of an order given as a list that the ranks compare.

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from accel_ops.collectives.objects import gather_object
+from accel_ops.objects import gather_object
 from accel_state.errors import ConfigError
 
 

@@ -1,1 +1,1 @@
-"""Nested data in one process: walk, describe, cut, join, convert and move it."""
+"""Nested data in one process: walk, describe, slice, join, convert and move it."""

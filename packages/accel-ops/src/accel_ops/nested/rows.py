@@ -1,4 +1,4 @@
-"""Cut, join and fill up the rows of nested tensors."""
+"""Slice, concatenate and pad the rows of nested tensors."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ def slice_tensors(
 ) -> Any:
     """Return nested data with ``tensor[tensor_slice]`` (views where indexing gives them) for each tensor.
 
-    Tensors without dimensions have no rows to choose from and are handed on, as is everything that is no
-    tensor. ``process_index`` and ``num_processes`` are there for slice functions that need them; this one
-    does not.
+    Tensors without dimensions have no rows and are returned, as is everything that is not a tensor. ``process_index`` and
+    ``num_processes`` are for slice functions that need them; they are unused here.
     """
     return recursively_apply(lambda tensor: tensor[tensor_slice] if tensor.ndim else tensor, data)
 
@@ -37,7 +36,7 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
     """Join equal structures into one, tensor by tensor along ``dim``; a 0-dim tensor counts as one row.
 
     Raises:
-        TypeError: If a leaf is no tensor, and there is more than one structure.
+        TypeError: If a leaf is not a tensor, and there is more than one structure.
         ConfigError: If there is nothing to join, or the structures differ.
     """
     if not data:
@@ -65,7 +64,7 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
 
 
 def _check_alike(containers: Sequence[Any]) -> None:
-    """Refuse containers that do not have the same places: what is only in some of them would be lost."""
+    """Raise ConfigError unless all containers have the same keys or length: the rest would be lost."""
     wanted = _places(containers[0])
     for other in containers[1:]:
         if _places(other) != wanted:
@@ -85,7 +84,7 @@ def _places(container: Any) -> range | set[Any]:
 def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
     """Repeat the last row of tensors of ``batch_size`` rows until ``num_processes`` divides them evenly.
 
-    Tensors that do not have ``batch_size`` entries along ``dim`` carry no batch and are handed on.
+    Tensors that do not have ``batch_size`` entries along ``dim`` carry no batch and are returned.
     """
     missing = -batch_size % num_processes
 

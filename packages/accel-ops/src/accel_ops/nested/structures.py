@@ -5,19 +5,19 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 
 def is_torch_tensor(tensor: object) -> bool:
-    """Tell whether the value is a ``torch.Tensor``."""
+    """Whether the value is a ``torch.Tensor``."""
     return isinstance(tensor, torch.Tensor)
 
 
 def is_namedtuple(data: object) -> bool:
-    """Tell whether the value is an instance of a named tuple class."""
+    """Whether the value is an instance of a named tuple class."""
     fields = getattr(data, "_fields", None)
     return (
         isinstance(data, tuple)
@@ -27,7 +27,7 @@ def is_namedtuple(data: object) -> bool:
 
 
 def is_dataclass_instance(data: object) -> bool:
-    """Tell whether the value is an instance of a dataclass (the class itself is a leaf)."""
+    """Whether the value is an instance of a dataclass (the class itself is a leaf)."""
     # torch.compile of torch 2.9 cannot trace `is_dataclass(None)`. Delete when we require torch 2.13.
     if data is None:
         return False
@@ -96,7 +96,7 @@ def dataclass_items(data: Any) -> list[tuple[str, Any]]:
 
 
 def is_container(data: object) -> bool:
-    """Tell whether nested data continues below the value."""
+    """Whether nested data continues below the value."""
     return isinstance(data, (list, tuple, Mapping)) or is_dataclass_instance(data)
 
 
@@ -126,16 +126,81 @@ def recursively_apply(
         if is_container(value):
             return map_children(value, visit)
         if error_on_other_type:
-            raise TypeError(unsupported_leaf(value, user=func, test=test_type))
+            raise TypeError(_unsupported_leaf(value, user=func, test=test_type))
         return value
 
     return visit(data)
 
 
-def unsupported_leaf(value: object, *, user: object, test: object = is_torch_tensor) -> str:
-    """Say that a leaf cannot be worked on, by whom, and which ones can."""
+def flatten(data: Any, *, user: object, dense_only: bool = True) -> tuple[list[torch.Tensor], str]:
+    """Return the tensors of nested data and the structure of its containers as text.
+
+    Raises:
+        TypeError: If a leaf is not a tensor, or not dense with ``dense_only``; ``user`` is the function that
+            the message names.
+    """
+    leaves: list[torch.Tensor] = []
+    structure: list[str] = []
+
+    def enter(values: Iterable[Any]) -> None:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                if dense_only and (
+                    value.layout is not torch.strided or value.is_nested or value.is_quantized
+                ):
+                    raise TypeError(_not_dense(value, user=user))
+                leaves.append(value)
+                structure.append("*")
+            elif isinstance(value, (list, tuple)):
+                structure.append(f"[{len(value)}")
+                enter(value)
+            elif isinstance(value, Mapping):
+                structure.append(f"{{{','.join([_spell(key) for key in value])}}}")
+                enter(value.values())
+            elif is_dataclass_instance(value):
+                fields = dict(dataclass_items(value))
+                structure.append(f"{{{','.join(fields)}}}")
+                enter(fields.values())
+            else:
+                raise TypeError(_unsupported_leaf(value, user=user))
+
+    enter((data,))
+    return leaves, "".join(structure)
+
+
+def rebuild(data: Any, leaves: Iterable[torch.Tensor]) -> Any:
+    """Return nested data with its tensors replaced by ``leaves``, in order."""
+    remaining: Iterator[torch.Tensor] = iter(leaves)
+
+    def visit(value: Any) -> Any:
+        return next(remaining) if isinstance(value, torch.Tensor) else map_children(value, visit)
+
+    return visit(data)
+
+
+def _unsupported_leaf(value: object, *, user: object, test: object = is_torch_tensor) -> str:
+    """Return the message for a leaf that ``user`` does not accept."""
     return (
         f"Unsupported types ({type(value)}) passed to `{getattr(user, '__name__', user)}`. Only nested "
         "list/tuple/"
         f"dicts of objects that are valid for `{getattr(test, '__name__', test)}` should be passed."
     )
+
+
+def _spell(key: object) -> str:
+    """Spell a key of a mapping alike in every process: by its value if plain, else by its class."""
+    if isinstance(key, (str, int, float, bytes, type(None))):
+        return repr(key)
+    if isinstance(key, tuple):
+        return f"({','.join([_spell(item) for item in key])})"
+    return type(key).__qualname__
+
+
+def _not_dense(tensor: torch.Tensor, *, user: object) -> str:
+    if tensor.is_quantized:
+        kind, hint = "quantized", "dequantize()"
+    else:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        hint = "to_dense()"
+    name = getattr(user, "__name__", user)
+    return f"`{name}` takes dense tensors, got a {kind} one. Make it dense first (`{hint}`)."

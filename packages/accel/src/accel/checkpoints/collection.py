@@ -29,7 +29,7 @@ from accel_checkpoint.saving.collective_files import CollectiveFile
 from accel_checkpoint.saving.pending_files import MergedFile, PendingFile, SafetensorsFile, TorchFile
 from accel_data import PreparedLoader
 from accel_data.loader_files import to_file as to_loader_file
-from accel_ops.random.state import capture_rng_states
+from accel_ops.random import capture_rng_states
 from accel_state.errors import CheckpointError
 
 SaveHook = Callable[[list[nn.Module], list[Mapping[str, Any]], str], None]

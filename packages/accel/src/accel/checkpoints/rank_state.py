@@ -16,7 +16,7 @@ from accel_checkpoint.random_states import States, from_file, reseed_for
 from accel_checkpoint.reading.listing import Found
 from accel_checkpoint.reading.strictness import Strictness
 from accel_checkpoint.reading.weights import open_weights
-from accel_ops.random.state import restore_rng_states
+from accel_ops.random import restore_rng_states
 from accel_state.errors import CheckpointError
 from accel_state.logging import get_logger
 from accel_state.mesh_layout import MeshLayout

@@ -25,7 +25,7 @@ from accel_checkpoint.formats.torch_files import read_torch_file
 from accel_checkpoint.random_states import from_file, to_file
 from accel_checkpoint.reading.weights import files_of_model, open_weights
 from accel_checkpoint.saving.pending_files import PendingFile, TorchFile, pending_weights, write_file
-from accel_ops.random.state import capture_rng_states, restore_rng_states
+from accel_ops.random import capture_rng_states, restore_rng_states
 from accel_state import PartialState
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from accel_backends.pipelining.cutting import balanced_starts
 from accel_backends.pipelining.forward import PipelinedForward
 from accel_bigmodel import calculate_maximum_sizes, infer_auto_device_map
-from accel_ops.nested.description import ignorant_find_batch_size
+from accel_ops.nested.describe import ignorant_find_batch_size
 from accel_state import PartialState
 from accel_state.errors import ConfigError
 

@@ -11,9 +11,8 @@ from torch.utils.data import IterableDataset
 
 from accel_backends.strategies.bundle import Bundle
 from accel_data import DataLoaderConfiguration
-from accel_ops.agreement.calls import Call
-from accel_ops.agreement.exchange import must_check
-from accel_ops.collectives.objects import gather_each
+from accel_ops.agreement import Call, must_check
+from accel_ops.objects import gather_each
 from accel_ops.transport import current_transport
 from accel_state import AcceleratorState, current_runtime
 from accel_state.errors import ConfigError

@@ -15,8 +15,7 @@ from accel_ops import (
     pad_across_processes,
     reduce,
 )
-from accel_ops.transport import current_transport, use_transport
-from accel_ops.transport.xla import XlaTransport
+from accel_ops.transport import XlaTransport, current_transport, use_transport
 from accel_state.errors import StateError
 from accel_state.partial_state import PartialState
 from accel_state.runtime import current_runtime

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from accel_ops import debug_deadline, find_executable_batch_size, gather_object
-from accel_state.errors import ConfigError, StateError
+from accel_ops import DistributedOperationException, find_executable_batch_size, gather_object
+from accel_state.errors import ConfigError
 from accel_state.partial_state import PartialState
 from accel_state.runtime import current_runtime
 from tools.harness.scripts import run_script
@@ -118,27 +117,30 @@ def test_ranks_that_finished_try_the_smaller_size_too(world):
     assert world(2).run(one_rank_runs_out) == [(2, [8, 4, 2])] * 2
 
 
-def one_rank_runs_out_in_debug_mode() -> tuple[int, list[int], list[int]]:
-    """Let a rank run out of memory before an operation that the others wait in."""
-    current_runtime().debug = True
-    tried: list[int] = []
+def one_rank_runs_out_before_an_operation(debug: bool) -> tuple[str, list[int]]:
+    current_runtime().debug = debug
     rank = PartialState().process_index
 
     @find_executable_batch_size(starting_batch_size=8)
-    def train(batch_size: int) -> int:
-        tried.append(batch_size)
-        gather_object([rank])
-        if batch_size > 2 and rank == 1:
+    def train(batch_size: int) -> None:
+        if rank == 1:
             raise out_of_memory()
-        return len(gather_object([rank]))
+        gather_object([rank])
 
-    with debug_deadline(1):
-        return train(), tried, gather_object([rank])
+    try:
+        train()
+    except DistributedOperationException as error:
+        return str(error), gather_object([rank])
+    return "", []
 
 
-@pytest.mark.parametrize("num", [2, 3])
-def test_debug_mode_recovers_also_where_others_wait_for_the_rank(world, num):
-    assert world(num).run(one_rank_runs_out_in_debug_mode) == [(num, [8, 4, 2], list(range(num)))] * num
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_rank_in_an_operation_and_one_out_of_memory_are_named_on_every_rank(world, debug):
+    for message, after in world(2).run(one_rank_runs_out_before_an_operation, debug):
+        assert "the processes called different operations" in message
+        assert "Process 0: `accel_ops.gather_object`" in message
+        assert "Process 1: `accel_ops.find_executable_batch_size`" in message
+        assert after == [0, 1]
 
 
 def one_rank_runs_out_in_debug_mode_after_the_last_operation() -> tuple[int, list[int]]:
@@ -159,27 +161,6 @@ def test_debug_mode_stays_in_step_when_the_others_had_finished(world):
     assert world(2).run(one_rank_runs_out_in_debug_mode_after_the_last_operation) == [(2, [0, 1])] * 2
 
 
-def one_runs_out_and_another_fails() -> str:
-    @find_executable_batch_size(starting_batch_size=4)
-    def train(batch_size: int) -> None:
-        if PartialState().process_index == 0:
-            raise out_of_memory()
-        raise KeyError("not there")
-
-    try:
-        train()
-    except (KeyError, StateError) as error:
-        return str(error)
-    return ""
-
-
-def test_a_failure_ends_the_search_although_memory_ran_out_elsewhere(world):
-    assert world(2).run(one_runs_out_and_another_fails) == [
-        "Process 1 failed, so this process cannot go on. See its error. Memory had run out on this process.",
-        "'not there'",
-    ]
-
-
 def two_searches_one_after_the_other() -> list[int]:
     results = []
     for limit in (4, 2):
@@ -196,49 +177,6 @@ def two_searches_one_after_the_other() -> list[int]:
 
 def test_each_search_has_tries_of_its_own(world):
     assert world(3).run(two_searches_one_after_the_other) == [[4, 2]] * 3
-
-
-ABANDONED = """
-import sys, time
-import torch, torch.distributed as dist
-from accel_ops import find_executable_batch_size
-from accel_state import PartialState
-
-state = PartialState(cpu=True, backend=sys.argv[2])
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
-start = time.monotonic()
-
-@find_executable_batch_size(starting_batch_size=8)
-def train(batch_size):
-    model(torch.ones(batch_size, 2)).sum().backward()
-    place = (state.process_index - int(sys.argv[1])) % 4
-    if place == 0:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-    if place == 1:
-        dist.all_reduce(torch.ones(1))
-    elif place == 2 or sys.argv[1] == "0":  # process 0 holds the store, which ends with it
-        model(torch.ones(batch_size, 2)).sum().backward()
-
-try:
-    train()
-except RuntimeError as error:
-    assert time.monotonic() - start < 60  # of the group's thirty minutes
-    print(type(error).__name__, error)
-"""
-
-
-@pytest.mark.parametrize(("rank", "backend"), [(0, "gloo"), (1, "cpu:gloo")])
-def test_ranks_that_wait_in_a_collective_for_one_without_memory_are_freed_at_once(tmp_path, rank, backend):
-    script = tmp_path / "script.py"
-    script.write_text(ABANDONED)
-    finished = run_script(script, str(rank), backend, num_processes=4)
-    message = re.compile(
-        rf"StateError Memory ran out on process {rank} while (this process|other processes) waited for it in a "
-        r"collective, which cannot be repeated\. Start with a smaller batch size\."
-    )
-    lines = finished.stdout.splitlines()
-    assert len(lines) == 4, finished.stderr
-    assert all(map(message.fullmatch, lines))
 
 
 def a_slow_rank() -> list[int]:
@@ -283,23 +221,57 @@ def test_the_function_may_set_the_group_up_itself(tmp_path):
     assert finished.stdout.split() == ["8", "8"]
 
 
-def one_rank_fails() -> Any:
-    @find_executable_batch_size(starting_batch_size=4)
-    def train(batch_size: int) -> None:
-        if PartialState().process_index == 0:
-            raise KeyError("not there")
+GROUP_ENDED_INSIDE = """
+from accel_ops import find_executable_batch_size
+from accel_state import PartialState
 
-    try:
-        train()
-    except (KeyError, StateError) as error:
-        return str(error)
+state = PartialState(cpu=True)
+
+@find_executable_batch_size(starting_batch_size=8)
+def train(batch_size):
+    state.destroy_process_group()
+    return batch_size
+
+print(train())
+"""
 
 
-def test_a_failure_of_one_rank_is_told_to_the_others(world):
-    assert world(2).run(one_rank_fails) == [
-        "'not there'",
-        "Process 0 failed, so this process cannot go on. See its error.",
-    ]
+def test_the_function_may_end_the_group(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(GROUP_ENDED_INSIDE)
+    finished = run_script(script, num_processes=2)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.split() == ["8", "8"]
+
+
+ONE_FAILS = """
+import os, torch
+from accel_ops import find_executable_batch_size
+from accel_state import PartialState
+
+state = PartialState(cpu=True)
+
+@find_executable_batch_size(starting_batch_size=4)
+def train(batch_size):
+    if state.process_index == 0:
+        raise KeyError("not there")
+    if os.environ["OTHER"] == "is out of memory":
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+train()
+"""
+
+
+@pytest.mark.parametrize("other", ["has finished", "is out of memory"])
+def test_another_error_is_raised_at_once_and_ends_the_run(tmp_path, monkeypatch, other):
+    monkeypatch.setenv("OTHER", other)
+    script = tmp_path / "script.py"
+    script.write_text(ONE_FAILS)
+    begun = time.monotonic()
+    finished = run_script(script, num_processes=2)
+    assert time.monotonic() - begun < 100  # of the group's thirty minutes
+    assert finished.returncode != 0
+    assert "KeyError: 'not there'" in finished.stderr
 
 
 def test_a_size_that_is_not_smaller_is_refused():

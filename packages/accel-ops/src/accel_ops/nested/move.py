@@ -16,14 +16,14 @@ def send_to_device(
     non_blocking: bool = False,
     skip_keys: str | Sequence[str] | None = None,
 ) -> Any:
-    """Return nested data with everything that can move on ``device``; the rest is handed on unchanged.
+    """Return nested data with everything that can move on ``device``; the rest is returned unchanged.
 
     Args:
         tensor: Tensors or objects with their own ``.to`` (which decides how they move), nested in lists,
             tuples, named tuples, mappings and dataclasses.
-        device: Where to.
+        device: Target device.
         non_blocking: Do not wait for the copies. Only copies from pinned memory overlap with other work;
-            after a copy to the CPU, synchronise the device before reading.
+            after a copy to the CPU, synchronize the device before reading.
         skip_keys: Keys of mappings, on any level, whose values stay where they are.
     """
     skipped = frozenset((skip_keys,) if isinstance(skip_keys, str) else (skip_keys or ()))
@@ -47,12 +47,12 @@ def send_to_device(
 
 
 def moves_itself(value: object) -> bool:
-    """Tell whether the value has a method ``to``; a class has none for itself, nor a named tuple a field called so."""
+    """Whether the value has a callable ``to``, other than a class or a named tuple with such a field."""
     return callable(getattr(value, "to", None)) and not isinstance(value, type)
 
 
 def _move_object(value: Any, device: torch.device | str | int, *, non_blocking: bool) -> Any:
-    """Call the object's own ``to``, without ``non_blocking`` where it does not know that word."""
+    """Call the object's own ``to``, without ``non_blocking`` if it does not accept it."""
     if not non_blocking:
         return value.to(device)
     try:

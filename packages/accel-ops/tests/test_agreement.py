@@ -17,7 +17,7 @@ from accel_ops import (
     pad_across_processes,
     reduce,
 )
-from accel_ops.agreement.calls import Call, CallDescription, explain_difference
+from accel_ops.agreement import Call, CallDescription, explain_difference
 
 ROWS = torch.ones(2, 3)
 
@@ -102,7 +102,7 @@ def test_calls_that_do_not_fit_raise_the_same_on_every_rank_and_the_next_call_wo
     assert all(isinstance(error, DistributedOperationException) for error in errors), errors
     assert str(errors[0]) == str(errors[1])
     assert message in str(errors[0])
-    assert "test_calls.py" in str(errors[0])
+    assert "test_agreement.py" in str(errors[0])
     assert ranks.run(lambda rank: gather(torch.tensor(rank)).tolist()) == [[0, 1]] * 2
 
 
@@ -113,7 +113,7 @@ def test_only_the_rank_that_differs_needs_to_differ(make_ranks):
 
 def test_the_call_site_is_outside_of_the_library(make_ranks):
     error = make_ranks(2).outcomes(lambda rank: named_place(rank))[1]
-    assert "test_calls.py:" in str(error)
+    assert "test_agreement.py:" in str(error)
     assert "in named_place" in str(error)
 
 
@@ -145,7 +145,7 @@ def test_values_that_differ_in_nothing_a_report_shows_still_raise(make_ranks):
 
 def test_digests_are_the_same_in_every_process():
     code = (
-        "import torch; from accel_ops import gather; from accel_ops.agreement.calls import Call\n"
+        "import torch; from accel_ops import gather; from accel_ops.agreement import Call\n"
         "print(Call(gather, ('a', 1, None, 0.5), repr(torch.float32)).digest())"
     )
     # Not forked: a process of its own has another seed for the hashes of texts.
@@ -162,4 +162,4 @@ def test_an_error_of_the_transport_names_the_operation_and_the_call_site(make_ra
 
     error, _ = make_ranks(2).outcomes(body)
     assert "This rank was in `accel_ops.gather`, called from" in error.__notes__[0]
-    assert "test_calls.py" in error.__notes__[0]
+    assert "test_agreement.py" in error.__notes__[0]

@@ -1,20 +1,68 @@
-"""All random number generators of a process as plain tensors, numbers and strings, and back."""
+"""Random number generators: seed them, capture and restore them, synchronize them over the ranks."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from accel_state.devices import device_backend_of
-from accel_state.errors import CheckpointError, StateError
+from accel_ops.collectives import broadcast
+from accel_ops.transport import current_rank, current_transport
+from accel_state.devices import device_backend_of, require_device_backend
+from accel_state.enums import RNGType
+from accel_state.environment import read
+from accel_state.errors import CheckpointError, ConfigError, StateError
 from accel_state.runtime import current_runtime, has_runtime
 
 #: What generators and the functions above them raise when they are given something that is no state of theirs.
 _DAMAGE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_Access = tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], object]]
+
+
+def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
+    """Seed Python's ``random``, NumPy and torch on the CPU and on every accelerator.
+
+    Args:
+        seed: Between 0 and 2**32 - 1 (NumPy's range).
+        device_specific: Add the rank, so that the ranks draw different numbers. Ranks that work on the same
+            samples add the same: with tensor, context or sequence parallelism their place among the data. Before
+            the state is built, the rank is that of the process group or, without one, of the environment, and
+            the sizes of the mesh are those of the environment.
+        deterministic: Also let torch use deterministic algorithms only; an operation that has none then
+            raises.
+
+    Raises:
+        ConfigError: If the seed is no such number. No generator has been seeded then.
+    """
+    if not isinstance(seed, (int, np.integer)):
+        raise ConfigError(f"`seed` must be an int, got {seed!r} of type `{type(seed).__name__}`.")
+    seed = int(seed)
+    if device_specific:
+        seed += _seed_index(current_rank())
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"`seed` must lie between 0 and {2**32 - 1}, got {seed}.")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    if has_runtime():
+        # Devices that torch does not know of itself, such as XLA's.
+        current_runtime().device_backend.rng.seed(seed)
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+
+
+def _seed_index(rank: int) -> int:
+    if has_runtime():
+        return current_runtime().layout.seed_index(rank)
+    if not read("use_parallelism_config"):
+        return rank
+    from accel_state.parallelism_config import ParallelismConfig
+
+    layout = ParallelismConfig().layout
+    return rank if layout.world_size == 1 else layout.seed_index(rank)
 
 
 def capture_rng_states() -> dict[str, dict[str, Any]]:
@@ -123,3 +171,55 @@ def _capture_numpy() -> dict[str, Any]:
 def _restore_numpy(state: Mapping[str, Any]) -> None:
     key = state["key"].numpy().astype(np.uint32)
     np.random.set_state(("MT19937", key, state["pos"], state["has_gauss"], state["gauss"]))
+
+
+def synchronize_rng_state(
+    rng_type: RNGType | str | None = None, generator: torch.Generator | None = None
+) -> None:
+    """Give a random number generator of every rank its state on rank 0; blocks until all have called.
+
+    Args:
+        rng_type: ``torch`` (the CPU's), a kind of device (the current device of that kind), or
+            ``generator``. By default ``generator`` if one is given, else ``torch``.
+        generator: The generator to set, for ``generator``.
+
+    Raises:
+        ConfigError: If the type is unknown, or is ``generator`` without one.
+        NotAvailableError: If there is no such device here.
+    """
+    synchronize_rng_states(
+        [rng_type or (RNGType.GENERATOR if generator is not None else RNGType.TORCH)], generator
+    )
+
+
+def synchronize_rng_states(
+    rng_types: Sequence[str | RNGType], generator: torch.Generator | None = None
+) -> None:
+    """Do what :func:`synchronize_rng_state` does for several generators, in one message."""
+    accesses = [_access(rng_type, generator) for rng_type in rng_types]
+    if current_transport().world_size == 1 or not accesses:
+        return
+    states = broadcast([read() for read, _ in accesses])
+    if current_transport().rank == 0:
+        return
+    for (_, write), state in zip(accesses, states, strict=True):
+        write(state.clone())
+
+
+def _access(name: RNGType | str, generator: torch.Generator | None) -> _Access:
+    """Return the functions that read and write the state of a generator."""
+    try:
+        rng_type = RNGType(name)
+    except ValueError as error:
+        names = ", ".join(kind.value for kind in RNGType)
+        raise ConfigError(f"`rng_type` must be one of {names}, got `{name}`.") from error
+    if rng_type is RNGType.TORCH:
+        return torch.get_rng_state, torch.set_rng_state
+    if rng_type is RNGType.GENERATOR:
+        if generator is None:
+            raise ConfigError(
+                "`generator` is needed to synchronise the random state of a generator, got None."
+            )
+        return generator.get_state, generator.set_state
+    rng = require_device_backend(rng_type.value).rng
+    return rng.get_state, rng.set_state

@@ -115,7 +115,7 @@ FAULTS: dict[str, tuple[Callable[[int], Any], list[str]]] = {
     ),
     "a function of the user": (
         lambda rank: mine(ROWS, weight=rank),
-        ["test_debug_mode.mine`", "mismatches of arguments"],
+        ["test_debug.mine`", "mismatches of arguments"],
     ),
 }
 
@@ -166,7 +166,7 @@ def run_fault(table: str, name: str, deadline_s: float) -> str:
 def test_a_fault_is_named_alike_on_every_rank(world, fault):
     messages = world(2).run(run_fault, "FAULTS", fault, 5)
     assert messages[0] == messages[1]
-    for part in [*FAULTS[fault][1], "Called from:", "test_debug_mode.py:"]:
+    for part in [*FAULTS[fault][1], "Called from:", "test_debug.py:"]:
         assert part in messages[0]
 
 
@@ -185,7 +185,7 @@ def test_a_rank_that_does_not_come_is_named_and_finds_back_into_step(world, faul
     outcomes = world(2).run(run_absence, fault)
     assert [outcome[1:] for outcome in outcomes] == [(True, "")] * 2
     messages = [message for message, *_ in outcomes]
-    for part in [*ABSENCES[fault][1], "test_debug_mode.py:"]:
+    for part in [*ABSENCES[fault][1], "test_debug.py:"]:
         assert part.lower() in messages[0].lower()
 
 

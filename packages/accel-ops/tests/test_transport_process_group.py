@@ -19,7 +19,7 @@ from accel_ops import (
     pad_across_processes,
     reduce,
 )
-from accel_ops.nested.description import iterate_tensors
+from accel_ops.nested.describe import iterate_tensors
 from accel_ops.transport import current_transport
 from accel_state import PartialState
 from tools.harness.scripts import Script, run_script

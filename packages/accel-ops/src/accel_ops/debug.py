@@ -1,7 +1,7 @@
-"""Debug mode for functions of one's own.
+"""Debug mode for functions that users write.
 
 On with ``ACCELERATE_DEBUG_MODE`` or ``accel launch --debug``. Every operation of this package then first
-waits, through the process group's store, until all ranks have come, and compares their calls on every device.
+waits, through the process group's store, until all ranks have arrived, and compares their calls on every device.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from accel_ops.agreement.calls import SAME_SHAPES, Call, qualified, signature_of
-from accel_ops.agreement.exchange import agree, is_debugging
+from accel_ops.agreement import SAME_SHAPES, Call, agree, is_debugging, qualified, signature_of
 from accel_ops.transport import current_transport
 from accel_state.errors import DistributedOperationException
 
@@ -24,8 +23,8 @@ def verify_operation(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function that all ranks must call with the same structure, dtypes and shapes first.
 
     In debug mode each call first compares operation, arguments and input with the other ranks, and raises
-    ``DistributedOperationException`` on every rank if they differ, or if a rank has not come within 30
-    seconds. Without debug mode the function is called and nothing else.
+    ``DistributedOperationException`` on every rank if they differ, or if a rank does not arrive within 30
+    seconds. Without debug mode it only calls the function.
     """
     signature = inspect.signature(function)
 
@@ -43,7 +42,7 @@ def verify_operation(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def chained_operation(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function made of several operations, so that an error of one of them also names it."""
+    """Decorate a function made of several operations, so that an error of one operation also names it."""
 
     @functools.wraps(function)
     def chained(*args: P.args, **kwargs: P.kwargs) -> R:

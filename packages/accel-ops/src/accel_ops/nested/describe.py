@@ -1,4 +1,4 @@
-"""What nested data looks like: batch size, device, shapes, and descriptions to build it from."""
+"""Describe nested data: batch size, device, shapes, and structures to build it from."""
 
 from __future__ import annotations
 
@@ -10,6 +10,22 @@ import torch
 
 from accel_ops.nested.structures import dataclass_items, is_container, recursively_apply
 
+#: Numbers for dtypes on the wire.
+TENSOR_TYPE_TO_INT: dict[torch.dtype, int] = {
+    torch.float32: 1,
+    torch.float64: 2,
+    torch.float16: 3,
+    torch.bfloat16: 4,
+    torch.uint8: 5,
+    torch.int8: 6,
+    torch.int16: 7,
+    torch.int32: 8,
+    torch.int64: 9,
+    torch.bool: 10,
+}
+
+TENSOR_INT_TO_DTYPE: dict[int, torch.dtype] = {number: dtype for dtype, number in TENSOR_TYPE_TO_INT.items()}
+
 
 @dataclass
 class TensorInformation:
@@ -20,7 +36,7 @@ class TensorInformation:
 
 
 def is_tensor_information(tensor_info: object) -> bool:
-    """Tell whether the value describes a tensor."""
+    """Whether the value describes a tensor."""
     return isinstance(tensor_info, TensorInformation)
 
 
@@ -61,7 +77,7 @@ def find_batch_size(data: Any) -> int:
 
 
 def ignorant_find_batch_size(data: Any) -> int | None:
-    """Return what :func:`find_batch_size` finds, or ``None`` where there is nothing to find."""
+    """Return what :func:`find_batch_size` finds, or ``None`` if there is none."""
     return next((tensor.shape[0] for tensor in iterate_tensors(data) if tensor.ndim > 0), None)
 
 
@@ -71,7 +87,7 @@ def find_device(data: Any) -> torch.device | None:
 
 
 def is_torch_xpu_tensor(tensor: object) -> bool:
-    """Tell whether the value is a tensor on an XPU."""
+    """Whether the value is a tensor on an XPU."""
     return isinstance(tensor, torch.Tensor) and tensor.device.type == "xpu"
 
 

@@ -1,1 +1,0 @@
-"""Before a collective: the ranks compare what they are about to call."""

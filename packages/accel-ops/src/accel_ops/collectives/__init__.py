@@ -1,1 +1,0 @@
-"""Operations that all ranks call together."""

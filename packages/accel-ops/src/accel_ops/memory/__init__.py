@@ -1,1 +1,0 @@
-"""Release memory, and find a batch size that fits into it."""
