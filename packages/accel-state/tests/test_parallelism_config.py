@@ -1,6 +1,7 @@
 """`ParallelismConfig`: sizes, names of axes, and the mesh on four processes."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from accel_state.parallelism_config import (
     TorchContextParallelConfig,
     TorchTensorParallelConfig,
 )
+from accel_state.testing.commands import run_command
 
 
 def test_nothing_said_is_one_process():
@@ -108,6 +110,21 @@ def test_mesh_of_another_size_is_refused(world):
         ConfigError, match="cp_size=1, sp_size=1, tp_size=4. is for 4 processes, but there are 2"
     ):
         world(2).run(build_mesh, tp_size=4)
+
+
+WITHOUT_A_GROUP = """
+from accel_state.parallelism_config import ParallelismConfig
+
+mesh = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2).build_device_mesh("cpu")
+assert mesh.mesh_dim_names == ("dp_replicate", "dp_shard")
+assert [mesh[name].size() for name in ("dp", "dp_shard_cp", "dp_cp")] == [4, 2, 4]
+"""
+
+
+def test_without_a_process_group_torch_makes_it(tmp_path):
+    (tmp_path / "script.py").write_text(WITHOUT_A_GROUP)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    run_command([*launcher, tmp_path / "script.py"])
 
 
 def test_without_sizes_every_process_is_a_full_copy():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import warnings
 
 import pytest
@@ -137,7 +138,7 @@ def test_a_checkpoint_of_another_model_leaves_this_one_untouched(tmp_path):
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_names_that_do_not_match_are_a_warning_or_with_strict_an_error(tmp_path, saved):
+def test_names_that_do_not_match_are_logged_or_with_strict_an_error(tmp_path, saved, caplog):
     state = dict(saved.state_dict())
     state["body.0.wieght"] = state.pop("body.0.weight")
     save_model(state, tmp_path)
@@ -147,8 +148,8 @@ def test_names_that_do_not_match_are_a_warning_or_with_strict_an_error(tmp_path,
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint_in_model(Net(), tmp_path, strict=True)
     model = Net()
-    with pytest.warns(UserWarning, match=message):
-        load_checkpoint_in_model(model, tmp_path)
+    load_checkpoint_in_model(model, tmp_path)
+    assert re.search(message, caplog.text)
     assert torch.equal(model.body[2].weight, saved.body[2].weight)
 
 
@@ -182,15 +183,15 @@ def test_shards_of_different_saves_are_refused(tmp_path, saved):
         load_checkpoint_in_model(Net(), tmp_path)
 
 
-def test_names_that_the_index_does_not_list_are_left_alone(tmp_path, saved):
+def test_names_that_the_index_does_not_list_are_left_alone(tmp_path, saved, caplog):
     *_, index = save_model(saved, tmp_path, 100)
     content = json.loads(index.read_text())
     del content["weight_map"]["body.0.bias"]
     index.write_text(json.dumps(content))
     model = Net()
     before = model.body[0].bias.clone()
-    with pytest.warns(UserWarning, match=r"not in the checkpoint: `body\.0\.bias`"):
-        load_checkpoint_in_model(model, tmp_path)
+    load_checkpoint_in_model(model, tmp_path)
+    assert "not in the checkpoint: `body.0.bias`" in caplog.text
     assert torch.equal(model.body[0].bias, before)
 
 

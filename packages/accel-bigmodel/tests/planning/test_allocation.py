@@ -158,4 +158,13 @@ def test_every_map_covers_the_model_and_exceeds_no_limit(widths, limits, fallbac
 def test_a_device_that_nothing_fits_on_is_logged(caplog):
     with caplog.at_level("INFO"), pytest.warns(UserWarning, match="cannot be loaded there to run"):
         infer_auto_device_map(nn.Sequential(nn.Linear(10, 10)), {0: 100, "cpu": 10**6})
-    assert "No part of the model fits on device `0` (100 bytes)." in caplog.text
+    assert "No part of the model fits on device `0` (100 bytes): insufficient memory." in caplog.text
+
+
+def test_buffers_of_offloaded_layers_need_room_beside_the_largest_of_them():
+    layers = [nn.Linear(10, 10) for _ in range(2)]  # 440 bytes each
+    for layer in layers:
+        layer.register_buffer("scale", torch.zeros(5))  # 20 bytes
+    model = nn.Sequential(nn.Linear(5, 9), *layers)  # the first one has 216 bytes
+    with pytest.warns(UserWarning, match="Buffers of offloaded modules .* the largest offloaded layer"):
+        infer_auto_device_map(model, {0: 690, "cpu": 10**6})

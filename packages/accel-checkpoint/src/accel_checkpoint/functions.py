@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 from collections.abc import Iterable, Sequence
@@ -17,8 +18,8 @@ from accel_checkpoint.saving.pending_files import SafetensorsFile, TorchFile, wr
 from accel_checkpoint.saving.sink import FileSink
 from accel_state import PartialState
 from accel_state.errors import CheckpointError, ConfigError
-from accel_state.user_warnings import warn_user
 
+logger = logging.getLogger(__name__)
 TORCH_SAFE_GLOBALS = harmless_globals()
 """Globals that files may use beyond those that `torch.load(weights_only=True)` allows."""
 
@@ -31,7 +32,7 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
         f: A path, or a file object that `torch.save` accepts.
         save_on_each_node: Write the file on the main process of each node.
         safe_serialization: Use safetensors instead of `torch.save`. Tensors that share memory are stored once, under
-            the first name; which names the file does not have is a warning.
+            the first name; which names the file does not have is logged as a warning.
     """
     state = PartialState()
     if not (state.is_local_main_process if save_on_each_node else state.is_main_process):
@@ -56,9 +57,9 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
 
 def _warn_of_shared(left_out: Iterable[str]) -> None:
     if names := ", ".join(f"`{name}`" for name in sorted(left_out)):
-        warn_user(
-            f"{names} shared memory with other tensors, which are stored once: the file does not have these names.",
-            main_process_only=False,
+        logger.warning(
+            "Removed shared tensors %s: they share memory with others, which are stored once under the first name.",
+            names,
         )
 
 

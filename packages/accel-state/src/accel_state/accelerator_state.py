@@ -165,8 +165,8 @@ class AcceleratorState(ProcessView):
     def __getattr__(self, name: str) -> Any:
         if name in AcceleratorState.__annotations__ and not self._attributes:
             raise StateNotBuiltError(
-                f"`AcceleratorState` has no `{name}`: it was reset. Construct `Accelerator()` or "
-                "`AcceleratorState()` anew."
+                f"`AcceleratorState` object has no attribute `{name}`: it was reset. This happens if "
+                "`AcceleratorState._reset_state()` was called. Construct `Accelerator()` or `AcceleratorState()` again."
             )
         raise AttributeError(f"'AcceleratorState' object has no attribute '{name}'", name=name, obj=self)
 

@@ -84,8 +84,8 @@ def current_runtime() -> Runtime:
     """
     if _Current.runtime is None:
         raise StateNotBuiltError(
-            "The state of this process has not been built. Construct `Accelerator()` or `PartialState()` "
-            "first."
+            "`PartialState` object has no attribute values: the state of this process has not been built. This "
+            "happens if `PartialState._reset_state()` was called. Construct `Accelerator()` or `PartialState()` first."
         )
     return _Current.runtime
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from accel_state.errors import CheckpointError, did_you_mean
-from accel_state.user_warnings import warn_user
 
+logger = logging.getLogger(__name__)
 _NUM_LISTED = 5
 
 
@@ -31,7 +32,7 @@ class Match:
     num_common: int
 
     def raise_or_warn(self, checkpoint: str | os.PathLike[str], *, strict: bool) -> None:
-        """Raise if the checkpoint cannot be loaded, warn if it does not fit completely.
+        """Raise if the checkpoint cannot be loaded, log a warning if it does not fit completely.
 
         Raises:
             CheckpointError: If a shape is wrong, no name is in both, or with ``strict`` if any name is not.
@@ -40,10 +41,11 @@ class Match:
         if self.wrong_shapes or (strict and differences) or (self.num_common == 0 and differences):
             raise CheckpointError("\n- ".join([f"`{checkpoint}` does not fit the model:", *differences]))
         if differences:
-            warn_user(
-                "\n- ".join([f"`{checkpoint}` was loaded, but not all of it fits the model:", *differences]),
-                main_process_only=False,
+            loaded = (
+                f"`{checkpoint}` was loaded, but not all of it fits the model; names that are not in the model were "
+                "not used when loading:"
             )
+            logger.warning("\n- ".join([loaded, *differences]))
 
     def _differences(self) -> list[str]:
         differences = list(self.wrong_shapes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import nn
 
@@ -105,32 +105,47 @@ class _Planner:
             if device in used:
                 break
             if limit:
-                logger.info("No part of the model fits on device `%s` (%s).", device, convert_bytes(limit))
+                logger.info(
+                    "No part of the model fits on device `%s` (%s): insufficient memory.",
+                    device,
+                    convert_bytes(limit),
+                )
 
     def warn_of_buffers(self) -> None:
-        """Warn if the buffers of offloaded modules do not fit on the device that runs them."""
-        offloaded = ("disk",) if self._main == "cpu" else ("cpu", "disk")
-        needed = sum(self._buffers.get(device, 0) for device in offloaded)
-        room = self._limits.get(self._main, 0) - self._used.get(self._main, 0)
-        if needed > room:
+        """Warn if the device that runs offloaded modules lacks room for their buffers and for the largest of them."""
+        needed = sum(self._buffers.get(device, 0) for device in self._offload_devices)
+        largest = max((layer.num_bytes for layer in self._offloaded_layers()), default=0)
+        rooms = {device: limit - self._used[device] for device, limit in self._limits.items()}
+        room = rooms.get(self._main, 0)
+        # As in Accelerate, room for the buffers on another accelerator makes up for the layer's.
+        others = [rooms[device] for device in rooms if device not in (self._main, "cpu", "disk")]
+        if needed > max(0, min(room, max([room - largest, *others]))):
             warn_user(
                 f"Buffers of offloaded modules ({convert_bytes(needed)}) stay on device `{self._main}`, where "
-                f"{convert_bytes(max(room, 0))} are left. Pass `offload_buffers=True` to offload them too.",
+                f"{convert_bytes(max(room, 0))} are left, also for the largest offloaded layer "
+                f"({convert_bytes(largest)}). Pass `offload_buffers=True` to offload them too.",
                 main_process_only=False,
             )
 
     def warn_of_oversized_layers(self) -> None:
         """Warn of offloaded layers that are larger than the device on which they would run."""
         limit = self._limits.get(self._main, 0)
-        offloaded = ("disk",) if self._main == "cpu" else ("cpu", "disk")
-        for layer in self._layers:
-            if layer.num_bytes > limit and device_of(layer.name, self.device_map) in offloaded:
+        for layer in self._offloaded_layers():
+            if layer.num_bytes > limit:
                 warn_user(
                     f"The layer `{layer.name}` takes {convert_bytes(layer.num_bytes)} and device `{self._main}` may "
                     f"hold {convert_bytes(limit)}: the map offloads it, but it cannot be loaded there to run.",
                     main_process_only=False,
                 )
                 return
+
+    @property
+    def _offload_devices(self) -> tuple[str, ...]:
+        return ("disk",) if self._main == "cpu" else ("cpu", "disk")
+
+    def _offloaded_layers(self) -> Iterator[Piece]:
+        places = self._offload_devices
+        return (layer for layer in self._layers if device_of(layer.name, self.device_map) in places)
 
     def _fill(self, device: int | str, *, keeps_room: bool) -> None:
         limit = self._limits[device]

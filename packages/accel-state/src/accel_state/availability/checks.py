@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import platform
 import re
 import sys
@@ -10,10 +11,10 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from accel_state.errors import NotAvailableError, UnknownNameError
-from accel_state.user_warnings import warn_user
 
 P = ParamSpec("P")
 R = TypeVar("R")
+logger = logging.getLogger(__name__)
 _OLDEST_LINUX = (5, 5, 0)
 
 
@@ -69,17 +70,18 @@ def are_libraries_initialized(*library_names: str) -> list[str]:
 
 
 def check_os_kernel() -> None:
-    """Warn if the Linux kernel is older than 5.5.0, under which processes have been seen to hang."""
-    if platform.system() != "Linux":
+    """Log a warning if the Linux kernel is older than 5.5.0, under which processes have been seen to hang."""
+    uname = platform.uname()
+    if uname.system != "Linux":
         return
-    release = platform.release()
+    release = uname.release
     match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", release)
     if match is None:
         return
     if tuple(int(part or 0) for part in match.groups()) < _OLDEST_LINUX:
         oldest = ".".join(map(str, _OLDEST_LINUX))
-        warn_user(
+        message = (
             f"The Linux kernel {release} is older than {oldest}, under which processes have been seen to "
-            f"hang. Use kernel {oldest} or newer.",
-            main_process_only=False,
+            f"hang. Use kernel {oldest} or newer."
         )
+        logger.warning(message)
